@@ -5,7 +5,7 @@ requests.parquet holds one row a request, steps.parquet one row a step. Times ar
 
 from dataclasses import dataclass, field
 
-import numpy as np
+from .histogram import CountHistogram, TimeHistogram
 
 STATUSES = ("completed", "rejected", "unfinished")
 
@@ -31,3 +31,68 @@ REQUEST_COLUMNS: dict[str, str] = {
     "num_computed": "int64",  # token positions computed in decode steps
     "num_preemptions": "int32",
 }
+
+# One row a step, in the order in which steps began on each replica.
+STEP_COLUMNS: dict[str, str] = {
+    "replica": "int16",
+    "step": "int32",  # from 0 on each replica
+    "start": "float64",
+    "latency": "float64",
+    "prefill": "bool",  # a prefill step; otherwise a decode step
+    "batch": "int32",  # rows computed
+    "chunk": "int32",  # most positions a row may compute (decode steps; 0 in prefill)
+    "tokens": "int32",  # query positions
+    "sum_q_kv": "int64",
+    "sum_kv": "int64",
+    "head_rows": "int32",
+    "sampled_rows": "int32",
+    "num_forwards": "int32",
+    "committed": "int32",  # positions committed
+    "waiting": "int32",  # requests waiting when the step began
+    "running": "int32",  # requests holding pages when the step began
+    "pages": "int32",  # KV pages held while the step ran
+    "submitted": "int32",  # requests submitted to this replica before the step was planned
+    "finished": "int32",  # requests that ended with the step
+    "preempted": "int32",  # requests preempted to make room for the step
+}
+# Per row of a step: who, and bit masks over the positions of its block (bit p of word p // 64 is position p).
+STEP_LISTS: dict[str, str] = {
+    "requests": "int32",
+    "phases": "uint8",
+    "num_tokens": "int32",
+    "window": "uint64",  # positions computed: `words` words a row
+    "commits": "uint64",  # positions committed: `words` words a row
+}
+
+
+@dataclass
+class StepTotals:
+    """What a run's steps add up to, in constant memory. Prefill steps count only where it says so."""
+
+    step_latency: TimeHistogram = field(default_factory=TimeHistogram)  # decode steps
+    itl: TimeHistogram = field(default_factory=TimeHistogram)  # gaps between a request's emissions
+    batch: CountHistogram = field(default_factory=CountHistogram)  # rows of decode steps
+    chunk: CountHistogram = field(default_factory=CountHistogram)  # chunk of decode steps
+    num_decode_steps: int = 0
+    num_prefill_steps: int = 0
+    prefill_time: float = 0.0  # s
+    decode_time: float = 0.0  # s
+    tokens: int = 0  # positions computed in decode steps
+    committed: int = 0  # positions committed in decode steps
+    forwards: int = 0  # rows of decode steps: a sequence's forwards
+    prefill_tokens: int = 0
+    preemptions: int = 0
+    page_time: float = 0.0  # sum over steps of pages held x latency (page-seconds)
+    num_pages: int = 0  # the pool, summed over replicas
+    max_waiting: int = 0
+
+    def merge(self, other: "StepTotals") -> None:
+        """Add another replica's totals to these."""
+        for name in ("step_latency", "itl", "batch", "chunk"):
+            getattr(self, name).merge(getattr(other, name))
+        for name in (
+            "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "tokens", "committed",
+            "forwards", "prefill_tokens", "preemptions", "page_time", "num_pages",
+        ):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.max_waiting = max(self.max_waiting, other.max_waiting)
