@@ -1,0 +1,141 @@
+"""Read JSON whose every value is checked where it enters: an error names the file, the key and both values."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import ProfileError
+
+
+class Section:
+    """An object of a JSON file that must hold exactly `keys`."""
+
+    def __init__(self, path: str, name: str, value: object, keys: tuple[str, ...]) -> None:
+        self.path, self.name = path, name
+        if not isinstance(value, dict):
+            raise ProfileError(f"{path}: {name or 'the file'} is {_shown(value)}, expected an object")
+        self.values: dict[str, Any] = value
+        for key in keys:
+            if key not in value:
+                raise ProfileError(f"{path}: {self._key(key)} is missing, expected keys {', '.join(keys)}")
+        for key in value:
+            if key not in keys:
+                raise ProfileError(f"{path}: {self._key(_cut(key))} is unknown, expected keys {', '.join(keys)}")
+
+    def text(self, key: str, choices: tuple[str, ...] = ()) -> str:
+        value = self.values[key]
+        if not isinstance(value, str):
+            raise self.error(key, value, "a string")
+        if choices and value not in choices:
+            raise self.error(key, value, "one of " + ", ".join(choices))
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.values[key]
+        if not isinstance(value, bool):
+            raise self.error(key, value, "true or false")
+        return value
+
+    def integer(self, key: str, least: int = 0) -> int:
+        value = self.values[key]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(key, value, "an integer")
+        if not least <= value < 2**63:
+            raise self.error(key, value, f"at least {least}" if value < least else f"at most {2**63 - 1}")
+        return value
+
+    def number(self, key: str, least: float = 0.0, most: float = math.inf) -> float:
+        return self._number(key, self.values[key], least, most)
+
+    def numbers(self, key: str, least: float = 0.0, most: float = math.inf, length: int | None = None) -> list[float]:
+        values = self.items(key, length)
+        return [self._number(f"{key}[{i}]", value, least, most) for i, value in enumerate(values)]
+
+    def texts(self, key: str, choices: tuple[str, ...] = (), length: int | None = None) -> list[str]:
+        values = self.items(key, length)
+        parts = self.part({f"{key}[{i}]": value for i, value in enumerate(values)})
+        return [parts.text(k, choices) for k in parts.values]
+
+    def items(self, key: str, length: int | None = None) -> list[object]:
+        value = self.values[key]
+        if not isinstance(value, list):
+            raise self.error(key, value, "a list")
+        if length is not None and len(value) != length:
+            raise ProfileError(f"{self.path}: {self._key(key)} has {len(value)} values, expected {length}")
+        return value
+
+    def section(self, key: str, keys: tuple[str, ...]) -> "Section":
+        return Section(self.path, self._key(key), self.values[key], keys)
+
+    def sections(self, key: str, keys: tuple[str, ...]) -> list["Section"]:
+        values = self.items(key)
+        return [Section(self.path, f"{self._key(key)}[{i}]", value, keys) for i, value in enumerate(values)]
+
+    def part(self, values: dict[str, object]) -> "Section":
+        """A section of other values under the same name: the elements of a list, say."""
+        return Section(self.path, self.name, values, tuple(values))
+
+    def is_null(self, key: str) -> bool:
+        return self.values[key] is None
+
+    def error(self, key: str, value: object, expected: str) -> ProfileError:
+        return ProfileError(f"{self.path}: {self._key(key)} is {_shown(value)}, expected {expected}")
+
+    def _number(self, key: str, value: object, least: float, most: float) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(key, value, "a number")
+        if not abs(value) < 1e300:
+            raise self.error(key, value, "a finite number")
+        if value < least:
+            raise self.error(key, value, f"at least {least:g}")
+        if value > most:
+            raise self.error(key, value, f"at most {most:g}")
+        return float(value)
+
+    def _key(self, key: str) -> str:
+        return f"{self.name}.{key}" if self.name else key
+
+
+def read_json(path: Path) -> object:
+    """The value in a JSON file; NaN, infinities and a key given twice are errors."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant, object_pairs_hook=_unique_keys)
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path} is not JSON: {_cut(str(error))}") from None
+
+
+def write_json(value: object, indent: str = "") -> str:
+    """JSON for people and for diffs: a key a line, and a list of plain values on one line."""
+    deeper = indent + "  "
+    if isinstance(value, dict) and value:
+        lines = [f"{deeper}{json.dumps(key)}: {write_json(item, deeper)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + indent + "}"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(deeper + write_json(item, deeper) for item in value) + "\n" + indent + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _no_constant(text: str) -> object:
+    raise ValueError(f"{text} is not a number")
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)} is given twice")
+    return values
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return _cut(json.dumps(value, ensure_ascii=True))
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else text[:77] + "..."

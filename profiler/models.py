@@ -1,0 +1,152 @@
+"""The shapes of the models that profiles speak of, and the arithmetic of their parameters, FLOPs and bytes."""
+
+from dataclasses import dataclass
+
+from ..engine.errors import ProfileError
+
+BYTES = 2  # of a parameter, a key or a value element in bf16
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: `num` routed experts of width `ffn`, `top_k` a token, `shared` always on."""
+
+    num: int
+    top_k: int
+    shared: int
+    ffn: int
+    dense_layers: int  # the first layers, which keep the dense feed-forward
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer's dimensions, as in its config.json. The feed-forward is SwiGLU: three matrices."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int  # of the dense layers
+    vocab: int
+    context_limit: int  # tokens
+    tied: bool = False  # the LM head is the embedding
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    experts: Experts | None = None
+
+    @property
+    def total_params(self) -> int:
+        """Every parameter, norms included."""
+        return layer_params(self) + embedding_params(self)
+
+    @property
+    def weight_bytes(self) -> int:
+        return BYTES * self.total_params
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that a token holds in all layers."""
+        return 2 * BYTES * self.layers * self.kv_heads * self.head_dim
+
+
+def attention_params(m: ModelShape) -> int:
+    """Of one layer: the four projections, with biases and head norms where the model has them."""
+    q, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+    bias = q + 2 * kv if m.qkv_bias else 0
+    norm = 2 * m.head_dim if m.qk_norm else 0
+    return m.hidden * (2 * q + 2 * kv) + bias + norm
+
+
+def layer_params(m: ModelShape) -> int:
+    """Of all layers and the final norm: everything but the embeddings."""
+    shared = m.layers * (attention_params(m) + 2 * m.hidden) + m.hidden
+    return shared + _feed_forward_params(m, active=False)
+
+
+def active_layer_params(m: ModelShape) -> int:
+    """Of all layers: what one token multiplies with."""
+    shared = m.layers * (attention_params(m) + 2 * m.hidden) + m.hidden
+    return shared + _feed_forward_params(m, active=True)
+
+
+def expert_params(m: ModelShape) -> int:
+    """Of the routed experts of all layers: what a step reads only where a token was routed to."""
+    if m.experts is None:
+        return 0
+    return (m.layers - m.experts.dense_layers) * m.experts.num * 3 * m.hidden * m.experts.ffn
+
+
+def head_params(m: ModelShape) -> int:
+    return m.vocab * m.hidden
+
+
+def embedding_params(m: ModelShape) -> int:
+    """Embedding and LM head, one table where they are tied."""
+    return head_params(m) * (1 if m.tied else 2)
+
+
+def active_params(m: ModelShape) -> int:
+    """What model cards call active: the layers' share of a token, and the embeddings."""
+    return active_layer_params(m) + embedding_params(m)
+
+
+def flops_per_token(m: ModelShape) -> int:
+    """Of the layers' matrices for one token; neither attention's scores nor the LM head."""
+    return 2 * active_layer_params(m)
+
+
+def head_flops(m: ModelShape) -> int:
+    """Of the LM head for one row."""
+    return 2 * head_params(m)
+
+
+def attention_flops(m: ModelShape) -> int:
+    """Of one query-key pair in all layers: scores and the weighted sum."""
+    return 4 * m.heads * m.head_dim * m.layers
+
+
+def touched_experts(m: ModelShape, tokens: float) -> float:
+    """The share of the routed experts that `tokens` tokens reach, if each goes to top_k of them at random."""
+    if m.experts is None:
+        return 0.0
+    return float(1.0 - (1.0 - m.experts.top_k / m.experts.num) ** tokens)
+
+
+def model(name: str) -> ModelShape:
+    """The shape of that name, in any case of letters, or a ProfileError that lists the known ones."""
+    for known, shape in MODELS.items():
+        if known.lower() == name.lower():
+            return shape
+    raise ProfileError(f"no model is named {name}; the known ones are {', '.join(MODELS)}")
+
+
+def _feed_forward_params(m: ModelShape, active: bool) -> int:
+    if m.experts is None:
+        return m.layers * 3 * m.hidden * m.ffn
+    e = m.experts
+    routed = e.top_k if active else e.num
+    sparse_layer = (routed + e.shared) * 3 * m.hidden * e.ffn + m.hidden * e.num  # and the router
+    return e.dense_layers * 3 * m.hidden * m.ffn + (m.layers - e.dense_layers) * sparse_layer
+
+
+# Checkpoints' config.json where public; LLaDA2.0-flash's feed-forward widths are secondary, and add up to its card.
+_SHAPES = (
+    ModelShape("SDAR-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, 32768, tied=True, qk_norm=True),
+    ModelShape("SDAR-4B", 36, 2560, 32, 8, 128, 9728, 151936, 32768, qk_norm=True),
+    ModelShape("SDAR-8B", 36, 4096, 32, 8, 128, 12288, 151936, 32768, qk_norm=True),
+    ModelShape(
+        "SDAR-30B-A3B", 48, 2048, 32, 4, 128, 6144, 151936, 32768, qk_norm=True, experts=Experts(128, 8, 0, 768, 0)
+    ),
+    ModelShape("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, 40960, qk_norm=True),
+    ModelShape(
+        "LLaDA2.0-mini", 20, 2048, 16, 4, 128, 5120, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 512, 1)
+    ),
+    ModelShape(
+        "LLaDA2.0-flash", 32, 4096, 32, 4, 128, 9216, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 1024, 1)
+    ),
+    ModelShape("LLaDA-8B", 32, 4096, 32, 32, 128, 12288, 126464, 4096),
+    ModelShape("Dream-7B", 28, 3584, 28, 4, 128, 18944, 152064, 131072, qkv_bias=True),
+)
+MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}

@@ -1,0 +1,332 @@
+"""The profile: what a step costs and what it yields, for one device, model and implementation, and its JSON file."""
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from ..engine.commits import CommitModel, choose
+from ..engine.errors import ProfileError
+from ..engine.latency import LatencyModel
+from .checked import Section, read_json, write_json
+from .hardware import default_max_batch
+from .models import Experts, ModelShape
+
+SCHEMA = "dsim-profile"
+VERSION = 1
+ORIGINS = ("measured", "calibrated", "roofline")
+FAMILIES = ("block-diffusion", "autoregressive", "full-sequence")
+REGIMES = ("memory-bound", "transition", "compute-bound")
+SHIPPED = Path(__file__).parent / "profiles"
+DEFAULT = "a100-sdar-8b"
+MIN_PAGES = 16
+
+
+@dataclass(frozen=True)
+class Device:
+    """GPUs that run one replica together (tensor parallel)."""
+
+    name: str
+    count: int
+    memory_bytes: int  # of one
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Where a latency model holds and how far to trust it."""
+
+    domain: tuple[float, float]  # tokens: the fewest and the most that a step was measured, or is trusted, at
+    regimes: tuple[str, ...]  # one for each knot: of the piece that begins there
+    residual: float | None  # root mean square of (predicted - measured) / measured; None where nothing was measured
+    standard_errors: dict[str, float] | None  # by latency coefficient
+    relative_uncertainty: float | None  # of an estimate, as stated by whoever made it
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """What the KV pages of a replica may take, summed over its GPUs (LMDeploy, engine/executor/base.py)."""
+
+    capacity_bytes: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    vocab: int
+    utilisation: float = 0.8  # share of what is left after weights and runtime (cache_max_entry_count)
+    fixed_num_pages: int | None = None  # pages to use, whatever would fit
+
+    def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
+        """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
+        return self.fit(page, max_batch, max_prefill_tokens)[0]
+
+    def fit(self, page: int, max_batch: int, max_prefill_tokens: int) -> tuple[int, int]:
+        """Pages, and the prefill budget that leaves room for them: it is halved until at least 16 pages fit."""
+        if self.fixed_num_pages is not None:
+            return self.fixed_num_pages, max_prefill_tokens
+        budget = max_prefill_tokens
+        while budget > 0:
+            runtime = (budget + 2 * max_batch) * self.vocab * 2
+            free = (self.capacity_bytes - self.weight_bytes - runtime) * self.utilisation
+            pages = int(free // (page * self.kv_bytes_per_token))
+            if pages >= MIN_PAGES:
+                return pages - 1, budget
+            budget //= 2
+        raise ProfileError(
+            f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory, which leaves no room "
+            f"for {MIN_PAGES} KV pages of {gb(page * self.kv_bytes_per_token)} at a batch of {max_batch}"
+        )
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a profile came from."""
+
+    sources: tuple[str, ...]
+    date: str  # ISO
+    tool_version: str
+    seed: int | None = None
+    torch: str | None = None  # the versions it was measured with
+    driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A device, a model and an implementation, as the twin sees them."""
+
+    name: str
+    description: str
+    origin: str  # one of ORIGINS
+    family: str  # one of FAMILIES
+    implementation: str
+    device: Device
+    model: ModelShape
+    latency: LatencyModel
+    fit: Fit
+    memory: MemoryModel
+    commits: tuple[CommitModel, ...]  # the first one's workload is the default
+    provenance: Provenance
+
+    @property
+    def is_estimate(self) -> bool:
+        return self.origin != "measured"
+
+    @property
+    def verdict(self) -> str:
+        return "estimated, not measured" if self.is_estimate else "measured"
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(m.workload for m in self.commits))
+
+    @property
+    def default_max_batch(self) -> int:
+        return default_max_batch(self.device.name)
+
+    def commit_model(
+        self, workload: str | None, block_length: int, threshold: float, temperature: float | None = None
+    ) -> CommitModel:
+        """The commit model for a run, or a ProfileError that lists what the profile holds."""
+        return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
+
+
+def load(name: str | Path) -> Profile:
+    """The profile in that file, or the shipped one of that name."""
+    path = Path(name)
+    if not path.is_file():
+        held = _shipped_files()
+        if str(name) not in held:
+            raise ProfileError(f"no profile file or shipped profile is named {name}; shipped: {', '.join(held)}")
+        path = held[str(name)]
+    return from_json(read_json(path), str(path))
+
+
+def save(profile: Profile, path: str | Path, force: bool = False) -> None:
+    """Write the profile whole or not at all; the same profile gives the same bytes."""
+    path = Path(path)
+    if path.exists() and not force:
+        raise ProfileError(f"{path} exists: choose another name, or pass --force to replace it")
+    data = to_json(profile)
+    from_json(data, str(path))
+    try:
+        descriptor, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(write_json(data) + "\n")
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+    except OSError as error:
+        Path(part).unlink(missing_ok=True)
+        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def shipped() -> dict[str, str]:
+    """The shipped profiles: one line about each, by name."""
+    profiles = [load(path) for path in _shipped_files().values()]
+    return {p.name: f"{p.description} ({p.verdict})" for p in profiles}
+
+
+def to_json(profile: Profile) -> object:
+    """The profile as JSON's own types, in the order in which people read them."""
+    data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
+    data["latency"] |= data.pop("fit")
+    return _plain(data)
+
+
+def from_json(data: object, path: str) -> Profile:
+    """A profile from plain values, each checked; `path` is what an error names."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else None
+        raise ProfileError(f"{path}: schema is {str(found)[:80]!r}, expected {SCHEMA!r}")
+    version = data.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ProfileError(f"{path}: version is {str(version)[:80]!r}, expected {VERSION}")
+    if version > VERSION:
+        raise ProfileError(
+            f"{path} is a {SCHEMA} of version {version}, this dsim reads up to {VERSION}: upgrade dsim, "
+            f"or make the profile again with this one"
+        )
+    top = Section(path, "", data, ("schema", "version", *(f for f in _names(Profile) if f != "fit")))
+    latency = top.section("latency", _names(LatencyModel) + _names(Fit))
+    return Profile(
+        name=top.text("name"),
+        description=top.text("description"),
+        origin=top.text("origin", ORIGINS),
+        family=top.text("family", FAMILIES),
+        implementation=top.text("implementation"),
+        device=_device(top.section("device", _names(Device))),
+        model=_model(top.section("model", _names(ModelShape))),
+        latency=_latency(latency),
+        fit=_fit(latency),
+        memory=_memory(top.section("memory", _names(MemoryModel))),
+        commits=tuple(_commits(s) for s in top.sections("commits", _names(CommitModel))),
+        provenance=_provenance(top.section("provenance", _names(Provenance))),
+    )
+
+
+def gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
+
+def _device(s: Section) -> Device:
+    return Device(s.text("name"), s.integer("count", 1), s.integer("memory_bytes", 1))
+
+
+def _model(s: Section) -> ModelShape:
+    experts = None
+    if not s.is_null("experts"):
+        e = s.section("experts", _names(Experts))
+        num = e.integer("num", 1)
+        experts = Experts(
+            num, e.integer("top_k", 1), e.integer("shared"), e.integer("ffn", 1), e.integer("dense_layers")
+        )
+        if experts.top_k > num:
+            raise e.error("top_k", experts.top_k, f"at most num, {num}")
+        if experts.dense_layers > s.integer("layers", 1):
+            raise e.error("dense_layers", experts.dense_layers, f"at most layers, {s.integer('layers')}")
+    return ModelShape(
+        name=s.text("name"),
+        layers=s.integer("layers", 1),
+        hidden=s.integer("hidden", 1),
+        heads=s.integer("heads", 1),
+        kv_heads=s.integer("kv_heads", 1),
+        head_dim=s.integer("head_dim", 1),
+        ffn=s.integer("ffn", 1),
+        vocab=s.integer("vocab", 1),
+        context_limit=s.integer("context_limit", 1),
+        tied=s.flag("tied"),
+        qk_norm=s.flag("qk_norm"),
+        qkv_bias=s.flag("qkv_bias"),
+        experts=experts,
+    )
+
+
+def _latency(s: Section) -> LatencyModel:
+    knots: list[tuple[float, float]] = []
+    for i, pair in enumerate(s.items("knots")):
+        x, y = s.part({f"knots[{i}]": pair}).numbers(f"knots[{i}]", length=2)
+        if knots and x <= knots[-1][0]:
+            raise s.error(f"knots[{i}][0]", x, f"above the knot before, {knots[-1][0]:g} tokens")
+        if knots and y < knots[-1][1]:
+            raise s.error(f"knots[{i}][1]", y, f"at least the knot before, {knots[-1][1]:g} s")
+        knots.append((x, y))
+    if not knots:
+        raise s.error("knots", [], "at least one knot")
+    others = {key: s.number(key) for key in _names(LatencyModel) if key != "knots"}
+    return LatencyModel(tuple(knots), **others)
+
+
+def _fit(s: Section) -> Fit:
+    low, high = s.numbers("domain", length=2)
+    if high < low:
+        raise s.error("domain[1]", high, f"at least domain[0], {low:g}")
+    errors = None
+    if not s.is_null("standard_errors"):
+        given = s.values["standard_errors"]
+        part = s.section("standard_errors", tuple(given) if isinstance(given, dict) else ())
+        errors = {key: part.number(key) for key in part.values}
+    return Fit(
+        domain=(low, high),
+        regimes=tuple(s.texts("regimes", REGIMES, length=len(s.items("knots")))),
+        residual=None if s.is_null("residual") else s.number("residual"),
+        standard_errors=errors,
+        relative_uncertainty=None if s.is_null("relative_uncertainty") else s.number("relative_uncertainty"),
+    )
+
+
+def _memory(s: Section) -> MemoryModel:
+    return MemoryModel(
+        capacity_bytes=s.integer("capacity_bytes", 1),
+        weight_bytes=s.integer("weight_bytes"),
+        kv_bytes_per_token=s.integer("kv_bytes_per_token", 1),
+        vocab=s.integer("vocab", 1),
+        utilisation=s.number("utilisation", 0.0, 1.0),
+        fixed_num_pages=None if s.is_null("fixed_num_pages") else s.integer("fixed_num_pages", 1),
+    )
+
+
+def _commits(s: Section) -> CommitModel:
+    block_length = s.integer("block_length", 1)
+    return CommitModel(
+        workload=s.text("workload"),
+        block_length=block_length,
+        threshold=s.number("threshold", 0.0, 1.0),
+        temperature=None if s.is_null("temperature") else s.number("temperature"),
+        pass_probability=tuple(s.numbers("pass_probability", 0.0, 1.0, block_length)),
+        request_spread=s.number("request_spread"),
+        block_spread=s.number("block_spread"),
+        step_spread=s.number("step_spread"),
+        stage_gain=s.number("stage_gain", -100.0, 100.0),
+        padding_share=s.number("padding_share", 0.0, 1.0),
+        source=s.text("source"),
+        extrapolated_from=None if s.is_null("extrapolated_from") else s.integer("extrapolated_from", 1),
+    )
+
+
+def _provenance(s: Section) -> Provenance:
+    return Provenance(
+        sources=tuple(s.texts("sources")),
+        date=s.text("date"),
+        tool_version=s.text("tool_version"),
+        seed=None if s.is_null("seed") else s.integer("seed"),
+        torch=None if s.is_null("torch") else s.text("torch"),
+        driver=None if s.is_null("driver") else s.text("driver"),
+    )
+
+
+def _names(of: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(of))
+
+
+def _plain(value: object) -> object:
+    """JSON's own types: tuples become lists."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _shipped_files() -> dict[str, Path]:
+    """By name, the default first."""
+    paths = {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
+    return {name: paths[name] for name in sorted(paths, key=lambda name: (name != DEFAULT, name))}
