@@ -122,6 +122,13 @@ def model(name: str) -> ModelShape:
     raise ProfileError(f"no model is named {name}; the known ones are {', '.join(MODELS)}")
 
 
+def family(m: ModelShape) -> str:
+    """How a model of that name generates."""
+    if m.name.startswith(("SDAR", "LLaDA2")):
+        return "block-diffusion"
+    return "autoregressive" if m.name.startswith("Qwen") else "full-sequence"
+
+
 def _feed_forward_params(m: ModelShape, active: bool) -> int:
     if m.experts is None:
         return m.layers * 3 * m.hidden * m.ffn

@@ -1,0 +1,156 @@
+"""Commit models from a published mean: simulated blocks tell which chance of passing yields that many per step.
+
+A block of B masks is denoised step by step as the twin does it: the mask at distance d from the first mask passes with
+log-odds  log(odds[d]) + request + block + step , and the greatest commits when none passes. The published figure is
+the mean over denoise steps, B / E[steps a block]. What published tables do not give is assumed here, and said so in
+docs/profiles.md: the chance falls off as exp(-d / reach), and requests, blocks and steps differ as below.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from ..engine.commits import CommitModel
+
+Array = npt.NDArray[np.float64]
+
+REACH = 8.0  # positions
+REQUEST_SPREAD = 0.35  # standard deviations of the log-odds
+BLOCK_SPREAD = 0.25
+MAX_STEP_SPREAD = 4.0
+STD_PER_MEAN = 2.0 / 2.2  # ordinary steps: std about 2 where the mean is 2.2 (Optimus, Table 2, taken apart)
+NUM_BLOCKS = 12_000
+SEED = 20260101
+
+
+def calibrate_commits(
+    target_mean: float,
+    target_std: float | None = None,
+    block_length: int = 32,
+    *,
+    workload: str,
+    threshold: float,
+    temperature: float | None = None,
+    padding_steps: float = 0.0,
+    source: str = "",
+) -> CommitModel:
+    """The commit model whose ordinary steps commit `target_mean` tokens, and scatter as near `target_std` as it can.
+
+    `padding_steps` is the share of all denoise steps that commit a whole block of padding.
+    """
+    std = STD_PER_MEAN * target_mean if target_std is None else target_std
+    p0, step_spread = _solve(target_mean, std, block_length)
+    return CommitModel(
+        workload=workload,
+        block_length=block_length,
+        threshold=threshold,
+        temperature=temperature,
+        pass_probability=pass_table(p0, _reach(target_mean), block_length),
+        request_spread=REQUEST_SPREAD,
+        block_spread=BLOCK_SPREAD,
+        step_spread=step_spread,
+        padding_share=float(f"{padding_blocks(padding_steps, target_mean, block_length):.4g}"),
+        source=source,
+    )
+
+
+def padding_blocks(steps: float, mean: float, block_length: int) -> float:
+    """The share of blocks that are padding, where `steps` of the steps are: an ordinary block takes B / mean steps."""
+    ordinary = block_length / mean
+    return steps * ordinary / ((1.0 - steps) + steps * ordinary)
+
+
+def mixture(mean: float, std: float, steps: float, block_length: int) -> tuple[float, float]:
+    """Mean and std over all steps, where the share `steps` commits a whole block and the others mean ± std."""
+    total = (1.0 - steps) * mean + steps * block_length
+    square = (1.0 - steps) * (mean**2 + std**2) + steps * block_length**2
+    return total, float(np.sqrt(square - total**2))
+
+
+def decompose(total: float, total_std: float, block_length: int = 32) -> tuple[float, float]:
+    """(mean of the ordinary steps, share of whole-block steps) of a published mean and std; undoes `mixture`."""
+    low, high = 0.0, (total - 1.0) / (block_length - 1.0)
+    for _ in range(60):
+        steps = (low + high) / 2
+        mean = (total - block_length * steps) / (1.0 - steps)
+        low, high = (
+            (steps, high) if mixture(mean, STD_PER_MEAN * mean, steps, block_length)[1] < total_std else (low, steps)
+        )
+    return (total - block_length * low) / (1.0 - low), low
+
+
+def pass_table(p0: float, reach: float, block_length: int) -> tuple[float, ...]:
+    """p0 * exp(-d / reach) for d = 0 .. block_length - 1, to six digits."""
+    return tuple(float(f"{p:.6g}") for p in p0 * np.exp(-np.arange(block_length) / reach))
+
+
+def simulate(
+    pass_probability: tuple[float, ...],
+    request_spread: float,
+    block_spread: float,
+    step_spread: float,
+    num_blocks: int = NUM_BLOCKS,
+    seed: int = SEED,
+) -> tuple[float, float]:
+    """Mean and std of the tokens that a denoise step commits, over whole blocks each of another request."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    p = np.minimum(np.asarray(pass_probability), 1.0 - 1e-12)
+    log_odds = np.log(np.maximum(p, 1e-300)) - np.log1p(-p)
+    length = len(p)
+    block = _normals(rng, num_blocks) * np.hypot(request_spread, block_spread)
+    masked = np.ones((num_blocks, length), bool)
+    steps = squares = 0.0
+    while len(block):
+        theta = block + step_spread * ndtri(rng.random(len(block)))
+        frontier = masked.argmax(axis=1)
+        distance = np.maximum(np.arange(length) - frontier[:, None], 0)
+        u = rng.random(masked.shape)
+        score = np.where(masked, log_odds[distance] + theta[:, None] - np.log(u / (1.0 - u)), -np.inf)
+        commit = score > 0.0
+        commit[np.arange(len(block)), score.argmax(axis=1)] = True
+        counts = commit.sum(axis=1)
+        steps += len(block)
+        squares += float((counts.astype(np.float64) ** 2).sum())
+        masked &= ~commit
+        left = masked.any(axis=1)
+        masked, block = masked[left], block[left]
+    mean = num_blocks * length / steps
+    return mean, float(np.sqrt(squares / steps - mean**2))
+
+
+@lru_cache(maxsize=64)
+def _solve(target_mean: float, target_std: float, block_length: int) -> tuple[float, float]:
+    """The first position's chance and the steps' spread, by bisection."""
+    low, high = 0.0, MAX_STEP_SPREAD
+    for _ in range(6):
+        spread = (low + high) / 2
+        p0 = _first_chance(target_mean, spread, block_length, NUM_BLOCKS // 8, 8)
+        std = simulate(
+            pass_table(p0, _reach(target_mean), block_length), REQUEST_SPREAD, BLOCK_SPREAD, spread, NUM_BLOCKS // 8
+        )[1]
+        low, high = (spread, high) if std < target_std else (low, spread)
+    spread = round((low + high) / 2, 2)
+    return _first_chance(target_mean, spread, block_length, NUM_BLOCKS, 13), spread
+
+
+def _first_chance(target_mean: float, spread: float, block_length: int, num_blocks: int, rounds: int) -> float:
+    """The p0 whose steps commit `target_mean`, by bisection of its log-odds."""
+    low, high = -8.0, 8.0
+    for _ in range(rounds):
+        middle = (low + high) / 2
+        table = pass_table(1.0 / (1.0 + np.exp(-middle)), _reach(target_mean), block_length)
+        mean = simulate(table, REQUEST_SPREAD, BLOCK_SPREAD, spread, num_blocks)[0]
+        low, high = (middle, high) if mean < target_mean else (low, middle)
+    return float(f"{1.0 / (1.0 + np.exp(-(low + high) / 2)):.5g}")
+
+
+def _reach(target_mean: float) -> float:
+    """Above 4.5 tokens a step, 8 positions are too few to pass: three times the mean is enough."""
+    return REACH if target_mean <= 4.5 else 3.0 * target_mean
+
+
+def _normals(rng: np.random.Generator, num: int) -> Array:
+    """Standard normals at evenly spaced quantiles, shuffled: their own scatter adds none to the mean."""
+    return np.asarray(rng.permutation(ndtri((np.arange(num) + 0.5) / num)), np.float64)

@@ -1,0 +1,66 @@
+"""Profiles of LMDeploy on an A100 whose step times follow published throughput: nothing here was measured by us."""
+
+from dataclasses import dataclass, replace
+
+from .hardware import Gpu
+from .models import ModelShape
+from .profile import Profile, Provenance
+from .roofline import latency_model, memory_grid, roofline, weight_read
+
+# FOCUS, Fig. 6, SDAR-8B baseline at concurrency 32 to 256: a step's time less its tokens' follows this line.
+CALIBRATED_INTERCEPT = 0.0146  # s
+CALIBRATED_SLOPE = 66.4e-6  # s per token, with attention, LM head and sampling
+# The floor of the same eager runs (Optimus's ratios between AR and B=32 at small batches).
+CALIBRATED_LAUNCH = 0.041  # s
+
+# FOCUS, Fig. 6, LLaDA2.0-mini: 1770, 2067, 2181 tok/s at 64, 128, 256 and 1.909 tokens a forward (2.03 per denoise
+# step) are 69.0, 118.2, 224.1 ms at 2048, 4096, 8192 tokens: least squares. Its launch floor is not published.
+LLADA2_INTERCEPT = 0.0161  # s
+LLADA2_SLOPE = 25.3e-6  # s per token
+
+# Visible keys of a ShareGPT row: 213 of prompt, half of 321 of output, the block.
+MEAN_KEYS = 400
+BLOCK_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Line:
+    """Step time beyond the launch floor, all included: intercept + slope * tokens."""
+
+    intercept: float  # s
+    slope: float  # s per token
+    launch: float  # s
+    source: str
+
+
+def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, description: str, date: str) -> Profile:
+    """The eager roofline with its layers bent so that whole steps of B=32 rows at MEAN_KEYS follow the line.
+
+    Attention, KV reads, LM head and sampling keep the roofline's terms and are taken off the line's slope. Where the
+    line passes below the launch floor it cannot be seen: there the pieces lead from reading the weights up to it.
+    """
+    base = roofline(gpu, model, graphs=False, name=name, description=description, date=date)
+    latency, _ = latency_model(gpu, model, tp=1, graphs=False)
+    per_token = latency.attention * MEAN_KEYS + latency.kv_read * MEAN_KEYS / BLOCK_LENGTH
+    slope = line.slope - per_token - latency.head - latency.sample
+    end = int(0.96 * (line.launch - line.intercept) / line.slope)
+    grid = memory_grid(model, end // 4)
+    points = [(float(x), weight_read(gpu, model, 1, x)) for x in grid] + [(float(end), line.intercept + slope * end)]
+    return replace(
+        base,
+        origin="calibrated",
+        implementation="LMDeploy eager, fork of Dec 2025",
+        latency=replace(
+            latency,
+            knots=tuple((x, float(f"{y:.6g}")) for x, y in points),
+            slope=float(f"{slope:.6g}"),
+            launch=float(f"{line.launch:.6g}"),
+        ),
+        fit=replace(
+            base.fit,
+            domain=(1.0, 8192.0),
+            regimes=("memory-bound",) * (len(grid) - 1) + ("transition", "compute-bound"),
+            relative_uncertainty=0.1,
+        ),
+        provenance=Provenance((line.source, *base.provenance.sources), date, base.provenance.tool_version),
+    )

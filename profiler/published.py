@@ -1,0 +1,125 @@
+"""What published runs of diffusion models committed per step, each with its workload and its source.
+
+Optimus's Table 2 gives a mean and a standard deviation that ordinary steps cannot have: both are those of a mixture
+with steps that commit a whole block at once, as blocks of padding after EOS do when generation runs on to a fixed
+length. A server that stops at EOS runs ordinary steps only; `<workload>-fixed` is the mixture. SDAR-8B's six rows were
+taken apart by hand (ordinary steps with a std of about 2), the others by `calibrate.decompose`, which takes the
+ordinary steps' std to be 2 / 2.2 of their mean; the two agree within 0.15 tokens except for LongBench (1.69, not 2.2).
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..engine.commits import CommitModel
+from .calibrate import calibrate_commits
+
+BLOCK_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Yield:
+    """What one workload's denoise steps commit."""
+
+    workload: str
+    mean: float  # tokens committed by an ordinary denoise step
+    padding_steps: float  # share of all steps that commit a whole block of padding
+    source: str
+    threshold: float = 0.9
+    temperature: float | None = None
+
+
+def per_denoise_step(per_forward: float, block_length: int = BLOCK_LENGTH) -> float:
+    """Tokens per denoise step, where the published figure also counts the forward that writes a block's KV."""
+    return block_length / (block_length / per_forward - 1.0)
+
+
+_TABLE = "Optimus, Table 2, {} ({}), taken apart: ordinary steps commit {:g} tokens, {:g} of all steps a whole block"
+
+
+def _table_2(model: str, workload: str, printed: str, mean: float, steps: float) -> tuple[Yield, Yield]:
+    """A row of Table 2 as served up to EOS, and as printed."""
+    source = _TABLE.format(workload, f"{model}, {printed}", mean, steps)
+    name = workload.lower()
+    return (
+        Yield(name, mean, 0.0, f"{source}; here the ordinary steps, as when serving stops at EOS"),
+        Yield(f"{name}-fixed", mean, steps, f"{source}; here both, as when generation runs to a fixed length"),
+    )
+
+
+_SDAR = (
+    Yield(
+        "sharegpt",
+        per_denoise_step(3.8),
+        0.0,
+        "Optimus, Figs 1-3, ShareGPT (SDAR-8B): 3.8 tokens a step at B=32, read as tokens per forward with each "
+        "block's KV pass counted: 32 / (32 / 3.8 - 1) = 4.31 per denoise step",
+    ),
+    Yield(
+        "sharegpt-focus",
+        per_denoise_step(32 / 15.02),
+        0.0,
+        "FOCUS, ShareGPT (SDAR-8B): 15.02 tokens computed per token decoded at B=32, serving stops at EOS: "
+        "32 / (15.02 - 1) = 2.28 per denoise step; LMDeploy's benchmark samples at temperature 0.8, top-k 1",
+        temperature=0.8,
+    ),
+    _table_2("SDAR-8B", "ShareGPT", "5.29 ± 9.44", 2.2, 0.104)[1],
+    *_table_2("SDAR-8B", "LMSYS", "4.81 ± 8.80", 2.2, 0.088),
+    *_table_2("SDAR-8B", "LongBench", "6.06 ± 10.74", 2.2, 0.130),
+    *_table_2("SDAR-8B", "GSM8K", "3.20 ± 5.68", 2.2, 0.034),
+    *_table_2("SDAR-8B", "HumanEval", "3.75 ± 5.96", 2.6, 0.039),
+    *_table_2("SDAR-8B", "MBPP", "1.96 ± 3.33", 1.67, 0.0097),
+    *_table_2("SDAR-8B", "IFEval", "1.88 ± 3.90", 1.5, 0.013),
+)
+
+_LLADA2 = (
+    *_table_2("LLaDA2.0-mini", "ShareGPT", "2.51 ± 4.19", 2.03, 0.0161),
+    *_table_2("LLaDA2.0-mini", "LMSYS", "2.52 ± 4.84", 1.82, 0.0233),
+    *_table_2("LLaDA2.0-mini", "LongBench", "1.63 ± 1.90", 1.58, 0.0017),
+    *_table_2("LLaDA2.0-mini", "GSM8K", "2.61 ± 4.07", 2.18, 0.0145),
+    *_table_2("LLaDA2.0-mini", "HumanEval", "6.01 ± 8.51", 3.60, 0.0848),
+    *_table_2("LLaDA2.0-mini", "MBPP", "3.34 ± 4.81", 2.75, 0.0203),
+    *_table_2("LLaDA2.0-mini", "IFEval", "1.28 ± 1.74", 1.22, 0.0019),
+)
+
+_LLADA = tuple(
+    Yield(
+        "gsm8k",
+        mean,
+        0.0,
+        f"Fast-dLLM, Fig. 5, GSM8K 5-shot (LLaDA-8B): {mean} tokens a step at threshold {threshold}; scatter assumed",
+        threshold,
+        0.0,
+    )
+    for threshold, mean in ((0.9, 3.25), (0.8, 4.24), (0.7, 5.12), (0.6, 6.17), (0.5, 7.01))
+)
+
+# By the beginning of a model's name: the model that was published, and its yields, the default workload first.
+YIELDS: dict[str, tuple[str, tuple[Yield, ...]]] = {
+    "SDAR": ("SDAR-8B", _SDAR),
+    "LLaDA2": ("LLaDA2.0-mini", _LLADA2),
+    "LLaDA-": ("LLaDA-8B", _LLADA),
+}
+
+
+def published_commits(model: str) -> tuple[CommitModel, ...]:
+    """The commit models of a model, by its name, borrowed from another size of its family where need be."""
+    for prefix, (published, yields) in YIELDS.items():
+        if model.startswith(prefix):
+            models = tuple(_commit_model(y) for y in yields)
+            if model == published:
+                return models
+            return tuple(replace(m, source=f"borrowed from {published}: {m.source}") for m in models)
+    return ()
+
+
+@lru_cache(maxsize=64)
+def _commit_model(y: Yield) -> CommitModel:
+    return calibrate_commits(
+        y.mean,
+        block_length=BLOCK_LENGTH,
+        workload=y.workload,
+        threshold=y.threshold,
+        temperature=y.temperature,
+        padding_steps=y.padding_steps,
+        source=y.source,
+    )

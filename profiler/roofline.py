@@ -1,0 +1,174 @@
+"""A profile for hardware one does not own, from data sheets and the model's shape. docs/profiles.md has the formulas.
+
+The layers are memory-bound while reading weights takes longer than multiplying with them, compute-bound beyond; the
+transition is a chord from half the knee to one and a half times it. Every constant below is an assumption.
+"""
+
+from ..engine.errors import ProfileError
+from ..engine.latency import LatencyModel
+from .hardware import ATTENTION_EFFICIENCY, LINK_EFFICIENCY, MOE_SHARE, Gpu
+from .models import (
+    BYTES,
+    ModelShape,
+    attention_flops,
+    expert_params,
+    family,
+    flops_per_token,
+    head_flops,
+    head_params,
+    layer_params,
+    touched_experts,
+)
+from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
+from .published import published_commits
+
+TOOL_VERSION = "0.1.0"
+PAGE = 64  # tokens of a KV page
+
+# LMDeploy eager: 41 ms for SDAR-8B's 36 layers, host time and kernel launches (derived from Optimus's figures).
+EAGER_LAUNCH = 0.041 / 36  # s per layer
+MOE_LAUNCHES = 1.5  # kernels of a layer with experts, relative to a dense one
+# Captured graphs: one launch a step, and scheduling, inputs and sampling on the host.
+GRAPH_LAUNCH = 0.5e-3  # s
+GRAPH_HOST_STEP = 1e-3  # s
+GRAPH_HOST_REQUEST = 10e-6  # s per row
+# bf16 logits written and read once, then float32 passes: cast, temperature, soft-max, argmax, gather.
+SAMPLE_BYTES = 28  # per logit
+MAX_TOKENS = 65536
+UNCERTAINTY, MOE_UNCERTAINTY = 0.3, 0.5
+
+
+def roofline(
+    gpu: Gpu,
+    model: ModelShape,
+    tp: int = 1,
+    graphs: bool = True,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    date: str = "",
+) -> Profile:
+    """What data sheets say a replica of `tp` GPUs does with the model; a ProfileError where it does not fit."""
+    _check(gpu, model, tp)
+    latency, regimes = latency_model(gpu, model, tp, graphs)
+    how = "captured graphs" if graphs else "eager LMDeploy"
+    where = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
+    return Profile(
+        name=name or f"{gpu.name}-{model.name}{'' if tp == 1 else f'-tp{tp}'}{'' if graphs else '-eager'}".lower(),
+        description=description or f"{model.name} on {where}, {how}, from data sheets",
+        origin="roofline",
+        family=family(model),
+        implementation=f"roofline with {how}",
+        device=Device(gpu.name, tp, gpu.memory_bytes),
+        model=model,
+        latency=latency,
+        fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
+        memory=memory_model(gpu, model, tp),
+        commits=published_commits(model.name),
+        provenance=Provenance(
+            ("data sheet figures and efficiencies in profiler/hardware.py", "dimensions in profiler/models.py"),
+            date,
+            TOOL_VERSION,
+        ),
+    )
+
+
+def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[LatencyModel, tuple[str, ...]]:
+    """The latency model, and the regime of each of its pieces."""
+    peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
+    compute = compute_slope(gpu, model, tp)
+    turn = knee(gpu, model, tp)
+    start, end = max(1, round(turn / 2)), max(2, round(turn * 1.5))
+    fixed, per_token = all_reduce(gpu, model, tp)
+
+    points = [(x, weight_read(gpu, model, tp, x)) for x in memory_grid(model, start)]
+    regimes = ["memory-bound"] * (len(points) - 1) + ["transition", "compute-bound"]
+    points.append((end, max(compute * end, points[-1][1])))
+    gather = (tp - 1) / tp * model.vocab * BYTES / (gpu.link * LINK_EFFICIENCY)
+    return LatencyModel(
+        knots=tuple((float(x), _digits(y + fixed + per_token * x)) for x, y in points),
+        slope=_digits(compute + per_token),
+        attention=_digits(attention_flops(model) / (tp * gpu.peak * ATTENTION_EFFICIENCY)),
+        kv_read=_digits(_kv_bytes(model, tp) / bandwidth),
+        head=_digits(head_flops(model) / peak + gather),
+        # Every GPU of a replica samples all rows.
+        sample=_digits(model.vocab * SAMPLE_BYTES * tp / bandwidth),
+        launch=GRAPH_LAUNCH if graphs else _digits(eager_launch(model)),
+        host_step=GRAPH_HOST_STEP if graphs else 0.0,
+        host_request=GRAPH_HOST_REQUEST if graphs else 0.0,
+    ), tuple(regimes)
+
+
+def memory_grid(model: ModelShape, end: int) -> list[int]:
+    """Tokens at which the memory-bound piece bends: powers of two while experts are still untouched, and its end."""
+    powers = [2**i for i in range(20) if 2**i < end and touched_experts(model, 2**i) < 0.999]
+    return [*(powers if model.experts else [1][: end > 1]), end]
+
+
+def weight_read(gpu: Gpu, model: ModelShape, tp: int, tokens: float) -> float:
+    """Seconds to read the layers' weights, of the experts those that `tokens` tokens reach, and the LM head's."""
+    experts = expert_params(model)
+    params = layer_params(model) - experts + experts * touched_experts(model, tokens) + head_params(model)
+    return params * BYTES / (tp * gpu.bandwidth * gpu.bandwidth_efficiency)
+
+
+def compute_slope(gpu: Gpu, model: ModelShape, tp: int) -> float:
+    """Seconds per token to multiply with the layers' active weights."""
+    share = MOE_SHARE if model.experts else 1.0
+    return flops_per_token(model) / (tp * gpu.peak * gpu.matmul_efficiency * share)
+
+
+def knee(gpu: Gpu, model: ModelShape, tp: int) -> float:
+    """Tokens at which reading the weights and multiplying with them take equally long."""
+    slope = compute_slope(gpu, model, tp)
+    low, high = 0.0, weight_read(gpu, model, tp, 1e9) / slope
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope * middle < weight_read(gpu, model, tp, middle) else (low, middle)
+    return high
+
+
+def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:
+    """Seconds per forward and per token of two ring all-reduces a layer (tensor parallel), not overlapped."""
+    if tp == 1:
+        return 0.0, 0.0
+    times = 2 * model.layers
+    per_token = 2 * (tp - 1) / tp * model.hidden * BYTES / (gpu.link * LINK_EFFICIENCY)
+    return times * gpu.link_latency, times * per_token
+
+
+def eager_launch(model: ModelShape) -> float:
+    """Seconds of host time to launch an uncaptured forward, whatever the GPU."""
+    dense = model.experts.dense_layers if model.experts else model.layers
+    return EAGER_LAUNCH * (dense + MOE_LAUNCHES * (model.layers - dense))
+
+
+def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
+    return MemoryModel(tp * gpu.memory_bytes, model.weight_bytes, _kv_bytes(model, tp), model.vocab)
+
+
+def _kv_bytes(model: ModelShape, tp: int) -> int:
+    """Over all GPUs: a KV head is held twice where there are fewer heads than GPUs."""
+    return model.kv_bytes_per_token * max(1, tp // model.kv_heads)
+
+
+def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:
+    if tp < 1 or model.heads % tp or max(tp, model.kv_heads) % min(tp, model.kv_heads):
+        raise ProfileError(
+            f"{model.name} has {model.heads} heads and {model.kv_heads} KV heads, which {tp} GPUs cannot share evenly"
+        )
+    where = f"{tp} x {gpu.name}"
+    if model.weight_bytes >= tp * gpu.memory_bytes:
+        raise ProfileError(
+            f"{model.name} takes {gb(model.weight_bytes)} of weights, {where} holds {gb(tp * gpu.memory_bytes)}: "
+            f"use more GPUs (--tp) or larger ones"
+        )
+    try:
+        memory_model(gpu, model, tp).num_pages(PAGE, 1, PAGE)
+    except ProfileError as error:
+        raise ProfileError(f"{model.name} on {where}: {error}") from None
+
+
+def _digits(value: float) -> float:
+    """Six significant digits, so that a file's bytes do not hang on the last bit of a logarithm."""
+    return float(f"{value:.6g}")
