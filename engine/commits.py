@@ -8,8 +8,15 @@ whenever a mask is computed; LMDeploy's low_confidence_dynamic).
 """
 
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
+import numpy as np
+import numpy.typing as npt
+
+from . import compiled, rows
+from .chance import BLOCK_FACTOR, COMMIT, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
 from .errors import ProfileError
+from .step import StepPlan
 
 
 @dataclass(frozen=True)
@@ -78,3 +85,48 @@ def choose(
     # The nearest fitted block size, the larger of two equally near.
     nearest = min(at_threshold, key=lambda m: (abs(m.block_length - block_length), -m.block_length))
     return nearest.for_block(block_length)
+
+
+class CommitDraws:
+    """A commit model and a seed, ready to say which masks of a plan commit.
+
+    What belongs to a request is drawn once, from `input_length` and `output_length` [requests], 44 bytes each.
+    """
+
+    def __init__(
+        self,
+        model: CommitModel,
+        seed: int,
+        input_length: npt.NDArray[np.int64],
+        output_length: npt.NDArray[np.int64],
+        width: int,
+        fast: bool = True,
+    ) -> None:
+        index = np.arange(len(input_length))
+        block = self.block_length = model.block_length
+        quantiles = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
+        streams = (COMMIT, STEP_FACTOR, BLOCK_FACTOR)
+        self.keys = np.stack([key(seed, purpose, index) for purpose in streams], axis=1)
+        pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
+        self.request_factor = np.exp(model.request_spread * quantiles)[pick]
+        self.last_block = ((input_length + np.maximum(output_length, 1) - 1) // block).astype(np.int32)
+        blocks = self.last_block - input_length // block + 1
+        padding = np.floor(model.padding_share * blocks + uniform(key(seed, PADDING, index)))
+        self.num_padding = np.minimum(padding, blocks).astype(np.int32)
+        chance = np.array(model.for_block(width).pass_probability)
+        with np.errstate(divide="ignore"):
+            self.odds = chance / (1.0 - chance)
+        self.stage = np.exp(model.stage_gain * np.arange(block + 1) / block)
+        self.block_factors = np.exp(model.block_spread * quantiles)
+        self.step_factors = np.exp(model.step_spread * quantiles)
+        self._rules = compiled if fast else rows
+
+    def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
+        """The masks that commit, [rows, width]."""
+        who = plan.requests
+        committed: npt.NDArray[np.bool_] = self._rules.draw_commits(
+            plan.status, plan.evaluations, plan.window, plan.block_start, self.last_block[who], self.num_padding[who],
+            self.keys[who], self.request_factor[who], self.odds, self.stage, self.block_factors, self.step_factors,
+            self.block_length,
+        )  # fmt: skip
+        return committed

@@ -4,6 +4,10 @@ requests.parquet holds one row a request, steps.parquet one row a step. Times ar
 """
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from .histogram import CountHistogram, TimeHistogram
 
@@ -96,3 +100,35 @@ class StepTotals:
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_waiting = max(self.max_waiting, other.max_waiting)
+
+
+class RequestTable:
+    """What became of every request of a run: one array a column of REQUEST_COLUMNS, written by the engine."""
+
+    def __init__(self, num_requests: int) -> None:
+        self.columns: dict[str, npt.NDArray[Any]] = {}
+        for name, kind in REQUEST_COLUMNS.items():
+            fill = np.nan if kind == "float64" else 0
+            self.columns[name] = np.full(num_requests, fill, dtype=kind)
+        self.columns["request"][:] = np.arange(num_requests)
+        self.columns["replica"][:] = -1
+        self.columns["status"][:] = STATUSES.index("unfinished")
+
+    def __getitem__(self, name: str) -> "npt.NDArray[Any]":
+        return self.columns[name]
+
+
+def pack(marks: "npt.NDArray[np.bool_]") -> "npt.NDArray[np.uint64]":
+    """Bit masks of rows of marks, [rows, width] to [rows, words]: bit p of word p // 64 is column p."""
+    rows, width = marks.shape
+    words = max(1, -(-width // 64))
+    padded = np.zeros((rows, words * 64), np.bool_)
+    padded[:, :width] = marks
+    return np.packbits(padded, axis=1, bitorder="little").view("<u8").reshape(rows, words)
+
+
+def unpack(words: "npt.NDArray[np.uint64]", width: int) -> "npt.NDArray[np.bool_]":
+    """The inverse of `pack` for rows of `width` columns."""
+    rows = len(words)
+    octets = np.ascontiguousarray(words, "<u8").view(np.uint8).reshape(rows, -1)
+    return np.unpackbits(octets, axis=1, bitorder="little", count=width).astype(np.bool_)

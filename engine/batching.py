@@ -1,0 +1,54 @@
+"""Batching: when requests join and leave the batch. Continuous as LMDeploy does it, block-synchronous as SGLang does."""
+
+from dataclasses import dataclass
+
+from .errors import PolicyError
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """LMDeploy: prefill first, and decode in groups of steps in which the batch is frozen (block-diffusion.md 2.1)."""
+
+    max_batch: int | None = None  # None: the device's default, at most max_prefill_tokens // block_length
+    max_prefill_tokens: int = 4096  # padded prompt tokens of one prefill
+    num_loops: int | None = None  # steps of a group; None: min(prefill_interval, 2 * (page // block_length))
+    prefill_interval: int = 16
+    decide_ahead: bool = False  # decide on the next batch as a group's last step begins, as LMDeploy's prefetch does
+
+    def __post_init__(self) -> None:
+        _check_batch(self.max_batch, self.max_prefill_tokens)
+        if self.num_loops is not None and self.num_loops < 1:
+            raise PolicyError(f"num_loops is {self.num_loops}, expected at least 1")
+        if self.prefill_interval < 1:
+            raise PolicyError(f"prefill_interval is {self.prefill_interval}, expected at least 1")
+
+    def group_steps(self, page_size: int, block_length: int) -> int:
+        """Steps of a decode group."""
+        if self.num_loops is not None:
+            return self.num_loops
+        return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
+
+    def prefers_prefill(self, waiting: int, ready: int, max_batch: int) -> bool:
+        """Whether to prefill next, with `ready` sequences that could decode."""
+        return waiting > 0 and (waiting >= 4 or ready < 0.5 * max_batch)
+
+
+@dataclass(frozen=True)
+class BlockSynchronous:
+    """SGLang's sync mode: the batch changes only between blocks, each as slow as its slowest (block-diffusion.md 2.3)."""
+
+    max_batch: int | None = None
+    max_prefill_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        _check_batch(self.max_batch, self.max_prefill_tokens)
+
+
+Batching = Continuous | BlockSynchronous
+
+
+def _check_batch(max_batch: int | None, max_prefill_tokens: int) -> None:
+    if max_batch is not None and max_batch < 1:
+        raise PolicyError(f"max_batch is {max_batch}, expected at least 1")
+    if max_prefill_tokens < 1:
+        raise PolicyError(f"max_prefill_tokens is {max_prefill_tokens}, expected at least 1")

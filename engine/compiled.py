@@ -1,0 +1,243 @@
+"""The rules of rows.py as compiled loops: the same results, bit for bit (tests/engine/test_compiled.py).
+
+A step's arrays are small, so NumPy's cost is its calls: these loops make one pass over a row instead. benchmarks/
+holds the figures. Compilation happens once and is cached on disk.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from . import rows as plain
+from .chance import GOLDEN, MIX1, MIX2
+from .rows import BLOCK_PASS, CACHED, MASKED, NEIGHBOUR, PENDING
+
+_GOLDEN = np.uint64(GOLDEN)
+_MIX1 = np.uint64(MIX1)
+_MIX2 = np.uint64(MIX2)
+_S27, _S30, _S31, _S54, _S11 = (np.uint64(s) for s in (27, 30, 31, 54, 11))
+
+
+@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+def _mix(z: Any) -> Any:
+    z = (z ^ (z >> _S30)) * _MIX1
+    z = (z ^ (z >> _S27)) * _MIX2
+    return z ^ (z >> _S31)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def select_window(status: Any, reach: Any, chunk: int, pending_first: bool) -> Any:
+    rows, width = status.shape
+    window = np.zeros((rows, width), np.bool_)
+    for i in range(rows):
+        room = chunk
+        limit = min(reach[i], width)
+        if pending_first:
+            for p in range(limit):
+                if room == 0:
+                    break
+                if status[i, p] == PENDING:
+                    window[i, p] = True
+                    room -= 1
+            for p in range(limit):
+                if room == 0:
+                    break
+                if status[i, p] == MASKED:
+                    window[i, p] = True
+                    room -= 1
+        else:
+            for p in range(limit):
+                if room == 0:
+                    break
+                if status[i, p] != CACHED:
+                    window[i, p] = True
+                    room -= 1
+    return window
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def visible_keys(status: Any, window: Any, block_length: int, listed: bool) -> Any:
+    rows, width = status.shape
+    num_tokens = np.zeros(rows, np.int32)
+    keys = np.zeros(rows, np.int32)
+    pairs = np.zeros(rows, np.int64)
+    for i in range(rows):
+        last = 0
+        first_keys = 0
+        first_queries = 0
+        next_keys = 0
+        next_queries = 0
+        for p in range(width):
+            if window[i, p]:
+                last = p + 1
+                if p < block_length:
+                    first_queries += 1
+                else:
+                    next_queries += 1
+            if window[i, p] or status[i, p] == CACHED:
+                if p < block_length:
+                    first_keys += 1
+                else:
+                    next_keys += 1
+        num = first_queries + next_queries
+        num_tokens[i] = num
+        if listed:
+            all_keys = first_keys + next_keys
+            keys[i] = all_keys if next_queries > 0 else first_keys
+            pairs[i] = first_queries * first_keys + next_queries * all_keys
+        else:
+            keys[i] = last
+            pairs[i] = num * last
+    return num_tokens, keys, pairs
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def apply(
+    status: Any, evaluations: Any, slots: Any, window: Any, committed: Any, block_length: int, rule: int
+) -> Any:
+    rows, width = window.shape
+    masks_left = np.zeros(rows, np.int32)
+    open_left = np.zeros(rows, np.int32)
+    for i in range(rows):
+        s = slots[i]
+        if rule == BLOCK_PASS:
+            whole = False
+            for p in range(width):
+                if window[i, p]:
+                    whole = True
+                    if status[s, p] == MASKED:
+                        evaluations[s, p] += 1
+            for p in range(block_length):
+                if status[s, p] == MASKED:
+                    whole = False
+            if whole:
+                for p in range(block_length):
+                    status[s, p] = CACHED
+        else:
+            # Left to right: position p + 1 is still as it was when p asks for it.
+            for p in range(width):
+                if window[i, p]:
+                    if status[s, p] == MASKED:
+                        evaluations[s, p] += 1
+                    elif status[s, p] == PENDING and (
+                        rule != NEIGHBOUR or p == width - 1 or status[s, p + 1] != MASKED
+                    ):
+                        status[s, p] = CACHED
+        for p in range(width):
+            if committed[i, p]:
+                status[s, p] = PENDING
+        for p in range(block_length):
+            if status[s, p] == MASKED:
+                masks_left[i] += 1
+            if status[s, p] != CACHED:
+                open_left[i] += 1
+    return masks_left, open_left
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: bool, counts: Any, sums: Any) -> None:
+    rows, width = window.shape
+    for i in range(rows):
+        any_mask = False
+        for p in range(width):
+            if window[i, p] and status[i, p] == MASKED:
+                any_mask = True
+                break
+        if not any_mask:
+            continue
+        rank = 0
+        commits = 0
+        seen_mask = False
+        for p in range(width):
+            if not window[i, p]:
+                continue
+            masked = status[i, p] == MASKED
+            if masked:
+                seen_mask = True
+            if not masked and not pending_counts:
+                continue
+            rank += 1
+            if committed[i, p]:
+                commits += 1
+            counts[rank] += 1
+            if commits == 0 and seen_mask:
+                sums[rank] += 1
+            else:
+                sums[rank] += commits
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def draw_commits(
+    status: Any, evaluations: Any, window: Any, block_start: Any, last_block: Any, num_padding: Any, keys: Any,
+    request_factor: Any, odds: Any, stage: Any, block_factors: Any, step_factors: Any, block_length: int,
+) -> Any:  # fmt: skip
+    rows, width = status.shape
+    committed = np.zeros((rows, width), np.bool_)
+    for i in range(rows):
+        frontier = -1
+        for p in range(width):
+            if status[i, p] == MASKED:
+                frontier = p
+                break
+        if frontier < 0:
+            continue
+        at = np.uint64(block_start[i] + frontier)
+        h = _mix((keys[i, 1] + at * _GOLDEN) ^ (np.uint64(evaluations[i, frontier]) * _MIX1))
+        step = step_factors[np.int64(h >> _S54)]
+        best = -1.0
+        best_p = -1
+        passed = False
+        for offset in range(0, width, block_length):
+            done = block_length
+            computed = False
+            for p in range(offset, offset + block_length):
+                if status[i, p] == MASKED:
+                    done -= 1
+                    if window[i, p]:
+                        computed = True
+            if not computed:
+                continue
+            block = block_start[i] // block_length + offset // block_length
+            padding = block > last_block[i] - num_padding[i]
+            h = _mix(keys[i, 2] + np.uint64(block) * _GOLDEN)
+            theta = request_factor[i] * block_factors[np.int64(h >> _S54)] * step * stage[done]
+            for p in range(offset, offset + block_length):
+                if status[i, p] != MASKED or not window[i, p]:
+                    continue
+                if padding:
+                    score = np.inf
+                else:
+                    h = _mix(
+                        (keys[i, 0] + np.uint64(block_start[i] + p) * _GOLDEN)
+                        ^ (np.uint64(evaluations[i, p]) * _MIX1)
+                    )
+                    u = (np.float64(h >> _S11) + 0.5) * 2.0**-53
+                    score = odds[p - frontier] * theta * ((1.0 - u) / u)
+                if score > 1.0:
+                    committed[i, p] = True
+                    passed = True
+                if score > best:
+                    best = score
+                    best_p = p
+        if not passed and best_p >= 0:
+            committed[i, best_p] = True
+    return committed
+
+
+def warm_up() -> None:
+    """Compile, or load from the cache, every function here (seconds, the first time on a machine)."""
+    status = np.zeros((1, 2), np.uint8)
+    evaluations = np.zeros((1, 2), np.uint16)
+    ints = np.ones(1, np.int32)
+    window = select_window(status, ints, 2, True)
+    visible_keys(status, window, 2, True)
+    floats = np.ones(1024)
+    committed = draw_commits(
+        status, evaluations, window, 0 * ints, ints, 0 * ints, np.zeros((1, 3), np.uint64), np.ones(1), floats,
+        floats, floats, floats, 2,
+    )  # fmt: skip
+    counts: npt.NDArray[np.int64] = np.zeros(3, np.int64)
+    count_prefixes(status, window, committed, False, counts, counts.copy())
+    apply(status, evaluations, 0 * ints, window, committed, 2, plain.DELAYED)

@@ -1,0 +1,53 @@
+"""What crosses between the engine and whatever runs a step: the plan, and what came of it."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from .latency import Features
+
+
+class Phase(IntEnum):
+    """What a row does in a step."""
+
+    PREFILL = 0  # its whole prompt, and the first denoising step of the block the prompt ends in
+    DENOISE = 1  # positions of its block, at least one of them a mask
+    FLUSH = 2  # committed positions only: writes their KV
+    IDLE = 3  # computed because the batch is frozen, its outcome ignored
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """What runs next. Arrays have one row a sequence; columns are positions of the sequence's window of blocks."""
+
+    now: float  # s, when it was planned
+    step: int  # of this engine
+    prefill: bool
+    requests: npt.NDArray[np.int32]
+    phases: npt.NDArray[np.uint8]
+    num_tokens: npt.NDArray[np.int32]  # positions computed
+    num_keys: npt.NDArray[np.int32]  # keys visible
+    window: npt.NDArray[np.bool_]  # [rows, width] positions of the block computed
+    status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED before the step
+    evaluations: npt.NDArray[np.uint16]  # [rows, width] steps that computed the position as a mask
+    block_start: npt.NDArray[np.int32]  # absolute position of column 0
+    prompt: npt.NDArray[np.int32]  # prompt tokens
+    end: npt.NDArray[np.int32]  # prompt + output tokens
+    chunk: int  # most positions a row may compute; 0 in prefill
+    features: Features
+    slots: npt.NDArray[np.int32]  # rows of the engine's state
+    waiting: int
+    running: int
+    pages: int  # KV pages held
+    submitted: int  # requests submitted before the plan
+    preempted: tuple[int, ...] = ()  # requests that lost their pages to it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutcome:
+    """What came of a plan."""
+
+    latency: float  # s
+    committed: npt.NDArray[np.bool_]  # [rows, width] masks that were committed

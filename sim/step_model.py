@@ -1,0 +1,20 @@
+"""The step model: what a plan would cost and yield, predicted from a profile."""
+
+import numpy as np
+
+from ..engine.commits import CommitDraws
+from ..engine.latency import LatencyModel
+from ..engine.step import StepOutcome, StepPlan
+
+
+class StepModel:
+    """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits."""
+
+    def __init__(self, latency: LatencyModel, draws: CommitDraws | None) -> None:
+        self.latency = latency
+        self.draws = draws
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        """The predicted outcome of a plan."""
+        committed = np.ones_like(plan.window) if self.draws is None else self.draws.draw(plan)
+        return StepOutcome(self.latency.step(plan.features), committed)
