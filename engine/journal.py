@@ -3,6 +3,7 @@
 requests.parquet holds one row a request, steps.parquet one row a step. Times are seconds since the start of the run.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .histogram import CountHistogram, TimeHistogram
+from .step import StepOutcome, StepPlan
 
 STATUSES = ("completed", "rejected", "unfinished")
 
@@ -132,3 +134,47 @@ def unpack(words: "npt.NDArray[np.uint64]", width: int) -> "npt.NDArray[np.bool_
     rows = len(words)
     octets = np.ascontiguousarray(words, "<u8").view(np.uint8).reshape(rows, -1)
     return np.unpackbits(octets, axis=1, bitorder="little", count=width).astype(np.bool_)
+
+
+Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
+
+
+class StepRecorder:
+    """Writes the journal: collects steps and hands them on in batches, so that a run's length costs no memory."""
+
+    def __init__(self, append: Append, batch: int = 4096) -> None:
+        self._append = append
+        self._batch = batch
+        self._rows: list[tuple[Any, ...]] = []
+        self._lists: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in STEP_LISTS}
+
+    def record(self, replica: int, plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32]) -> None:
+        """Take down a step that has been committed."""
+        f = plan.features
+        self._rows.append((
+            replica, plan.step, plan.now, outcome.latency, plan.prefill, f.batch, plan.chunk, f.tokens, f.sum_q_kv,
+            f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, int(outcome.committed.sum()), plan.waiting,
+            plan.running, plan.pages, plan.submitted, len(done), len(plan.preempted),
+        ))  # fmt: skip
+        lists = self._lists
+        lists["requests"].append(plan.requests)
+        lists["phases"].append(plan.phases)
+        lists["num_tokens"].append(plan.num_tokens)
+        lists["window"].append(pack(plan.window).reshape(-1))
+        lists["commits"].append(pack(outcome.committed).reshape(-1))
+        if len(self._rows) >= self._batch:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand on what has been collected."""
+        if not self._rows:
+            return
+        columns = dict(zip(STEP_COLUMNS, zip(*self._rows, strict=True), strict=True))
+        arrays = {name: np.array(values, dtype=STEP_COLUMNS[name]) for name, values in columns.items()}
+        lists = {}
+        for name, parts in self._lists.items():
+            offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int32)
+            lists[name] = (np.concatenate(parts), offsets)
+        self._rows = []
+        self._lists = {name: [] for name in STEP_LISTS}
+        self._append(arrays, lists)

@@ -10,6 +10,7 @@ import simpy
 from ..engine.engine import Engine
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
+from .clock import Clock
 from .step_model import StepModel
 
 Record = Callable[[StepPlan, StepOutcome, npt.NDArray[np.int32]], None]
@@ -21,7 +22,7 @@ class Replica:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         engine: Engine,
         step_model: StepModel,
         record: Record | None = None,
@@ -54,7 +55,7 @@ class Replica:
                 yield self._arrival
                 continue
             outcome = self.step_model.step(plan)
-            yield env.timeout(outcome.latency)
+            yield env.at(plan.now + outcome.latency)
             done = engine.commit(outcome, env.now)
             if self._record is not None:
                 self._record(plan, outcome, done)

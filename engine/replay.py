@@ -1,0 +1,68 @@
+"""The keystone: a journal fed to a fresh engine must reproduce every plan exactly."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .engine import Engine
+from .journal import STEP_COLUMNS, pack, unpack
+from .request import Request
+from .step import StepOutcome, StepPlan
+
+Columns = Mapping[str, npt.NDArray[Any]]
+# What a plan fixes; the other columns say what came of it.
+PLANNED = (
+    "step", "prefill", "batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards",
+    "waiting", "running", "pages",
+)  # fmt: skip
+
+
+def replay(
+    engine: Engine,
+    replica: int,
+    requests: Columns,
+    steps: Columns,
+    lists: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+) -> Iterator[str]:
+    """Feed a journal's outcomes to a fresh engine; yields one line for each difference between its plans and theirs.
+
+    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets.
+    """
+    mine = np.flatnonzero(requests["replica"] == replica)
+    submitted = 0
+    for row in np.flatnonzero(steps["replica"] == replica):
+        while submitted < steps["submitted"][row]:
+            i = mine[submitted]
+            engine.submit(
+                Request(
+                    int(requests["request"][i]), float(requests["arrival"][i]), int(requests["input_length"][i]),
+                    int(requests["output_length"][i]),
+                )  # fmt: skip
+            )
+            submitted += 1
+        start, latency = float(steps["start"][row]), float(steps["latency"][row])
+        plan = engine.schedule(start)
+        where = f"replica {replica}, step {int(steps['step'][row])}"
+        if plan is None:
+            yield f"{where}: the journal has a step, the engine has nothing to do"
+            return
+        planned = _columns(plan)
+        for name in PLANNED:
+            if planned[name] != steps[name][row]:
+                yield f"{where}: {name} is {planned[name]}, the journal has {steps[name][row]}"
+        theirs = {name: values[offsets[row] : offsets[row + 1]] for name, (values, offsets) in lists.items()}
+        ours = {"requests": plan.requests, "phases": plan.phases, "num_tokens": plan.num_tokens}
+        ours["window"] = pack(plan.window).reshape(-1)
+        for name, values in ours.items():
+            if not np.array_equal(values, theirs[name]):
+                yield f"{where}: {name} are {values.tolist()}, the journal has {theirs[name].tolist()}"
+                return
+        n, width = plan.window.shape
+        engine.commit(StepOutcome(latency, unpack(theirs["commits"].reshape(n, -1), width)), start + latency)
+
+
+def _columns(plan: StepPlan) -> dict[str, Any]:
+    values = plan.features._asdict() | {name: getattr(plan, name) for name in STEP_COLUMNS if hasattr(plan, name)}
+    return {name: values[name] for name in PLANNED}

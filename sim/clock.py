@@ -1,0 +1,22 @@
+"""Simulated time: SimPy's environment, with events at absolute times."""
+
+import heapq
+
+import simpy
+from simpy.events import NORMAL, URGENT
+
+
+class Clock(simpy.Environment):
+    """An environment whose events can be set at an exact time.
+
+    A delay is added to `now` and may round; a step's end is computed once, by the engine's clock, and kept as it is.
+    """
+
+    def at(self, time: float, urgent: bool = False) -> simpy.Event:
+        """An event at `time`. At equal times urgent ones come first: a request that arrives is seen by a step that begins."""
+        assert time >= self.now, f"time would run backwards, from {self.now} to {time}"
+        event = self.event()
+        event._ok = True
+        event._value = None
+        heapq.heappush(self._queue, (time, URGENT if urgent else NORMAL, next(self._eid), event))
+        return event

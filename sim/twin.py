@@ -1,0 +1,187 @@
+"""The twin: a trace through replicas of a policy, priced by a profile."""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from ..engine.commits import CommitDraws, CommitModel
+from ..engine.engine import Engine, Limits
+from ..engine.errors import PolicyError, ProfileError, TraceError
+from ..engine.journal import RequestTable, StepRecorder, StepTotals
+from ..engine.policy import Policy
+from ..engine.request import Request
+from ..profiler.profile import Profile
+from ..traces import Trace
+from .clock import Clock
+from .replica import Replica
+from .router import router as make_router
+from .step_model import StepModel
+
+Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
+Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a run."""
+
+    policy: Policy
+    limits: Limits
+    commit_model: CommitModel | None  # None: autoregressive
+    table: RequestTable
+    totals: StepTotals
+    end: float  # s, simulated
+    interrupted: bool
+
+
+def limits_of(policy: Policy, profile: Profile) -> Limits:
+    """What one replica of the policy holds on the profile's device."""
+    batching = policy.batching
+    max_batch = batching.max_batch
+    if max_batch is None:
+        # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
+        max_batch = min(profile.default_max_batch, max(1, batching.max_prefill_tokens // policy.block_length))
+    num_pages = policy.memory.num_pages
+    if num_pages is None:
+        num_pages = profile.memory.num_pages(policy.memory.page_size, max_batch, batching.max_prefill_tokens)
+    return Limits(num_pages, profile.model.context_limit, max_batch)
+
+
+def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:
+    """The commit model a run draws from; None when it is autoregressive. ProfileError where the profile lacks it."""
+    if profile.family == "full-sequence":
+        raise ProfileError(
+            f"profile {profile.name} is of family full-sequence, and {policy.name} decodes blocks over an exact KV "
+            "cache: expected a block-diffusion profile"
+        )
+    if policy.autoregressive:
+        return None
+    unmasking = policy.unmasking
+    return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
+
+
+def simulate(
+    trace: Trace,
+    profile: Profile,
+    policy: Policy,
+    *,
+    replicas: int = 1,
+    router: str = "round-robin",
+    seed: int = 0,
+    workload: str | None = None,
+    emit: str = "block",
+    concurrency: int | None = None,
+    drain: bool = True,
+    append: Append | None = None,
+    progress: Progress | None = None,
+    fast: bool = True,
+) -> Result:
+    """Replay a trace: open loop, or closed with `concurrency` requests in flight.
+
+    drain: go on after the last arrival until all is served; otherwise what is in flight then stays unfinished.
+    append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
+    progress: called with the requests ended so far and the simulated time. Ctrl-C ends the run early, with what is done.
+    """
+    if replicas < 1:
+        raise PolicyError(f"replicas is {replicas}, expected at least 1")
+    if concurrency is not None and concurrency < 1:
+        raise TraceError(f"concurrency is {concurrency}, expected at least 1")
+    if not len(trace):
+        raise TraceError(f"{trace.name} holds no requests")
+    limits = limits_of(policy, profile)
+    _check_fit(trace, limits, policy)
+    commits = commit_model_of(policy, profile, workload)
+    width = policy.block_length * (2 if policy.obs else 1)
+    draws = None
+    if commits is not None:
+        draws = CommitDraws(commits, seed, trace.input_length, trace.output_length, width, fast)
+    step_model = StepModel(profile.latency, draws)
+    table = RequestTable(len(trace))
+    env = Clock()
+    route = make_router(router)
+    recorder = None if append is None else StepRecorder(append)
+    ended = 0
+
+    def finished(done: npt.NDArray[np.int32], now: float) -> None:
+        nonlocal ended
+        ended += len(done)
+        if loop is not None:
+            loop.next(len(done))
+        if progress is not None:
+            progress(ended, now)
+
+    fleet: list[Replica] = []
+    for r in range(replicas):
+        engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit, fast=fast)
+        record = None if recorder is None else partial(recorder.record, r)
+        fleet.append(Replica(env, engine, step_model, record, finished))
+    engines = [replica.engine for replica in fleet]
+
+    def submit(request: Request) -> bool:
+        return fleet[route(engines)].submit(request)
+
+    loop = None if concurrency is None else _ClosedLoop(env, trace, submit)
+    interrupted = False
+    try:
+        if loop is not None:
+            loop.next(concurrency or 0)
+            env.run()
+        else:
+            last = env.process(_arrivals(env, trace, submit))
+            env.run(None if drain else last)
+    except KeyboardInterrupt:
+        interrupted = True
+    totals = StepTotals()
+    for engine in engines:
+        totals.merge(engine.totals)
+    if recorder is not None:
+        recorder.flush()
+    return Result(policy, limits, commits, table, totals, env.now, interrupted)
+
+
+def _arrivals(env: Clock, trace: Trace, submit: Callable[[Request], bool]) -> Generator[simpy.Event, Any, None]:
+    for i in range(len(trace)):
+        request = trace.request(i)
+        if request.arrival > env.now:
+            yield env.at(request.arrival, urgent=True)
+        submit(request)
+    yield env.timeout(0)
+
+
+class _ClosedLoop:
+    """Workers that share the trace as a queue: each submits its next request when its last one ends."""
+
+    def __init__(self, env: Clock, trace: Trace, submit: Callable[[Request], bool]) -> None:
+        self._env = env
+        self._trace = trace
+        self._submit = submit
+        self._taken = 0
+
+    def next(self, workers: int) -> None:
+        """So many workers are free."""
+        while workers and self._taken < len(self._trace):
+            request = self._trace.request(self._taken)
+            self._taken += 1
+            # One that is rejected ends at once.
+            if self._submit(Request(request.index, self._env.now, request.input_length, request.output_length)):
+                workers -= 1
+
+
+def _check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
+    length = trace.input_length + trace.output_length
+    block, page = policy.block_length, policy.memory.page_size
+    pages = -(-(-(-length // block) * block) // page)
+    if ((pages > limits.num_pages) | (length > limits.context_limit)).all():
+        i = int(np.argmin(length))
+        raise TraceError(
+            f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
+            f"({int(pages[i])} pages), expected at most {limits.context_limit} tokens (context) and "
+            f"{limits.num_pages} pages of {page}"
+        )
+
+
