@@ -1,1 +1,26 @@
+"""Workload traces: files of many tools in, requests out, and arrival processes where there is no file."""
 
+from .arrivals import ARRIVALS
+from .fits import GammaFit, fit
+from .lengths import LENGTHS
+from .load import load
+from .shipped import shipped_names
+from .stats import describe
+from .synth import prepare, synth
+from .trace import Trace, TraceNotes
+from .write import write
+
+__all__ = [
+    "ARRIVALS",
+    "LENGTHS",
+    "GammaFit",
+    "Trace",
+    "TraceNotes",
+    "describe",
+    "fit",
+    "load",
+    "prepare",
+    "shipped_names",
+    "synth",
+    "write",
+]

@@ -1,0 +1,216 @@
+"""dsim trace: look at a trace, convert it, make one up, fetch one."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..engine.errors import TraceError
+from ..traces import ARRIVALS, LENGTHS, describe, fit, load, shipped_names, synth, write
+from ..traces.burstgpt import BurstGPTLike, fit_burstgpt_like
+from ..traces.fetch import RELEASES
+from ..traces.fetch import fetch as fetch_file
+from ..traces.fits import GammaFit
+from ..traces.formats import FORMATS, TICKS_PER_SECOND
+from ..traces.lengths import FORMS
+from ..traces.trace import Trace
+from ..traces.write import refuse_overwrite
+
+app = typer.Typer(help="Look at, convert, make up and fetch workload traces.", no_args_is_help=True)
+
+TraceArgument = Annotated[str, typer.Argument(metavar="TRACE", help=f"A file, or: {', '.join(shipped_names())}.")]
+TimeUnit = Annotated[
+    str | None, typer.Option(metavar="|".join(TICKS_PER_SECOND), help="Unit of the file's times, if not its format's.")
+]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help=f"Told by the keys unless given: {', '.join(FORMATS)}.")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
+KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+
+
+@app.command()
+def info(
+    trace: TraceArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    time_unit: TimeUnit = None,
+    skip_bad: SkipBad = False,
+    keep_failed: KeepFailed = False,
+    format: FormatOption = None,
+) -> None:
+    """Show a trace's rate, burstiness and lengths."""
+    found = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
+    facts = describe(found)
+    typer.echo(json.dumps(facts, indent=2) if as_json else table(facts))
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A trace in any known format.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
+    time_unit: TimeUnit = None,
+    skip_bad: SkipBad = False,
+    keep_failed: KeepFailed = False,
+    format: FormatOption = None,
+    force: Force = False,
+) -> None:
+    """Write a trace as JSON lines with Mooncake's keys and whole milliseconds."""
+    refuse_overwrite(out, force)
+    trace = load(source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
+    warn(trace.notes.warnings)
+    notes = trace.notes
+    wrote(write(trace, out, force=force), trace, f"from {notes.num_rows:,} rows of {notes.format}{dropped(trace)}")
+
+
+@app.command("synth")
+def make(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
+    arrival: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(ARRIVALS[1:])}.")] = "poisson",
+    rate: Annotated[float | None, typer.Option(help="Requests per second; --fit has one of its own.")] = None,
+    cv: Annotated[float | None, typer.Option(help="Coefficient of variation of the gaps.")] = None,
+    burstiness: Annotated[float | None, typer.Option(help="As vLLM has it: cv^-2, below 1 is bursty.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help=f"One of: {', '.join(LENGTHS)}; {FORMS}; or a trace to draw pairs from.")
+    ] = None,
+    num_requests: Annotated[int | None, typer.Option(help="How many; 1000 unless --duration is given.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same trace.")] = 0,
+    fit_to: Annotated[
+        str | None, typer.Option("--fit", metavar="TRACE", help="Take rate, burstiness and lengths from a trace.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Make a trace up."""
+    refuse_overwrite(out, force)
+    parameters: BurstGPTLike | None = None
+    source: Trace | None = None
+    if fit_to is not None:
+        source = load(fit_to)
+        found = fit(source)
+        rate = found.rate if rate is None else rate
+        typer.echo(fit_line(source, found))
+        if arrival == "burstgpt-like":
+            parameters = fit_burstgpt_like(source)
+            typer.echo(f"burstgpt-like fit: {parameter_line(parameters)}")
+        elif arrival in ("gamma", "weibull") and cv is None and burstiness is None:
+            cv = found.cv if arrival == "gamma" else found.trace_cv
+    if rate is None:
+        raise TraceError("rate is missing, expected --rate R (req/s) or --fit TRACE")
+    trace = synth(
+        arrival,
+        rate,
+        cv=cv,
+        burstiness=burstiness,
+        lengths=lengths if lengths is not None else source or "sharegpt",
+        num_requests=num_requests,
+        duration=duration,
+        seed=seed,
+        parameters=parameters,
+    )
+    facts = describe(trace)
+    got = facts["cv"]
+    burst = f"CV {got:.2f} (burstiness {got**-2:.3g})" if got else "constant gaps"
+    wrote(write(trace, out, force=force), trace, f"{arrival} at {rate:.4g} req/s, {burst}, seed {seed}")
+
+
+@app.command()
+def fetch(
+    dataset: Annotated[str, typer.Argument(help=f"One of: {', '.join(RELEASES)}.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The folder to fetch into.")] = Path("."),
+    file: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(RELEASES['burstgpt'])}.")] = (
+        "BurstGPT_1.csv"
+    ),
+    from_file: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Verify a file got by hand instead.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Fetch a published trace and verify it."""
+    path = fetch_file(dataset, out, file=file, from_file=from_file, force=force, progress=show_progress)
+    typer.echo(f"Verified {path} ({file}, CC BY 4.0, https://github.com/HPMLL/BurstGPT); next: dsim trace info {path}")
+
+
+def table(facts: dict[str, Any]) -> str:
+    """What `info` prints."""
+    out = [f"{facts['name']}  ({facts['format']})", ""]
+    rows = [("requests", f"{facts['num_requests']:,}")]
+    for name, key in (("failed", "failed_in_trace"), ("bad rows", "num_skipped"), ("unsorted", "num_unsorted")):
+        if facts[key]:
+            rows.append((name, f"{facts[key]:,} of {facts['num_rows']:,} rows"))
+    if facts["duration"] is not None:
+        rows.append(("duration", f"{facts['duration']:,.1f} s"))
+    if facts["rate"] is not None:
+        rows.append(("rate", f"{facts['rate']:.3g} req/s"))
+    if facts["cv"] is not None:
+        burst = f"  (burstiness {facts['cv'] ** -2:.2f})" if facts["cv"] else ""
+        rows.append(("gap CV", f"{facts['cv']:.2f}{burst}"))
+        fanos = "   ".join(f"{w} s {f:.3g}" for w, f in facts["fano"].items() if f is not None)
+        rows.append(("Fano factor", fanos or "too short to say"))
+        rows.append(("longest gap", f"{facts['longest_gap']:.1f} s"))
+    if facts["zero_gaps"]:
+        hint = "  (batched: a replay may want --jitter)" if facts["zero_gaps"] > 0.5 else ""
+        rows.append(("gaps of 0", f"{facts['zero_gaps']:.1%}{hint}"))
+    if facts["repeated_hash_ids"] is not None:
+        rows.append(("prefix reuse", f"{facts['repeated_hash_ids']:.1%} of prompt blocks come again"))
+    out += [f"  {name:<13}{value}" for name, value in rows]
+    heads = ("mean", "std", "p50", "p90", "p99", "max", "total")
+    out += ["", "  tokens".ljust(15) + "".join(f"{head:>9}" for head in heads[:-1]) + f"{heads[-1]:>15}"]
+    for name in ("input", "output"):
+        lengths = facts[f"{name}_length"]
+        cells = "".join(f"{lengths[head]:>9,.0f}" for head in heads[:-1])
+        out.append(f"  {name:<13}{cells}{lengths['total']:>15,}")
+    if facts["extras"]:
+        out += ["", f"  also: {', '.join(facts['extras'])}"]
+    if facts["warnings"]:
+        out += [""] + [f"  warning: {text}" for text in facts["warnings"]]
+    return "\n".join(out)
+
+
+def fit_line(trace: Trace, found: GammaFit) -> str:
+    """A Gamma fit and whether to believe it."""
+    fanos = ", ".join(f"{f:.3g} at {w} s" for w, f in found.fano.items() if f is not None)
+    verdict = "" if found.believable else ": a poor fit, better replay the trace itself"
+    zero = f", {found.zero_gaps:.0%} of gaps are 0 and left out" if found.zero_gaps else ""
+    return (
+        f"Gamma fit of {trace.name}: rate {found.rate:.3g} req/s, shape {found.shape:.3g}, CV {found.cv:.3g} "
+        f"(trace {found.trace_cv:.3g}), KS {found.ks:.3f}{zero}{verdict}; Fano of the trace {fanos}"
+    )
+
+
+def parameter_line(parameters: BurstGPTLike) -> str:
+    """The parameters of burstgpt-like arrivals on one line."""
+    return ", ".join(f"{name} {getattr(parameters, name):.3g}" for name in parameters.__slots__)
+
+
+def wrote(path: Path, trace: Trace, how: str) -> None:
+    """Say what a command did."""
+    typer.echo(f"Wrote {path} ({len(trace):,} requests, {how})")
+
+
+def dropped(trace: Trace) -> str:
+    """What was left out of a trace on loading."""
+    notes = trace.notes
+    counts = {
+        "failed dropped": notes.failed_in_trace,
+        "bad skipped": notes.num_skipped,
+        "out of order sorted": notes.num_unsorted,
+    }
+    return "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+
+
+def warn(warnings: tuple[str, ...]) -> None:
+    """Warnings go to standard error, a line each."""
+    for text in warnings:
+        typer.echo(f"warning: {text}", err=True)
+
+
+def show_progress(done: int, total: int) -> None:
+    """Progress on a terminal, none in a pipe."""
+    if sys.stderr.isatty():
+        end = "\n" if done >= total else ""
+        share = min(1.0, done / total) if total else math.nan
+        typer.echo(f"\r{done / 1e6:8.1f} MB  {share:4.0%}{end}", err=True, nl=False)

@@ -1,0 +1,418 @@
+"""Every loader against rows as the other tool writes them, and every kind of bad file."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from dsim.engine.errors import TraceError
+from dsim.traces import Trace, load
+from dsim.traces.formats import named
+from dsim.traces.parse import columns_of_frame, columns_of_good_rows, columns_of_rows
+from dsim.traces.rows import csv_frame, csv_rows, jsonl_rows
+from dsim.traces.shipped import SHIPPED
+
+AZURE = (
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    b"2023-11-16 18:15:46.6805900,374,44\r\n"
+    b"2023-11-16 18:15:50.9951690,396,109\r\n"
+    b"2023-11-16 18:15:51.2224670,879,55"
+)
+MOONCAKE = b"""\
+{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353, 2354]}
+{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 47, 2366]}
+"""
+AIPERF = b"""\
+{"timestamp": 0, "input_length": 655, "output_length": 52, "session_id": "a"}
+{"timestamp": 1000, "text_input": "Twelve bytes", "output_length": 26, "session_id": "b"}
+{"delay": 500, "input_length": 672, "output_length": 26, "session_id": "b"}
+"""
+BURSTGPT_6 = b"""\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,276,693,Conversation log
+"""
+BURSTGPT_8 = b"""\
+Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+19440110.0,1722ac82-0a46-4bf0-aa08-89794e7a2b3f,43,GPT-4,906,446,1352,Conversation log
+19440161.0,d5983bf9-4b48-497b-892b-a58995247443,2,ChatGPT,36,29,65,Conversation log
+"""
+VIDUR = b"""\
+arrived_at,num_prefill_tokens,num_decode_tokens
+0.0,374,44
+4.314579,396,109
+5.8926549999999995,91,16
+"""
+SPLITWISE = b"""\
+request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size
+0,2,0,0.25,1,1024,128
+1,2,0,0.75,1,396,109
+"""
+LLMSERVINGSIM = b"""\
+{"input_toks": 128, "output_toks": 64, "arrival_time_ns": 350000000, "input_tok_ids": [91012, 4837]}
+{"input_toks": 1472, "output_toks": 133, "arrival_time_ns": 354059740, "input_tok_ids": [7231]}
+"""
+LLMSERVINGSIM_SESSION = b"""\
+{"session_id": "session_0", "arrival_time_ns": 4059740, "sub_requests": [\
+{"input_toks": 1472, "output_toks": 133, "tool_duration_ns": 2000000000}, \
+{"input_toks": 1700, "output_toks": 20, "tool_duration_ns": 0}]}
+{"session_id": "session_1", "arrival_time_ns": 1004059740, "sub_requests": [\
+{"input_toks": 10, "output_toks": 5, "tool_duration_ns": 0}]}
+"""
+BLIS = b"""\
+request_id,client_id,tenant_id,slo_class,session_id,round_index,prefix_group,prefix_length,streaming,input_tokens,\
+output_tokens,text_tokens,image_tokens,audio_tokens,video_tokens,reason_ratio,model,deadline_us,server_input_tokens,\
+arrival_time_us,send_time_us,first_chunk_time_us,last_chunk_time_us,num_chunks,status,error_message,finish_reason
+0,c1,t1,standard,s1,0,,0,true,10,5,10,0,0,0,0.0,,0,10,0,1000,5000,10000,5,ok,,stop
+1,c1,t1,critical,s1,1,,0,true,12,7,10,0,0,0,0.0,,0,10,100000,101000,105000,110000,5,ok,,stop
+"""
+WEKA = b"""\
+{"id": "r1", "t": 0.0, "in": 640, "out": 30, "hash_ids": [1, 2]}
+{"id": "r2", "t": 2.5, "in": 704, "out": 12, "hash_ids": [1, 3]}
+"""
+GUIDELLM = b"""\
+{"timestamp": 0.0, "input_length": 256, "output_length": 128}
+{"timestamp": 0.4, "input_length": 512, "output_length": 64}
+"""
+BASETEN = b"""\
+timestamp_start_unix_ms,input_tokens,output_tokens,provided_session_id
+1722400000000,100,20,s1
+1722400000250,120,30,s2
+"""
+
+
+def save(folder: Path, data: bytes | str, name: str = "trace") -> Path:
+    path = folder / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def rows_of(trace: Trace) -> list[tuple[float, int, int]]:
+    return list(
+        zip(trace.arrival.round(9).tolist(), trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "format", "rows", "extras"),
+    [
+        (AZURE, "azure", [(0, 374, 44), (4.314579, 396, 109), (4.541877, 879, 55)], {}),
+        (
+            MOONCAKE,
+            "mooncake",
+            [(0, 6955, 52), (3.053, 6472, 26)],
+            {"hash_ids": [[46, 47, 2353, 2354], [46, 47, 2366]]},
+        ),
+        (
+            AIPERF,
+            "mooncake",
+            [(0, 655, 52), (1.0, 3, 26), (1.5, 672, 26)],
+            {"session_id": ["a", "b", "b"], "delay": [None, None, 500]},
+        ),
+        (
+            BURSTGPT_6,
+            "burstgpt",
+            [(0, 472, 18), (40, 1087, 230), (113, 417, 276)],
+            {"model": ["ChatGPT", "ChatGPT", "GPT-4"], "log_type": ["Conversation log"] * 3},
+        ),
+        (
+            BURSTGPT_8,
+            "burstgpt",
+            [(0, 906, 446), (51, 36, 29)],
+            {
+                "model": ["GPT-4", "ChatGPT"],
+                "log_type": ["Conversation log"] * 2,
+                "elapsed_time": ["43", "2"],
+                "session_id": ["1722ac82-0a46-4bf0-aa08-89794e7a2b3f", "d5983bf9-4b48-497b-892b-a58995247443"],
+            },
+        ),
+        (VIDUR, "vidur", [(0, 374, 44), (4.314579, 396, 109), (5.892655, 91, 16)], {}),
+        (SPLITWISE, "splitwise", [(0, 1024, 128), (0.5, 396, 109)], {"id": ["0", "1"]}),
+        (LLMSERVINGSIM, "llmservingsim", [(0, 128, 64), (0.00405974, 1472, 133)], {}),
+        (
+            LLMSERVINGSIM_SESSION,
+            "llmservingsim",
+            [(0, 1472, 133), (1.0, 10, 5), (2.0, 1700, 20)],
+            {"session_id": ["session_0", "session_1", "session_0"], "delay": [0.0, 0.0, 2000.0]},
+        ),
+        (
+            BLIS,
+            "blis",
+            [(0, 10, 5), (0.1, 12, 7)],
+            {
+                "id": ["0", "1"],
+                "session_id": ["s1", "s1"],
+                "slo_class": ["standard", "critical"],
+                "status": ["ok", "ok"],
+            },
+        ),
+        (WEKA, "weka", [(0, 640, 30), (2.5, 704, 12)], {"id": ["r1", "r2"], "hash_ids": [[1, 2], [1, 3]]}),
+        (BASETEN, "baseten", [(0, 100, 20), (0.25, 120, 30)], {"session_id": ["s1", "s2"]}),
+    ],
+)
+def test_rows_of_other_tools_load_without_conversion(
+    tmp_path: Path, data: bytes, format: str, rows: list[tuple[float, int, int]], extras: dict[str, object]
+) -> None:
+    trace = load(save(tmp_path, data))
+    assert trace.notes.format == format
+    assert rows_of(trace) == rows
+    assert trace.extras == extras
+    assert trace.notes.num_rows == len(rows)
+    assert trace.notes.has_hash_ids == ("hash_ids" in extras)
+
+
+def test_aiperf_says_what_it_guessed(tmp_path: Path) -> None:
+    assert load(save(tmp_path, AIPERF)).notes.warnings == (
+        "1 rows have a text in place of an input length: counted as 4 bytes a token",
+        "1 rows have a delay in place of a time: they arrive that long after their session's last turn",
+    )
+
+
+def test_guidellm_counts_in_seconds_when_told(tmp_path: Path) -> None:
+    path = save(tmp_path, GUIDELLM)
+    in_ms = load(path)
+    assert in_ms.arrival[1] == pytest.approx(0.0004)
+    assert [w.split(":")[0] for w in in_ms.notes.warnings] == [
+        "timestamp is fractional and read as ms",
+        "timestamp read as ms makes 2.5e+03 req/s",
+    ]
+    for told in (load(path, time_unit="s"), load(path, format="guidellm")):
+        assert told.arrival[1] == 0.4
+        assert told.notes.warnings == ()
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_guidellm_rows_load_from_every_container(tmp_path: Path, kind: str) -> None:
+    frame = pd.DataFrame({"timestamp": [0.0, 0.4], "input_length": [256, 512], "output_length": [128, 64]})
+    path = tmp_path / f"trace.{kind}"
+    if kind == "csv":
+        frame.to_csv(path, index=False)
+    elif kind == "json":
+        frame.to_json(path, orient="records")
+    else:
+        frame.to_parquet(path)
+    assert rows_of(load(path, time_unit="s")) == [(0, 256, 128), (0.4, 512, 64)]
+
+
+def test_an_implausible_rate_is_doubted(tmp_path: Path) -> None:
+    slow = row(0) + row(999_000)
+    assert load(save(tmp_path, slow)).notes.warnings == (
+        "timestamp read as ms makes 0.001 req/s: another --time-unit may be meant",
+    )
+    assert load(save(tmp_path, slow), time_unit="us").notes.warnings == ()
+
+
+def test_sharegpt_gives_lengths_and_no_arrivals(tmp_path: Path) -> None:
+    talk = [
+        {"id": "x", "conversations": [{"from": "human", "value": "a" * 40}, {"from": "gpt", "value": "b" * 81}]},
+        {"id": "y", "conversation": [{"role": "user", "content": "c" * 12}, {"role": "assistant", "content": "d" * 8}]},
+        {"id": "z", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "long enough"}]},
+        {"id": "w", "conversations": [{"from": "human", "value": "nobody answers this one"}]},
+    ]
+    trace = load(save(tmp_path, json.dumps(talk)))
+    assert rows_of(trace) == [(0, 10, 21), (0, 3, 2)]
+    assert not trace.notes.has_arrivals
+    assert "token counts are estimates (4 bytes a token)" in trace.notes.warnings
+    assert trace.notes.warnings[-1].startswith("dropped 2 conversations")
+
+
+def row(timestamp: object = 0, input_length: object = 5, output_length: object = 7) -> str:
+    return f'{{"timestamp": {timestamp}, "input_length": {input_length}, "output_length": {output_length}}}\n'
+
+
+@pytest.mark.parametrize(
+    ("second", "complaint"),
+    [
+        ('{"timestamp": 0, "input_length": 5', "malformed JSON (Expecting ',' delimiter at column 35)"),
+        ("[1, 2]\n", "row is [1, 2], expected an object"),
+        (row(output_length=-3), "output_length is -3, expected at least 0"),
+        (row(input_length=0), "input_length is 0, expected at least 1"),
+        (row(timestamp=-1), "timestamp is -1, expected at least 0"),
+        (row(input_length='"many"'), 'input_length is "many", expected a number of at least 0'),
+        (row(input_length='"1_000"'), 'input_length is "1_000", expected a number of at least 0'),
+        (row(input_length="true"), "input_length is true, expected a number of at least 0"),
+        (row(input_length="NaN"), "input_length is nan, expected a finite number"),
+        (row(timestamp="Infinity"), "timestamp is inf, expected a finite number"),
+        (row(timestamp="NaN"), "timestamp is nan, expected a finite number"),
+        (row(output_length=1.5), "output_length is 1.5, expected a whole number"),
+        (row(input_length=10_000_001), "input_length is 10000001, expected at most 10000000"),
+        (row(input_length="9" * 30), f"input_length is {'9' * 30}, expected a finite number"),
+        (row(input_length="9" * 5000), "malformed JSON (Exceeds the limit"),
+        (row(input_length="null"), "input_length is missing, expected a number of at least 0"),
+        ('{"timestamp": 0, "input_length": 5}\n', "output_length is missing, expected a number of at least 0"),
+        ('{"input_length": 5, "output_length": 5}\n', "timestamp is missing, expected a number of at least 0"),
+        (row()[:-2] + ', "hash_ids": 3}\n', "hash_ids is 3, expected a list"),
+        (row()[:-2] + ', "gen_length": 0}\n', "gen_length is 0, expected at least 1"),
+        (row()[:-2] + ', "delay": "soon"}\n', 'delay is "soon", expected a number of at least 0'),
+        ("[" * 100_000 + "\n", "malformed JSON (maximum recursion depth exceeded"),
+    ],
+)
+def test_a_bad_line_is_named_and_can_be_skipped(tmp_path: Path, second: str, complaint: str) -> None:
+    path = save(tmp_path, row() + second.rstrip("\n") + "\n" + row(timestamp=9))
+    with pytest.raises(TraceError) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}:2: {complaint}")
+    assert "\n" not in str(error.value)
+    trace = load(path, skip_bad=True)
+    assert rows_of(trace) == [(0, 5, 7), (0.009, 5, 7)]
+    assert trace.notes.num_skipped == 1
+    assert trace.notes.num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("second", "complaint"),
+    [
+        ("45,ChatGPT,1087", "row has 3 fields, expected 6"),
+        ("45,ChatGPT,1087,230,1317,Conversation log,more", "row has 7 fields, expected 6"),
+        ("45,ChatGPT,-1087,230,1317,log", 'Request tokens is "-1087", expected at least 0'),
+        ("45,ChatGPT,1087,abc,1317,log", 'Response tokens is "abc", expected a number of at least 0'),
+        ("45,ChatGPT,1087,,1317,log", "Response tokens is missing, expected a number of at least 0"),
+        ("nan,ChatGPT,1087,230,1317,log", 'Timestamp is "nan", expected a finite number'),
+        ("inf,ChatGPT,1087,230,1317,log", 'Timestamp is "inf", expected a finite number'),
+        ("45,ChatGPT,1e9,230,1317,log", 'Request tokens is "1e9", expected at most 10000000'),
+        ("45,ChatGPT,10.5,230,1317,log", 'Request tokens is "10.5", expected a whole number'),
+    ],
+)
+@pytest.mark.parametrize("at_end", [True, False])
+def test_a_bad_csv_row_is_named_and_can_be_skipped(tmp_path: Path, second: str, complaint: str, at_end: bool) -> None:
+    lines = BURSTGPT_6.decode().splitlines()
+    # A blank line does not count as a row, but does as a line.
+    kept = lines[:2] + [""] + ([second] if at_end else [second, lines[3]])
+    path = save(tmp_path, "\n".join(kept))
+    with pytest.raises(TraceError, match=re.escape(f"{path}:4: {complaint}")):
+        load(path)
+    trace = load(path, skip_bad=True)
+    assert rows_of(trace) == [(0, 472, 18), (113, 417, 276)][: 1 if at_end else 2]
+    assert trace.notes.num_skipped == 1
+
+
+def test_a_bad_date_is_named(tmp_path: Path) -> None:
+    path = save(tmp_path, AZURE.replace(b"2023-11-16 18:15:50.9951690", b"yesterday"))
+    with pytest.raises(TraceError, match=re.escape(f'{path}:3: TIMESTAMP is "yesterday", expected a date and time')):
+        load(path)
+    assert rows_of(load(path, skip_bad=True)) == [(0, 374, 44), (4.541877, 879, 55)]
+
+
+def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
+    cases = {
+        "is empty, expected a trace": save(tmp_path, b" \n", "empty"),
+        "is a directory, expected a trace file": tmp_path,
+        "is a binary file, expected CSV": save(tmp_path, bytes(range(256)), "binary"),
+        "is a damaged Parquet file": save(tmp_path, b"PAR1 and nothing more", "parquet"),
+        ":2: byte 0xff is no UTF-8": save(tmp_path, b"TIMESTAMP,ContextTokens\n\xff\n", "latin"),
+        "holds a header and no rows": save(tmp_path, AZURE.split(b"\r\n")[0], "header"),
+        ":1: malformed JSON (Expecting": save(tmp_path, b"[{]", "json"),
+        "holds no rows": save(tmp_path, b"[]", "none"),
+        ":1: keys a, b are of no known trace, expected one of: mooncake (timestamp, input_length or text_inp": save(
+            tmp_path, b"a,b\n1,2\n", "keys"
+        ),
+        "none of 1 rows is a request (0 bad, 1 without output)": save(tmp_path, row(output_length=0), "failed"),
+    }
+    for complaint, path in cases.items():
+        with pytest.raises(TraceError) as error:
+            load(path)
+        assert str(error.value).startswith(str(path))
+        assert complaint in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_an_unknown_name_lists_the_shipped_ones() -> None:
+    with pytest.raises(TraceError, match="no trace file azure, expected a file or a shipped trace: azure-conv, moon"):
+        load("azure")
+
+
+def test_unknown_units_and_formats_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, AZURE)
+    with pytest.raises(TraceError, match="time unit is min, expected one of: s, ms, us, ns"):
+        load(path, time_unit="min")
+    with pytest.raises(TraceError, match="is a date and time, expected no --time-unit"):
+        load(path, time_unit="s")
+    with pytest.raises(TraceError, match="no trace format named csv"):
+        load(path, format="csv")
+    with pytest.raises(TraceError, match="lack those of vidur, expected arrived_at, num_prefill_tokens"):
+        load(path, format="vidur")
+
+
+def test_unsorted_rows_are_sorted_stably_and_counted(tmp_path: Path) -> None:
+    times = [5, 1, 5, 1, 9]
+    path = save(tmp_path, "".join(row(t, i + 1) for i, t in enumerate(times)))
+    trace = load(path)
+    assert rows_of(trace) == [(0, 2, 7), (0, 4, 7), (0.004, 1, 7), (0.004, 3, 7), (0.008, 5, 7)]
+    assert trace.notes.num_unsorted == 2
+    assert trace.notes.warnings[-1] == "2 rows were out of order and have been sorted"
+
+
+def test_failed_requests_are_dropped_and_counted_or_kept(tmp_path: Path) -> None:
+    path = save(tmp_path, row(0, output_length=0) + row(5) + row(7, 0, 0) + row(9, output_length=0))
+    trace = load(path)
+    assert rows_of(trace) == [(0, 5, 7)]
+    assert trace.notes.failed_in_trace == 3
+    with pytest.raises(TraceError, match="input_length of row 2 is 0, expected 1"):
+        load(path, keep_failed=True)
+    path = save(tmp_path, row(0, output_length=0) + row(5))
+    kept = load(path, keep_failed=True)
+    assert rows_of(kept) == [(0, 5, 0), (0.005, 5, 7)]
+    assert kept.notes.failed_in_trace == 0
+
+
+def test_the_fast_pass_and_the_exact_one_agree() -> None:
+    for data, name in ((AZURE, "azure"), (BURSTGPT_8, "burstgpt"), (VIDUR, "vidur"), (BLIS, "blis")):
+        form = named(name)
+        header = data.split(b"\n")[0].decode().strip().split(",")
+        dtypes = {key: str for key in form.extras if key in header}
+        dtypes |= {form.input: None, form.output: None, form.time: str if form.unit == "datetime" else None}
+        frame = csv_frame(data, dtypes)
+        assert frame is not None
+        fast, exact = columns_of_frame(frame, form), columns_of_rows(csv_rows("x", data.decode()), form, False)
+        assert fast is not None
+        assert fast.time.tolist() == pytest.approx(exact.time.tolist(), rel=1e-15, abs=0)
+        assert fast.input_length.tolist() == exact.input_length.tolist()
+        assert fast.output_length.tolist() == exact.output_length.tolist()
+        assert fast.extras == exact.extras
+    for data, name in ((MOONCAKE, "mooncake"), (WEKA, "weka"), (LLMSERVINGSIM_SESSION, "llmservingsim")):
+        rows = jsonl_rows("x", data.decode())
+        fast, exact = columns_of_good_rows(rows.rows, named(name)), columns_of_rows(rows, named(name), False)
+        assert fast is not None
+        assert fast.time.tolist() == exact.time.tolist()
+        assert fast.extras == exact.extras
+
+
+def test_quoted_fields_and_a_byte_order_mark_load(tmp_path: Path) -> None:
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    data = f'\ufeff{header}\n5,"Chat\nGPT, v4",472,18,490,"a ""b"""\n'
+    trace = load(save(tmp_path, data))
+    assert trace.extras == {"model": ["Chat\nGPT, v4"], "log_type": ['a "b"']}
+    path = save(tmp_path, data + "9,x,-1,1,1,y\n")
+    with pytest.raises(TraceError, match=re.escape(f"{path}:4: ")):
+        load(path)
+
+
+def test_shipped_traces_have_the_published_figures() -> None:
+    azure = load("azure-conv")
+    assert (len(azure), azure.notes.format) == (19_366, "azure")
+    assert azure.duration == pytest.approx(3501.721937, abs=1e-6)
+    assert np.percentile(azure.input_length, (50, 90, 99)).round().tolist() == [1020, 2734, 4142]
+    assert np.percentile(azure.output_length, (50, 90, 99)).round().tolist() == [129, 424, 601]
+    mooncake = load("mooncake-conv")
+    assert (len(mooncake), mooncake.notes.has_hash_ids) == (5_719, True)
+    assert mooncake.input_length.mean() == pytest.approx(12_870, abs=1)
+    assert mooncake.output_length.mean() == pytest.approx(346, abs=1)
+    assert (mooncake.input_length > 4096).mean() == pytest.approx(0.68, abs=0.005)
+    assert azure.notes.warnings == mooncake.notes.warnings == ()
+
+
+def test_a_file_goes_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, VIDUR, "azure-conv")
+    monkeypatch.chdir(tmp_path)
+    assert load("azure-conv").notes.format == "vidur"
+
+
+def test_azure_loads_in_a_blink() -> None:
+    load(SHIPPED["azure-conv"])
+    start = time.perf_counter()
+    load(SHIPPED["azure-conv"])
+    assert time.perf_counter() - start < 0.5

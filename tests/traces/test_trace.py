@@ -1,0 +1,188 @@
+"""The trace itself, and its way to a file and back."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dsim.engine.errors import TraceError
+from dsim.engine.request import Request
+from dsim.traces import Trace, TraceNotes, load, shipped_names, write
+from dsim.traces.shipped import SHIPPED
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SHA256 = {
+    "azure-conv": "2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8",
+    "mooncake-conv": "0b278e6a285958f6f087394ad02026d734591c67f44cccecb0e0f9a59d509b98",
+}
+
+
+def small() -> Trace:
+    return Trace(
+        "small",
+        np.array([0.0, 0.5, 0.5, 2.0]),
+        np.array([10, 20, 30, 40]),
+        np.array([1, 2, 3, 4]),
+        {"session_id": ["a", None, "a", "b"], "gen_length": [None, 64, 64, 64]},
+    )
+
+
+def test_a_row_becomes_a_request() -> None:
+    assert small().request(2) == Request(2, 0.5, 30, 3)
+    assert type(small().request(2).input_length) is int
+
+
+def test_the_head_and_rates_are_exact() -> None:
+    assert small().head(2).input_length.tolist() == [10, 20]
+    assert small().head(2).extras == {"session_id": ["a", None], "gen_length": [None, 64]}
+    assert small().rate == 1.5
+    assert small().scaled_to_rate(3.0).arrival.tolist() == [0, 0.25, 0.25, 1.0]
+    assert small().time_scaled(2.0).arrival.tolist() == [0, 1.0, 1.0, 4.0]
+
+
+def test_taken_rows_start_at_zero() -> None:
+    taken = small().take([1, 3])
+    assert taken.arrival.tolist() == [0, 1.5]
+    assert taken.extras["session_id"] == [None, "b"]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for call, complaint in (
+        (lambda: small().head(5), "small holds 4 requests, the run asks for 5"),
+        (lambda: small().head(0), "small holds 4 requests, the run asks for 0"),
+        (lambda: small().scaled_to_rate(0.0), "rate is 0.0 req/s, expected above 0 and finite"),
+        (lambda: small().scaled_to_rate(float("nan")), "rate is nan req/s"),
+        (lambda: small().time_scaled(-1.0), "time scale is -1.0, expected above 0 and finite"),
+        (lambda: small().head(1).scaled_to_rate(1.0), "lasts 0 s, so it cannot be scaled to 1.0 req/s"),
+        (lambda: Trace("t", np.array([0.0, 1.0]), np.array([1]), np.array([1, 1])), "columns of [1, 2] rows"),
+        (lambda: Trace("t", np.array([1.0]), np.array([1]), np.array([1])), "arrivals must be finite, start at 0"),
+        (lambda: Trace("t", np.array([0.0]), np.array([0]), np.array([1])), "input_length of row 0 is 0, expected 1"),
+        (lambda: Trace("t", np.array([]), np.array([]), np.array([])), "t holds no requests"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(complaint)):
+            call()
+
+
+def test_columns_cannot_be_changed_behind_ones_back() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        small().arrival[0] = 3.0
+
+
+def test_the_written_file_has_mooncakes_keys_and_whole_milliseconds(tmp_path: Path) -> None:
+    arrival, input_length, output_length = np.array([0.0, 0.0014, 4.3145790]), np.array([5, 6, 7]), np.array([1, 2, 0])
+    trace = Trace("t", arrival, input_length, output_length, small().head(3).extras)
+    path = write(trace, tmp_path / "out.jsonl")
+    assert path.read_text() == (
+        '{"timestamp": 0, "input_length": 5, "output_length": 1, "session_id": "a"}\n'
+        '{"timestamp": 1, "input_length": 6, "output_length": 2, "gen_length": 64}\n'
+        '{"timestamp": 4315, "input_length": 7, "output_length": 0, "session_id": "a", "gen_length": 64}\n'
+    )
+    assert all(isinstance(json.loads(line)["timestamp"], int) for line in path.read_text().splitlines())
+
+
+def test_a_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    path = write(small(), tmp_path / "out.jsonl")
+    before = path.read_bytes()
+    with pytest.raises(TraceError, match="exists, expected a new file: --force overwrites it"):
+        write(small().head(1), path)
+    assert path.read_bytes() == before
+    write(small().head(1), path, force=True)
+    assert len(load(path)) == 1
+    with pytest.raises(TraceError, match="cannot be written: No such file or directory"):
+        write(small(), tmp_path / "missing" / "out.jsonl")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write(small(), tmp_path / "out.jsonl")
+    before = path.read_bytes()
+    broken = Trace("t", np.zeros(2), np.ones(2), np.ones(2), {"id": ["fine", {1, 2}]})
+    with pytest.raises(TypeError):
+        write(broken, path, force=True)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["azure-conv", "mooncake-conv"])
+def test_a_shipped_trace_is_unmodified_and_named_with_its_licence(name: str) -> None:
+    path = SHIPPED[name]
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[name]
+    words = " ".join(file.read_text() for file in sorted(path.parent.iterdir()) if file != path)
+    licence = {"azure-conv": "https://creativecommons.org/licenses/by/4.0/", "mooncake-conv": "Apache License"}[name]
+    assert licence in words
+    assert "Changes:" in words
+    assert SHA256[name] in words
+    assert shipped_names() == tuple(SHA256)
+
+
+@pytest.mark.parametrize("name", ["azure-conv", "mooncake-conv"])
+def test_a_shipped_trace_survives_writing_and_loading(tmp_path: Path, name: str) -> None:
+    before = load(name)
+    after = load(write(before, tmp_path / "out.jsonl"))
+    assert np.abs(after.arrival - before.arrival).max() <= 0.0005 + 1e-9
+    assert after.input_length.tolist() == before.input_length.tolist()
+    assert after.output_length.tolist() == before.output_length.tolist()
+    assert after.extras == before.extras
+    assert after.notes.num_unsorted == 0
+
+
+optional = st.fixed_dictionaries(
+    {},
+    optional={
+        "session_id": st.text(min_size=1, max_size=5),
+        "hash_ids": st.lists(st.integers(0, 99), max_size=4),
+        "gen_length": st.integers(1, 4096),
+        "slo_class": st.sampled_from(["chat", "batch"]),
+    },
+)
+rows = st.lists(
+    st.tuples(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 10**7), optional), min_size=1, max_size=30
+)
+
+
+@settings(deadline=None)
+@given(rows)
+def test_any_trace_of_whole_milliseconds_survives_writing_and_loading(
+    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[int, int, int, dict[str, object]]]
+) -> None:
+    found = sorted(found, key=lambda row: row[0])
+    arrival = np.array([row[0] - found[0][0] for row in found]) / 1e3
+    names = {name for row in found for name in row[3]}
+    trace = Trace(
+        "t",
+        arrival,
+        np.array([row[1] for row in found]),
+        np.array([row[2] for row in found]),
+        {name: [row[3].get(name) for row in found] for name in sorted(names)},
+        TraceNotes(),
+    )
+    path = tmp_path_factory.mktemp("round") / "trace.jsonl"
+    back = load(write(trace, path))
+    assert back.arrival.tolist() == trace.arrival.tolist()
+    assert back.input_length.tolist() == trace.input_length.tolist()
+    assert back.output_length.tolist() == trace.output_length.tolist()
+    assert back.extras == trace.extras
+    again = write(back, path, force=True).read_bytes()
+    assert write(load(path), path, force=True).read_bytes() == again
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-5, 10**6), st.integers(-2, 50), st.integers(-2, 50)), min_size=1, max_size=30))
+def test_whatever_loads_is_sorted_and_not_negative(
+    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[int, int, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "trace.jsonl"
+    path.write_text("".join(f'{{"timestamp": {t}, "input_length": {n}, "output_length": {m}}}\n' for t, n, m in found))
+    good = [(t, n, m) for t, n, m in found if min(t, n, m) >= 0 and (n > 0 or m == 0)]
+    if not any(m > 0 for _, _, m in good):
+        with pytest.raises(TraceError):
+            load(path, skip_bad=True)
+        return
+    trace = load(path, skip_bad=True)
+    kept = sorted((row for row in good if row[2] > 0), key=lambda row: row[0])
+    assert trace.arrival.tolist() == [(row[0] - kept[0][0]) / 1e3 for row in kept]
+    assert trace.input_length.tolist() == [row[1] for row in kept]
+    assert trace.notes.num_skipped == len(found) - len(good)
+    assert trace.notes.failed_in_trace == len(good) - len(kept)

@@ -1,0 +1,108 @@
+"""Arrival processes: when requests come, drawn by index so that the same seed gives the same times.
+
+Every gap is an inverse distribution function of one keyed draw. So a longer run begins with the shorter one, and two
+rates or two CVs see the same luck.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import gammaincinv, gammaln
+
+from ..engine import chance
+from ..engine.errors import TraceError
+from .trace import Floats, check_rate
+
+CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
+CV_TOLERANCE = 1e-3  # relative: how far a CV and a burstiness, both given, may disagree
+MAX_SEED = 2**63
+
+
+def poisson_gaps(u: Floats, cv: float) -> Floats:
+    """Exponential gaps of mean 1."""
+    return -np.log1p(-u)
+
+
+def gamma_gaps(u: Floats, cv: float) -> Floats:
+    """Gamma gaps of mean 1: shape 1/cv^2, which is vLLM's burstiness."""
+    shape = cv**-2
+    return np.asarray(gammaincinv(shape, u), np.float64) / shape
+
+
+def weibull_gaps(u: Floats, cv: float) -> Floats:
+    """Weibull gaps of mean 1."""
+    shape = weibull_shape(cv)
+    return (-np.log1p(-u)) ** (1 / shape) / math.exp(gammaln(1 + 1 / shape))
+
+
+def constant_gaps(u: Floats, cv: float) -> Floats:
+    """Equal gaps of 1."""
+    return np.ones_like(u)
+
+
+GAPS: dict[str, Callable[[Floats, float], Floats]] = {
+    "poisson": poisson_gaps,
+    "gamma": gamma_gaps,
+    "weibull": weibull_gaps,
+    "constant": constant_gaps,
+}
+FIXED_CV = {"poisson": 1.0, "constant": 0.0}
+
+# What --arrival takes: a trace's own times, a renewal process, or the piecewise process of burstgpt.py.
+ARRIVALS = ("trace", *GAPS, "burstgpt-like")
+
+
+def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) -> Floats:
+    """Arrival times (s) of a renewal process, the first at 0."""
+    check_rate(rate)
+    u = chance.uniform(chance.key(seed, chance.ARRIVAL, np.arange(1, num_requests)))
+    return np.concatenate(([0.0], np.cumsum(GAPS[arrival](u, cv) / rate)))
+
+
+def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> float:
+    """The CV of the gaps from --cv or --burstiness (cv = burstiness^-1/2), checked against what a process can have."""
+    for name, value in (("cv", cv), ("burstiness", burstiness)):
+        if value is not None and not 0 <= value < math.inf:
+            raise TraceError(f"{name} is {value}, expected a finite number above 0")
+    if burstiness == 0:
+        raise TraceError("burstiness is 0.0, expected a finite number above 0")
+    wanted = cv if cv is not None else None if burstiness is None else burstiness**-0.5
+    if cv is not None and burstiness is not None and abs(cv - burstiness**-0.5) > CV_TOLERANCE * cv:
+        raise TraceError(f"cv is {cv} but burstiness {burstiness} means {burstiness**-0.5:.6g}, expected one of them")
+    if arrival not in GAPS:
+        if wanted is not None:
+            raise TraceError(f"cv is {wanted:g}, expected none with {arrival} arrivals: they have one of their own")
+        return math.nan
+    fixed = FIXED_CV.get(arrival)
+    if fixed is not None:
+        if wanted is not None and abs(wanted - fixed) > CV_TOLERANCE:
+            raise TraceError(f"cv is {wanted:g}, expected {fixed:g} with {arrival} arrivals: gamma has any CV")
+        return fixed
+    low, high = CV_RANGE[arrival]
+    if wanted is not None and not low <= wanted <= high:
+        raise TraceError(f"cv is {wanted:g}, expected {low:g} to {high:g} for {arrival} arrivals")
+    return 1.0 if wanted is None else wanted
+
+
+def weibull_shape(cv: float) -> float:
+    """The shape at which a Weibull distribution has this CV, by bisection on its logarithm."""
+
+    def excess(log_shape: float) -> float:
+        shape = math.exp(log_shape)
+        return float(gammaln(1 + 2 / shape) - 2 * gammaln(1 + 1 / shape)) - math.log1p(cv**2)
+
+    return math.exp(float(brentq(excess, math.log(0.05), math.log(500.0), xtol=1e-12)))
+
+
+def check_choice(arrival: str) -> None:
+    """Refuse an arrival process that does not exist."""
+    if arrival not in ARRIVALS:
+        raise TraceError(f"no arrival process named {arrival}, expected one of: {', '.join(ARRIVALS)}")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that does not fit a key."""
+    if not 0 <= seed < MAX_SEED:
+        raise TraceError(f"seed is {seed}, expected 0 to 2^63 - 1")

@@ -1,0 +1,76 @@
+"""Fit a Gamma to a trace's gaps, and say how badly it fits."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import digamma, gammainc
+
+from ..engine.errors import TraceError
+from .stats import FANO_WINDOWS, fano, gap_cv
+from .trace import Floats, Trace
+
+KS_DOUBT = 0.05  # a distance between the distributions above which the fit should not be trusted
+
+
+@dataclass(frozen=True, slots=True)
+class GammaFit:
+    """Gamma gaps by maximum likelihood, and what the trace has to say against them."""
+
+    rate: float  # req/s
+    shape: float  # vLLM's burstiness
+    scale: float  # s
+    cv: float  # of the fit: shape^-1/2
+    trace_cv: float  # of the trace's gaps
+    ks: float  # greatest distance between the trace's distribution of gaps and the fit's
+    zero_gaps: float  # share of gaps of 0, on which a likelihood has nothing to say: fitted without them
+    fano: dict[str, float | None]  # of the trace; a renewal process has about cv^2 at long windows
+
+    @property
+    def believable(self) -> bool:
+        """Whether the Gamma is close to the trace; replay the trace itself when not."""
+        return self.ks <= KS_DOUBT
+
+
+def fit(trace: Trace) -> GammaFit:
+    """The Gamma that fits a trace's gaps best."""
+    gaps = np.diff(trace.arrival)
+    positive = gaps[gaps > 0]
+    trace_cv = gap_cv(trace.arrival)
+    if not trace.notes.has_arrivals or len(positive) < 10 or trace_cv is None:
+        raise TraceError(f"{trace.name} has {len(positive)} gaps above 0 to fit, expected at least 10")
+    shape = gamma_shape(positive)
+    scale = float(positive.mean()) / shape
+    return GammaFit(
+        rate=trace.rate,
+        shape=shape,
+        scale=scale,
+        cv=shape**-0.5,
+        trace_cv=trace_cv,
+        ks=distance(gaps, shape, scale),
+        zero_gaps=1 - len(positive) / len(gaps),
+        fano={f"{w:g}": fano(trace.arrival, w) for w in FANO_WINDOWS},
+    )
+
+
+def gamma_shape(gaps: Floats) -> float:
+    """The shape of greatest likelihood: log k - digamma(k) = log mean - mean log; 1e6 at most (nearly equal gaps)."""
+    target = math.log(float(gaps.mean())) - float(np.log(gaps).mean())
+    low, high = math.log(1e-3), math.log(1e6)
+
+    def excess(log_shape: float) -> float:
+        return log_shape - float(digamma(math.exp(log_shape))) - target
+
+    if excess(high) >= 0:
+        return 1e6
+    return math.exp(float(brentq(excess, low, high, xtol=1e-10))) if excess(low) > 0 else 1e-3
+
+
+def distance(gaps: Floats, shape: float, scale: float) -> float:
+    """Kolmogorov and Smirnov's distance, ties and gaps of 0 included."""
+    value, counts = np.unique(gaps, return_counts=True)
+    above = np.cumsum(counts) / len(gaps)
+    below = above - counts / len(gaps)
+    fitted = np.asarray(gammainc(shape, value / scale), np.float64)
+    return float(np.maximum(np.abs(above - fitted), np.abs(fitted - below)).max())

@@ -1,0 +1,102 @@
+"""Input and output lengths, drawn as pairs: from a trace's own requests, or from published moments."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from ..engine import chance
+from ..engine.errors import TraceError
+from .trace import MAX_LENGTH, Floats, Ints, Trace
+
+INPUT, OUTPUT, PAIR = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Mean and standard deviation (tokens) of inputs and outputs; the two are drawn independently of each other."""
+
+    input_mean: float
+    input_std: float
+    output_mean: float
+    output_std: float
+
+
+# Optimus, Table 2: the workloads of block-diffusion serving papers, as log-normals of these moments.
+LENGTHS = {
+    "sharegpt": Moments(213, 508, 321, 214),
+    "lmsys": Moments(89, 133, 183, 163),
+    "longbench": Moments(4015, 2057, 116, 138),
+    "gsm8k": Moments(89, 22, 175, 67),
+    "humaneval": Moments(172, 65, 103, 62),
+    "mbpp": Moments(155, 77, 49, 28),
+    "ifeval": Moments(58, 24, 281, 264),
+}
+
+FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
+
+
+def draw_lengths(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints]:
+    """Pairs of input and output lengths, each at least 1; pair i depends on the seed and i alone.
+
+    `lengths` is a trace to draw pairs from with replacement, moments, a name in LENGTHS, or one of the forms.
+    """
+    if isinstance(lengths, Trace):
+        rows = bootstrap(lengths, np.arange(num_requests), seed)
+        return lengths.input_length[rows], lengths.output_length[rows]
+    kind, moments = ("lognormal", lengths) if isinstance(lengths, Moments) else parse_lengths(lengths)
+    draw = {"fixed": normal, "normal": normal, "lognormal": lognormal}[kind]
+    input_u, output_u = (
+        chance.uniform(chance.key(seed, chance.LENGTH, side, np.arange(num_requests))) for side in (INPUT, OUTPUT)
+    )
+    return (
+        whole(draw(input_u, moments.input_mean, moments.input_std)),
+        whole(draw(output_u, moments.output_mean, moments.output_std)),
+    )
+
+
+def bootstrap(trace: Trace, index: Ints, seed: int) -> Ints:
+    """A row of the trace for each index, drawn with replacement."""
+    u = chance.uniform(chance.key(seed, chance.LENGTH, PAIR, index))
+    return (u * len(trace)).astype(np.int64)
+
+
+def parse_lengths(text: str) -> tuple[str, Moments]:
+    """The distribution and moments that a name or a form means; `normal:512,256` is for inputs and outputs alike."""
+    if text in LENGTHS:
+        return "lognormal", LENGTHS[text]
+    kind, _, rest = text.partition(":")
+    try:
+        numbers = [float(part) for part in rest.split(",")]
+    except ValueError:
+        numbers = []
+    if kind == "fixed" and len(numbers) == 2:
+        numbers = [numbers[0], 0.0, numbers[1], 0.0]
+    elif kind in ("normal", "lognormal") and len(numbers) == 2:
+        numbers *= 2
+    if kind not in ("fixed", "normal", "lognormal") or len(numbers) != 4:
+        raise TraceError(f"lengths are {text}, expected one of: {', '.join(LENGTHS)}, {FORMS}")
+    for mean, std in (numbers[:2], numbers[2:]):
+        if not 1 <= mean <= MAX_LENGTH or not 0 <= std <= MAX_LENGTH:
+            found = f"mean {mean:g} and std {std:g}"
+            raise TraceError(f"lengths are {text}: {found}, expected 1 to {MAX_LENGTH} and 0 to {MAX_LENGTH}")
+    if kind == "fixed" and any(mean % 1 for mean in numbers[::2]):
+        raise TraceError(f"lengths are {text}, expected whole numbers of tokens")
+    return kind, Moments(*numbers)
+
+
+def normal(u: Floats, mean: float, std: float) -> Floats:
+    """Normal draws, not yet cut at 1."""
+    return mean + std * np.asarray(ndtri(u), np.float64)
+
+
+def lognormal(u: Floats, mean: float, std: float) -> Floats:
+    """Log-normal draws of this mean and standard deviation."""
+    variance = math.log1p((std / mean) ** 2)
+    return np.exp(math.log(mean) - variance / 2 + math.sqrt(variance) * np.asarray(ndtri(u), np.float64))
+
+
+def whole(lengths: Floats) -> Ints:
+    """To the nearest whole token, and at least one."""
+    return np.clip(np.rint(lengths), 1, MAX_LENGTH).astype(np.int64)

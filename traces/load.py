@@ -1,0 +1,171 @@
+"""Load a trace: find it, tell its format by its keys, read it, sort it and start it at 0."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import TraceError
+from .formats import TICKS_PER_SECOND, Format, named, recognise
+from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
+from .rows import (
+    container,
+    csv_frame,
+    csv_header,
+    csv_rows,
+    decode,
+    json_rows,
+    jsonl_rows,
+    parquet_rows,
+    read_bytes,
+)
+from .sharegpt import columns_of_conversations, is_sharegpt
+from .shipped import SHIPPED
+from .trace import Trace, TraceNotes
+
+PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s: outside these the time unit is probably another
+
+
+def load(
+    path_or_name: str | Path,
+    *,
+    time_unit: str | None = None,
+    skip_bad: bool = False,
+    keep_failed: bool = False,
+    format: str | None = None,
+) -> Trace:
+    """The trace in a file, or a shipped one by its name.
+
+    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` counts bad rows and goes on; `keep_failed` keeps
+    requests without output; `format` is told by the keys unless given.
+    """
+    if time_unit is not None and time_unit not in TICKS_PER_SECOND:
+        raise TraceError(f"time unit is {time_unit}, expected one of: {', '.join(TICKS_PER_SECOND)}")
+    path, name = locate(path_or_name)
+    columns, form = read(path, format, skip_bad)
+    has_arrivals = form is not None
+    unit = time_unit or (form.unit if form else "s")
+    if time_unit is not None and form is not None and form.unit == "datetime":
+        raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
+    if form is not None and form.doubtful and time_unit is None and format is None:
+        columns.warnings.extend(doubts(columns, form))
+    return finish(columns, str(path), name, form.name if form else "sharegpt", unit, keep_failed, has_arrivals)
+
+
+def locate(path_or_name: str | Path) -> tuple[Path, str]:
+    """The file and the name of a trace; an error lists the shipped ones."""
+    path = Path(path_or_name)
+    if path.exists():
+        return path, path.stem
+    if str(path_or_name) in SHIPPED:
+        return SHIPPED[str(path_or_name)], str(path_or_name)
+    raise TraceError(f"no trace file {path_or_name}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
+
+
+def read(path: Path, format: str | None, skip_bad: bool) -> tuple[Columns, Format | None]:
+    """A file's columns and its format, None for ShareGPT."""
+    data = read_bytes(path)
+    where = str(path)
+    wanted = named(format) if format not in (None, "sharegpt") and format else None
+    kind = container(where, data)
+    if kind == "csv":
+        return read_csv(where, data, wanted, skip_bad)
+    if kind == "parquet":
+        found = parquet_rows(where, data)
+    else:
+        found = (json_rows if kind == "json" else jsonl_rows)(where, decode(where, data))
+    whole = next((i for i, row in enumerate(found.rows) if isinstance(row, dict) and row), None)
+    if whole is None:
+        if not found.rows:
+            raise TraceError(f"{where} holds no rows, expected a trace")
+        raise TraceError(f"{found.place(0)}: {found.rows[0] if isinstance(found.rows[0], str) else 'row has no keys'}")
+    first = found.rows[whole]
+    if format == "sharegpt" or (format is None and is_sharegpt(first)):
+        return columns_of_conversations(found), None
+    form = choose(found.place(whole), list(first), wanted)
+    return columns_of_good_rows(found.rows, form) or columns_of_rows(found, form, skip_bad), form
+
+
+def read_csv(where: str, data: bytes, wanted: Format | None, skip_bad: bool) -> tuple[Columns, Format]:
+    """A CSV file's columns and its format."""
+    text = decode(where, data)
+    header = csv_header(text)
+    form = choose(f"{where}:1", header, wanted)
+    numeric = dict.fromkeys((form.input, form.output), None)
+    dtypes: dict[str, Any] = {name: str for name in form.extras if name in header}
+    dtypes |= numeric | {form.time: str if form.unit == "datetime" else None}
+    frame = csv_frame(data, dtypes) if form.input in header else None
+    columns = columns_of_frame(frame, form) if frame is not None and len(frame) else None
+    if columns is not None:
+        return columns, form
+    found = csv_rows(where, text)
+    if not found.rows:
+        raise TraceError(f"{where} holds a header and no rows, expected a trace")
+    return columns_of_rows(found, form, skip_bad), form
+
+
+def choose(place: str, keys: list[str], wanted: Format | None) -> Format:
+    """The format asked for, if the keys allow it, else the one that the keys tell."""
+    if wanted is None:
+        return recognise(place, keys)
+    if not wanted.matches(keys):
+        raise TraceError(f"{place}: keys {', '.join(keys)} lack those of {wanted.name}, expected {wanted.keys}")
+    return wanted
+
+
+def doubts(columns: Columns, form: Format) -> list[str]:
+    """Signs that times are in another unit than the format's."""
+    time = columns.time.astype(np.float64)
+    found = []
+    if (time % 1 != 0).any() and form.unit == "ms":
+        found.append(f"{form.time} is fractional and read as {form.unit}: if it counts seconds, say --time-unit s")
+    duration = float(np.ptp(time)) / TICKS_PER_SECOND[form.unit] if len(time) else 0.0
+    if duration > 0:
+        rate = (len(time) - 1) / duration
+        low, high = PLAUSIBLE_RATES
+        if not low <= rate <= high:
+            found.append(f"{form.time} read as {form.unit} makes {rate:.3g} req/s: another --time-unit may be meant")
+    return found
+
+
+def finish(
+    columns: Columns, path: str, name: str, format: str, unit: str, keep_failed: bool, has_arrivals: bool
+) -> Trace:
+    """Drop failures, sort by time with ties in file order, and start at 0."""
+    failed = np.flatnonzero(columns.output_length == 0)
+    kept = np.arange(len(columns.time))
+    if not keep_failed:
+        kept = np.delete(kept, failed)
+    if not len(kept):
+        raise TraceError(
+            f"{path}: none of {columns.num_rows} rows is a request ({columns.num_skipped} bad, "
+            f"{len(failed)} without output), expected at least 1"
+        )
+    time = columns.time[kept]
+    # A row is out of order if an earlier one has a later time.
+    num_unsorted = int((time < np.maximum.accumulate(time)).sum())
+    if num_unsorted:
+        columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")
+        order = np.argsort(time, kind="stable")
+        time, kept = time[order], kept[order]
+    ticks = TICKS_PER_SECOND["ns" if unit == "datetime" else unit]
+    rows = kept.tolist() if columns.extras else []
+    notes = TraceNotes(
+        path=path,
+        format=format,
+        num_rows=columns.num_rows,
+        num_unsorted=num_unsorted,
+        num_skipped=columns.num_skipped,
+        failed_in_trace=0 if keep_failed else len(failed),
+        has_hash_ids="hash_ids" in columns.extras,
+        has_arrivals=has_arrivals,
+        warnings=tuple(columns.warnings),
+    )
+    return Trace(
+        name,
+        (time - time[0]) / ticks,
+        columns.input_length[kept],
+        columns.output_length[kept],
+        {key: [column[i] for i in rows] for key, column in columns.extras.items()},
+        notes,
+    )

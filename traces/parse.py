@@ -1,0 +1,248 @@
+"""Rows to numbers: one vectorised pass where every value is good, and row by row where one is not, to say which."""
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ..engine.errors import TraceError
+from .formats import TICKS_PER_SECOND, Format
+from .rows import Row, Rows
+from .trace import MAX_LENGTH, Ints
+
+Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+MAX_TICK = 2**62  # ns: year 2116
+COUNTS = ("block_size", "gen_length", "block_length", "steps")  # extras that are counts of at least 1
+BYTES_PER_TOKEN = 4  # a rule of thumb for English text
+
+
+@dataclass(slots=True)
+class Columns:
+    """A trace's columns before sorting and shifting; times in the format's own unit, whole where the file's are."""
+
+    time: Ticks
+    input_length: Ints
+    output_length: Ints
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+    num_rows: int = 0
+    num_skipped: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+class BadRowError(Exception):
+    """What is wrong with a row: the key, the value found and the value expected."""
+
+
+def columns_of_frame(frame: pd.DataFrame, form: Format) -> Columns | None:
+    """The columns of a CSV file read in one pass, or None when a value needs a closer look."""
+    try:
+        time = whole_ns(frame[form.time]) if form.unit == "datetime" else frame[form.time].to_numpy()
+        extras = {
+            ours: read_extras(ours, frame[theirs].tolist())
+            for theirs, ours in form.extras.items()
+            if theirs in frame.columns
+        }
+    except (ValueError, OverflowError, BadRowError):
+        return None
+    return good_columns(time, frame[form.input].to_numpy(), frame[form.output].to_numpy(), extras)
+
+
+def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
+    """The columns of rows that are all whole, or None when a value needs a closer look."""
+    whole = [row for row in rows if not isinstance(row, str)]
+    if len(whole) < len(rows) or form.unit == "datetime":
+        return None
+    try:
+        plain = [[row[key] for row in whole] for key in (form.time, form.input, form.output)]
+    except KeyError:
+        return None
+    if not all(set(map(type, column)) <= {int, float} for column in plain):
+        return None
+    try:
+        time, input_length, output_length = (np.array(column) for column in plain)
+        present = set().union(*(row.keys() for row in whole))
+        extras = {
+            ours: read_extras(ours, [row.get(theirs) for row in whole])
+            for theirs, ours in form.extras.items()
+            if theirs in present
+        }
+    except (OverflowError, BadRowError):
+        return None
+    return good_columns(time, input_length, output_length, extras)
+
+
+def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
+    """The columns of any rows, one at a time: the first bad row is an error, or is counted and left out."""
+    time: list[int | float] = []
+    input_length: list[int] = []
+    output_length: list[int] = []
+    names = {ours: theirs for theirs, ours in form.extras.items()}
+    extras: dict[str, list[Any]] = {ours: [] for ours in names}
+    last: dict[Any, int | float] = {}  # session -> its latest turn
+    num_skipped = num_text = num_delayed = 0
+    for i, row in enumerate(found.rows):
+        try:
+            if isinstance(row, str):
+                raise BadRowError(row)
+            tick, delayed = read_time(row, form, last)
+            from_text = row.get(form.input) is None and form.text is not None and isinstance(row.get(form.text), str)
+            num_input = num_tokens(row[form.text or ""]) if from_text else read_count(row, form.input, 0)
+            num_output = read_count(row, form.output, 0)
+            if num_input < 1 and num_output > 0:
+                raise BadRowError(f"{form.input} is {num_input}, expected at least 1")
+            more = {ours: read_extra(ours, row.get(theirs)) for ours, theirs in names.items()}
+        except BadRowError as complaint:
+            if not skip_bad:
+                raise TraceError(f"{found.place(i)}: {complaint}") from complaint
+            num_skipped += 1
+            continue
+        num_text += from_text
+        num_delayed += delayed
+        time.append(tick)
+        input_length.append(num_input)
+        output_length.append(num_output)
+        for ours, value in more.items():
+            extras[ours].append(value)
+        if (session := row.get("session_id")) is not None:
+            last[session] = tick
+    lengths = np.array(input_length, np.int64), np.array(output_length, np.int64)
+    columns = Columns(np.array(time), *lengths, held(extras), len(found.rows), num_skipped)
+    if num_text:
+        columns.warnings.append(
+            f"{num_text} rows have a text in place of an input length: counted as {BYTES_PER_TOKEN} bytes a token"
+        )
+    if num_delayed:
+        columns.warnings.append(
+            f"{num_delayed} rows have a delay in place of a time: they arrive that long after their session's last turn"
+        )
+    return columns
+
+
+def num_tokens(text: str) -> int:
+    """A guess at the number of tokens of a text."""
+    return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
+
+
+def good_columns(
+    time: npt.NDArray[Any],
+    input_length: npt.NDArray[Any],
+    output_length: npt.NDArray[Any],
+    extras: dict[str, list[Any]],
+) -> Columns | None:
+    """The columns if every number lies where it should, else None."""
+    for column, most in ((time, MAX_TICK), (input_length, MAX_LENGTH), (output_length, MAX_LENGTH)):
+        if column.dtype.kind not in "iuf" or not ((column >= 0) & (column <= most)).all():
+            return None
+    for column in (input_length, output_length):
+        if column.dtype.kind == "f" and (column % 1 != 0).any():
+            return None
+    if ((input_length < 1) & (output_length > 0)).any():
+        return None
+    ticks: Ticks = time.astype(np.float64) if time.dtype.kind == "f" else time.astype(np.int64)
+    lengths = input_length.astype(np.int64), output_length.astype(np.int64)
+    return Columns(ticks, *lengths, held(extras), num_rows=len(time))
+
+
+def whole_ns(stamps: "pd.Series[str]") -> Ints:
+    """Dates and times as ns since 1970; those without a zone are taken as UTC."""
+    moments = pd.to_datetime(stamps, format="ISO8601", utc=True).dt.as_unit("ns")
+    return moments.to_numpy("datetime64[ns]").astype(np.int64)
+
+
+def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
+    """When a row arrives, in ticks, and whether that follows from the delay after its session's turn before."""
+    value = row.get(form.time)
+    if value in (None, "") and row.get("delay") is not None and row.get("session_id") in last:
+        delay = read_number("delay", row["delay"], 0) * TICKS_PER_SECOND[form.unit] / 1e3
+        return last[row["session_id"]] + delay, True
+    if form.unit != "datetime":
+        return read_number(form.time, value, 0), False
+    try:
+        return int(whole_ns(pd.Series([value], dtype=str))[0]), False
+    except (ValueError, OverflowError, TypeError) as error:
+        raise BadRowError(f"{form.time} is {shown(value)}, expected a date and time") from error
+
+
+def read_count(row: Row, key: str, least: int) -> int:
+    """A number of tokens."""
+    number = read_number(key, row.get(key), least)
+    if number % 1 != 0:
+        raise BadRowError(f"{key} is {shown(row[key])}, expected a whole number")
+    if number > MAX_LENGTH:
+        raise BadRowError(f"{key} is {shown(row[key])}, expected at most {MAX_LENGTH}")
+    return int(number)
+
+
+def read_number(key: str, value: Any, least: int) -> int | float:
+    """A finite number of at least `least`, whether the file wrote it as a number or as text."""
+    if value is None or value == "":
+        raise BadRowError(f"{key} is missing, expected a number of at least {least}")
+    number = value
+    if isinstance(value, str) and "_" not in value:
+        for kind in (int, float):
+            try:
+                number = kind(value)
+                break
+            except ValueError:
+                pass
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise BadRowError(f"{key} is {shown(value)}, expected a number of at least {least}")
+    if not least <= number <= MAX_TICK:
+        limit = f"at least {least}" if number < least else "a finite number"
+        raise BadRowError(f"{key} is {shown(value)}, expected {limit}")
+    return number
+
+
+def read_extras(name: str, values: list[Any]) -> list[Any]:
+    """An optional column, checked where it holds numbers."""
+    if name in CHECKED:
+        return [read_extra(name, value) for value in values]
+    return [None if value == "" else value for value in values]
+
+
+def held(extras: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The optional columns that hold anything."""
+    return {name: column for name, column in extras.items() if any(value is not None for value in column)}
+
+
+def read_extra(name: str, value: Any) -> Any:
+    """An optional value, None where the row lacks it."""
+    if value is None or value == "":
+        return None
+    return CHECKED[name](value) if name in CHECKED else value
+
+
+def read_hash_ids(value: Any) -> list[Any]:
+    """The ids of a prompt's blocks; a CSV file holds them as a JSON list."""
+    found = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            found = json.loads(value)
+    if not isinstance(found, list):
+        raise BadRowError(f"hash_ids is {shown(value)}, expected a list")
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: on one line and not too long."""
+    text = json.dumps(value, default=str) if isinstance(value, str | list | dict | bool) else str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def count_reader(name: str) -> Callable[[Any], int]:
+    """A reader of counts that names its column."""
+    return lambda value: read_count({name: value}, name, 1)
+
+
+CHECKED: dict[str, Callable[[Any], Any]] = {
+    **{name: count_reader(name) for name in COUNTS},
+    "delay": lambda value: read_number("delay", value, 0),
+    "hash_ids": read_hash_ids,
+}

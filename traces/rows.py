@@ -1,0 +1,196 @@
+"""The rows of a trace file as the file has them, whatever holds them: CSV, JSON lines, a JSON array or Parquet."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from ..engine.errors import TraceError
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A file's rows; one that cannot be read is the complaint about it. `numbers` are lines, or rows where none are."""
+
+    path: str
+    numbers: list[int]
+    rows: list[Row | str]
+    by_line: bool = True
+
+    def place(self, i: int) -> str:
+        """Where row i stands, for an error message."""
+        return place(self.path, self.numbers[i], self.by_line)
+
+
+def place(path: str, number: int, by_line: bool = True) -> str:
+    """`file:line`, or `file: row n` in a file without lines."""
+    return f"{path}:{number}" if by_line else f"{path}: row {number}"
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's bytes; an error for a directory, a file that cannot be read, and an empty one."""
+    if path.is_dir():
+        raise TraceError(f"{path} is a directory, expected a trace file")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not data.strip():
+        raise TraceError(f"{path} is empty, expected a trace")
+    return data
+
+
+def container(path: str, data: bytes) -> str:
+    """What holds the rows, told by the first bytes: parquet, json, jsonl or csv; an error for any other binary file."""
+    if data[:4] == b"PAR1":
+        return "parquet"
+    if b"\0" in data[:65536]:
+        raise TraceError(f"{path} is a binary file, expected CSV, JSON lines, JSON or Parquet")
+    start = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    return {b"[": "json", b"{": "jsonl"}.get(start, "csv")
+
+
+def decode(path: str, data: bytes) -> str:
+    """The file's text, without a byte-order mark."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        found = f"byte 0x{data[error.start]:02x}"
+        raise TraceError(f"{path}:{line}: {found} is no UTF-8, expected a text file (or Parquet)") from error
+
+
+def csv_header(text: str) -> list[str]:
+    """The column names of a CSV file, stripped of surrounding blanks."""
+    return [name.strip() for name in next(csv.reader(io.StringIO(text)), [])]
+
+
+def csv_rows(path: str, text: str) -> Rows:
+    """Every row of a CSV file with its line; a row of the wrong width is a complaint. Blank lines do not count."""
+    numbers: list[int] = []
+    rows: list[Row | str] = []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header: list[str] = []
+    try:
+        for fields in reader:
+            if not fields:
+                continue
+            if not header:
+                header = [name.strip() for name in fields]
+                continue
+            numbers.append(reader.line_num)
+            if len(fields) == len(header):
+                rows.append(dict(zip(header, fields, strict=True)))
+            else:
+                rows.append(f"row has {len(fields)} fields, expected {len(header)} ({','.join(header)})")
+    except csv.Error as error:
+        numbers.append(reader.line_num)
+        rows.append(f"malformed CSV ({error}), expected {len(header)} fields")
+    return Rows(path, numbers, rows)
+
+
+def jsonl_rows(path: str, text: str) -> Rows:
+    """Every line of a JSON lines file; a line that is no object is a complaint. Blank lines do not count."""
+    numbers: list[int] = []
+    rows: list[Row | str] = []
+    # Only \n ends a line: str.splitlines would also cut at separators that JSON strings may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line or line.isspace():
+            continue
+        for row in turns(parse_object(line)):
+            numbers.append(number)
+            rows.append(row)
+    return Rows(path, numbers, rows)
+
+
+def json_rows(path: str, text: str) -> Rows:
+    """Every object of a JSON array; the array itself must be whole."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = place(path, error.lineno)
+        raise TraceError(f"{where}: malformed JSON ({error.msg}), expected an array of objects") from error
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: malformed JSON ({error}), expected an array of objects") from error
+    numbers: list[int] = []
+    rows: list[Row | str] = []
+    for number, item in enumerate(found, start=1):
+        for row in turns(item if isinstance(item, dict) else complaint_about(item)):
+            numbers.append(number)
+            rows.append(row)
+    return Rows(path, numbers, rows, by_line=False)
+
+
+def parquet_rows(path: str, data: bytes) -> Rows:
+    """Every row of a Parquet file."""
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(io.BytesIO(data)).to_pylist()
+    except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
+        raise TraceError(f"{path} is a damaged Parquet file: {' '.join(str(error).split())}") from error
+    return Rows(path, list(range(1, len(rows) + 1)), rows, by_line=False)
+
+
+def parse_object(line: str) -> Row | str:
+    """The object a line holds, or the complaint."""
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        return f"malformed JSON ({error.msg} at column {error.colno}), expected one object per line"
+    except (ValueError, RecursionError) as error:
+        return f"malformed JSON ({error}), expected one object per line"
+    return found if isinstance(found, dict) else complaint_about(found)
+
+
+def complaint_about(found: object) -> str:
+    """What is wrong with a row that is no object."""
+    return f"row is {json.dumps(found)[:40]}, expected an object"
+
+
+def turns(row: Row | str) -> Iterator[Row | str]:
+    """A row itself, or the turns of an LLMServingSim session: each starts a tool's time after the one before it."""
+    if isinstance(row, str) or not isinstance(row.get("sub_requests"), list):
+        yield row
+        return
+    start: Any = row.get("arrival_time_ns")
+    delay: float = 0
+    for turn in row["sub_requests"]:
+        if not isinstance(turn, dict):
+            yield complaint_about(turn)
+            continue
+        if isinstance(start, int | float) and not isinstance(start, bool):
+            start += delay
+        yield {
+            "arrival_time_ns": start,
+            "input_toks": turn.get("input_toks"),
+            "output_toks": turn.get("output_toks"),
+            "session_id": row.get("session_id"),
+            "delay": delay / 1e6,
+        }
+        pause = turn.get("tool_duration_ns", 0)
+        delay = pause if isinstance(pause, int | float) else 0
+
+
+def csv_frame(data: bytes, columns: dict[str, Any]) -> pd.DataFrame | None:
+    """The columns of a well-formed CSV file in one fast pass, each of the dtype given (None: infer a number).
+
+    None when anything about the file asks for the slow, exact reader: quotes, blank lines, rows of uneven width.
+    """
+    if b'"' in data:
+        return None
+    dtypes = {name: dtype for name, dtype in columns.items() if dtype is not None}
+    try:
+        frame = pd.read_csv(io.BytesIO(data), usecols=list(columns), dtype=dtypes, na_filter=False, encoding="utf-8-sig")
+    except (ValueError, OverflowError):
+        return None
+    width = data.split(b"\n", 1)[0].count(b",")
+    return frame if data.count(b",") == width * (len(frame) + 1) else None

@@ -1,0 +1,15 @@
+"""The traces that come with dsim, each in a folder with its licence and attribution."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "shipped"
+
+SHIPPED = {
+    "azure-conv": FOLDER / "azure-conv" / "AzureLLMInferenceTrace_conv.csv",
+    "mooncake-conv": FOLDER / "mooncake-conv" / "mooncake_conversation_first1800s.jsonl",
+}
+
+
+def shipped_names() -> tuple[str, ...]:
+    """The names that `load` knows without a file."""
+    return tuple(SHIPPED)

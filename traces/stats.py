@@ -1,0 +1,80 @@
+"""What a trace looks like: its rate, how bursty it is, how long its requests are."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .trace import Floats, Ints, Trace
+
+FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """Rate, burstiness and lengths as a plain dict; None where the trace is too short to say."""
+    notes = trace.notes
+    has_arrivals = notes.has_arrivals and len(trace) > 1
+    gaps = np.diff(trace.arrival)
+    return {
+        "name": trace.name,
+        "path": notes.path,
+        "format": notes.format,
+        "num_requests": len(trace),
+        "num_rows": notes.num_rows,
+        "num_unsorted": notes.num_unsorted,
+        "num_skipped": notes.num_skipped,
+        "failed_in_trace": notes.failed_in_trace,
+        "warnings": list(notes.warnings),
+        "duration": trace.duration if has_arrivals else None,
+        "rate": trace.rate if has_arrivals and trace.duration > 0 else None,
+        "cv": gap_cv(trace.arrival) if has_arrivals else None,
+        "zero_gaps": float((gaps == 0).mean()) if has_arrivals else None,
+        "longest_gap": float(gaps.max()) if has_arrivals else None,
+        "fano": {f"{w:g}": fano(trace.arrival, w) if has_arrivals else None for w in FANO_WINDOWS},
+        "input_length": describe_lengths(trace.input_length),
+        "output_length": describe_lengths(trace.output_length),
+        "repeated_hash_ids": repeated_hash_ids(trace),
+        "extras": sorted(trace.extras),
+    }
+
+
+def describe_lengths(lengths: Ints) -> dict[str, float]:
+    """Mean, spread and quantiles of token counts."""
+    p50, p90, p99 = np.percentile(lengths, (50, 90, 99)).tolist()
+    return {
+        "mean": float(lengths.mean()),
+        "std": float(lengths.std()),
+        "min": int(lengths.min()),
+        "p50": p50,
+        "p90": p90,
+        "p99": p99,
+        "max": int(lengths.max()),
+        "total": int(lengths.sum()),
+    }
+
+
+def gap_cv(arrival: Floats) -> float | None:
+    """Standard deviation of the gaps between arrivals over their mean; None below two gaps or without time."""
+    gaps = np.diff(arrival)
+    mean = float(gaps.mean()) if len(gaps) else 0.0
+    return float(gaps.std()) / mean if len(gaps) > 1 and mean > 0 else None
+
+
+def fano(arrival: Floats, window: float) -> float | None:
+    """Variance over mean of the number of arrivals in whole windows of `window` s; None below two windows.
+
+    1 for Poisson arrivals at every window, 0 for a constant rate.
+    """
+    num_windows = math.floor(float(arrival[-1]) / window) if len(arrival) else 0
+    if num_windows < 2:
+        return None
+    # Only windows with arrivals are listed: a trace may be long and almost empty.
+    _, counts = np.unique(np.floor(arrival[arrival < num_windows * window] / window), return_counts=True)
+    mean = float(counts.sum()) / num_windows
+    return float((counts.astype(np.float64) ** 2).sum() / num_windows - mean**2) / mean
+
+
+def repeated_hash_ids(trace: Trace) -> float | None:
+    """The share of prompt blocks seen before in the trace: what an endless prefix cache would reuse."""
+    blocks = [block for ids in trace.extras.get("hash_ids", ()) if ids for block in ids]
+    return 1 - len(set(map(str, blocks))) / len(blocks) if blocks else None

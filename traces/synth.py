@@ -1,0 +1,196 @@
+"""Make a trace up: an arrival process and lengths; or give a trace other arrivals, rate or lengths for a replay."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..engine import chance
+from ..engine.errors import TraceError
+from .arrivals import GAPS, check_choice, check_seed, renewal, resolve_cv
+from .burstgpt import BurstGPTLike, burstgpt_like
+from .lengths import LENGTHS, Moments, bootstrap, draw_lengths
+from .load import load
+from .shipped import SHIPPED
+from .trace import Floats, Trace, TraceNotes, check_rate
+
+MAX_REQUESTS = 100_000_000
+JITTER = 128  # apart from streams of arrivals
+
+# Columns that tell one request from another, or tie requests together: a request drawn twice may not keep them.
+IDENTITIES = ("id", "session_id", "delay", "hash_ids", "status")
+
+
+def synth(
+    arrival: str = "poisson",
+    rate: float = 1.0,
+    *,
+    cv: float | None = None,
+    burstiness: float | None = None,
+    lengths: str | Moments | Trace = "sharegpt",
+    num_requests: int | None = None,
+    duration: float | None = None,
+    seed: int = 0,
+    parameters: BurstGPTLike | None = None,
+) -> Trace:
+    """A synthetic trace of `num_requests`, or of `duration` s, or of whichever comes first; 1000 requests by default.
+
+    `rate` in req/s; `parameters` are those of burstgpt-like arrivals. The same arguments give the same trace.
+    """
+    check_choice(arrival)
+    if arrival == "trace":
+        raise TraceError("arrival is trace, expected an arrival process: a made-up trace has no times of its own")
+    if parameters is not None and arrival != "burstgpt-like":
+        raise TraceError(f"arrival is {arrival}, expected burstgpt-like: the parameters given are for that one")
+    check_rate(rate)
+    check_seed(seed)
+    check_count(num_requests)
+    if duration is not None and not 0 < duration < math.inf:
+        raise TraceError(f"duration is {duration} s, expected above 0 and finite")
+    cv = resolve_cv(arrival, cv, burstiness)
+    if num_requests is None and duration is None:
+        num_requests = 1000
+    times = draw_times(arrival, rate, cv, num_requests, duration, seed, parameters)
+    input_length, output_length = draw_lengths(resolve_lengths(lengths), len(times), seed)
+    shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
+    source = lengths if isinstance(lengths, str) else lengths.name if isinstance(lengths, Trace) else "moments"
+    name = f"{arrival}({rate:g}/s,{shown}{source},seed={seed})"
+    notes = TraceNotes(path=name, format="synthetic", num_rows=len(times))
+    return Trace(name, times, input_length, output_length, notes=notes)
+
+
+def prepare(
+    trace: Trace,
+    *,
+    arrival: str = "trace",
+    rate: float | None = None,
+    cv: float | None = None,
+    burstiness: float | None = None,
+    num_requests: int | None = None,
+    seed: int = 0,
+    lengths: str | Moments | Trace | None = None,
+    time_scale: float | None = None,
+    jitter: float = 0.0,
+    parameters: BurstGPTLike | None = None,
+) -> Trace:
+    """The trace that a replay runs: its head, with its own times or a process's, and its own lengths or others.
+
+    With its own times (arrival "trace"), `jitter` delays each request by up to so many seconds, then `time_scale`
+    multiplies the gaps or `rate` rescales them. With a process, the rate is the trace's unless given, and requests
+    beyond the trace's end are drawn from it again. Lengths other than the trace's own leave no optional columns.
+    """
+    check_choice(arrival)
+    check_seed(seed)
+    check_count(num_requests)
+    cv = resolve_cv(arrival, cv, burstiness)
+    if arrival == "trace":
+        if not trace.notes.has_arrivals:
+            raise TraceError(f"{trace.name} has no arrival times, expected an arrival process (--arrival) and a --rate")
+        ready = own_times(trace, num_requests, rate, time_scale, jitter, seed)
+    else:
+        for name, value in (("time scale", time_scale), ("jitter", jitter or None)):
+            if value is not None:
+                raise TraceError(f"{name} is {value}, expected none with {arrival} arrivals")
+        ready = new_times(trace, arrival, num_requests, rate, cv, seed, parameters)
+    if lengths is None:
+        return ready
+    input_length, output_length = draw_lengths(resolve_lengths(lengths), len(ready), seed)
+    notes = replace(ready.notes, has_hash_ids=False)
+    return replace(ready, input_length=input_length, output_length=output_length, extras={}, notes=notes)
+
+
+def own_times(
+    trace: Trace, num_requests: int | None, rate: float | None, time_scale: float | None, jitter: float, seed: int
+) -> Trace:
+    """A trace's head, jittered and rescaled."""
+    if rate is not None and time_scale is not None:
+        raise TraceError(f"rate is {rate} req/s and time scale is {time_scale}, expected one of them")
+    if not 0 <= jitter < math.inf:
+        raise TraceError(f"jitter is {jitter} s, expected 0 or more and finite")
+    ready = trace if num_requests is None else trace.head(num_requests)
+    if jitter > 0:
+        u = chance.uniform(chance.key(seed, chance.ARRIVAL, JITTER, 0, np.arange(len(ready))))
+        late = ready.arrival + jitter * u
+        order = np.argsort(late, kind="stable")
+        ready = replace(ready.take(order), arrival=late[order] - late[order[0]])
+    if time_scale is not None:
+        return ready.time_scaled(time_scale)
+    return ready if rate is None else ready.scaled_to_rate(rate)
+
+
+def new_times(
+    trace: Trace,
+    arrival: str,
+    num_requests: int | None,
+    rate: float | None,
+    cv: float,
+    seed: int,
+    parameters: BurstGPTLike | None,
+) -> Trace:
+    """A trace's requests in their order, then draws from it, at the times of an arrival process."""
+    if rate is None:
+        if not trace.notes.has_arrivals or not trace.duration > 0:
+            raise TraceError(f"{trace.name} has no rate of its own, expected a --rate for {arrival} arrivals")
+        rate = trace.rate
+    num_requests = num_requests or len(trace)
+    times = draw_times(arrival, rate, cv, num_requests, None, seed, parameters)
+    index = np.arange(num_requests)
+    if num_requests > len(trace):
+        extras = {name: column for name, column in trace.extras.items() if name not in IDENTITIES}
+        index[len(trace) :] = bootstrap(trace, index[len(trace) :], seed)
+        trace = replace(trace, extras=extras, notes=replace(trace.notes, has_hash_ids=False))
+    # Rows are taken before times are given: drawn rows do not come in order of their old times.
+    still = replace(trace, arrival=np.zeros(len(trace)))
+    return replace(still.take(index), arrival=times, notes=replace(trace.notes, has_arrivals=True))
+
+
+def draw_times(
+    arrival: str,
+    rate: float,
+    cv: float,
+    num_requests: int | None,
+    duration: float | None,
+    seed: int,
+    parameters: BurstGPTLike | None,
+) -> Floats:
+    """So many arrival times, or those under `duration` s, or whichever are fewer."""
+    if duration is None:
+        assert num_requests is not None
+        return times_of(arrival, rate, cv, num_requests, seed, parameters, None)
+    want = min(num_requests or MAX_REQUESTS, int(rate * duration * 1.1) + 100)
+    while True:
+        times = times_of(arrival, rate, cv, want, seed, parameters, duration)
+        if times[-1] >= duration or want == num_requests:
+            return times[times < duration]
+        want = min(num_requests or MAX_REQUESTS, want * 2)
+        if want >= MAX_REQUESTS:
+            raise TraceError(f"{rate} req/s for {duration} s is over {MAX_REQUESTS} requests, expected fewer")
+
+
+def times_of(
+    arrival: str,
+    rate: float,
+    cv: float,
+    num_requests: int,
+    seed: int,
+    parameters: BurstGPTLike | None,
+    horizon: float | None,
+) -> Floats:
+    """Times of a process by its name."""
+    if arrival in GAPS:
+        return renewal(arrival, num_requests, rate, cv, seed)
+    return burstgpt_like(num_requests, rate, seed, parameters or BurstGPTLike(), horizon)
+
+
+def resolve_lengths(lengths: str | Moments | Trace) -> str | Moments | Trace:
+    """Lengths by name: published moments and forms stay as they are; a file or a shipped trace is loaded."""
+    if not isinstance(lengths, str) or lengths in LENGTHS:
+        return lengths
+    return load(lengths) if lengths in SHIPPED or Path(lengths).exists() else lengths
+
+
+def check_count(num_requests: int | None) -> None:
+    """Refuse a number of requests that no run can have."""
+    if num_requests is not None and not 1 <= num_requests <= MAX_REQUESTS:
+        raise TraceError(f"number of requests is {num_requests}, expected 1 to {MAX_REQUESTS}")

@@ -1,0 +1,127 @@
+"""A trace: when requests arrive and how long they are, in columns."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.errors import TraceError
+from ..engine.request import Request
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNotes:
+    """Where a trace came from, and what was done to it on the way in."""
+
+    path: str = ""
+    format: str = ""
+    num_rows: int = 0  # rows found, dropped ones included
+    num_unsorted: int = 0  # rows that came after a later one, and were sorted
+    num_skipped: int = 0  # bad rows left out
+    failed_in_trace: int = 0  # rows with an output length of 0, dropped
+    has_hash_ids: bool = False
+    has_arrivals: bool = True  # False: all arrivals are 0 because the source has none
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in order of arrival, one column a property; ties keep the order of the file.
+
+    `extras` holds one list per optional column (session_id, delay, slo_class, hash_ids ...); None where a row lacks it.
+    """
+
+    name: str
+    arrival: Floats  # s, the first is 0
+    input_length: Ints  # tokens, at least 1
+    output_length: Ints  # tokens, 0 only for a failed request that was kept
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+    notes: TraceNotes = TraceNotes()
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("arrival", np.float64), ("input_length", np.int64), ("output_length", np.int64)):
+            column = np.array(getattr(self, name), dtype)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        self._check()
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return float(self.arrival[-1])
+
+    @property
+    def rate(self) -> float:
+        """Mean arrival rate (req/s), one over the mean gap; NaN when all arrive at once."""
+        return (len(self) - 1) / self.duration if self.duration > 0 else math.nan
+
+    def request(self, i: int) -> Request:
+        """Row i as the engine sees it."""
+        return Request(i, float(self.arrival[i]), int(self.input_length[i]), int(self.output_length[i]))
+
+    def take(self, rows: npt.ArrayLike) -> "Trace":
+        """The trace of these rows, in this order, with arrivals shifted to start at 0."""
+        index = np.asarray(rows, np.int64)
+        arrival = self.arrival[index]
+        extras = {name: [column[i] for i in index.tolist()] for name, column in self.extras.items()}
+        return replace(
+            self,
+            arrival=arrival - arrival[:1],
+            input_length=self.input_length[index],
+            output_length=self.output_length[index],
+            extras=extras,
+        )
+
+    def head(self, n: int) -> "Trace":
+        """The first n requests; an error when there are fewer."""
+        if not 1 <= n <= len(self):
+            raise TraceError(f"{self.name} holds {len(self)} requests, the run asks for {n}")
+        return self.take(np.arange(n))
+
+    def time_scaled(self, factor: float) -> "Trace":
+        """Every gap multiplied by `factor`: above 1 is slower."""
+        if not 0 < factor < math.inf:
+            raise TraceError(f"time scale is {factor}, expected above 0 and finite")
+        return replace(self, arrival=self.arrival * factor)
+
+    def scaled_to_rate(self, rate: float) -> "Trace":
+        """Every gap stretched alike so that the mean rate becomes `rate` (req/s)."""
+        check_rate(rate)
+        if not self.duration > 0:
+            raise TraceError(f"{self.name} lasts 0 s, so it cannot be scaled to {rate} req/s")
+        return self.time_scaled(self.rate / rate)
+
+    def _check(self) -> None:
+        """Hold what every reader of a trace relies on."""
+        sizes = {len(self.arrival), len(self.input_length), len(self.output_length)}
+        sizes.update(len(column) for column in self.extras.values())
+        if len(sizes) != 1:
+            raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length")
+        if not len(self):
+            raise TraceError(f"{self.name} holds no requests, expected at least 1")
+        if not np.isfinite(self.arrival).all() or self.arrival[0] != 0 or (np.diff(self.arrival) < 0).any():
+            raise TraceError(f"{self.name}: arrivals must be finite, start at 0 and never decrease")
+        for name, column, low in (
+            ("input_length", self.input_length, 1),
+            ("output_length", self.output_length, 0),
+        ):
+            bad = np.flatnonzero((column < low) | (column > MAX_LENGTH))
+            if len(bad):
+                i = int(bad[0])
+                raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected {low} to {MAX_LENGTH}")
+
+
+def check_rate(rate: float) -> None:
+    """Refuse a rate that is no rate."""
+    if not 0 < rate < math.inf:
+        raise TraceError(f"rate is {rate} req/s, expected above 0 and finite")
