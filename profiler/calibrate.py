@@ -6,8 +6,6 @@ the mean over denoise steps, B / E[steps a block]. What published tables do not 
 docs/profiles.md: the chance falls off as exp(-d / reach), and requests, blocks and steps differ as below.
 """
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
@@ -35,25 +33,40 @@ def calibrate_commits(
     temperature: float | None = None,
     padding_steps: float = 0.0,
     source: str = "",
+    solved: tuple[float, float] | None = None,
 ) -> CommitModel:
     """The commit model whose ordinary steps commit `target_mean` tokens, and scatter as near `target_std` as it can.
 
-    `padding_steps` is the share of all denoise steps that commit a whole block of padding.
+    `padding_steps` is the share of all denoise steps that commit a whole block of padding, `solved` what `solve`
+    answered before.
     """
-    std = STD_PER_MEAN * target_mean if target_std is None else target_std
-    p0, step_spread = _solve(target_mean, std, block_length)
+    p0, step_spread = solved or solve(target_mean, target_std, block_length)
     return CommitModel(
         workload=workload,
         block_length=block_length,
         threshold=threshold,
         temperature=temperature,
-        pass_probability=pass_table(p0, _reach(target_mean), block_length),
+        pass_probability=pass_table(p0, reach(target_mean), block_length),
         request_spread=REQUEST_SPREAD,
         block_spread=BLOCK_SPREAD,
         step_spread=step_spread,
         padding_share=float(f"{padding_blocks(padding_steps, target_mean, block_length):.4g}"),
         source=source,
     )
+
+
+def solve(target_mean: float, target_std: float | None = None, block_length: int = 32) -> tuple[float, float]:
+    """The first position's chance and the steps' spread, by bisection: the mean to 0.2 %, the std to a few per cent."""
+    wanted = STD_PER_MEAN * target_mean if target_std is None else target_std
+    few = NUM_BLOCKS // 8
+    low, high = 0.0, MAX_STEP_SPREAD
+    for _ in range(6):
+        spread = (low + high) / 2
+        table = pass_table(_first_chance(target_mean, spread, block_length, few, 8), reach(target_mean), block_length)
+        std = simulate(table, REQUEST_SPREAD, BLOCK_SPREAD, spread, few)[1]
+        low, high = (spread, high) if std < wanted else (low, spread)
+    spread = round((low + high) / 2, 2)
+    return _first_chance(target_mean, spread, block_length, NUM_BLOCKS, 13), spread
 
 
 def padding_blocks(steps: float, mean: float, block_length: int) -> float:
@@ -81,6 +94,11 @@ def decompose(total: float, total_std: float, block_length: int = 32) -> tuple[f
     return (total - block_length * low) / (1.0 - low), low
 
 
+def reach(target_mean: float) -> float:
+    """Above 4.5 tokens a step, 8 positions are too few to pass: three times the mean is enough."""
+    return REACH if target_mean <= 4.5 else 3.0 * target_mean
+
+
 def pass_table(p0: float, reach: float, block_length: int) -> tuple[float, ...]:
     """p0 * exp(-d / reach) for d = 0 .. block_length - 1, to six digits."""
     return tuple(float(f"{p:.6g}") for p in p0 * np.exp(-np.arange(block_length) / reach))
@@ -101,12 +119,14 @@ def simulate(
     length = len(p)
     block = _normals(rng, num_blocks) * np.hypot(request_spread, block_spread)
     masked = np.ones((num_blocks, length), bool)
+    alive = np.arange(num_blocks)
     steps = squares = 0.0
     while len(block):
-        theta = block + step_spread * ndtri(rng.random(len(block)))
+        # Finished blocks draw on, so that dice stay with their block while a bisection moves the chances.
+        theta = block + step_spread * ndtri(rng.random(num_blocks)[alive])
         frontier = masked.argmax(axis=1)
         distance = np.maximum(np.arange(length) - frontier[:, None], 0)
-        u = rng.random(masked.shape)
+        u = rng.random((num_blocks, length))[alive]
         score = np.where(masked, log_odds[distance] + theta[:, None] - np.log(u / (1.0 - u)), -np.inf)
         commit = score > 0.0
         commit[np.arange(len(block)), score.argmax(axis=1)] = True
@@ -115,24 +135,9 @@ def simulate(
         squares += float((counts.astype(np.float64) ** 2).sum())
         masked &= ~commit
         left = masked.any(axis=1)
-        masked, block = masked[left], block[left]
+        masked, block, alive = masked[left], block[left], alive[left]
     mean = num_blocks * length / steps
     return mean, float(np.sqrt(squares / steps - mean**2))
-
-
-@lru_cache(maxsize=64)
-def _solve(target_mean: float, target_std: float, block_length: int) -> tuple[float, float]:
-    """The first position's chance and the steps' spread, by bisection."""
-    low, high = 0.0, MAX_STEP_SPREAD
-    for _ in range(6):
-        spread = (low + high) / 2
-        p0 = _first_chance(target_mean, spread, block_length, NUM_BLOCKS // 8, 8)
-        std = simulate(
-            pass_table(p0, _reach(target_mean), block_length), REQUEST_SPREAD, BLOCK_SPREAD, spread, NUM_BLOCKS // 8
-        )[1]
-        low, high = (spread, high) if std < target_std else (low, spread)
-    spread = round((low + high) / 2, 2)
-    return _first_chance(target_mean, spread, block_length, NUM_BLOCKS, 13), spread
 
 
 def _first_chance(target_mean: float, spread: float, block_length: int, num_blocks: int, rounds: int) -> float:
@@ -140,15 +145,10 @@ def _first_chance(target_mean: float, spread: float, block_length: int, num_bloc
     low, high = -8.0, 8.0
     for _ in range(rounds):
         middle = (low + high) / 2
-        table = pass_table(1.0 / (1.0 + np.exp(-middle)), _reach(target_mean), block_length)
+        table = pass_table(1.0 / (1.0 + np.exp(-middle)), reach(target_mean), block_length)
         mean = simulate(table, REQUEST_SPREAD, BLOCK_SPREAD, spread, num_blocks)[0]
         low, high = (middle, high) if mean < target_mean else (low, middle)
     return float(f"{1.0 / (1.0 + np.exp(-(low + high) / 2)):.5g}")
-
-
-def _reach(target_mean: float) -> float:
-    """Above 4.5 tokens a step, 8 positions are too few to pass: three times the mean is enough."""
-    return REACH if target_mean <= 4.5 else 3.0 * target_mean
 
 
 def _normals(rng: np.random.Generator, num: int) -> Array:

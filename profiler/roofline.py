@@ -153,7 +153,9 @@ def _kv_bytes(model: ModelShape, tp: int) -> int:
 
 
 def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:
-    if tp < 1 or model.heads % tp or max(tp, model.kv_heads) % min(tp, model.kv_heads):
+    if tp < 1:
+        raise ProfileError(f"tp is {tp}, expected at least 1")
+    if model.heads % tp or max(tp, model.kv_heads) % min(tp, model.kv_heads):
         raise ProfileError(
             f"{model.name} has {model.heads} heads and {model.kv_heads} KV heads, which {tp} GPUs cannot share evenly"
         )

@@ -1,0 +1,120 @@
+"""Calibrated commit models yield what was published, on other dice than those that fitted them."""
+
+import numpy as np
+import pytest
+from dsim.profiler.calibrate import (
+    STD_PER_MEAN,
+    calibrate_commits,
+    decompose,
+    mixture,
+    padding_blocks,
+    pass_table,
+    simulate,
+    solve,
+)
+from dsim.profiler.published import SOLVED, YIELDS, per_denoise_step, published_commits
+
+# SDAR-8B: printed mean and std, ordinary mean, share of whole-block steps, std of the mixture.
+TABLE_2 = {
+    "sharegpt": (5.29, 9.44, 2.2, 0.104),
+    "lmsys": (4.81, 8.80, 2.2, 0.088),
+    "longbench": (6.06, 10.74, 2.2, 0.130),
+    "gsm8k": (3.20, 5.68, 2.2, 0.034),
+    "humaneval": (3.75, 5.96, 2.6, 0.039),
+    "mbpp": (1.96, 3.33, 1.67, 0.0097),
+    "ifeval": (1.88, 3.90, 1.5, 0.013),
+}
+LLADA2_TABLE_2 = {
+    "sharegpt": (2.51, 4.19),
+    "lmsys": (2.52, 4.84),
+    "longbench": (1.63, 1.90),
+    "gsm8k": (2.61, 4.07),
+    "humaneval": (6.01, 8.51),
+    "mbpp": (3.34, 4.81),
+    "ifeval": (1.28, 1.74),
+}
+
+
+def test_a_mask_that_never_passes_commits_one_a_step() -> None:
+    assert simulate((0.0,) * 8, 0.0, 0.0, 0.0, num_blocks=50) == (1.0, 0.0)
+
+
+def test_masks_that_always_pass_commit_a_block_a_step() -> None:
+    assert simulate((1.0,) * 8, 0.0, 0.0, 0.0, num_blocks=50) == (8.0, 0.0)
+
+
+def test_two_masks_have_a_mean_in_closed_form() -> None:
+    # Both pass with p * q; otherwise one commits and a second step takes the other.
+    mean, _ = simulate((0.6, 0.5), 0.0, 0.0, 0.0, num_blocks=200_000)
+    assert mean == pytest.approx(2 / (2 - 0.6 * 0.5), rel=3e-3)
+
+
+@pytest.mark.parametrize("mean", SOLVED)
+def test_solved_models_yield_their_mean_on_other_dice(mean: float) -> None:
+    y = next(y for _, yields in YIELDS.values() for y in yields if y.mean == mean)
+    m = calibrate_commits(y.mean, workload="", threshold=0.9, solved=SOLVED[mean])
+    spreads = (m.request_spread, m.block_spread, m.step_spread)
+    same, _ = simulate(m.pass_probability, *spreads)
+    other, std = simulate(m.pass_probability, *spreads, seed=7)
+    assert same == pytest.approx(mean, rel=2e-3)
+    assert other == pytest.approx(mean, rel=1e-2)
+    assert std == pytest.approx(STD_PER_MEAN * mean, rel=0.1)
+
+
+@pytest.mark.parametrize("mean", [4.31, 2.2])
+def test_solving_again_gives_the_stored_answer(mean: float) -> None:
+    assert solve(mean) == SOLVED[mean]
+
+
+def test_a_shorter_block_can_be_calibrated_too() -> None:
+    m = calibrate_commits(1.8, block_length=8, workload="w", threshold=0.9)
+    assert len(m.pass_probability) == 8
+    mean, _ = simulate(m.pass_probability, m.request_spread, m.block_spread, m.step_spread)
+    assert mean == pytest.approx(1.8, rel=2e-3)
+
+
+@pytest.mark.parametrize("workload", TABLE_2)
+def test_mixtures_have_the_published_mean_and_std(workload: str) -> None:
+    mean, std, ordinary, steps = TABLE_2[workload]
+    total, total_std = mixture(ordinary, STD_PER_MEAN * ordinary, steps, 32)
+    assert total == pytest.approx(mean, abs=0.06)
+    assert total_std == pytest.approx(std, rel=0.06)
+    model = next(m for m in published_commits("SDAR-8B") if m.workload == f"{workload}-fixed")
+    # From the share of blocks back to that of steps: an ordinary block takes 32 / mean of them.
+    q = model.padding_share
+    assert q / (q + (1 - q) * 32 / ordinary) == pytest.approx(steps, rel=1e-3)
+
+
+def test_the_share_of_blocks_is_not_that_of_steps() -> None:
+    assert padding_blocks(0.5, 2.0, 8) == 0.8
+    assert padding_blocks(0.0, 2.0, 8) == 0.0
+
+
+@pytest.mark.parametrize("workload", LLADA2_TABLE_2)
+def test_llada2_rows_are_taken_apart_as_documented(workload: str) -> None:
+    mean, steps = decompose(*LLADA2_TABLE_2[workload])
+    assert mixture(mean, STD_PER_MEAN * mean, steps, 32) == pytest.approx(LLADA2_TABLE_2[workload], rel=1e-6)
+    y = next(y for y in YIELDS["LLaDA2"][1] if y.workload == f"{workload}-fixed")
+    assert (y.mean, y.padding_steps) == (pytest.approx(mean, abs=0.006), pytest.approx(steps, abs=6e-5))
+
+
+def test_published_figures_per_forward_become_per_denoise_step() -> None:
+    assert per_denoise_step(3.8) == pytest.approx(4.31, abs=0.005)
+    assert per_denoise_step(32 / 15.02) == pytest.approx(2.28, abs=0.005)
+
+
+def test_each_commit_model_names_its_source_and_what_it_was_borrowed_from() -> None:
+    assert published_commits("Qwen3-8B") == published_commits("Dream-7B") == ()
+    assert [m.workload for m in published_commits("SDAR-8B")][:3] == ["sharegpt", "sharegpt-focus", "sharegpt-fixed"]
+    for name in ("SDAR-4B", "LLaDA2.0-flash"):
+        models = published_commits(name)
+        assert models[0].workload == "sharegpt"
+        assert all(m.source.startswith("borrowed from ") for m in models)
+    assert {m.threshold for m in published_commits("LLaDA-8B")} == {0.5, 0.6, 0.7, 0.8, 0.9}
+
+
+def test_the_pass_table_falls_with_distance() -> None:
+    table = np.array(pass_table(0.5, 8.0, 32))
+    assert table[0] == 0.5
+    assert table[8] == pytest.approx(0.5 / np.e, rel=1e-5)
+    assert (np.diff(table) < 0).all()

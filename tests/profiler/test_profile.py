@@ -1,0 +1,194 @@
+"""A profile survives its file byte for byte, and a bad file is refused in one line that says both values."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dsim.engine.errors import ProfileError
+from dsim.profiler import ship
+from dsim.profiler.profile import DEFAULT, SHIPPED, MemoryModel, load, save, shipped, to_json
+
+
+@pytest.fixture(scope="module")
+def good() -> dict[str, Any]:
+    data = to_json(load(DEFAULT))
+    assert isinstance(data, dict)
+    return data
+
+
+def refusal(tmp_path: Path, data: object) -> str:
+    path = tmp_path / "p.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    with pytest.raises(ProfileError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(path), "p.json")
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    measured = replace(
+        load(DEFAULT), origin="measured", fit=replace(load(DEFAULT).fit, standard_errors={"slope": 1e-7})
+    )
+    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured):
+        save(profile, tmp_path / "a.json", force=True)
+        save(load(tmp_path / "a.json"), tmp_path / "b.json", force=True)
+        assert load(tmp_path / "a.json") == profile
+        assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
+    assert (measured.is_estimate, measured.verdict) == (False, "measured")
+
+
+def test_the_shipped_files_are_what_the_script_writes(tmp_path: Path) -> None:
+    ship.main(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in SHIPPED.iterdir()}
+
+
+def test_shipped_profiles_say_that_they_are_estimates() -> None:
+    held = shipped()
+    assert next(iter(held)) == DEFAULT
+    assert all("\n" not in line and line.endswith("(estimated, not measured)") for line in held.values())
+    assert {load(name).name for name in held} == set(held)
+
+
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("mine")
+    with pytest.raises(ProfileError, match="exists: choose another name, or pass --force"):
+        save(load(DEFAULT), path)
+    assert path.read_text() == "mine"
+    with pytest.raises(ProfileError, match="cannot write"):
+        save(load(DEFAULT), tmp_path / "none" / "p.json")
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    profile = load(DEFAULT)
+    broken = replace(profile, latency=replace(profile.latency, slope=-1.0))
+    with pytest.raises(ProfileError, match=r"latency\.slope is -1\.0, expected at least 0"):
+        save(broken, tmp_path / "p.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("a100-sdar-9b")
+    assert str(caught.value).startswith(
+        "no profile file or shipped profile is named a100-sdar-9b; shipped: a100-sdar-8b, "
+    )
+
+
+def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
+    assert refusal(tmp_path, good | {"version": 2}) == (
+        "p.json is a dsim-profile of version 2, this dsim reads up to 1: upgrade dsim, "
+        "or make the profile again with this one"
+    )
+
+
+BAD = [
+    (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
+    (("version",), "1", "p.json: version is '1', expected 1"),
+    (("origin",), "guessed", 'p.json: origin is "guessed", expected one of measured, calibrated, roofline'),
+    (("family",), 3, "p.json: family is 3, expected a string"),
+    (("device",), [1], "p.json: device is a list of 1, expected an object"),
+    (("device", "count"), 0, "p.json: device.count is 0, expected at least 1"),
+    (("device", "count"), True, "p.json: device.count is true, expected an integer"),
+    (
+        ("device", "memory_bytes"),
+        10**400,
+        "p.json: device.memory_bytes is " + "1" + "0" * 76 + "..., expected at most 9223372036854775807",
+    ),
+    (("model", "layers"), 1.5, "p.json: model.layers is 1.5, expected an integer"),
+    (("model", "tied"), 0, "p.json: model.tied is 0, expected true or false"),
+    (
+        ("model", "experts"),
+        {},
+        "p.json: model.experts.num is missing, expected keys num, top_k, shared, ffn, dense_layers",
+    ),
+    (("latency", "slope"), -1e-6, "p.json: latency.slope is -1e-06, expected at least 0"),
+    (("latency", "launch"), None, "p.json: latency.launch is null, expected a number"),
+    (("latency", "knots"), [], "p.json: latency.knots is a list of 0, expected at least one knot"),
+    (("latency", "knots", 1), [95.0], "p.json: latency.knots[1] has 1 values, expected 2"),
+    (("latency", "knots", 1), [1, 1.0], "p.json: latency.knots[1][0] is 1.0, expected above the knot before, 1 tokens"),
+    (
+        ("latency", "knots", 1),
+        [9, 0.001],
+        "p.json: latency.knots[1][1] is 0.001, expected at least the knot before, 0.00927956 s",
+    ),
+    (("latency", "knots", 1), [9, -1], "p.json: latency.knots[1][1] is -1, expected at least 0"),
+    (("latency", "regimes"), ["transition"], "p.json: latency.regimes has 1 values, expected 3"),
+    (("latency", "domain"), [5, 1], "p.json: latency.domain[1] is 1.0, expected at least domain[0], 5"),
+    (("latency", "standard_errors"), {"slope": -1}, "p.json: latency.standard_errors.slope is -1, expected at least 0"),
+    (("memory", "utilisation"), 1.5, "p.json: memory.utilisation is 1.5, expected at most 1"),
+    (("commits", 0, "threshold"), 1.5, "p.json: commits[0].threshold is 1.5, expected at most 1"),
+    (("commits", 0, "pass_probability"), [0.5], "p.json: commits[0].pass_probability has 1 values, expected 32"),
+    (("commits", 0, "pass_probability", 3), 1.01, "p.json: commits[0].pass_probability[3] is 1.01, expected at most 1"),
+    (("commits", 0, "padding_share"), -0.1, "p.json: commits[0].padding_share is -0.1, expected at least 0"),
+    (("provenance", "sources"), [1], "p.json: provenance.sources[0] is 1, expected a string"),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"), BAD, ids=[".".join(map(str, w)) + f"-{i}" for i, (w, _, _) in enumerate(BAD)]
+)
+def test_a_bad_value_is_named_with_its_key(
+    tmp_path: Path, good: dict[str, Any], where: tuple[Any, ...], value: object, message: str
+) -> None:
+    data = copy.deepcopy(good)
+    at: Any = data
+    for key in where[:-1]:
+        at = at[key]
+    at[where[-1]] = value
+    assert refusal(tmp_path, data) == message
+
+
+def test_missing_and_unknown_keys_are_named(tmp_path: Path, good: dict[str, Any]) -> None:
+    without = {key: value for key, value in good.items() if key != "memory"}
+    assert refusal(tmp_path, without).startswith("p.json: memory is missing, expected keys schema, version, name")
+    assert refusal(tmp_path, good | {"colour": 1}).startswith("p.json: colour is unknown, expected keys schema")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "Expecting property name"),
+        ('{"a": NaN}', "NaN is not a number"),
+        ('{"a": 1, "a": 2}', "key a is given twice"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_what_is_not_json_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    message = refusal(tmp_path, text)
+    assert message.startswith("p.json is not JSON: ")
+    assert why in message
+
+
+def test_numbers_too_large_for_a_float_are_refused(tmp_path: Path, good: dict[str, Any]) -> None:
+    text = json.dumps(good).replace('"launch": 0.041', '"launch": 1e999')
+    assert refusal(tmp_path, text) == "p.json: latency.launch is Infinity, expected a finite number"
+
+
+def test_pages_are_what_is_left_after_weights_and_runtime() -> None:
+    memory = MemoryModel(1_000_000, 200_000, 100, vocab=10)
+    # (1,000,000 - 200,000 - (1000 + 2 * 5) * 10 * 2) * 0.8 / (16 * 100) = 389.9, one of them for dummies
+    assert memory.fit(16, 5, 1000) == (388, 1000)
+    assert replace(memory, fixed_num_pages=7).num_pages(16, 5, 1000) == 7
+
+
+def test_the_prefill_budget_is_halved_until_16_pages_fit() -> None:
+    memory = MemoryModel(1_000_000, 200_000, 100, vocab=10)
+    # 64,000 and 40,000 tokens of runtime leave less than nothing and 0 pages, 32,000 leave 79.
+    assert memory.fit(16, 5, 64_000) == (78, 32_000)
+    with pytest.raises(ProfileError, match=r"the weights take 0.000999 GB of 0.001 GB of memory, which leaves no room"):
+        replace(memory, weight_bytes=999_000).num_pages(16, 5, 64_000)
+
+
+def test_a_run_asks_for_a_workload_that_the_profile_holds() -> None:
+    profile = load(DEFAULT)
+    assert profile.workloads[0] == "sharegpt"
+    assert profile.commit_model(None, 32, 0.9).workload == "sharegpt"
+    assert profile.commit_model("gsm8k", 16, 0.9).extrapolated_from == 32
+    with pytest.raises(ProfileError, match=r"profile a100-sdar-8b holds .* thresholds 0\.90; this run asks for 0\.70"):
+        profile.commit_model("sharegpt", 32, 0.7)
+    assert (profile.default_max_batch, load("h200-sdar-8b").default_max_batch) == (384, 1024)

@@ -1,0 +1,138 @@
+"""A roofline never falls with more tokens, and lands where published runs of the same hardware did."""
+
+import itertools
+
+import pytest
+from dsim.engine.errors import ProfileError
+from dsim.engine.latency import Features
+from dsim.profiler.calibrated import (
+    CALIBRATED_INTERCEPT,
+    CALIBRATED_LAUNCH,
+    CALIBRATED_SLOPE,
+    LLADA2_INTERCEPT,
+    LLADA2_SLOPE,
+)
+from dsim.profiler.hardware import GPUS, gpu
+from dsim.profiler.models import MODELS, model
+from dsim.profiler.profile import Profile, load
+from dsim.profiler.roofline import compute_slope, knee, latency_model, roofline, weight_read
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+WORLDS = list(itertools.product(GPUS, MODELS, (1, 2, 4, 8), (False, True)))
+
+
+def decode(profile: Profile, batch: int, chunk: int, keys: int = 400) -> float:
+    tokens = batch * chunk
+    return profile.latency.step(Features(tokens, tokens * keys, batch * keys, tokens, tokens, batch, 0))
+
+
+@given(world=st.sampled_from(WORLDS), tokens=st.integers(1, 100_000), more=st.integers(0, 10_000))
+@settings(max_examples=400, deadline=None)
+def test_more_tokens_never_take_less_time(world: tuple[str, str, int, bool], tokens: int, more: int) -> None:
+    latency, regimes = latency_model(gpu(world[0]), model(world[1]), *world[2:])
+    assert latency.pieces(tokens) <= latency.pieces(tokens + more)
+    assert len(regimes) == len(latency.knots)
+    # The slope beyond the last knot is no gentler than the roof itself.
+    assert latency.slope >= compute_slope(gpu(world[0]), model(world[1]), world[2]) * (1 - 1e-5)
+
+
+@given(world=st.sampled_from(WORLDS), tokens=st.integers(1, 100_000))
+@settings(max_examples=400, deadline=None)
+def test_the_pieces_are_never_below_the_roof(world: tuple[str, str, int, bool], tokens: int) -> None:
+    device, shape, tp = gpu(world[0]), model(world[1]), world[2]
+    latency, _ = latency_model(device, shape, tp, world[3])
+    assert latency.pieces(tokens) >= compute_slope(device, shape, tp) * tokens * (1 - 1e-4)
+    # Between powers of two the share of touched experts bends a little above its chord.
+    assert latency.pieces(tokens) >= weight_read(device, shape, tp, tokens) * (0.9 if shape.experts else 1 - 1e-5)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("device", GPUS)
+def test_a_model_fits_or_is_refused(device: str, name: str, tp: int) -> None:
+    shape = model(name)
+    even = shape.heads % tp == 0 and max(tp, shape.kv_heads) % min(tp, shape.kv_heads) == 0
+    left = tp * gpu(device).memory_bytes - shape.weight_bytes - 66 * shape.vocab * 2
+    if even and left * 0.8 >= 16 * 64 * shape.kv_bytes_per_token * max(1, tp // shape.kv_heads):
+        profile = roofline(gpu(device), shape, tp)
+        assert profile.is_estimate
+        assert profile.memory.num_pages(64, 1, 64) >= 15
+    else:
+        with pytest.raises(ProfileError, match=r"share evenly$|GB .* GB"):
+            roofline(gpu(device), shape, tp)
+
+
+def test_an_8b_model_on_an_a100() -> None:
+    device, shape = gpu("A100"), model("SDAR-8B")
+    # 15.14 GB of layers and LM head at 0.8 * 2.039 TB/s; 13.89 GFLOP a token at 0.75 * 312 TFLOP/s.
+    assert weight_read(device, shape, 1, 1) == pytest.approx(9.28e-3, rel=1e-3)
+    assert compute_slope(device, shape, 1) == pytest.approx(59.4e-6, rel=1e-3)
+    assert knee(device, shape, 1) == pytest.approx(156.3, rel=1e-3)
+    latency, regimes = latency_model(device, shape, 1, graphs=True)
+    assert [x for x, _ in latency.knots] == [1, 78, 234]
+    assert regimes == ("memory-bound", "transition", "compute-bound")
+
+
+def test_two_gpus_halve_the_work_and_add_all_reduces() -> None:
+    shape = model("SDAR-8B")
+    one, _ = latency_model(gpu("H100"), shape, 1, graphs=True)
+    two, _ = latency_model(gpu("H100"), shape, 2, graphs=True)
+    # 72 all-reduces of 10 us; a token sends 72 * 4096 * 2 bytes over 0.7 * 450 GB/s.
+    assert two.knots[0][1] == pytest.approx(one.knots[0][1] / 2 + 72 * 10e-6, rel=1e-2)
+    assert two.slope == pytest.approx(one.slope / 2 + 72 * 4096 * 2 / 315e9, rel=1e-4)
+    assert two.kv_read == pytest.approx(one.kv_read / 2, rel=1e-5)
+    assert two.sample == pytest.approx(one.sample, rel=1e-5)
+
+
+def test_experts_are_read_as_tokens_reach_them() -> None:
+    device, shape = gpu("A100"), model("LLaDA2.0-mini")
+    assert weight_read(device, shape, 1, 1) * device.bandwidth * 0.8 == pytest.approx(2.22e9, rel=0.01)
+    assert weight_read(device, shape, 1, 4096) * device.bandwidth * 0.8 == pytest.approx(31.87e9, rel=0.01)
+
+
+def test_what_does_not_fit_says_both_values() -> None:
+    with pytest.raises(ProfileError, match=r"SDAR-30B-A3B takes 61.1 GB of weights, 1 x L40S holds 48.3 GB"):
+        roofline(gpu("L40S"), model("SDAR-30B-A3B"))
+    with pytest.raises(ProfileError, match="Dream-7B has 28 heads and 4 KV heads, which 8 GPUs cannot share evenly"):
+        roofline(gpu("A100"), model("Dream-7B"), 8)
+    with pytest.raises(ProfileError, match="tp is 0, expected at least 1"):
+        roofline(gpu("A100"), model("Dream-7B"), 0)
+    with pytest.raises(ProfileError, match="no GPU is named B200; the known ones are A100-80GB, H100, "):
+        gpu("B200")
+
+
+def test_whole_steps_follow_the_calibrated_line_beyond_the_floor() -> None:
+    profile = load("a100-sdar-8b")
+    assert profile.origin == "calibrated"
+    assert decode(profile, 1, 32) == decode(profile, 12, 32) == CALIBRATED_LAUNCH
+    for batch in (16, 32, 64, 128, 256):
+        assert decode(profile, batch, 32) == pytest.approx(
+            CALIBRATED_INTERCEPT + CALIBRATED_SLOPE * 32 * batch, rel=1e-3
+        )
+    llada2 = load("a100-llada2-mini")
+    for batch in (32, 64, 128, 256):
+        assert decode(llada2, batch, 32) == pytest.approx(LLADA2_INTERCEPT + LLADA2_SLOPE * 32 * batch, rel=1e-3)
+
+
+@pytest.mark.parametrize(("concurrency", "throughput"), [(32, 838), (64, 913), (128, 938), (256, 979)])
+def test_step_times_are_those_of_the_focus_baseline(concurrency: int, throughput: float) -> None:
+    # 2.13 tokens a forward of 32: step time = concurrency * 2.13 / throughput (FOCUS, Fig. 6).
+    measured = concurrency * 32 / 15.02 / throughput
+    assert decode(load("a100-sdar-8b"), concurrency, 32) == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(("concurrency", "throughput"), [(64, 1770), (128, 2067), (256, 2181)])
+def test_step_times_are_those_of_the_llada2_baseline(concurrency: int, throughput: float) -> None:
+    measured = concurrency * 32 / (32 / 2.03 + 1) / throughput
+    assert decode(load("a100-llada2-mini"), concurrency, 32) == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("length", "rate"),
+    [(863, 9.48), (354, 21.08), (339, 21.74), (1316, 6.30), (1769, 4.57), (990, 8.52), (651, 12.53)],
+)
+def test_full_passes_on_a_4090_take_what_sparse_dllm_published(length: int, rate: float) -> None:
+    # Table 1, vanilla: one token a pass over the whole sequence.
+    step = load("rtx4090-48gb-llada-8b").latency.step(Features(length, length**2, length, length, length, 1, 0))
+    assert step == pytest.approx(1 / rate, rel=0.12)
