@@ -1,0 +1,58 @@
+"""What a run was: the keys of run.json that every report reads. A key that is absent is left unsaid."""
+
+from typing import Any, TypedDict
+
+
+class TraceInfo(TypedDict, total=False):
+    """The requests that were replayed."""
+
+    name: str
+    num_requests: int
+    arrival: str  # "trace", "poisson", "closed loop of 64" ...
+    rate: float  # req/s
+    skipped_bad: int  # rows dropped by --skip-bad
+    failed_in_trace: int  # rows dropped because their output_length is 0
+    sorted_rows: int  # rows that were out of order
+    hash_ids: bool  # the trace names prefix blocks
+
+
+class ProfileInfo(TypedDict, total=False):
+    """The profile that priced the steps."""
+
+    name: str
+    device: str
+    model: str
+    implementation: str
+    estimated: bool  # no one measured this model, device and implementation with dsim
+
+
+class CommitInfo(TypedDict, total=False):
+    """The commit model behind a policy's yield."""
+
+    policy: str
+    workload: str
+    block_length: int
+    threshold: float
+    source: str
+    extrapolated_from: int | None  # the block size that was fitted, where it is another
+
+
+class Manifest(TypedDict, total=False):
+    """run.json without its format's name and version. Times are seconds."""
+
+    question: str
+    command: str
+    dsim: str  # version
+    trace: TraceInfo
+    profile: ProfileInfo
+    commit_models: list[CommitInfo]
+    replicas: int
+    router: str
+    emit: str
+    seed: int
+    slos: list[str]
+    missing_passes: bool
+    drop_warmup: float
+    closed_loop: bool
+    interrupted: bool
+    policies: list[dict[str, Any]]  # Summary.to_json() of each

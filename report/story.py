@@ -1,0 +1,150 @@
+"""What a report says in words: its warnings first, then its answer, where its numbers come from, and what they omit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .manifest import CommitInfo, Manifest
+from .table import number
+
+Json = dict[str, Any]
+
+
+def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
+    """What a reader must know before any number: interrupted, overloaded, unfinished, rejected."""
+    lines = []
+    if manifest.get("interrupted"):
+        lines.append("INTERRUPTED: the run was stopped; these are the requests and steps until then")
+    for p in policies:
+        if p["unfinished"]:
+            lines.append(
+                f"UNFINISHED {p['policy']}: {p['unfinished']:,} of {p['num_requests']:,} requests were still in "
+                "flight when the run ended; latencies cover only those that completed"
+            )
+        elif not p["stable"]:
+            wait = p["queue_time_ms"]["p99"]
+            lines.append(
+                f"OVERLOADED {p['policy']}: the queue grows without bound (p99 wait {number(wait / 1e3)} s); its "
+                "latencies say how long the trace is, not how the policy serves"
+            )
+    return lines + _rejections(policies)
+
+
+def answer(policies: Sequence[Json]) -> str:
+    """The comparison in one sentence; empty when there is no SLO to judge by."""
+    judged = [p for p in policies if p["slo_attainment"] is not None]
+    ranked = sorted(judged, key=lambda p: -round(p["slo_attainment"], 3))
+    if not ranked:
+        return ""
+    best, *others = ranked
+    if others and _percent(best) == _percent(others[-1]):
+        return f"Every policy meets the SLOs for {_percent(best)} of requests."
+    sentence = f"{best['policy']} meets the SLOs for {_percent(best)} of requests"
+    if others:
+        sentence += ", " + ", ".join(f"{p['policy']} for {_percent(p)}" for p in others)
+    return sentence + "."
+
+
+def setting(manifest: Manifest) -> list[tuple[str, str]]:
+    """The run's circumstances as (name, value)."""
+    trace, lines = manifest.get("trace", {}), []
+    if trace:
+        parts = [trace.get("name", "")]
+        if "num_requests" in trace:
+            parts.append(f"{trace['num_requests']:,} requests")
+        if "rate" in trace:
+            parts.append(f"{number(trace['rate'])} req/s")
+        if "arrival" in trace:
+            parts.append(f"arrivals: {trace['arrival']}")
+        lines.append(("Trace", ", ".join(part for part in parts if part)))
+    if "profile" in manifest:
+        lines.append(("Profile", _profile(manifest)))
+    lines += [("Commit model", text) for text in dict.fromkeys(map(_commit, manifest.get("commit_models", [])))]
+    serving = []
+    if "replicas" in manifest:
+        count = manifest["replicas"]
+        serving.append(f"{count} replica" + ("s" if count != 1 else ""))
+    if "router" in manifest and manifest.get("replicas", 1) > 1:
+        serving.append(f"router {manifest['router']}")
+    if "emit" in manifest:
+        serving.append(f"emits by {manifest['emit']}")
+    if "seed" in manifest:
+        serving.append(f"seed {manifest['seed']}")
+    if serving:
+        lines.append(("Serving", ", ".join(serving)))
+    if manifest.get("slos"):
+        lines.append(("SLOs", ", ".join(manifest["slos"])))
+    return lines
+
+
+def estimated(manifest: Manifest) -> bool:
+    """Whether the profile was derived or calibrated; so it is unless the profile says that it was measured."""
+    return bool(manifest.get("profile", {}).get("estimated", True))
+
+
+def notes(manifest: Manifest) -> list[str]:
+    """What was left out, dropped or changed."""
+    trace, lines = manifest.get("trace", {}), []
+    if trace.get("skipped_bad"):
+        lines.append(
+            f"{_rows(trace['skipped_bad'])} of the trace could not be read and {_were(trace['skipped_bad'])} skipped"
+        )
+    if trace.get("failed_in_trace"):
+        count = trace["failed_in_trace"]
+        lines.append(f"{_rows(count)} with output_length 0 (failed in the trace) {_were(count)} dropped")
+    if trace.get("sorted_rows"):
+        count = trace["sorted_rows"]
+        lines.append(f"{_rows(count)} {_were(count)} out of order and {_were(count)} sorted by timestamp")
+    if trace.get("hash_ids"):
+        lines.append("hash_ids are kept, but prefix reuse is not modelled: every prompt is prefilled in full")
+    if manifest.get("drop_warmup"):
+        lines.append(f"requests of the first {number(manifest['drop_warmup'])} s are left out as warm-up")
+    if manifest.get("missing_passes") is False:
+        lines.append("a request that lacks a metric does not meet a bound on it")
+    if manifest.get("closed_loop"):
+        lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
+    return lines
+
+
+def _rejections(policies: Sequence[Json]) -> list[str]:
+    told = {(p["rejected"], p["num_requests"]) for p in policies}
+    rejecting = [p for p in policies if p["rejected"]]
+    # What no policy can fit is said once.
+    who = (
+        [("by every policy", rejecting[0])]
+        if len(told) == 1 < len(rejecting)
+        else [(p["policy"], p) for p in rejecting]
+    )
+    return [
+        f"REJECTED {name}: {p['rejected']:,} of {p['num_requests']:,} requests can never fit the KV pool or the "
+        "context limit"
+        for name, p in who
+    ]
+
+
+def _profile(manifest: Manifest) -> str:
+    profile = manifest["profile"]
+    about = ", ".join(str(profile[key]) for key in ("model", "device", "implementation") if profile.get(key))
+    name = profile.get("name", "unnamed")
+    return (f"{name} ({about})" if about else name) + (": estimated, not measured" if estimated(manifest) else "")
+
+
+def _commit(commit: CommitInfo) -> str:
+    text = f"workload {commit.get('workload', 'unnamed')}"
+    if "block_length" in commit:
+        text += f", block {commit['block_length']}"
+    if "threshold" in commit:
+        text += f", threshold {commit['threshold']:g}"
+    fitted = commit.get("extrapolated_from")
+    return text + (f": extrapolated from block {fitted}, nothing was fitted here" if fitted else "")
+
+
+def _percent(policy: Json) -> str:
+    return f"{100 * policy['slo_attainment']:.1f} %"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row" + ("s" if count != 1 else "")
+
+
+def _were(count: int) -> str:
+    return "were" if count != 1 else "was"

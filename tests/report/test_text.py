@@ -1,0 +1,124 @@
+"""The report in words: warnings first, plain text in a pipe, digits that fit."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from dsim.engine.journal import StepTotals
+from dsim.report.metrics import Summary, summarize
+from dsim.report.slo import Slo
+from dsim.report.story import answer, notes, warnings
+from dsim.report.table import compare, number
+from dsim.report.text import render
+from rich.console import Console
+
+from .fixtures import rejected, request, request_columns, unfinished
+
+
+def summary(policy: str = "ar", ttft: float = 1.0, slos: tuple[str, ...] = ("ttft=2s",)) -> Summary:
+    rows = [request([(ttft, 4), (ttft + 1, 4)], arrival=float(i)) for i in range(4)]
+    return summarize(policy, request_columns(rows), StepTotals(), [Slo.parse(s) for s in slos])
+
+
+def printed(summaries: list[Summary], manifest: object = None, **console: object) -> str:
+    out = io.StringIO()
+    render(summaries, manifest or {}, Console(file=out, **console))  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def test_overload_is_the_first_thing_said() -> None:
+    lines = printed([summary("calm"), replace(summary("busy"), stable=False)]).splitlines()
+    assert lines[0].startswith("OVERLOADED busy: the queue grows without bound (p99 wait 0 s)")
+
+
+def test_unfinished_and_rejected_requests_are_said_before_any_number() -> None:
+    requests = request_columns([request([(1.0, 4)]), rejected(), unfinished(), unfinished()])
+    lines = printed([summarize("p", requests, StepTotals())]).splitlines()
+    assert lines[0].startswith("UNFINISHED p: 2 of 4 requests were still in flight")
+    assert lines[1].startswith("REJECTED p: 1 of 4 requests can never fit")
+
+
+def test_what_every_policy_rejects_is_said_once() -> None:
+    requests = request_columns([request([(1.0, 4)]), rejected()])
+    both = [summarize(name, requests, StepTotals()).to_json() for name in ("a", "b")]
+    assert [line.split(":")[0] for line in warnings(both, {})] == ["REJECTED by every policy"]
+    both[1]["rejected"] = 0
+    assert [line.split(":")[0] for line in warnings(both, {})] == ["REJECTED a"]
+
+
+def test_an_interrupted_run_says_so_first() -> None:
+    text = printed([replace(summary(), stable=False)], {"interrupted": True})
+    assert text.startswith("INTERRUPTED")
+
+
+def test_the_answer_ranks_policies_by_attainment() -> None:
+    slow, fast = summary("slow", 3.0).to_json(), summary("fast").to_json()
+    assert answer([slow, fast]) == "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %."
+    assert answer([fast, fast]) == "Every policy meets the SLOs for 100.0 % of requests."
+    assert answer([summary(slos=()).to_json()]) == ""
+
+
+@pytest.mark.parametrize(("profile", "says"), [({"name": "a"}, True), ({"name": "a", "estimated": False}, False)])
+def test_a_profile_is_estimated_unless_it_says_otherwise(profile: dict[str, object], says: bool) -> None:
+    assert ("Profile: a: estimated, not measured" in printed([summary()], {"profile": profile})) is says
+
+
+def test_an_extrapolated_commit_model_is_named_once() -> None:
+    commit = {"workload": "sharegpt", "block_length": 16, "extrapolated_from": 32}
+    text = printed([summary()], {"commit_models": [commit, commit]})
+    line = "Commit model: workload sharegpt, block 16: extrapolated from block 32, nothing was fitted here"
+    assert text.count(line) == 1
+
+
+def test_notes_say_what_was_dropped_or_changed() -> None:
+    found = notes({"trace": {"skipped_bad": 2, "failed_in_trace": 1, "sorted_rows": 3, "hash_ids": True}})
+    assert found == [
+        "2 rows of the trace could not be read and were skipped",
+        "1 row with output_length 0 (failed in the trace) was dropped",
+        "3 rows were out of order and were sorted by timestamp",
+        "hash_ids are kept, but prefix reuse is not modelled: every prompt is prefilled in full",
+    ]
+    assert notes({"trace": {"skipped_bad": 0, "hash_ids": False}}) == []
+
+
+def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
+    names = [f"optimus,obs=true,window=W2,seed={i}" for i in range(4)]
+    text = printed([summary(name) for name in names], width=80)
+    assert "\x1b" not in text
+    header = next(line for line in text.splitlines() if names[0] in line)
+    assert all(name in header for name in names)
+
+
+def test_a_narrow_terminal_gets_a_policy_a_row() -> None:
+    names = [f"policy-{i}" for i in range(6)]
+    wide = printed([summary(n) for n in names], width=200, force_terminal=True, color_system=None)
+    narrow = printed([summary(n) for n in names], width=100, force_terminal=True, color_system=None)
+    assert all(name in next(line for line in wide.splitlines() if "policy-0" in line) for name in names)
+    assert "policy-1" not in next(line for line in narrow.splitlines() if "policy-0" in line)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (float("nan"), "–"), (0.0, "0"),
+     (0.01234, "0.0123"), (4.5678, "4.57"), (99.95, "100"), (45.67, "45.7"),
+     (123.4, "123"), (12345.6, "12,346"), (-4.5678, "-4.57")],
+)  # fmt: skip
+def test_numbers_show_three_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_the_best_is_marked_and_ties_and_deserters_are_not() -> None:
+    slow, fast = summary("slow", 3.0).to_json(), summary("fast").to_json()
+    best = {row.label: row.best for row in compare([slow, fast])}
+    assert best["ttft p50"] == {1}
+    assert best["SLO attainment"] == {1}
+    assert best["completed"] == best["tpot_chunk p50"] == frozenset()
+    best = {row.label: row.best for row in compare([slow, fast | {"unfinished": 1}])}
+    assert best["ttft p50"] == frozenset()
+
+
+def test_a_row_has_one_unit() -> None:
+    row = next(
+        r for r in compare([summary("slow", 30.0).to_json(), summary("fast").to_json()]) if r.label == "ttft p50"
+    )
+    assert (row.unit, row.cells) == ("s", ("30.0", "1.00"))
