@@ -97,6 +97,7 @@ class Summary:
     prefill_time_share: float
     busy_share: float
     kv_utilization: float
+    kv_pages: int
     preemptions: int
     stable: bool
 
@@ -161,6 +162,7 @@ def summarize(
         prefill_time_share=_per(totals.prefill_time, busy),
         busy_share=_per(busy, replicas * run_time),
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
+        kv_pages=totals.num_pages,
         preemptions=totals.preemptions,
         stable=stable(requests, closed_loop=closed_loop),
     )
@@ -339,6 +341,7 @@ METRICS: dict[str, Metric] = {
     "kv_utilization": Metric(
         "share", "sum over steps of (KV pages held x latency) / (pages of a replica x time in steps)"
     ),
+    "kv_pages": Metric("pages", "the KV pool, summed over replicas"),
     "preemptions": Metric("", "requests sent back to the queue because the KV pool was full"),
     "stable": Metric(
         "", "false when requests are unfinished or the queueing delay keeps growing",

@@ -38,7 +38,7 @@ KEYS = (
 )  # fmt: skip
 ADDED = (
     "total_token_throughput", "ttfs_ms", "queue_time_ms", "tokens_per_emission", "slos", "wasted_canvas_tokens",
-    "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share",
+    "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share", "kv_pages",
 )  # fmt: skip
 
 

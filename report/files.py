@@ -1,0 +1,283 @@
+"""A run's folder: run.json, requests.parquet, steps.parquet and report.html, all of them or nothing."""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..engine.errors import DsimError
+from ..engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from .manifest import Manifest
+
+SCHEMA, VERSION = "dsim-run", 1
+FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]
+Lists = Mapping[str, tuple[Array, Array]]  # name -> (values, offsets: one more than there are steps)
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+
+
+def _arrow(dtype: str) -> pa.DataType:
+    return pa.from_numpy_dtype(np.dtype(dtype))
+
+
+REQUEST_SCHEMA = pa.schema(
+    [("policy", _NAME)] + [(name, _NAME if name == "status" else _arrow(t)) for name, t in REQUEST_COLUMNS.items()]
+)
+STEP_SCHEMA = pa.schema(
+    [("policy", _NAME)]
+    + [(name, _arrow(t)) for name, t in STEP_COLUMNS.items()]
+    + [(name, pa.list_(_arrow(t))) for name, t in STEP_LISTS.items()]
+)
+
+
+class StepSink:
+    """Where one policy's steps go, batch by batch."""
+
+    def __init__(self, policy: str, writer: pq.ParquetWriter) -> None:
+        self._policy = policy
+        self._writer = writer
+
+    def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
+        """Write a batch of steps (STEP_COLUMNS, and STEP_LISTS where they are kept); thousands at a time are best."""
+        n = len(columns["step"])
+        if not n:
+            return
+        arrays = [_names(np.zeros(n, np.int32), [self._policy])]
+        arrays += [pa.array(np.asarray(columns[name], dtype)) for name, dtype in STEP_COLUMNS.items()]
+        for name, dtype in STEP_LISTS.items():
+            if lists is None:
+                arrays.append(pa.nulls(n, pa.list_(_arrow(dtype))))
+                continue
+            values, offsets = lists[name]
+            assert len(offsets) == n + 1, f"{name} has {len(offsets)} offsets for {n} steps"
+            # `words` words a row may arrive as [rows, words].
+            flat = np.ascontiguousarray(values, dtype).reshape(-1)
+            arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
+        self._writer.write_batch(pa.record_batch(arrays, schema=STEP_SCHEMA))
+
+
+class RunWriter:
+    """Builds a run's folder beside its place and moves it there at the end, so that nothing is ever half-written.
+
+    As a context manager it aborts unless `finish` was called.
+    """
+
+    def __init__(self, folder: str | Path, *, force: bool = False) -> None:
+        self.folder = Path(folder).absolute()
+        _check_place(self.folder, force)
+        self._made = [p for p in (self.folder.parent, *self.folder.parent.parents) if not p.exists()]
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self._build = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
+        except OSError as error:
+            raise DsimError(f"{folder}: cannot be created: {error.strerror}") from error
+        self._steps = pq.ParquetWriter(self._build / "steps.parquet", STEP_SCHEMA, **_ENCODING)
+        self._requests = pq.ParquetWriter(self._build / "requests.parquet", REQUEST_SCHEMA, **_ENCODING)
+        self._open = True
+
+    def steps(self, policy: str) -> StepSink:
+        """A sink for the steps of one policy."""
+        return StepSink(policy, self._steps)
+
+    def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
+        """Write all requests of one policy (REQUEST_COLUMNS)."""
+        n = len(columns["request"])
+        arrays = [_names(np.zeros(n, np.int32), [policy])]
+        for name, dtype in REQUEST_COLUMNS.items():
+            column = np.asarray(columns[name], dtype)
+            arrays.append(_names(column.astype(np.int32), STATUSES) if name == "status" else pa.array(column))
+        self._requests.write_batch(pa.record_batch(arrays, schema=REQUEST_SCHEMA))
+
+    def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
+        """Write run.json and report.html, and move the folder to its place, replacing the run that was there."""
+        # Imported here: a run without a folder draws nothing and need not load Plotly.
+        from .html import write_html
+
+        self._steps.close()
+        self._requests.close()
+        info = {"schema": SCHEMA, "version": VERSION, **run_json}
+        text = json.dumps(_plain(info), indent=2, allow_nan=False, ensure_ascii=False)
+        (self._build / "run.json").write_text(text + "\n", encoding="utf-8")
+        write_html(self._build / "report.html", read_run(self._build))
+        # mkdtemp makes a private folder; the result gets the permissions of any other.
+        umask = os.umask(0)
+        os.umask(umask)
+        self._build.chmod(0o777 & ~umask)
+        self._move()
+        self._open = False
+
+    def abort(self) -> None:
+        """Remove what was built; what was in the folder's place stays."""
+        if not self._open:
+            return
+        self._open = False
+        for writer in (self._steps, self._requests):
+            writer.close()
+        shutil.rmtree(self._build, ignore_errors=True)
+        for parent in self._made:
+            if not any(parent.iterdir()):
+                parent.rmdir()
+
+    def _move(self) -> None:
+        if not self.folder.exists():
+            self._build.rename(self.folder)
+            return
+        old = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.old.", dir=self.folder.parent))
+        self.folder.rename(old / "run")
+        self._build.rename(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run read back. Columns are loaded when asked for: a long run's steps need not fit in memory."""
+
+    folder: Path
+    info: Manifest  # run.json
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies, in the order in which they were given."""
+        return [summary["policy"] for summary in self.info.get("policies", [])]
+
+    @property
+    def num_steps(self) -> int:
+        """Rows of steps.parquet."""
+        return int(pq.read_metadata(self.folder / "steps.parquet").num_rows)
+
+    def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
+        """A policy's request columns, `status` as an index into STATUSES."""
+        names = list(columns or REQUEST_COLUMNS)
+        table = pq.read_table(self.folder / "requests.parquet", columns=names, filters=pc.field("policy") == policy)
+        return {name: _numpy(table[name].combine_chunks(), REQUEST_COLUMNS[name]) for name in names}
+
+    def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
+        """A policy's steps, some thousands at a time; scalar columns only."""
+        names = list(columns or STEP_COLUMNS)
+        with pq.ParquetFile(self.folder / "steps.parquet") as file:
+            for batch in file.iter_batches(columns=["policy", *names]):
+                mine = batch.filter(pc.equal(batch["policy"].cast(pa.string()), policy))
+                if len(mine):
+                    yield {name: _numpy(mine[name], STEP_COLUMNS[name]) for name in names}
+
+    def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
+        """A policy's step columns, whole."""
+        names = list(columns or STEP_COLUMNS)
+        batches = list(self.step_batches(policy, names))
+        empty = [np.zeros(0, STEP_COLUMNS[name]) for name in names]
+        return {
+            name: np.concatenate([b[name] for b in batches] or [none]) for name, none in zip(names, empty, strict=True)
+        }
+
+    def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
+        """A policy's STEP_LISTS as (values, offsets); a DsimError when the run did not keep them."""
+        table = pq.read_table(
+            self.folder / "steps.parquet", columns=list(STEP_LISTS), filters=pc.field("policy") == policy
+        )
+        lists = {}
+        for name, dtype in STEP_LISTS.items():
+            column = table[name].combine_chunks()
+            if column.null_count:
+                raise DsimError(
+                    f"{self.folder}/steps.parquet: column '{name}' is empty: the run kept scalar columns only"
+                )
+            lengths = np.asarray(pc.list_value_length(column), np.int64)
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            lists[name] = (_numpy(column.flatten(), dtype), offsets)
+        return lists
+
+
+def read_run(folder: str | Path) -> Run:
+    """Open a run's folder; a DsimError says what is missing, broken or newer than this dsim."""
+    folder = Path(folder)
+    path = folder / "run.json"
+    if not folder.is_dir():
+        raise DsimError(f"{folder}: no such folder; `dsim replay -o {folder}` writes one")
+    missing = [name for name in FILES[:3] if not (folder / name).is_file()]
+    if missing:
+        raise DsimError(f"{folder}: not a run of dsim: it lacks {', '.join(missing)}")
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DsimError(f"{path}: not JSON: {str(error).splitlines()[0]}") from error
+    if not isinstance(info, dict) or info.get("schema") != SCHEMA:
+        found = info.get("schema") if isinstance(info, dict) else type(info).__name__
+        raise DsimError(f"{path}: schema is {found!r}, expected '{SCHEMA}'")
+    if not isinstance(info.get("version"), int) or info["version"] > VERSION:
+        raise DsimError(f"{path}: version is {info.get('version')!r}, this dsim reads up to {VERSION}: update dsim")
+    for name in FILES[1:3]:
+        try:
+            pq.read_metadata(folder / name)
+        except (pa.ArrowException, OSError) as error:
+            raise DsimError(f"{folder / name}: not a Parquet file: {str(error).splitlines()[0]}") from error
+    return Run(folder, cast(Manifest, info))
+
+
+# Names repeat and times do not: a dictionary of every time would cost time and space.
+_ENCODING: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["policy", "status"],
+    "write_statistics": False,
+}
+
+
+def _check_place(folder: Path, force: bool) -> None:
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        raise DsimError(f"{folder}: is a file, expected a folder to write to")
+    held = sorted(entry.name for entry in folder.iterdir())
+    foreign = [name for name in held if name not in FILES]
+    if foreign:
+        # Replacing a folder deletes it: only what dsim wrote may go.
+        raise DsimError(f"{folder}: holds {foreign[0]}, which dsim did not write: choose another folder")
+    if held and not force:
+        raise DsimError(f"{folder}: exists and holds {', '.join(held)}: choose another folder or pass --force")
+
+
+def _names(indices: Array, names: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(names), pa.string()))
+
+
+def _numpy(array: Any, dtype: str) -> Array:
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if isinstance(array, pa.DictionaryArray):
+        known = np.array([STATUSES.index(name) for name in array.dictionary.to_pylist()], np.int64)
+        array = pa.array(known[np.asarray(array.indices)])
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: NaN becomes null, NumPy's numbers become Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

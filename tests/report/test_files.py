@@ -1,0 +1,147 @@
+"""A run's folder: whole or absent, the same bytes for the same run, and refused before it hides something."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from dsim.engine.errors import DsimError
+from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from dsim.report.files import FILES, RunWriter, read_run
+
+from .fabricate import POLICIES, lists_for, toy_run, write_run
+
+SMALL = {"num_requests": 40, "rate": 8.0}
+
+
+def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    summaries = write_run(tmp_path / "run", **SMALL, lists=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(FILES)
+    run = read_run(tmp_path / "run")
+    assert run.policies == list(POLICIES)
+    assert run.info["policies"] == [s.to_json() for s in summaries]
+    for policy, chunk in POLICIES.items():
+        requests, steps, _ = toy_run(chunk, **SMALL, seed=0)
+        found = run.requests(policy)
+        assert list(found) == list(REQUEST_COLUMNS)
+        for name, dtype in REQUEST_COLUMNS.items():
+            assert found[name].dtype == dtype
+            np.testing.assert_array_equal(found[name], requests[name])
+        found = run.steps(policy)
+        assert list(found) == list(STEP_COLUMNS)
+        for name, dtype in STEP_COLUMNS.items():
+            assert found[name].dtype == dtype
+            np.testing.assert_array_equal(found[name], steps[name])
+        for name, (values, offsets) in run.step_lists(policy).items():
+            assert values.tolist() == lists_for(steps)[name][0].tolist() * -(-len(steps["step"]) // 1000)
+            assert len(offsets) == len(steps["step"]) + 1
+
+
+def test_other_tools_read_names_not_numbers(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", **SMALL)
+    requests = pq.read_table(tmp_path / "run" / "requests.parquet").to_pandas()
+    assert list(requests.columns) == ["policy", *REQUEST_COLUMNS]
+    assert set(requests["policy"]) == set(POLICIES)
+    assert set(requests["status"]) <= set(STATUSES)
+    steps = pq.read_table(tmp_path / "run" / "steps.parquet")
+    assert steps.column_names == ["policy", *STEP_COLUMNS, *STEP_LISTS]
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, **SMALL)
+    for name in FILES:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_run_json_says_what_it_is_and_holds_no_nan(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.finish({"interrupted": True, "policies": [], "trace": {"rate": float("nan")}, "seed": np.int64(3)})  # type: ignore[typeddict-item]
+    found = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert found == {
+        "schema": "dsim-run", "version": 1, "interrupted": True, "policies": [], "trace": {"rate": None}, "seed": 3,
+    }  # fmt: skip
+
+
+def test_a_folder_that_holds_a_run_is_refused_until_forced(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", **SMALL)
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    with pytest.raises(DsimError, match=r"exists and holds report.html, .*: choose another folder or pass --force"):
+        write_run(tmp_path / "run", **SMALL, seed=1)
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    write_run(tmp_path / "run", **SMALL, seed=1, force=True)
+    assert (tmp_path / "run" / "run.json").read_bytes() != before
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write_run(tmp_path / "run", **SMALL)
+    assert read_run(tmp_path / "run").policies == list(POLICIES)
+
+
+def test_force_never_deletes_what_dsim_did_not_write(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years")
+    with pytest.raises(DsimError, match=r"holds thesis.tex, which dsim did not write: choose another folder"):
+        RunWriter(tmp_path, force=True)
+    with pytest.raises(DsimError, match="is a file, expected a folder"):
+        RunWriter(tmp_path / "thesis.tex", force=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years"
+
+
+def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", **SMALL)
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    _, steps, _ = toy_run(8, **SMALL, seed=0)
+    for place in ("run", "deep/er/run"):
+        with RunWriter(tmp_path / place, force=True) as writer:
+            writer.steps("chunk:8").append(steps)
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_an_interrupted_run_is_written_and_says_so(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        requests, _, _ = toy_run(8, **SMALL, seed=0)
+        writer.requests("chunk:8", requests)
+        writer.finish({"policies": [], "interrupted": True})
+    assert read_run(tmp_path / "run").info["interrupted"] is True
+    assert "INTERRUPTED" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_run_without_lists_says_so_when_asked_for_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", **SMALL)
+    with pytest.raises(DsimError, match="column 'requests' is empty: the run kept scalar columns only"):
+        read_run(tmp_path / "run").step_lists("optimus")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "run.json: not JSON"),
+        ("[]", "run.json: schema is 'list', expected 'dsim-run'"),
+        ('{"schema": "dsim-profile", "version": 1}', "run.json: schema is 'dsim-profile', expected 'dsim-run'"),
+        ('{"schema": "dsim-run", "version": 2}', "run.json: version is 2, this dsim reads up to 1: update dsim"),
+        ('{"schema": "dsim-run"}', "run.json: version is None, this dsim reads up to 1"),
+    ],
+)
+def test_a_broken_run_json_is_told_apart(tmp_path: Path, text: str, says: str) -> None:
+    write_run(tmp_path / "run", **SMALL)
+    (tmp_path / "run" / "run.json").write_text(text)
+    with pytest.raises(DsimError) as error:
+        read_run(tmp_path / "run")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_a_run_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DsimError, match="no such folder"):
+        read_run(tmp_path / "none")
+    with pytest.raises(DsimError, match=r"it lacks run.json, requests.parquet, steps.parquet"):
+        read_run(tmp_path)
+    write_run(tmp_path / "run", **SMALL)
+    (tmp_path / "run" / "steps.parquet").write_text("cut short")
+    with pytest.raises(DsimError, match=r"steps.parquet: not a Parquet file"):
+        read_run(tmp_path / "run")

@@ -1,0 +1,106 @@
+"""The page: whole, small, closed to the network, and honest before it is pretty."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dsim.engine.journal import STATUSES
+from dsim.report import curves
+from dsim.report.files import read_run
+from dsim.report.html import write_html
+from plotly.offline import get_plotlyjs
+
+from .fabricate import write_run
+from .fixtures import request, request_columns
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("report") / "run"
+    write_run(folder, num_requests=200, rate=12.0, policies={"optimus": 0, "</script><b>&'\"": 32})
+    return (folder / "report.html").read_text().replace(get_plotlyjs(), "")
+
+
+def test_every_figure_is_on_the_page(page: str) -> None:
+    names = re.findall(r'<div class="plot" id="([^"]+)"', page)
+    assert names == [
+        "cdf-ttft", "cdf-e2el", "cdf-norm_latency", "cdf-tpot_chunk", "slo-bars", "slo-time", "load", "queue", "batch",
+        "chunk", "utilization", "kv", "chunks", "chunk-utilization", "step-latency",
+    ]  # fmt: skip
+    for name in names:
+        assert page.count(f'Plotly.newPlot("{name}"') == 1
+
+
+def test_the_page_says_estimated_and_needs_no_network(page: str) -> None:
+    assert "Estimated, not measured." in page
+    assert not re.search(r"(?:src|href)=|https?://|@import", page)
+
+
+def test_a_policy_cannot_write_into_the_page(page: str) -> None:
+    assert page.count("</script>") == 2  # Plotly's and the figures'
+    assert "<b>" not in page
+    assert "&lt;/script&gt;&lt;b&gt;&amp;" in page
+
+
+def test_figures_are_json(page: str) -> None:
+    plots = re.findall(r"Object\.assign\((\{.*\}), \{config: ", page)
+    assert len(plots) == 15
+    cdf = json.loads(plots[0])
+    assert [line["name"] for line in cdf["data"]] == ["optimus", "</script><b>&'\""]
+    assert cdf["layout"]["shapes"][0]["x0"] == 5.0  # ttft=5s
+
+
+def test_a_run_without_slos_or_requests_still_has_a_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", num_requests=5, rate=1.0, slos=())
+    assert 'id="slo-bars"' not in (tmp_path / "run" / "report.html").read_text()
+    write_run(tmp_path / "none", num_requests=0, rate=1.0)
+    assert "cdf-ttft" not in (tmp_path / "none" / "report.html").read_text()
+
+
+def test_writing_a_page_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", num_requests=50, rate=8.0)
+    write_html(tmp_path / "again.html", read_run(tmp_path / "run"))
+    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "run" / "report.html").read_bytes()
+
+
+def test_a_distribution_keeps_its_ends_and_few_points() -> None:
+    x, y = curves.distribution(np.array([3.0, np.nan, 1.0, 2.0]))
+    assert (x.tolist(), y.tolist()) == ([1.0, 2.0, 3.0], [1 / 3, 2 / 3, 1.0])
+    x, y = curves.distribution(np.arange(100_001.0))
+    assert len(x) == curves.MAX_POINTS
+    assert (x[0], x[-1], y[-1]) == (0.0, 100_000.0, 1.0)
+    np.testing.assert_allclose(x, 100_000 * y)
+
+
+def test_waiting_counts_who_has_arrived_and_not_begun() -> None:
+    rows = [
+        request([(9.0, 1)], arrival=0.0, scheduled=0.0),
+        request([(9.0, 1)], arrival=1.0, scheduled=4.0),
+        {"arrival": 2.0, "status": STATUSES.index("unfinished")},
+        {"arrival": 2.0, "status": STATUSES.index("rejected")},
+    ]
+    assert curves.waiting(request_columns(rows), np.array([0.0, 1.0, 2.0, 4.0, 9.0])).tolist() == [0, 1, 2, 1, 1]
+
+
+def test_attainment_over_time_is_by_arrival() -> None:
+    arrival = np.arange(40.0)
+    middle, share = curves.share_by_arrival(arrival, arrival < 20)
+    assert share.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert middle == pytest.approx([4.875, 14.625, 24.375, 34.125])
+
+
+def test_steps_average_by_time_and_utilise_by_chunk(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", num_requests=60, rate=8.0)
+    run = read_run(tmp_path / "run")
+    raw = run.steps("optimus")
+    decode = ~raw["prefill"]
+    found = curves.steps(run, "optimus", np.array([0.0, 1e9]), 4000.0)
+    weight = raw["latency"][decode]
+    assert found.batch[0] == pytest.approx((raw["batch"][decode] * weight).sum() / weight.sum())
+    assert found.utilization[0] == pytest.approx(raw["committed"][decode].sum() / raw["tokens"][decode].sum())
+    assert found.kv[0] == pytest.approx((raw["pages"] * raw["latency"]).sum() / raw["latency"].sum() / 4000)
+    assert found.chunks.tolist() == np.unique(raw["chunk"][decode]).tolist()
+    assert found.chunk_share.sum() == pytest.approx(1.0)
+    assert 0 < len(found.sample_tokens) <= 2 * curves.NUM_SAMPLES
