@@ -1,0 +1,31 @@
+"""`dsim metrics`: every metric's unit and formula."""
+
+import json as json_format
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..report.metrics import METRICS
+
+
+def metrics_command(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Print what every number of a report means."""
+    if json:
+        print(json_format.dumps({name: asdict(metric) for name, metric in METRICS.items()}, indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        for name, metric in METRICS.items():
+            unit, note = (f" [{metric.unit}]" if metric.unit else ""), (f" ({metric.note})" if metric.note else "")
+            print(f"{name}{unit}: {metric.formula}{note}")
+        return
+    table = Table("metric", "unit", "formula", "note", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, metric in METRICS.items():
+        table.add_row(name, metric.unit, metric.formula, metric.note)
+    console.print(table)
