@@ -1,6 +1,7 @@
 """`dsim profile` and `dsim profiles`: make a profile, and list the shipped ones."""
 
 import json as json_format
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,8 @@ def profile_command(
     if model is None:
         raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
     gpu, shape = hardware.gpu(roofline), models.model(model)
-    profile = rooflines.roofline(gpu, shape, tp, graphs=not eager, name=output.stem if output else None)
+    name = output.stem if output else None
+    profile = rooflines.roofline(gpu, shape, tp, graphs=not eager, name=name, date=date.today().isoformat())
     facts = _facts(profile, rooflines.knee(gpu, shape, tp))
     if output is not None:
         save(profile, output, force)

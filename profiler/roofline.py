@@ -4,6 +4,7 @@ The layers are memory-bound while reading weights takes longer than multiplying 
 transition is a chord from half the knee to one and a half times it. Every constant below is an assumption.
 """
 
+from .. import __version__
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from .hardware import ATTENTION_EFFICIENCY, LINK_EFFICIENCY, MOE_SHARE, Gpu
@@ -22,7 +23,6 @@ from .models import (
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
 from .published import published_commits
 
-TOOL_VERSION = "0.1.0"
 PAGE = 64  # tokens of a KV page
 
 # LMDeploy eager: 41 ms for SDAR-8B's 36 layers, host time and kernel launches (derived from Optimus's figures).
@@ -68,7 +68,7 @@ def roofline(
         provenance=Provenance(
             ("data sheet figures and efficiencies in profiler/hardware.py", "dimensions in profiler/models.py"),
             date,
-            TOOL_VERSION,
+            __version__,
         ),
     )
 

@@ -18,7 +18,7 @@ from .models import model
 from .profile import SHIPPED, Profile, save
 from .roofline import eager_launch, roofline
 
-DATE = "2026-08-01"
+DATE = "2026-11-21"
 
 # Research scripts and dLLM-Serve, eager PyTorch: Sparse-dLLM's reuse steps take 26 ms for 32 layers.
 SCRIPT_LAUNCH = 0.0256  # s

@@ -1,0 +1,52 @@
+"""The engine's own dice yield what the published models were calibrated to."""
+
+import numpy as np
+import pytest
+from dsim.engine.commits import CommitDraws
+from dsim.engine.latency import Features
+from dsim.engine.rows import MASKED, PENDING
+from dsim.engine.step import StepPlan
+from dsim.profiler.profile import load
+
+NUM_REQUESTS, NUM_BLOCKS, BLOCK = 2000, 4, 32
+
+
+def decode(workload: str) -> np.ndarray:
+    """Tokens that each denoise step commits, of requests of NUM_BLOCKS whole blocks."""
+    model = load("a100-sdar-8b").commit_model(workload, BLOCK, 0.9)
+    lengths = np.zeros(NUM_REQUESTS, np.int64), np.full(NUM_REQUESTS, NUM_BLOCKS * BLOCK)
+    draws = CommitDraws(model, 1, *lengths, BLOCK)
+    counts = []
+    for block in range(NUM_BLOCKS):
+        status = np.full((NUM_REQUESTS, BLOCK), MASKED, np.uint8)
+        evaluations = np.zeros((NUM_REQUESTS, BLOCK), np.uint16)
+        rows = np.arange(NUM_REQUESTS, dtype=np.int32)
+        while len(rows):
+            committed = draws.draw(plan(rows, status[rows], evaluations[rows], block * BLOCK))
+            counts.append(committed.sum(axis=1))
+            evaluations[rows] += status[rows] == MASKED
+            status[rows] = np.where(committed, PENDING, status[rows])
+            rows = rows[(status[rows] == MASKED).any(axis=1)]
+    return np.concatenate(counts)
+
+
+def plan(rows: np.ndarray, status: np.ndarray, evaluations: np.ndarray, start: int) -> StepPlan:
+    def all_rows(value: int) -> np.ndarray:
+        return np.full(len(rows), value, np.int32)
+
+    return StepPlan(
+        now=0.0, step=0, prefill=False, requests=rows, phases=np.ones(len(rows), np.uint8), num_tokens=all_rows(BLOCK),
+        num_keys=all_rows(BLOCK), window=np.ones_like(status, bool), status=status, evaluations=evaluations,
+        block_start=all_rows(start), prompt=all_rows(0), end=all_rows(NUM_BLOCKS * BLOCK), chunk=BLOCK,
+        features=Features(0, 0, 0, 0, 0, 0, 0), slots=rows, waiting=0, running=len(rows), pages=0, submitted=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("workload", "mean", "std"),
+    [("sharegpt", 4.31, 3.92), ("sharegpt-focus", 2.28, 2.07), ("sharegpt-fixed", 5.29, 9.44), ("ifeval", 1.5, 1.36)],
+)
+def test_the_twin_commits_what_was_published(workload: str, mean: float, std: float) -> None:
+    counts = decode(workload)
+    assert counts.mean() == pytest.approx(mean, rel=0.015)
+    assert counts.std() == pytest.approx(std, rel=0.05)
