@@ -58,7 +58,7 @@ def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) 
     """Arrival times (s) of a renewal process, the first at 0."""
     check_rate(rate)
     u = chance.uniform(chance.key(seed, chance.ARRIVAL, np.arange(1, num_requests)))
-    return np.concatenate(([0.0], np.cumsum(GAPS[arrival](u, cv) / rate)))
+    return np.concatenate(([0.0], np.cumsum(GAPS[arrival](u, cv)) / rate))
 
 
 def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> float:

@@ -189,7 +189,8 @@ def csv_frame(data: bytes, columns: dict[str, Any]) -> pd.DataFrame | None:
         return None
     dtypes = {name: dtype for name, dtype in columns.items() if dtype is not None}
     try:
-        frame = pd.read_csv(io.BytesIO(data), usecols=list(columns), dtype=dtypes, na_filter=False, encoding="utf-8-sig")
+        file = io.BytesIO(data)
+        frame = pd.read_csv(file, usecols=list(columns), dtype=dtypes, na_filter=False, encoding="utf-8-sig")
     except (ValueError, OverflowError):
         return None
     width = data.split(b"\n", 1)[0].count(b",")

@@ -1,0 +1,145 @@
+"""dsim trace: whole output, and one line for bad input."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from dsim.cli.trace import app
+from dsim.engine.errors import TraceError
+from dsim.traces import load
+from dsim.traces.fetch import RELEASES, Release
+from typer.testing import CliRunner, Result
+
+BURSTGPT = """\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+50,ChatGPT,10,0,10,Conversation log
+118,GPT-4,417,276,693,Conversation log
+"""
+
+
+def run(*arguments: object) -> Result:
+    """What the command printed; a DsimError passes through, as it does to the top of the command line."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def burstgpt(tmp_path: Path) -> Path:
+    path = tmp_path / "BurstGPT.csv"
+    path.write_text(BURSTGPT)
+    return path
+
+
+def test_info_shows_a_trace(burstgpt: Path) -> None:
+    assert run("info", burstgpt).output == """\
+BurstGPT  (burstgpt)
+
+  requests     3
+  failed       1 of 4 rows
+  duration     113.0 s
+  rate         0.0177 req/s
+  gap CV       0.29  (burstiness 11.73)
+  Fano factor  1 s 0.982   10 s 0.818
+  longest gap  73.0 s
+
+  tokens            mean      std      p50      p90      p99      max          total
+  input              659      304      472      964    1,075    1,087          1,976
+  output             175      112      230      267      275      276            524
+
+  also: log_type, model
+"""
+
+
+def test_info_of_the_shipped_traces_fits_a_terminal() -> None:
+    for name in ("azure-conv", "mooncake-conv"):
+        lines = run("info", name).output.splitlines()
+        assert lines[0].startswith(name)
+        assert max(map(len, lines)) <= 85
+    assert "  gaps of 0    89.5%  (batched: a replay may want --jitter)" in lines
+    assert "  prefix reuse 34.1% of prompt blocks come again" in lines
+
+
+def test_info_as_json_is_one_object(burstgpt: Path) -> None:
+    facts = json.loads(run("info", burstgpt, "--json").output)
+    assert (facts["num_requests"], facts["failed_in_trace"], facts["format"]) == (3, 1, "burstgpt")
+    assert facts["input_length"]["max"] == 1087
+
+
+def test_info_passes_its_options_on(burstgpt: Path) -> None:
+    burstgpt.write_text(BURSTGPT + "bad\n")
+    with pytest.raises(TraceError, match=r"BurstGPT\.csv:6: row has 1 fields, expected 6"):
+        run("info", burstgpt)
+    facts = json.loads(run("info", burstgpt, "--json", "--skip-bad", "--keep-failed", "--time-unit", "ms").output)
+    assert (facts["num_requests"], facts["num_skipped"], facts["duration"]) == (4, 1, 0.113)
+
+
+def test_convert_writes_canonical_lines_and_says_so(burstgpt: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert run("convert", burstgpt, out).output == (
+        f"Wrote {out} (3 requests, from 4 rows of burstgpt, 1 failed dropped)\n"
+    )
+    assert out.read_text().splitlines()[1] == (
+        '{"timestamp": 40000, "input_length": 1087, "output_length": 230, "model": "ChatGPT"}'
+    )
+    with pytest.raises(TraceError, match="exists, expected a new file"):
+        run("convert", burstgpt, out)
+    assert run("convert", burstgpt, out, "--force", "--keep-failed").output.startswith(f"Wrote {out} (4 requests")
+
+
+def test_convert_warns_on_standard_error(tmp_path: Path) -> None:
+    source = tmp_path / "guide.jsonl"
+    source.write_text('{"timestamp": 0.5, "input_length": 1, "output_length": 1}\n')
+    result = run("convert", source, tmp_path / "out.jsonl")
+    assert result.stderr == (
+        "warning: timestamp is fractional and read as ms: if it counts seconds, say --time-unit s\n"
+    )
+
+
+def test_synth_writes_a_trace_and_the_same_one_again(tmp_path: Path) -> None:
+    one, two, out = tmp_path / "1.jsonl", tmp_path / "2.jsonl", tmp_path / "3.jsonl"
+    common = ("--arrival", "gamma", "--rate", 5, "--num-requests", 200, "--lengths", "fixed:512,64", "--seed", 9)
+    result = run("synth", one, *common, "--cv", 2)
+    run("synth", two, *common, "--burstiness", 0.25)
+    assert one.read_bytes() == two.read_bytes()
+    assert result.output.startswith(f"Wrote {one} (200 requests, gamma at 5 req/s, CV ")
+    assert result.output.endswith(", seed 9)\n")
+    trace = load(one)
+    assert len(trace) == 200
+    assert set(trace.input_length.tolist()) == {512}
+    with pytest.raises(TraceError, match=r"cv is 2\.0 but burstiness 1\.0 means 1, expected one of them"):
+        run("synth", out, *common, "--cv", 2, "--burstiness", 1)
+    with pytest.raises(TraceError, match="rate is missing, expected --rate R"):
+        run("synth", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("arrival", ["poisson", "gamma", "weibull", "burstgpt-like"])
+def test_synth_fits_a_trace(tmp_path: Path, arrival: str) -> None:
+    out = tmp_path / "out.jsonl"
+    result = run("synth", out, "--fit", "azure-conv", "--arrival", arrival, "--num-requests", 5000)
+    assert result.output.splitlines()[0] == (
+        "Gamma fit of azure-conv: rate 5.53 req/s, shape 0.871, CV 1.07 (trace 1.09), KS 0.017; "
+        "Fano of the trace 1.39 at 1 s, 3.86 at 10 s, 16.1 at 60 s"
+    )
+    assert ("burstgpt-like fit: window 60, num_streams 1" in result.output) == (arrival == "burstgpt-like")
+    trace = load(out)
+    assert trace.rate == pytest.approx(5.53, rel=0.1)
+    assert trace.input_length.mean() == pytest.approx(1155, rel=0.06)
+    assert set(trace.input_length.tolist()) <= set(load("azure-conv").input_length.tolist())
+
+
+def test_fetch_verifies_a_file_got_by_hand(burstgpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = Release(burstgpt.as_uri(), len(BURSTGPT), hashlib.sha256(BURSTGPT.encode()).hexdigest())
+    monkeypatch.setitem(RELEASES["burstgpt"], "BurstGPT_1.csv", release)
+    said = f"(BurstGPT_1.csv, CC BY 4.0, https://github.com/HPMLL/BurstGPT); next: dsim trace info {burstgpt}\n"
+    assert run("fetch", "burstgpt", "--from", burstgpt).output == f"Verified {burstgpt} {said}"
+    folder = burstgpt.parent / "new"
+    run("fetch", "burstgpt", "-o", folder)
+    assert len(load(folder / "BurstGPT_1.csv")) == 3
+    with pytest.raises(TraceError, match=r"is not BurstGPT_2\.csv"):
+        run("fetch", "burstgpt", "--from", burstgpt, "--file", "BurstGPT_2.csv")

@@ -1,0 +1,92 @@
+"""Fetching a published trace, from a server of our own or by hand, without the outside network."""
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from dsim.engine.errors import TraceError
+from dsim.traces.fetch import RELEASES, Release, fetch
+
+DATA = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+SHA = hashlib.sha256(DATA).hexdigest()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "BurstGPT_1.csv").write_bytes(DATA)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_address[1]}"
+        httpd.shutdown()
+        thread.join()
+
+
+def test_a_file_is_fetched_verified_and_not_fetched_twice(server: str, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    release = Release(f"{server}/BurstGPT_1.csv", len(DATA), SHA)
+    path = fetch("burstgpt", tmp_path / "new", release=release, progress=lambda *at: seen.append(at))
+    assert path.read_bytes() == DATA
+    assert seen == [(len(DATA), len(DATA))]
+    gone = Release(f"{server}/gone", len(DATA), SHA)
+    assert fetch("burstgpt", tmp_path / "new", release=gone) == path
+    assert [p.name for p in path.parent.iterdir()] == ["BurstGPT_1.csv"]
+
+
+def test_a_file_url_works_too(server: str, tmp_path: Path) -> None:
+    release = Release((tmp_path / "served" / "BurstGPT_1.csv").as_uri(), len(DATA), SHA)
+    assert fetch("burstgpt", tmp_path / "new", release=release).read_bytes() == DATA
+
+
+def test_other_bytes_are_not_kept(server: str, tmp_path: Path) -> None:
+    release = Release(f"{server}/BurstGPT_1.csv", 99, "0" * 64)
+    with pytest.raises(TraceError) as error:
+        fetch("burstgpt", tmp_path / "new", release=release)
+    assert str(error.value) == (
+        f"{server}/BurstGPT_1.csv is not BurstGPT_1.csv: sha256 {SHA} and {len(DATA)} bytes, "
+        f"expected {'0' * 64} and 99 bytes"
+    )
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["http://127.0.0.1:1/BurstGPT_1.csv", "file:///nowhere/BurstGPT_1.csv", "SERVER/gone"])
+def test_without_a_network_it_says_what_to_do_by_hand(server: str, tmp_path: Path, path: str) -> None:
+    url = path.replace("SERVER", server)
+    with pytest.raises(TraceError) as error:
+        fetch("burstgpt", tmp_path / "new", release=Release(url, 1, SHA))
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.startswith("BurstGPT_1.csv cannot be fetched (")
+    for part in (url, SHA, "--file BurstGPT_1.csv --from FILE", "dsim trace info FILE"):
+        assert part in text
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_file_got_by_hand_is_verified(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_bytes(DATA)
+    assert fetch("burstgpt", from_file=path, release=Release("", len(DATA), SHA)) == path
+    with pytest.raises(TraceError, match=re.escape(f"{path} is not BurstGPT_2.csv: sha256 {SHA}")):
+        fetch("burstgpt", file="BurstGPT_2.csv", from_file=path)
+    with pytest.raises(TraceError, match="cannot be read: No such file or directory"):
+        fetch("burstgpt", from_file=tmp_path / "none")
+
+
+def test_what_there_is_to_fetch_is_listed() -> None:
+    with pytest.raises(TraceError, match="no data set named azure, expected one of: burstgpt"):
+        fetch("azure")
+    with pytest.raises(TraceError, match=r"no file BurstGPT_3.csv in burstgpt, expected one of: BurstGPT_1.csv"):
+        fetch("burstgpt", file="BurstGPT_3.csv")
+    assert all(len(r.sha256) == 64 and r.url.endswith(name) for name, r in RELEASES["burstgpt"].items())

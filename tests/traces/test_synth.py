@@ -1,0 +1,202 @@
+"""Lengths, synthetic traces, and what a replay makes of a trace."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dsim.engine.errors import TraceError
+from dsim.traces import LENGTHS, Trace, TraceNotes, describe, load, prepare, synth, write
+from dsim.traces.lengths import Moments, draw_lengths
+
+
+def batched() -> Trace:
+    return Trace(
+        "batched",
+        np.array([0.0, 0.0, 0.0, 3.0, 3.0, 6.0]),
+        np.arange(10, 16),
+        np.arange(20, 26),
+        {"hash_ids": [[i] for i in range(6)], "model": list("abcdef")},
+        TraceNotes(has_hash_ids=True),
+    )
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_published_workloads_have_their_published_moments(name: str) -> None:
+    num = 400_000
+    moments = LENGTHS[name]
+    for lengths, mean, std in zip(
+        draw_lengths(name, num, seed=1),
+        (moments.input_mean, moments.output_mean),
+        (moments.input_std, moments.output_std),
+        strict=True,
+    ):
+        assert lengths.min() >= 1
+        # Rounding and the cut at 1 may move a mean by a tenth of a token; the rest is four standard errors.
+        assert lengths.mean() == pytest.approx(mean, abs=0.1 + 4 * std / num**0.5)
+        assert lengths.std() == pytest.approx(std, rel=0.08)
+
+
+def test_fixed_and_normal_lengths() -> None:
+    input_length, output_length = draw_lengths("fixed:512,64", 3, seed=0)
+    assert (input_length.tolist(), output_length.tolist()) == ([512] * 3, [64] * 3)
+    for lengths in draw_lengths("normal:512,256", 200_000, seed=0):
+        # The cut at 1 takes the 2.3 % below 0: the mean of max(1, x) is 2.2 tokens higher.
+        assert lengths.mean() == pytest.approx(514.2, abs=4 * 256 / 200_000**0.5)
+        assert lengths.min() == 1
+    input_length, output_length = draw_lengths("normal:1000,10,50,5", 10_000, seed=0)
+    assert input_length.mean() == pytest.approx(1000, abs=0.5)
+    assert output_length.mean() == pytest.approx(50, abs=0.25)
+    assert abs(np.corrcoef(input_length, output_length)[0, 1]) < 0.04
+    drawn = draw_lengths(Moments(100, 10, 50, 5), 100, seed=0)
+    named = draw_lengths("lognormal:100,10,50,5", 100, seed=0)
+    assert drawn[0].tolist() == named[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("chat", "lengths are chat, expected one of: sharegpt, lmsys"),
+        ("fixed:512", "lengths are fixed:512, expected one of"),
+        ("fixed:512,a", "lengths are fixed:512,a, expected one of"),
+        ("fixed:512.5,1", "lengths are fixed:512.5,1, expected whole numbers of tokens"),
+        ("fixed:0,1", "mean 0 and std 0, expected 1 to 10000000"),
+        ("normal:10,-1", "mean 10 and std -1, expected"),
+        ("lognormal:nan,1", "mean nan and std 1, expected"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(complaint)):
+        draw_lengths(text, 1, seed=0)
+
+
+def test_lengths_from_a_trace_are_its_pairs() -> None:
+    pairs = set(zip(*(c.tolist() for c in (batched().input_length, batched().output_length)), strict=True))
+    input_length, output_length = draw_lengths(batched(), 600, seed=0)
+    assert set(zip(input_length.tolist(), output_length.tolist(), strict=True)) == pairs
+    assert np.bincount(input_length - 10).min() > 60  # each of six is drawn about 100 times
+
+
+def test_lengths_come_from_a_file_or_a_shipped_trace(tmp_path: Path) -> None:
+    path = write(batched(), tmp_path / "b.jsonl")
+    assert set(synth(lengths=str(path), num_requests=50).input_length.tolist()) <= set(range(10, 16))
+    assert synth(lengths="azure-conv", num_requests=5000).input_length.mean() == pytest.approx(1155, rel=0.06)
+
+
+def test_a_duration_cuts_and_a_count_cuts() -> None:
+    trace = synth("poisson", 10.0, duration=100.0, seed=1)
+    assert trace.duration < 100.0
+    assert len(trace) == pytest.approx(1000, abs=130)
+    assert len(synth("poisson", 10.0, duration=100.0, num_requests=50)) == 50
+    assert len(synth("poisson", 10.0, duration=1.0, num_requests=5000)) < 40
+    assert len(synth("constant", 10.0, duration=1.0)) == 10
+    assert len(synth("gamma", 2.0, cv=5.0, duration=300.0)) < len(synth("gamma", 2.0, cv=5.0, duration=3000.0))
+    assert len(synth()) == 1000
+
+
+def test_synth_says_what_it_drew() -> None:
+    trace = synth("gamma", 5.0, burstiness=0.25, num_requests=10, seed=3)
+    assert trace.name == "gamma(5/s,cv=2,sharegpt,seed=3)"
+    assert trace.notes.format == "synthetic"
+    for arguments, complaint in (
+        ({"arrival": "bursty"}, "no arrival process named bursty, expected one of: trace, poisson"),
+        ({"arrival": "trace"}, "arrival is trace, expected an arrival process"),
+        ({"num_requests": 0}, "number of requests is 0, expected 1 to"),
+        ({"duration": 0.0}, "duration is 0.0 s, expected above 0 and finite"),
+        ({"seed": -1}, "seed is -1, expected 0 to 2^63 - 1"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(complaint)):
+            synth(**arguments)
+
+
+def test_a_replay_takes_the_trace_as_it_is() -> None:
+    ready = prepare(batched())
+    assert ready.arrival.tolist() == batched().arrival.tolist()
+    assert ready.extras == batched().extras
+
+
+def test_a_replay_takes_the_head_and_rescales_it() -> None:
+    ready = prepare(batched(), num_requests=5, rate=8.0)
+    assert ready.arrival.tolist() == [0, 0, 0, 0.5, 0.5]
+    assert prepare(batched(), time_scale=2.0).arrival.tolist() == [0, 0, 0, 6, 6, 12]
+
+
+def test_jitter_spreads_batches_by_no_more_than_it_says() -> None:
+    ready = prepare(batched(), jitter=3.0, seed=1)
+    order = [ready.extras["model"].index(m) for m in "abcdef"]
+    late = ready.arrival[order] - batched().arrival
+    assert np.ptp(late) < 3.0
+    assert len(set(late.round(6).tolist())) == 6
+    assert (ready.input_length[order] == batched().input_length).all()
+    assert ready.arrival.tolist() == prepare(batched(), jitter=3.0, seed=1).arrival.tolist()
+    assert ready.arrival.tolist() != prepare(batched(), jitter=3.0, seed=2).arrival.tolist()
+    mooncake = load("mooncake-conv")
+    spread = describe(prepare(mooncake, jitter=3.0))
+    assert spread["zero_gaps"] < 0.001
+    assert spread["cv"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_process_keeps_the_requests_in_order_and_draws_the_rest() -> None:
+    ready = prepare(batched(), arrival="poisson", rate=2.0, num_requests=4)
+    assert ready.input_length.tolist() == [10, 11, 12, 13]
+    assert ready.extras["hash_ids"] == [[0], [1], [2], [3]]
+    more = prepare(batched(), arrival="poisson", rate=2.0, num_requests=1000)
+    assert more.input_length[:6].tolist() == batched().input_length.tolist()
+    assert (more.output_length - more.input_length == 10).all()
+    assert set(more.input_length[6:].tolist()) == set(range(10, 16))
+    # A request drawn twice is not the same prompt twice.
+    assert sorted(more.extras) == ["model"]
+    assert not more.notes.has_hash_ids
+    assert more.arrival.tolist() == synth("poisson", 2.0, num_requests=1000).arrival.tolist()
+    assert prepare(batched(), arrival="constant").rate == pytest.approx(batched().rate)
+
+
+def test_other_lengths_leave_the_times() -> None:
+    ready = prepare(batched(), lengths="fixed:7,8")
+    assert ready.arrival.tolist() == batched().arrival.tolist()
+    assert set(ready.input_length.tolist()) == {7}
+    assert set(ready.output_length.tolist()) == {8}
+    assert ready.extras == {}
+
+
+def test_a_replay_that_cannot_be_is_refused() -> None:
+    still = Trace("talk", np.zeros(3), np.ones(3), np.ones(3), notes=TraceNotes(has_arrivals=False))
+    for trace, arguments, complaint in (
+        (batched(), {"num_requests": 7}, "batched holds 6 requests, the run asks for 7"),
+        (batched(), {"rate": 1.0, "time_scale": 2.0}, "rate is 1.0 req/s and time scale is 2.0, expected one of them"),
+        (batched(), {"cv": 2.0}, "cv is 2, expected none with trace arrivals"),
+        (batched(), {"jitter": -1.0}, "jitter is -1.0 s, expected 0 or more and finite"),
+        (batched(), {"arrival": "gamma", "jitter": 1.0}, "jitter is 1.0, expected none with gamma arrivals"),
+        (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
+        (batched(), {"rate": 0.0}, "rate is 0.0 req/s, expected above 0 and finite"),
+        (batched(), {"arrival": "x"}, "no arrival process named x"),
+        (still, {}, "talk has no arrival times, expected an arrival process (--arrival) and a --rate"),
+        (still, {"arrival": "poisson"}, "talk has no rate of its own, expected a --rate for poisson arrivals"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(complaint)):
+            prepare(trace, **arguments)
+    assert prepare(still, arrival="poisson", rate=1.0).notes.has_arrivals
+
+
+def test_a_description_of_a_small_trace_is_exact() -> None:
+    facts = describe(batched())
+    assert facts["num_requests"] == 6
+    assert facts["duration"] == 6.0
+    assert facts["rate"] == pytest.approx(5 / 6)
+    assert facts["cv"] == pytest.approx(np.std([0, 0, 3, 0, 3]) / 1.2)
+    assert facts["zero_gaps"] == pytest.approx(0.6)
+    # Windows of 1 s: 3, 0, 0, 2, 0, 0, and the last arrival beyond them.
+    assert facts["fano"] == {"1": pytest.approx((13 / 6 - 25 / 36) / (5 / 6)), "10": None, "60": None}
+    assert facts["input_length"]["p50"] == 12.5
+    assert facts["output_length"]["total"] == sum(range(20, 26))
+    assert facts["repeated_hash_ids"] == 0
+    assert describe(load("mooncake-conv"))["repeated_hash_ids"] == pytest.approx(0.34, abs=0.005)
+    alone = describe(batched().head(1))
+    assert alone["rate"] is None
+    assert alone["cv"] is None
+
+
+def test_a_million_requests_stay_columns() -> None:
+    trace = synth("gamma", 100.0, cv=2.0, num_requests=1_000_000, lengths="sharegpt")
+    assert trace.arrival.nbytes + trace.input_length.nbytes + trace.output_length.nbytes == 24_000_000
+    assert len(prepare(trace, rate=50.0)) == 1_000_000
