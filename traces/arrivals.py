@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import gammaincinv, gammaln
 
 from ..engine import chance
@@ -93,7 +92,15 @@ def weibull_shape(cv: float) -> float:
         shape = math.exp(log_shape)
         return float(gammaln(1 + 2 / shape) - 2 * gammaln(1 + 1 / shape)) - math.log1p(cv**2)
 
-    return math.exp(float(brentq(excess, math.log(0.05), math.log(500.0), xtol=1e-12)))
+    return math.exp(root(excess, math.log(0.05), math.log(500.0)))
+
+
+def root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function is 0, by bisection to the last bit; the nearer end if it is nowhere."""
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2
 
 
 def check_choice(arrival: str) -> None:

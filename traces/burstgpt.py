@@ -15,6 +15,7 @@ from scipy.special import gammaincinv
 
 from ..engine import chance
 from ..engine.errors import TraceError
+from .fits import gamma_shape
 from .trace import Floats, Ints, Trace, check_rate
 
 Keys: TypeAlias = npt.NDArray[np.uint64]
@@ -127,8 +128,6 @@ def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
 
     The day curve is fitted to a trace of a day or more. An error when under four windows hold enough gaps.
     """
-    from .fits import gamma_shape
-
     index = np.floor(trace.arrival / window).astype(np.int64)
     num_windows = int(trace.duration // window)
     edges = np.searchsorted(index, np.arange(num_windows + 1))

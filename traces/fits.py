@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import digamma, gammainc
 
 from ..engine.errors import TraceError
+from .arrivals import root
 from .stats import FANO_WINDOWS, fano, gap_cv
 from .trace import Floats, Trace
 
@@ -57,14 +57,11 @@ def fit(trace: Trace) -> GammaFit:
 def gamma_shape(gaps: Floats) -> float:
     """The shape of greatest likelihood: log k - digamma(k) = log mean - mean log; 1e6 at most (nearly equal gaps)."""
     target = math.log(float(gaps.mean())) - float(np.log(gaps).mean())
-    low, high = math.log(1e-3), math.log(1e6)
 
     def excess(log_shape: float) -> float:
         return log_shape - float(digamma(math.exp(log_shape))) - target
 
-    if excess(high) >= 0:
-        return 1e6
-    return math.exp(float(brentq(excess, low, high, xtol=1e-10))) if excess(low) > 0 else 1e-3
+    return math.exp(root(excess, math.log(1e-3), math.log(1e6)))
 
 
 def distance(gaps: Floats, shape: float, scale: float) -> float:

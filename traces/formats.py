@@ -76,7 +76,7 @@ FORMATS = {
 def named(name: str) -> Format:
     """The format of this name; an error lists those there are."""
     if name not in FORMATS:
-        raise TraceError(f"no trace format named {name}, expected one of: {', '.join(FORMATS)}")
+        raise TraceError(f"no trace format named {name}, expected one of: {', '.join(FORMATS)}, sharegpt")
     return FORMATS[name]
 
 

@@ -66,7 +66,7 @@ def read(path: Path, format: str | None, skip_bad: bool) -> tuple[Columns, Forma
     """A file's columns and its format, None for ShareGPT."""
     data = read_bytes(path)
     where = str(path)
-    wanted = named(format) if format not in (None, "sharegpt") and format else None
+    wanted = named(format) if format and format != "sharegpt" else None
     kind = container(where, data)
     if kind == "csv":
         return read_csv(where, data, wanted, skip_bad)

@@ -78,22 +78,23 @@ def csv_rows(path: str, text: str) -> Rows:
     rows: list[Row | str] = []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] = []
-    try:
-        for fields in reader:
-            if not fields:
-                continue
-            if not header:
-                header = [name.strip() for name in fields]
-                continue
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return Rows(path, numbers, rows)
+        except csv.Error as error:
+            numbers.append(reader.line_num)
+            rows.append(f"malformed CSV ({error}), expected {len(header)} fields")
+            continue
+        if not header:
+            header = [name.strip() for name in fields]
+        elif fields:
             numbers.append(reader.line_num)
             if len(fields) == len(header):
                 rows.append(dict(zip(header, fields, strict=True)))
             else:
                 rows.append(f"row has {len(fields)} fields, expected {len(header)} ({','.join(header)})")
-    except csv.Error as error:
-        numbers.append(reader.line_num)
-        rows.append(f"malformed CSV ({error}), expected {len(header)} fields")
-    return Rows(path, numbers, rows)
 
 
 def jsonl_rows(path: str, text: str) -> Rows:

@@ -113,7 +113,7 @@ def own_times(
         u = chance.uniform(chance.key(seed, chance.ARRIVAL, JITTER, 0, np.arange(len(ready))))
         late = ready.arrival + jitter * u
         order = np.argsort(late, kind="stable")
-        ready = replace(ready.take(order), arrival=late[order] - late[order[0]])
+        ready = ready.take(order, late[order])
     if time_scale is not None:
         return ready.time_scaled(time_scale)
     return ready if rate is None else ready.scaled_to_rate(rate)
@@ -140,9 +140,7 @@ def new_times(
         extras = {name: column for name, column in trace.extras.items() if name not in IDENTITIES}
         index[len(trace) :] = bootstrap(trace, index[len(trace) :], seed)
         trace = replace(trace, extras=extras, notes=replace(trace.notes, has_hash_ids=False))
-    # Rows are taken before times are given: drawn rows do not come in order of their old times.
-    still = replace(trace, arrival=np.zeros(len(trace)))
-    return replace(still.take(index), arrival=times, notes=replace(trace.notes, has_arrivals=True))
+    return replace(trace.take(index, times), notes=replace(trace.notes, has_arrivals=True))
 
 
 def draw_times(

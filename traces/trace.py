@@ -69,10 +69,10 @@ class Trace:
         """Row i as the engine sees it."""
         return Request(i, float(self.arrival[i]), int(self.input_length[i]), int(self.output_length[i]))
 
-    def take(self, rows: npt.ArrayLike) -> "Trace":
-        """The trace of these rows, in this order, with arrivals shifted to start at 0."""
+    def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
+        """The trace of these rows, in this order, at their own times or at others (s), shifted to start at 0."""
         index = np.asarray(rows, np.int64)
-        arrival = self.arrival[index]
+        arrival = self.arrival[index] if times is None else times
         extras = {name: [column[i] for i in index.tolist()] for name, column in self.extras.items()}
         return replace(
             self,

@@ -274,6 +274,7 @@ def test_a_bad_line_is_named_and_can_be_skipped(tmp_path: Path, second: str, com
         ("nan,ChatGPT,1087,230,1317,log", 'Timestamp is "nan", expected a finite number'),
         ("inf,ChatGPT,1087,230,1317,log", 'Timestamp is "inf", expected a finite number'),
         ("45,ChatGPT,1e9,230,1317,log", 'Request tokens is "1e9", expected at most 10000000'),
+        ('45,"ChatGPT"x,1087,230,1317,log', "malformed CSV (',' expected after '\"'), expected 6 fields"),
         ("45,ChatGPT,10.5,230,1317,log", 'Request tokens is "10.5", expected a whole number'),
     ],
 )

@@ -130,6 +130,9 @@ def test_jitter_spreads_batches_by_no_more_than_it_says() -> None:
     assert (ready.input_length[order] == batched().input_length).all()
     assert ready.arrival.tolist() == prepare(batched(), jitter=3.0, seed=1).arrival.tolist()
     assert ready.arrival.tolist() != prepare(batched(), jitter=3.0, seed=2).arrival.tolist()
+    overtaking = prepare(batched(), jitter=100.0, seed=1)
+    assert overtaking.extras["model"] != list("abcdef")
+    assert sorted(overtaking.input_length.tolist()) == list(range(10, 16))
     mooncake = load("mooncake-conv")
     spread = describe(prepare(mooncake, jitter=3.0))
     assert spread["zero_gaps"] < 0.001
