@@ -57,13 +57,12 @@ def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
     return np.linspace(0.0, end, bins + 1)
 
 
-def waiting(requests: Columns, edges: Floats) -> npt.NDArray[np.int64]:
-    """Requests that had arrived but not yet begun, at each edge; rejected ones never wait."""
+def waiting(requests: Columns, edges: Floats) -> Floats:
+    """Requests that had arrived but not yet begun, averaged over each bin; rejected ones never wait."""
     queued = requests["status"] != STATUSES.index("rejected")
-    scheduled = requests["scheduled"][queued]
-    begun = np.sort(scheduled[~np.isnan(scheduled)])
-    arrived = np.sort(requests["arrival"][queued])
-    return np.searchsorted(arrived, edges, side="right") - np.searchsorted(begun, edges, side="right")
+    waited = _time_since(requests["arrival"][queued], edges) - _time_since(requests["scheduled"][queued], edges)
+    mean: Floats = np.diff(waited) / np.diff(edges)
+    return np.maximum(mean, 0.0)  # what remains below zero is rounding
 
 
 def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -125,6 +124,14 @@ def spans_decades(curves: Sequence[Floats]) -> bool:
     known = np.concatenate([c for c in curves if len(c)] or [np.ones(1)])
     low, high = np.quantile(known, [0.05, 0.99])
     return bool(low > 0 and high / low > 40 and math.isfinite(high))
+
+
+def _time_since(times: Floats, edges: Floats) -> Floats:
+    """The time since each of the times, summed, at each edge: the integral of how many have passed."""
+    passed = np.sort(times[~np.isnan(times)])
+    count = np.searchsorted(passed, edges, side="right")
+    total: Floats = count * edges - np.concatenate([[0.0], np.cumsum(passed)])[count]
+    return total
 
 
 def _add(sums: Floats, at: Any, values: Any) -> None:

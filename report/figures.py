@@ -85,6 +85,10 @@ def _latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
         if log:
             ticks = [m * 10.0**power for power in range(-6, 7) for m in (1, 2, 5)]
             figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,g}" for tick in ticks])
+        else:
+            # A few stragglers would squeeze everyone else to the left; zooming out shows them.
+            ends = [float(np.interp(0.995, y, x)) for x, y in lines if len(x)]
+            figure.update_xaxes(range=[0.0, 1.15 * max([*ends, *(slo.bound * scale for slo in bounds)])])
         for slo in bounds:
             _bound(figure, slo.bound * scale, str(slo), log)
         caption = "Up and to the left is better." + (" Dashed: the SLO's bound." if bounds else "")
@@ -103,21 +107,25 @@ def _attainment(
     labels = [str(slo) for slo in judging] + (["all of them"] if len(judging) > 1 else [])
     bars = _figure("", "share of arrivals", percent=True)
     over_time = _figure("arrival time (s)", "share of arrivals that are good", percent=True)
+    worst = 1.0
     for i, (policy, columns) in enumerate(requests.items()):
         every = good_requests(columns, judging, missing_passes=missing_passes)
         each = [good_requests(columns, [slo], missing_passes=missing_passes) for slo in judging]
         shares = [float(good.mean()) if good is not None and len(good) else None for good in [*each, every]]
-        text = ["" if share is None else f"{share:.0%}" for share in shares]
+        text = ["" if share is None else f"{100 * share:.3g}%" for share in shares]
         bars.add_trace(
             go.Bar(
-                x=labels, y=shares[: len(labels)], text=text[: len(labels)], textposition="outside", name=policy,
+                x=labels, y=shares[: len(labels)], text=text[: len(labels)] if len(requests) < 5 else None, textposition="outside", name=policy,
                 legendgroup=policy, marker={"color": colour(i)}, hovertemplate="%{y:.1%} of arrivals meet %{x}",
                 cliponaxis=False,
             )
         )  # fmt: skip
         assert every is not None
         x, y = curves.share_by_arrival(columns["arrival"], every)
-        over_time.add_trace(_line(policy, i, x, y, "%{y:.0%} of arrivals around %{x:.0f} s"))
+        over_time.add_trace(_line(policy, i, x, y, "%{y:.1%} of arrivals around %{x:.0f} s"))
+        worst = min(worst, float(np.nanmin(y, initial=1.0)))
+    # Near 100 % the last percents are what matters.
+    over_time.update_yaxes(range=[worst - 0.02, 1.002] if worst > 0.8 else [0, 1.02])
     bars.update_yaxes(range=[0, 1.12], tickvals=[0, 0.25, 0.5, 0.75, 1])
     return [
         Figure("slo-bars", "Requests that meet the SLOs", "Rejected and unfinished requests do not.", bars),
@@ -139,7 +147,7 @@ def _timeline(requests: dict[str, Columns], steps: dict[str, curves.Steps], edge
     drawn = {name: _figure("time (s)", axis, percent=bool(p)) for name, (_, _, axis, p) in panels.items()}
     for i, policy in enumerate(requests):
         queue.add_trace(
-            _line(policy, i, edges, curves.waiting(requests[policy], edges), "%{y:,} waiting at %{x:.0f} s")
+            _line(policy, i, middle, curves.waiting(requests[policy], edges), "%{y:,.1f} waiting at %{x:.0f} s")
         )
         for name, figure in drawn.items():
             form = "%{y:.1%} at %{x:.0f} s" if panels[name][3] else "%{y:.1f} at %{x:.0f} s"

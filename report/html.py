@@ -154,6 +154,7 @@ dd { margin: 0; }
 .card h2 { margin-top: 0; }
 .caption { margin: 0; color: var(--soft); font-size: 13px; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); gap: 16px; }
+.grid .card:last-child:nth-child(odd) { grid-column: 1 / -1; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 12px; text-align: right; white-space: nowrap; }
@@ -181,7 +182,7 @@ footer h2 { color: var(--ink); }
   main { max-width: none; padding: 0; }
   nav { position: static; margin: 12px 0 0; padding: 6px 0; }
   nav span { display: none; }
-  .card, .alarm, .caution { break-inside: avoid; }
+  figure.card, .alarm, .caution, tr { break-inside: avoid; }
   .alarm, .caution, td.best, i { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
 """.strip()

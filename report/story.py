@@ -51,7 +51,7 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         parts = [trace.get("name", "")]
         if "num_requests" in trace:
             parts.append(f"{trace['num_requests']:,} requests")
-        if "rate" in trace:
+        if trace.get("rate") and not manifest.get("closed_loop"):
             parts.append(f"{number(trace['rate'])} req/s")
         if "arrival" in trace:
             parts.append(f"arrivals: {trace['arrival']}")

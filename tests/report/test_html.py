@@ -81,7 +81,8 @@ def test_waiting_counts_who_has_arrived_and_not_begun() -> None:
         {"arrival": 2.0, "status": STATUSES.index("unfinished")},
         {"arrival": 2.0, "status": STATUSES.index("rejected")},
     ]
-    assert curves.waiting(request_columns(rows), np.array([0.0, 1.0, 2.0, 4.0, 9.0])).tolist() == [0, 1, 2, 1, 1]
+    assert curves.waiting(request_columns(rows), np.array([0.0, 1.0, 2.0, 4.0, 9.0])).tolist() == [0, 1, 2, 1]
+    assert curves.waiting(request_columns(rows), np.array([0.0, 8.0])).tolist() == [(3 + 6) / 8]
 
 
 def test_attainment_over_time_is_by_arrival() -> None:
