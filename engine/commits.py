@@ -16,6 +16,7 @@ import numpy.typing as npt
 from . import compiled, rows
 from .chance import BLOCK_FACTOR, COMMIT, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
 from .errors import ProfileError
+from .leap import Draws
 from .step import StepPlan
 
 
@@ -120,6 +121,10 @@ class CommitDraws:
         self.block_factors = np.exp(model.block_spread * quantiles)
         self.step_factors = np.exp(model.step_spread * quantiles)
         self._rules = compiled if fast else rows
+        self.arrays = Draws(
+            self.last_block, self.num_padding, self.keys, self.request_factor, self.odds, self.stage,
+            self.block_factors, self.step_factors,
+        )  # fmt: skip
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""

@@ -13,8 +13,9 @@ from .batching import Continuous
 from .errors import DsimError
 from .eviction import DelayedCache
 from .granularity import CommitCurve, ElasticChunk, FixedChunk, choose_chunk
-from .journal import STATUSES, RequestTable, StepTotals
+from .journal import STATUSES, RequestTable, StepRecorder, StepTotals
 from .latency import Features, LatencyModel
+from .leap import Cost, Draws, Requests, Sequences, Setting, Steps, Tally, leap
 from .policy import Policy
 from .request import Request
 from .rows import BLOCK_PASS, CACHED, DELAYED, MASKED, NEIGHBOUR, PENDING
@@ -24,6 +25,9 @@ COMPLETED, REJECTED, UNFINISHED = range(len(STATUSES))
 EMIT = ("block", "step", "end")
 
 Ints = npt.NDArray[np.int32]
+
+_NO_CURVE = np.zeros(1)
+_NO_CHUNKS = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,24 @@ class Engine:
             self.curve = CommitCurve(self._width, granularity.estimator == "robust", granularity.memory)
             self._latencies: dict[int, npt.NDArray[np.float64]] = {}
             self._prefix = np.zeros((2, self._width + 1), np.int64)
+
+        # Steps leap only where the engine decides anew after every step, by the compiled rules.
+        self._leaps = fast and isinstance(batching, Continuous) and self._group_steps == 1 and not self._ahead
+        self._setting = Setting(
+            self._ar, self._block, self._width, self._page, limits.num_pages, self._rule, self._pending_first,
+            self._listed, self._sample_block, policy.obs, EMIT.index(emit), self._elastic is not None,
+            *((self.curve.robust, self._elastic.memory, self._elastic.cold_start, self._elastic.probe_every,
+               self._elastic.hysteresis) if self._elastic else (False, 1, 0, 0, 0.0)),
+        )  # fmt: skip
+        self._requests = Requests(*(table[name] for name in Requests._fields))
+        self._tally = Tally(
+            np.zeros(8), np.zeros(8, np.int64), self.totals.step_latency.counts, self.totals.itl.counts,
+            np.zeros(self._width + 1, np.int64),
+        )  # fmt: skip
+        self._no_steps = Steps(
+            np.zeros((0, 2)), np.zeros((0, 8), np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8),
+            np.zeros(0, np.int32), np.zeros((0, 1), np.uint64), np.zeros((0, 1), np.uint64),
+        )  # fmt: skip
 
         self._waiting: deque[_Waiting] = deque()
         self._running: Ints = np.zeros(0, np.int32)  # slots, in order of admission; finished ones leave at once
@@ -211,9 +233,7 @@ class Engine:
         tokens = 0
         while self._waiting and len(self._running) + len(slots) < self.limits.max_batch:
             head = self._waiting[0]
-            length = self._prefill_length(head)
-            canvas = self._canvas(head.request.input_length + head.request.output_length)
-            pages = self._pages_for(min(length + self._prealloc, canvas))
+            length, pages = self._pages_to_admit(head)
             if slots and tokens + length > budget:
                 break
             if pages > self.limits.num_pages - self.pages_held:
@@ -226,6 +246,12 @@ class Engine:
         admitted = np.array(slots, np.int32)
         self._running = np.concatenate([self._running, admitted])
         return admitted
+
+    def _pages_to_admit(self, entry: _Waiting) -> tuple[int, int]:
+        """Positions that a waiting request's prefill computes, and the pages it takes."""
+        length = self._prefill_length(entry)
+        canvas = self._canvas(entry.request.input_length + entry.request.output_length)
+        return length, self._pages_for(min(length + self._prealloc, canvas))
 
     def _prefill_length(self, entry: _Waiting) -> int:
         """Positions that the prefill of a waiting request computes: a preempted one recomputes what it had."""
@@ -369,13 +395,18 @@ class Engine:
 
     def _choose(self, batch: int) -> int:
         assert self._elastic is not None
+        latency = self._latency_by_chunk(batch)
+        return choose_chunk(
+            self._elastic, self.curve, self._chunks, latency, self._chunk, self.totals.num_decode_steps
+        )
+
+    def _latency_by_chunk(self, batch: int) -> npt.NDArray[np.float64]:
+        """T(c, b) of every candidate chunk."""
         assert self._latency is not None
         latency = self._latencies.get(batch)
         if latency is None:
             latency = self._latencies[batch] = self._latency.of_tokens(self._chunks * batch, batch)
-        return choose_chunk(
-            self._elastic, self.curve, self._chunks, latency, self._chunk, self.totals.num_decode_steps
-        )
+        return latency
 
     def _new_plan(
         self, now: float, prefill: bool, slots: Ints, phases: npt.NDArray[np.uint8], num: Ints, keys: Ints,
@@ -386,6 +417,83 @@ class Engine:
             self._evaluations[slots], self._start[slots], self._prompt[slots], self._end[slots], chunk, features, slots,
             len(self._waiting), len(self._running), self.pages_held, self.submitted, tuple(self._preempted),
         )  # fmt: skip
+
+    # ---- leap: many steps at once ------------------------------------------------------------------------------
+
+    def leap(
+        self, now: float, horizon: float, cost: Cost, draws: Draws, recorder: StepRecorder | None = None
+    ) -> tuple[float, Ints]:
+        """Run predicted decode steps from `now` while nothing is to be decided and they end before `horizon`.
+
+        Returns the time reached and the requests that finished with the last step. The same, bit for bit, as one
+        `schedule`, step model and `commit` after another, which is what remains to be done where it stops.
+        """
+        slots, tally, totals = self._running, self._tally, self.totals
+        nothing = slots[:0]
+        if not (self._leaps and len(slots)) or self._can_admit():
+            return now, nothing
+        steps = self._no_steps if recorder is None else recorder.room(len(slots))
+        curve, chunks, latencies = _NO_CURVE, _NO_CHUNKS, _NO_CURVE
+        observed = 0
+        if self._elastic is not None:
+            curve, chunks, latencies = self.curve.curve, self._chunks, self._latency_by_chunk(len(slots))
+            observed = self.curve.observed
+        step, itl = totals.step_latency, totals.itl
+        tally.times[:] = (
+            totals.decode_time, totals.page_time, step.sum, step.min, step.max, itl.sum, itl.min, itl.max
+        )  # fmt: skip
+        tally.numbers[:] = (
+            0, 0, 0, 0, self.pages_held, self.outstanding_tokens, observed, totals.num_decode_steps
+        )  # fmt: skip
+        tally.chunks[:] = 0
+        chunk = 1 if self._ar else self._chunk
+        end, chunk, num_steps, num_done = leap(
+            now, horizon, slots, chunk, self._sequences, self._requests, draws, self._setting, cost, tally, curve,
+            chunks, latencies, steps, recorder is not None,
+        )  # fmt: skip
+        tokens, committed, _, gaps, self.pages_held, self.outstanding_tokens, observed, _ = tally.numbers.tolist()
+        if not num_steps:
+            return now, nothing
+        n = len(slots)
+        totals.decode_time, totals.page_time, step.sum, step.min, step.max, itl.sum, itl.min, itl.max = (
+            tally.times.tolist()
+        )
+        step.count += num_steps
+        itl.count += gaps
+        for c in np.flatnonzero(tally.chunks).tolist():
+            totals.chunk.add(c, int(tally.chunks[c]))
+        totals.batch.add(n, num_steps)
+        totals.num_decode_steps += num_steps
+        totals.tokens += tokens
+        totals.committed += committed
+        totals.forwards += n * num_steps
+        totals.max_waiting = max(totals.max_waiting, len(self._waiting))
+        if self._elastic is not None:
+            self.curve.observed = observed
+            self._chunk = chunk
+        if recorder is not None:
+            recorder.leapt(
+                steps, num_steps, n, self.replica, self.num_steps, len(self._waiting), self.submitted, num_done
+            )
+        self.num_steps += num_steps
+        if not num_done:
+            return end, nothing
+        finished = self._finished[slots]
+        done = slots[finished]
+        self._running = slots[~finished]
+        self._release(done)
+        return end, self._request[done]
+
+    def _can_admit(self) -> bool:
+        """Whether the next decision could be a prefill."""
+        batching = self.policy.batching
+        if not self._waiting or len(self._running) >= self.limits.max_batch:
+            return False
+        if not self._synchronous and not batching.prefers_prefill(
+            len(self._waiting), len(self._running), self.limits.max_batch
+        ):
+            return False
+        return self._pages_to_admit(self._waiting[0])[1] <= self.limits.num_pages - self.pages_held
 
     # ---- commit -----------------------------------------------------------------------------------------------
 
@@ -590,6 +698,7 @@ class Engine:
         self._unpublished = grown("_unpublished", np.bool_)  # the current block's tokens are not handed out yet
         self._finished = grown("_finished", np.bool_)
         self._prefilled = grown("_prefilled", np.bool_)  # at least once
+        self._sequences = Sequences(*(getattr(self, f"_{name}") for name in Sequences._fields))
         # The lowest free slot is taken first.
         self._free_slots = [*range(capacity - 1, old - 1, -1), *self._free_slots]
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from .errors import PolicyError
 
+TINY = 1e-12
 MAX_BLOCK = 64  # the largest block of a published checkpoint
 
 Floats = npt.NDArray[np.float64]
@@ -122,10 +123,11 @@ class CommitCurve:
         """N_commit(c): commits a sequence and step at each chunk."""
         if not self.robust:
             return self.curve[chunks]
-        masks = np.arange(self.size + 1)
-        slots = np.maximum.accumulate(masks + self.curve)
-        computed: Floats = np.interp(chunks, slots, masks)
-        return chunks - computed
+        slots = np.maximum.accumulate(np.arange(self.size + 1) + self.curve)
+        below = np.clip(np.searchsorted(slots, chunks, side="right") - 1, 0, self.size - 1)
+        # Masks computed when the window's slots are full, between whole numbers of them; never more than there are.
+        masks = below + (chunks - slots[below]) / np.maximum(slots[below + 1] - slots[below], TINY)
+        return chunks - np.minimum(masks, self.size)
 
 
 def choose_chunk(

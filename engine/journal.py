@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .histogram import CountHistogram, TimeHistogram
+from .leap import LEAP_COLUMNS, Steps
 from .step import StepOutcome, StepPlan
 
 STATUSES = ("completed", "rejected", "unfinished")
@@ -142,39 +143,85 @@ Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 class StepRecorder:
     """Writes the journal: collects steps and hands them on in batches, so that a run's length costs no memory."""
 
-    def __init__(self, append: Append, batch: int = 4096) -> None:
+    def __init__(self, append: Append, width: int, batch: int = 4096) -> None:
         self._append = append
         self._batch = batch
-        self._rows: list[tuple[Any, ...]] = []
-        self._lists: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in STEP_LISTS}
+        self._words = max(1, -(-width // 64))
+        self._columns = {name: np.zeros(batch, kind) for name, kind in STEP_COLUMNS.items()}
+        self._offsets = np.zeros(batch + 1, np.int64)
+        self._count = 0
+        self._lists: dict[str, npt.NDArray[Any]] = {}
+        self._grow(16 * batch)
 
     def record(self, replica: int, plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32]) -> None:
         """Take down a step that has been committed."""
-        f = plan.features
-        self._rows.append((
-            replica, plan.step, plan.now, outcome.latency, plan.prefill, f.batch, plan.chunk, f.tokens, f.sum_q_kv,
-            f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, int(outcome.committed.sum()), plan.waiting,
-            plan.running, plan.pages, plan.submitted, len(done), len(plan.preempted),
-        ))  # fmt: skip
-        lists = self._lists
-        lists["requests"].append(plan.requests)
-        lists["phases"].append(plan.phases)
-        lists["num_tokens"].append(plan.num_tokens)
-        lists["window"].append(pack(plan.window).reshape(-1))
-        lists["commits"].append(pack(outcome.committed).reshape(-1))
-        if len(self._rows) >= self._batch:
+        f, n = plan.features, len(plan.requests)
+        if self._count == self._batch:
             self.flush()
+        i, at = self._count, int(self._offsets[self._count])
+        if at + n > len(self._lists["requests"]):
+            self._grow(2 * (at + n))
+        values = (
+            replica, plan.step, plan.now, outcome.latency, plan.prefill, f.batch, plan.chunk, f.tokens, f.sum_q_kv,
+            f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
+            plan.pages, plan.submitted, len(done), len(plan.preempted),
+        )  # fmt: skip
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column[i] = value
+        rows = (plan.requests, plan.phases, plan.num_tokens, pack(plan.window), pack(outcome.committed))
+        for column, values_of_rows in zip(self._lists.values(), rows, strict=True):
+            column[at : at + n] = values_of_rows
+        self._offsets[i + 1] = at + n
+        self._count += 1
+
+    def room(self, rows: int) -> Steps:
+        """Where a leap of at least one step of so many rows writes."""
+        if self._count == self._batch:
+            self.flush()
+        i, at = self._count, int(self._offsets[self._count])
+        if at + rows > len(self._lists["requests"]):
+            self._grow(2 * (at + rows))
+        free = self._batch - i
+        return Steps(np.zeros((free, 2)), np.zeros((free, 8), np.int64), *(a[at:] for a in self._lists.values()))
+
+    def leapt(
+        self, steps: Steps, num_steps: int, rows: int, replica: int, first: int, waiting: int, submitted: int, done: int
+    ) -> None:
+        """Take down a leap: `num_steps` steps of `rows` rows, from step `first` on, `done` requests ending with the last."""
+        i, end = self._count, self._count + num_steps
+        c = self._columns
+        known = {
+            "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
+            "num_forwards": 1, "waiting": waiting, "running": rows, "submitted": submitted, "finished": 0,
+            "preempted": 0, "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
+        }  # fmt: skip
+        for k, name in enumerate(LEAP_COLUMNS):
+            known[name] = steps.wholes[:num_steps, k]
+        for name, value in known.items():
+            c[name][i:end] = value
+        if num_steps:
+            c["finished"][end - 1] = done
+        self._offsets[i + 1 : end + 1] = self._offsets[i] + rows * np.arange(1, num_steps + 1)
+        self._count = end
 
     def flush(self) -> None:
         """Hand on what has been collected."""
-        if not self._rows:
+        n = self._count
+        if not n:
             return
-        columns = dict(zip(STEP_COLUMNS, zip(*self._rows, strict=True), strict=True))
-        arrays = {name: np.array(values, dtype=STEP_COLUMNS[name]) for name, values in columns.items()}
+        rows = int(self._offsets[n])
+        offsets = self._offsets[: n + 1].astype(np.int32)
         lists = {}
-        for name, parts in self._lists.items():
-            offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int32)
-            lists[name] = (np.concatenate(parts), offsets)
-        self._rows = []
-        self._lists = {name: [] for name in STEP_LISTS}
-        self._append(arrays, lists)
+        for name, values in self._lists.items():
+            words = self._words if values.ndim == 2 else 1
+            lists[name] = (values[:rows].reshape(-1).copy(), offsets * words)
+        self._append({name: column[:n].copy() for name, column in self._columns.items()}, lists)
+        self._count = 0
+
+    def _grow(self, rows: int) -> None:
+        for name, kind in STEP_LISTS.items():
+            shape = (rows, self._words) if kind == "uint64" else (rows,)
+            new = np.zeros(shape, kind)
+            if name in self._lists:
+                new[: len(self._lists[name])] = self._lists[name]
+            self._lists[name] = new

@@ -8,13 +8,13 @@ import numpy.typing as npt
 import simpy
 
 from ..engine.engine import Engine
+from ..engine.journal import StepRecorder
 from ..engine.request import Request
-from ..engine.step import StepOutcome, StepPlan
 from .clock import Clock
 from .step_model import StepModel
 
-Record = Callable[[StepPlan, StepOutcome, npt.NDArray[np.int32]], None]
 Finished = Callable[[npt.NDArray[np.int32], float], None]
+Horizon = Callable[[], float]  # the first time at which the world outside may touch this replica
 
 
 class Replica:
@@ -25,14 +25,16 @@ class Replica:
         env: Clock,
         engine: Engine,
         step_model: StepModel,
-        record: Record | None = None,
+        recorder: StepRecorder | None = None,
         finished: Finished | None = None,
+        horizon: Horizon | None = None,
     ) -> None:
         self.env = env
         self.engine = engine
         self.step_model = step_model
-        self._record = record
+        self._recorder = recorder
         self._finished = finished
+        self._horizon = horizon
         self._arrival = env.event()
         self._asleep = False
         env.process(self._run())
@@ -46,18 +48,27 @@ class Replica:
         return taken
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
-        env, engine = self.env, self.engine
+        env, engine, model = self.env, self.engine, self.step_model
         while True:
+            if self._horizon is not None:
+                end, done = engine.leap(env.now, self._horizon(), model.cost, model.arrays, self._recorder)
+                if end > env.now:
+                    yield env.at(end)
+                    self._report(done)
+                    continue
             plan = engine.schedule(env.now)
             if plan is None:
                 self._asleep = True
                 self._arrival = env.event()
                 yield self._arrival
                 continue
-            outcome = self.step_model.step(plan)
+            outcome = model.step(plan)
             yield env.at(plan.now + outcome.latency)
             done = engine.commit(outcome, env.now)
-            if self._record is not None:
-                self._record(plan, outcome, done)
-            if self._finished is not None and len(done):
-                self._finished(done, env.now)
+            if self._recorder is not None:
+                self._recorder.record(engine.replica, plan, outcome, done)
+            self._report(done)
+
+    def _report(self, done: npt.NDArray[np.int32]) -> None:
+        if self._finished is not None and len(done):
+            self._finished(done, self.env.now)

@@ -4,6 +4,7 @@ import numpy as np
 
 from ..engine.commits import CommitDraws
 from ..engine.latency import LatencyModel
+from ..engine.leap import NO_DRAWS, cost_of
 from ..engine.step import StepOutcome, StepPlan
 
 
@@ -13,6 +14,8 @@ class StepModel:
     def __init__(self, latency: LatencyModel, draws: CommitDraws | None) -> None:
         self.latency = latency
         self.draws = draws
+        self.cost = cost_of(latency)
+        self.arrays = NO_DRAWS if draws is None else draws.arrays
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """The predicted outcome of a plan."""

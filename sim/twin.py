@@ -1,5 +1,6 @@
 """The twin: a trace through replicas of a policy, priced by a profile."""
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -104,7 +105,7 @@ def simulate(
     table = RequestTable(len(trace))
     env = Clock()
     route = make_router(router)
-    recorder = None if append is None else StepRecorder(append)
+    recorder = None if append is None else StepRecorder(append, width)
     ended = 0
 
     def finished(done: npt.NDArray[np.int32], now: float) -> None:
@@ -115,11 +116,20 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
+    arrivals = _Arrivals(env, trace)
+
+    def horizon(r: int) -> Callable[[], float] | None:
+        if not fast or (concurrency is not None and replicas > 1):
+            return None
+        if concurrency is not None:
+            return lambda: math.inf  # the next arrival is when a request of this very replica ends
+        # A router that looks at no replica sends each every n-th arrival.
+        return partial(arrivals.next_time, r, replicas) if router == "round-robin" else arrivals.next_time
+
     fleet: list[Replica] = []
     for r in range(replicas):
         engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit, fast=fast)
-        record = None if recorder is None else partial(recorder.record, r)
-        fleet.append(Replica(env, engine, step_model, record, finished))
+        fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r)))
     engines = [replica.engine for replica in fleet]
 
     def submit(request: Request) -> bool:
@@ -132,7 +142,7 @@ def simulate(
             loop.next(concurrency or 0)
             env.run()
         else:
-            last = env.process(_arrivals(env, trace, submit))
+            last = env.process(arrivals.run(submit))
             env.run(None if drain else last)
     except KeyboardInterrupt:
         interrupted = True
@@ -144,13 +154,29 @@ def simulate(
     return Result(policy, limits, commits, table, totals, env.now, interrupted)
 
 
-def _arrivals(env: Clock, trace: Trace, submit: Callable[[Request], bool]) -> Generator[simpy.Event, Any, None]:
-    for i in range(len(trace)):
-        request = trace.request(i)
-        if request.arrival > env.now:
-            yield env.at(request.arrival, urgent=True)
-        submit(request)
-    yield env.timeout(0)
+class _Arrivals:
+    """The open loop: each request is submitted at its time, whatever became of the others."""
+
+    def __init__(self, env: Clock, trace: Trace) -> None:
+        self._env = env
+        self._trace = trace
+        self._next = 0
+
+    def next_time(self, turn: int = 0, every: int = 1) -> float:
+        """The time of the next arrival whose index is `turn` modulo `every`; infinity if there is none."""
+        i = self._next + (turn - self._next) % every
+        return float(self._trace.arrival[i]) if i < len(self._trace) else math.inf
+
+    def run(self, submit: Callable[[Request], bool]) -> Generator[simpy.Event, Any, None]:
+        """Submit the trace's requests."""
+        env = self._env
+        for i in range(len(self._trace)):
+            request = self._trace.request(i)
+            if request.arrival > env.now:
+                yield env.at(request.arrival, urgent=True)
+            self._next = i + 1
+            submit(request)
+        yield env.timeout(0)
 
 
 class _ClosedLoop:
