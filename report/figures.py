@@ -108,6 +108,7 @@ def _attainment(
     bars = _figure("", "share of arrivals", percent=True)
     over_time = _figure("arrival time (s)", "share of arrivals that are good", percent=True)
     worst = 1.0
+    room = len(requests) < 5  # for a figure on each bar
     for i, (policy, columns) in enumerate(requests.items()):
         every = good_requests(columns, judging, missing_passes=missing_passes)
         each = [good_requests(columns, [slo], missing_passes=missing_passes) for slo in judging]
@@ -115,8 +116,8 @@ def _attainment(
         text = ["" if share is None else f"{100 * share:.3g}%" for share in shares]
         bars.add_trace(
             go.Bar(
-                x=labels, y=shares[: len(labels)], text=text[: len(labels)] if len(requests) < 5 else None, textposition="outside", name=policy,
-                legendgroup=policy, marker={"color": colour(i)}, hovertemplate="%{y:.1%} of arrivals meet %{x}",
+                x=labels, y=shares[: len(labels)], text=text[: len(labels)] if room else None, textposition="outside",
+                name=policy, legendgroup=policy, marker={"color": colour(i)}, hovertemplate="%{y:.1%} of arrivals meet %{x}",
                 cliponaxis=False,
             )
         )  # fmt: skip

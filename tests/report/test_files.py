@@ -76,6 +76,12 @@ def test_a_folder_that_holds_a_run_is_refused_until_forced(tmp_path: Path) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_run_may_be_read_by_whom_any_new_folder_may(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", **SMALL)
+    (tmp_path / "other").mkdir()
+    assert (tmp_path / "run").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     write_run(tmp_path / "run", **SMALL)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dsim.engine.journal import STATUSES
+from dsim.engine.journal import STATUSES, STEP_COLUMNS
 from dsim.report import curves
-from dsim.report.files import read_run
+from dsim.report.files import RunWriter, read_run
 from dsim.report.html import write_html
 from plotly.offline import get_plotlyjs
 
@@ -90,6 +90,16 @@ def test_attainment_over_time_is_by_arrival() -> None:
     middle, share = curves.share_by_arrival(arrival, arrival < 20)
     assert share.tolist() == [1.0, 1.0, 0.0, 0.0]
     assert middle == pytest.approx([4.875, 14.625, 24.375, 34.125])
+
+
+def test_a_step_belongs_to_the_bin_of_its_middle(tmp_path: Path) -> None:
+    columns = {name: np.zeros(2, dtype) for name, dtype in STEP_COLUMNS.items()}
+    columns |= {"start": np.array([0.0, 10.0]), "latency": np.array([10.0, 2.0]), "batch": np.array([3, 5])}
+    with RunWriter(tmp_path / "run") as writer:
+        writer.steps("p").append(columns)
+        writer.finish({"policies": []})
+    found = curves.steps(read_run(tmp_path / "run"), "p", np.array([0.0, 8.0, 20.0]), 1.0)
+    assert found.batch.tolist() == [3.0, 5.0]
 
 
 def test_steps_average_by_time_and_utilise_by_chunk(tmp_path: Path) -> None:

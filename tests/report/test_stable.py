@@ -57,6 +57,16 @@ def test_bursty_arrivals_at_a_moderate_load_are_not_overload() -> None:
     assert share_stable(0.7, cv=3.0) > 0.95
 
 
+@pytest.mark.parametrize(("late", "expected"), [(70.0, True), (130.0, False)])
+def test_a_queue_past_its_peak_is_recovering(late: float, expected: bool) -> None:
+    wait = np.repeat([0.0, 100.0, 60.0, late], 50)
+    columns = single_server(0.5, 0, n=200)
+    columns["arrival"] = np.arange(200.0)
+    columns["scheduled"] = columns["arrival"] + wait
+    columns["finish"] = columns["scheduled"] + 2.0
+    assert stable(columns) is expected
+
+
 def test_an_unfinished_request_is_overload_and_a_rejected_one_is_not() -> None:
     columns = single_server(0.5, 0, n=100)
     assert stable(columns)

@@ -117,6 +117,12 @@ def test_the_best_is_marked_and_ties_and_deserters_are_not() -> None:
     assert best["ttft p50"] == frozenset()
 
 
+def test_who_lacks_a_metric_does_not_win_it() -> None:
+    slow, fast, none = summary("slow", 3.0).to_json(), summary("fast").to_json(), summary("none").to_json()
+    none["ttft_ms"]["p50"] = None
+    assert {row.label: row.best for row in compare([none, slow, fast])}["ttft p50"] == {2}
+
+
 def test_a_row_has_one_unit() -> None:
     row = next(
         r for r in compare([summary("slow", 30.0).to_json(), summary("fast").to_json()]) if r.label == "ttft p50"
