@@ -26,6 +26,7 @@ EMIT = ("block", "step", "end")
 
 Ints = npt.NDArray[np.int32]
 
+MANY = 1 << 60
 _NO_CURVE = np.zeros(1)
 _NO_CHUNKS = np.zeros(1, np.int64)
 
@@ -111,11 +112,11 @@ class Engine:
             self._latencies: dict[int, npt.NDArray[np.float64]] = {}
             self._prefix = np.zeros((2, self._width + 1), np.int64)
 
-        # Steps leap only where the engine decides anew after every step, by the compiled rules.
-        self._leaps = fast and isinstance(batching, Continuous) and self._group_steps == 1 and not self._ahead
+        self._leaps = fast and isinstance(batching, Continuous)
         self._setting = Setting(
             self._ar, self._block, self._width, self._page, limits.num_pages, self._rule, self._pending_first,
-            self._listed, self._sample_block, policy.obs, EMIT.index(emit), self._elastic is not None,
+            self._listed, self._sample_block, policy.obs, EMIT.index(emit), self._group_steps, self._prealloc,
+            self._elastic is not None,
             *((self.curve.robust, self._elastic.memory, self._elastic.cold_start, self._elastic.probe_every,
                self._elastic.hysteresis) if self._elastic else (False, 1, 0, 0, 0.0)),
         )  # fmt: skip
@@ -212,7 +213,9 @@ class Engine:
         """Prefill or decode, and which sequences; those `in_flight` are out of reach until their step ends."""
         ready = self._running
         if in_flight is not None:
-            ready = ready[~np.isin(ready, in_flight)]
+            self._mark[in_flight] = True
+            ready = ready[~self._mark[ready]]
+            self._mark[in_flight] = False
         batching = self.policy.batching
         if self._waiting and (
             self._synchronous or batching.prefers_prefill(len(self._waiting), len(ready), self.limits.max_batch)
@@ -428,10 +431,22 @@ class Engine:
         Returns the time reached and the requests that finished with the last step. The same, bit for bit, as one
         `schedule`, step model and `commit` after another, which is what remains to be done where it stops.
         """
-        slots, tally, totals = self._running, self._tally, self.totals
+        tally, totals = self._tally, self.totals
+        slots = self._running if self._group is None else self._group
         nothing = slots[:0]
-        if not (self._leaps and len(slots)) or self._can_admit():
+        if not self._leaps or not len(slots) or self._next is not None:
             return now, nothing
+        can_admit = self._can_admit()
+        if self._group is None and can_admit:
+            return now, nothing
+        # Beyond a group's end lies a decision, which is known only when no one waits to be let in. LMDeploy takes it
+        # as the last step begins, with the sequences outside the group alone.
+        most = MANY
+        cross = not self._waiting or (not self._ahead and not can_admit)
+        if self._ahead:
+            cross = cross and len(self._running) == len(slots) - int(self._finished[slots].sum())
+            if not cross:
+                most = (self._loops_left if self._group is not None else self._group_steps) - 1
         steps = self._no_steps if recorder is None else recorder.room(len(slots))
         curve, chunks, latencies = _NO_CURVE, _NO_CHUNKS, _NO_CURVE
         observed = 0
@@ -447,9 +462,10 @@ class Engine:
         )  # fmt: skip
         tally.chunks[:] = 0
         chunk = 1 if self._ar else self._chunk
-        end, chunk, num_steps, num_done = leap(
+        loops_left = 0 if self._group is None else self._loops_left
+        end, chunk, num_steps, num_done, loops_left = leap(
             now, horizon, slots, chunk, self._sequences, self._requests, draws, self._setting, cost, tally, curve,
-            chunks, latencies, steps, recorder is not None,
+            chunks, latencies, steps, recorder is not None, loops_left, most, cross,
         )  # fmt: skip
         tokens, committed, _, gaps, self.pages_held, self.outstanding_tokens, observed, _ = tally.numbers.tolist()
         if not num_steps:
@@ -473,15 +489,18 @@ class Engine:
             self._chunk = chunk
         if recorder is not None:
             recorder.leapt(
-                steps, num_steps, n, self.replica, self.num_steps, len(self._waiting), self.submitted, num_done
-            )
+                steps, num_steps, n, self.replica, self.num_steps, len(self._waiting), len(self._running),
+                self.submitted, num_done,
+            )  # fmt: skip
         self.num_steps += num_steps
-        if not num_done:
-            return end, nothing
-        finished = self._finished[slots]
-        done = slots[finished]
-        self._running = slots[~finished]
-        self._release(done)
+        self._group, self._loops_left = (slots, loops_left) if loops_left else (None, 0)
+        done = nothing
+        if num_done:
+            over = self._finished[self._running]
+            done = self._running[over]
+            self._running = self._running[~over]
+        if self._group is None:
+            self._release(slots[self._finished[slots]])
         return end, self._request[done]
 
     def _can_admit(self) -> bool:
@@ -698,6 +717,7 @@ class Engine:
         self._unpublished = grown("_unpublished", np.bool_)  # the current block's tokens are not handed out yet
         self._finished = grown("_finished", np.bool_)
         self._prefilled = grown("_prefilled", np.bool_)  # at least once
+        self._mark = np.zeros(capacity, np.bool_)  # scratch
         self._sequences = Sequences(*(getattr(self, f"_{name}") for name in Sequences._fields))
         # The lowest free slot is taken first.
         self._free_slots = [*range(capacity - 1, old - 1, -1), *self._free_slots]

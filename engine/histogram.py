@@ -24,7 +24,9 @@ class TimeHistogram:
 
     def add(self, value: float, times: int = 1) -> None:
         """Count one value `times` times."""
-        self.counts[int(bins(np.array([value]))[0])] += times
+        mantissa, exponent = math.frexp(value)  # the same bin as `bins` finds
+        i = (exponent + 23 << 10) + int((2.0 * mantissa - 1.0) * 1024) if value > SMALLEST else 0
+        self.counts[min(i, NUM_BINS - 1)] += times
         self.count += times
         self.sum += value * times
         self.min = min(self.min, value)
@@ -65,7 +67,7 @@ class TimeHistogram:
 def bins(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bin of each value."""
     found = (values.view(np.int64) >> SHIFT) - FIRST_BIN
-    return np.clip(found, 0, NUM_BINS - 1)
+    return np.minimum(np.maximum(found, 0), NUM_BINS - 1)
 
 
 class CountHistogram:

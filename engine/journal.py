@@ -185,14 +185,15 @@ class StepRecorder:
         return Steps(np.zeros((free, 2)), np.zeros((free, 8), np.int64), *(a[at:] for a in self._lists.values()))
 
     def leapt(
-        self, steps: Steps, num_steps: int, rows: int, replica: int, first: int, waiting: int, submitted: int, done: int
-    ) -> None:
+        self, steps: Steps, num_steps: int, rows: int, replica: int, first: int, waiting: int, running: int,
+        submitted: int, done: int,
+    ) -> None:  # fmt: skip
         """Take down a leap: `num_steps` steps of `rows` rows, from step `first` on, `done` requests ending with the last."""
         i, end = self._count, self._count + num_steps
         c = self._columns
         known = {
             "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
-            "num_forwards": 1, "waiting": waiting, "running": rows, "submitted": submitted, "finished": 0,
+            "num_forwards": 1, "waiting": waiting, "running": running, "submitted": submitted, "finished": 0,
             "preempted": 0, "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
         }  # fmt: skip
         for k, name in enumerate(LEAP_COLUMNS):

@@ -16,7 +16,7 @@ from .histogram import FIRST_BIN, NUM_BINS, SHIFT
 from .latency import LatencyModel
 from .rows import BLOCK_PASS, CACHED, MASKED
 
-COMPLETED, DENOISE, FLUSH = 0, 1, 2  # STATUSES.index("completed"), Phase.DENOISE, Phase.FLUSH
+COMPLETED, DENOISE, FLUSH, IDLE = 0, 1, 2, 3  # STATUSES.index("completed"), and Phase
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2
 
 
@@ -80,6 +80,8 @@ class Setting(NamedTuple):
     sample_block: bool
     obs: bool
     emit: int
+    group_steps: int
+    prealloc: int
     elastic: bool
     robust: bool
     memory: int
@@ -341,9 +343,13 @@ def _transitions(
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def leap(
     now: float, horizon: float, slots: Any, chunk: int, q: Any, r: Any, d: Any, s: Any, cost: Any, tally: Any,
-    curve: Any, chunks: Any, latencies: Any, steps: Any, recording: bool,
+    curve: Any, chunks: Any, latencies: Any, steps: Any, recording: bool, loops_left: int, most: int, cross: bool,
 ) -> Any:  # fmt: skip
-    """Run decode steps of `slots` from `now`; returns the time, the chunk, the steps run, the requests finished."""
+    """Run decode steps of `slots` from `now`, at most `most`, of a frozen group with `loops_left` steps to go.
+
+    With `cross` the next group begins where one ends, as long as it has the same rows. Returns the time, the chunk,
+    the steps run, the requests finished with the last, and the steps that its group has left.
+    """
     n = len(slots)
     block = s.block
     width = s.width
@@ -377,24 +383,36 @@ def leap(
     beyond = num
     ones = np.ones(n, np.int32)
     done = np.zeros(n, np.bool_)
-    while not recording or (num_steps < room and at_row + n <= rows_room):
-        # Pages, as Engine._make_room takes them when there is room for all.
-        more = 0
-        for i in range(n):
-            slot = slots[i]
-            canvas = (q.end[slot] + (block - 1)) // block * block
-            need = (min(q.start[slot] + width, canvas) + (s.page - 1)) // s.page
-            if need > q.pages[slot]:
-                more += need - q.pages[slot]
-        if tally.numbers[4] + more > s.num_pages:
-            break
-        if more:
+    idle = np.zeros(n, np.bool_)  # finished before, and computed because the batch is frozen
+    num_idle = 0
+    for i in range(n):
+        if q.finished[slots[i]]:
+            idle[i] = True
+            num_idle += 1
+            window[i] = False
+            committed[i] = False
+    while num_steps < most and (not recording or (num_steps < room and at_row + n <= rows_room)):
+        new_group = loops_left == 0
+        if new_group:
+            if num_idle or not (cross or num_steps == 0):
+                break
+            # Pages, as Engine._make_room takes them when there is room for all.
+            more = 0
             for i in range(n):
                 slot = slots[i]
                 canvas = (q.end[slot] + (block - 1)) // block * block
-                need = (min(q.start[slot] + width, canvas) + (s.page - 1)) // s.page
-                q.pages[slot] = max(need, q.pages[slot])
-            tally.numbers[4] += more
+                need = (min(q.start[slot] + width + s.prealloc, canvas) + (s.page - 1)) // s.page
+                if need > q.pages[slot]:
+                    more += need - q.pages[slot]
+            if tally.numbers[4] + more > s.num_pages:
+                break
+            if more:
+                for i in range(n):
+                    slot = slots[i]
+                    canvas = (q.end[slot] + (block - 1)) // block * block
+                    need = (min(q.start[slot] + width + s.prealloc, canvas) + (s.page - 1)) // s.page
+                    q.pages[slot] = max(need, q.pages[slot])
+                tally.numbers[4] += more
         held = tally.numbers[4]
 
         tokens = 0
@@ -435,6 +453,9 @@ def leap(
         end = now + latency
         if not end < horizon:
             break
+        if new_group:
+            loops_left = s.group_steps
+        loops_left -= 1
 
         if not s.autoregressive:
             committed = draw_commits(
@@ -485,7 +506,7 @@ def leap(
                             masked = True
                     if committed[i, p]:
                         steps.commits[row, p // 64] |= bit
-                steps.phases[row] = DENOISE if masked else FLUSH
+                steps.phases[row] = IDLE if idle[i] else DENOISE if masked else FLUSH
             at_row += n
         tally.times[0] += latency
         tally.times[1] += held * latency
@@ -522,5 +543,5 @@ def leap(
         num_steps += 1
         now = end
         if finished:
-            return now, chunk, num_steps, finished
-    return now, chunk, num_steps, 0
+            return now, chunk, num_steps, finished, loops_left
+    return now, chunk, num_steps, 0, loops_left
