@@ -117,8 +117,8 @@ def _attainment(
         bars.add_trace(
             go.Bar(
                 x=labels, y=shares[: len(labels)], text=text[: len(labels)] if room else None, textposition="outside",
-                name=policy, legendgroup=policy, marker={"color": colour(i)}, hovertemplate="%{y:.1%} of arrivals meet %{x}",
-                cliponaxis=False,
+                name=policy, legendgroup=policy, marker={"color": colour(i)}, cliponaxis=False,
+                hovertemplate="%{y:.1%} of arrivals meet %{x}",
             )
         )  # fmt: skip
         assert every is not None

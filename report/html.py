@@ -116,8 +116,8 @@ def _section(title: str, found: Sequence[Figure]) -> str:
 
 def _plots(found: Sequence[Figure]) -> str:
     config = json.dumps(PLOT)
-    # Named engine: another that happens to be installed would write other bytes. "</script>" in a name stays text.
-    drawn = ((f.name, to_json(f.figure, engine="json").replace("<", "\\u003c")) for f in found)
+    # Named engine: another that happens to be installed would write other bytes. It escapes "</script>" in a name.
+    drawn = ((f.name, to_json(f.figure, engine="json")) for f in found)
     return "\n".join(
         f'Plotly.newPlot("{name}", Object.assign({figure}, {{config: {config}}}));' for name, figure in drawn
     )
