@@ -1,0 +1,224 @@
+"""Small worlds: an engine driven by hand, one driven by a plain loop, and journals collected in memory."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import Policy, parse
+from dsim.engine.request import Request
+from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.profiler.profile import Profile, load
+from dsim.sim.step_model import StepModel
+from dsim.traces import Trace
+
+SECOND = LatencyModel(((0.0, 1.0),), 0.0)  # every step takes 1 s
+LETTERS = {Phase.PREFILL: "", Phase.DENOISE: "D", Phase.FLUSH: "F", Phase.IDLE: "I"}
+CELLS = "MPC"  # masked, pending, cached
+
+
+class World:
+    """An engine fed by hand: every step takes 1 s, and the test says which positions of each row's block commit."""
+
+    def __init__(
+        self,
+        spec: str,
+        *,
+        num_pages: int = 1000,
+        max_batch: int = 8,
+        context_limit: int = 4096,
+        requests: int = 8,
+        emit: str = "block",
+        latency: LatencyModel = SECOND,
+        fast: bool = True,
+    ) -> None:
+        self.table = RequestTable(requests)
+        limits = Limits(num_pages, context_limit, max_batch)
+        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, fast=fast)
+        self.now = 0.0
+        self.plan: StepPlan | None = None
+
+    def submit(self, index: int, prompt: int, output: int) -> bool:
+        return self.engine.submit(Request(index, self.now, prompt, output))
+
+    def schedule(self) -> str:
+        """The next step in words: `decode 0D:PPMm 3F:ccPP`, a row's request, phase and cells.
+
+        A cell is its input state, M masked, P pending, C cached; in upper case where the position is computed.
+        """
+        self.plan = plan = self.engine.schedule(self.now)
+        if plan is None:
+            return "nothing"
+        return " ".join(["prefill" if plan.prefill else "decode", *(_row(plan, i) for i in range(len(plan.requests)))])
+
+    def commit(self, commits: Mapping[int, Iterable[int]] | None = None) -> list[int]:
+        """End the step in flight with these columns committed, by request; the requests that finished."""
+        assert self.plan is not None
+        committed = np.zeros(self.plan.window.shape, np.bool_)
+        rows = {int(request): row for row, request in enumerate(self.plan.requests)}
+        for request, columns in (commits or {}).items():
+            committed[rows[request], list(columns)] = True
+        self.now += 1.0
+        return sorted(int(i) for i in self.engine.commit(StepOutcome(1.0, committed), self.now))
+
+    def step(self, commits: Mapping[int, Iterable[int]] | None = None) -> str:
+        """Schedule and commit; the step in words."""
+        text = self.schedule()
+        self.commit(commits)
+        return text
+
+    def features(self) -> tuple[int, ...]:
+        """tokens, sum_q_kv, sum_kv, head_rows, sampled_rows, batch, prefill_tokens, num_forwards of the last plan."""
+        assert self.plan is not None
+        return tuple(int(v) for v in self.plan.features)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        values: list[Any] = self.table[column].tolist()
+        return values
+
+
+def _row(plan: StepPlan, i: int) -> str:
+    cells = [
+        CELLS[s] if computed else CELLS[s].lower()
+        for s, computed in zip(plan.status[i].tolist(), plan.window[i].tolist(), strict=True)
+    ]
+    return f"{plan.requests[i]}{LETTERS[Phase(plan.phases[i])]}:{''.join(cells)}"
+
+
+def plan_of(**known: Any) -> StepPlan:
+    """A plan with these fields and None for the rest."""
+    rest = {f.name: None for f in dataclasses.fields(StepPlan) if f.name not in known}
+    return StepPlan(**known, **rest)  # type: ignore[arg-type]
+
+
+TOY_MODEL = CommitModel(
+    "toy", 4, 0.9, None, (0.8, 0.5, 0.3, 0.2), request_spread=0.7, block_spread=0.5, step_spread=0.4, stage_gain=1.0,
+    padding_share=0.2,
+)  # fmt: skip
+
+
+def toy_profile(commits: CommitModel = TOY_MODEL, latency: LatencyModel | None = None) -> Profile:
+    """A shipped profile with another latency and commit model: 1 s a step, and 1 ms a token."""
+    latency = latency or LatencyModel(((0.0, 1.0),), 0.001)
+    return dataclasses.replace(load("a100-sdar-8b"), latency=latency, commits=(commits,))
+
+
+def toy_trace(arrival: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> Trace:
+    return Trace("toy", np.array(list(arrival), float), np.array(list(prompts)), np.array(list(outputs)))
+
+
+@dataclass
+class Collector:
+    """A journal in memory: what `simulate(..., append=collector)` hands on."""
+
+    parts: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
+    list_parts: list[dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = field(default_factory=list)
+
+    def __call__(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+        self.parts.append(dict(columns))
+        self.list_parts.append(dict(lists))
+
+    @property
+    def steps(self) -> dict[str, npt.NDArray[Any]]:
+        return {name: np.concatenate([part[name] for part in self.parts]) for name in STEP_COLUMNS}
+
+    @property
+    def lists(self) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        out = {}
+        for name in STEP_LISTS:
+            values = np.concatenate([part[name][0] for part in self.list_parts])
+            lengths = np.concatenate([np.diff(part[name][1]) for part in self.list_parts])
+            out[name] = (values, np.concatenate([[0], np.cumsum(lengths)]))
+        return out
+
+
+def table_bytes(table: RequestTable) -> dict[str, bytes]:
+    return {name: table[name].tobytes() for name in REQUEST_COLUMNS}
+
+
+class Driver:
+    """The plainest driver there is: a loop, no SimPy. It checks what must hold at every step."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        trace: Trace,
+        *,
+        num_pages: int,
+        max_batch: int,
+        model: CommitModel = TOY_MODEL,
+        latency: LatencyModel = SECOND,
+        seed: int = 0,
+        emit: str = "block",
+        fast: bool = True,
+    ) -> None:
+        self.policy, self.trace = policy, trace
+        self.table = RequestTable(len(trace))
+        self.limits = Limits(num_pages, 4096, max_batch)
+        self.engine = Engine(policy, self.limits, self.table, latency=latency, emit=emit, fast=fast)
+        width = policy.block_length * (2 if policy.obs else 1)
+        draws = None
+        if not policy.autoregressive:
+            model = model.for_block(policy.block_length)
+            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, width, fast)
+        self.step_model = StepModel(latency, draws)
+        self.committed: list[set[int]] = [set() for _ in range(len(trace))]
+        self.plans: list[StepPlan] = []
+        self.ended: list[int] = []
+
+    def run(self) -> "Driver":
+        engine, trace = self.engine, self.trace
+        now, next_request = 0.0, 0
+        while True:
+            while next_request < len(trace) and trace.arrival[next_request] <= now:
+                if not engine.submit(trace.request(next_request)):
+                    self.ended.append(next_request)
+                next_request += 1
+            plan = engine.schedule(now)
+            if plan is None:
+                assert engine.idle
+                if next_request == len(trace):
+                    return self
+                now = float(trace.arrival[next_request])
+                continue
+            outcome = self.step_model.step(plan)
+            self._check(plan, outcome)
+            now = plan.now + outcome.latency
+            self.ended.extend(int(i) for i in engine.commit(outcome, now))
+            assert 0 <= engine.pages_held <= self.limits.num_pages
+            assert engine.outstanding_tokens >= 0
+            left = set(range(next_request)) - set(self.ended)
+            assert engine.num_waiting + engine.num_running == len(left)
+
+    def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        self.plans.append(plan)
+        assert len(self.plans) < 200_000
+        arrival = self.trace.arrival[plan.requests]
+        assert (arrival <= plan.now).all()
+        assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch
+        assert 0 < plan.pages <= self.limits.num_pages
+        assert plan.running <= self.limits.max_batch
+        page = self.policy.memory.page_size
+        # Every position computed lies on a page that is held.
+        width = np.arange(plan.window.shape[1]) + 1
+        last = plan.block_start + np.where(plan.window, width, 0).max(axis=1)
+        assert -(-last // page).sum() <= plan.pages
+        if plan.prefill:
+            assert plan.num_tokens.sum() == plan.features.tokens == plan.features.prefill_tokens
+        live = plan.phases != Phase.IDLE
+        assert not set(plan.requests[live].tolist()) & set(self.ended)
+        if self.policy.autoregressive:
+            return
+        masks = plan.window & (plan.status == 0)
+        assert not (outcome.committed & ~masks).any()
+        assert (outcome.committed.any(axis=1) == masks.any(axis=1)).all()
+        for row, request in enumerate(plan.requests.tolist()):
+            where = {int(plan.block_start[row]) + int(p) for p in np.flatnonzero(outcome.committed[row])}
+            assert not where & self.committed[request], "a position is committed once"
+            self.committed[request] |= where
