@@ -87,5 +87,11 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
         if candidate.matches(have):
             return candidate
     known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values() if f.name != "guidellm")
-    found = ", ".join(have[:12])[:200] + (" ..." if len(have) > 12 else "")
-    raise TraceError(f"{place}: keys {found} are of no known trace, expected one of: {known}; sharegpt (conversations)")
+    found = f"keys {shown_keys(have)} are of no known trace"
+    raise TraceError(f"{place}: {found}, expected one of: {known}; sharegpt (conversations)")
+
+
+def shown_keys(keys: list[str]) -> str:
+    """Keys as an error message shows them: on one line and not too long."""
+    text = " ".join(", ".join(keys).split())
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import TraceError
-from .formats import TICKS_PER_SECOND, Format, named, recognise
+from .formats import TICKS_PER_SECOND, Format, named, recognise, shown_keys
 from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
 from .rows import (
     container,
@@ -89,7 +89,7 @@ def read(path: Path, format: str | None, skip_bad: bool) -> tuple[Columns, Forma
 def read_csv(where: str, data: bytes, wanted: Format | None, skip_bad: bool) -> tuple[Columns, Format]:
     """A CSV file's columns and its format."""
     text = decode(where, data)
-    header = csv_header(text)
+    header = csv_header(where, text)
     form = choose(f"{where}:1", header, wanted)
     numeric = dict.fromkeys((form.input, form.output), None)
     dtypes: dict[str, Any] = {name: str for name in form.extras if name in header}
@@ -109,7 +109,7 @@ def choose(place: str, keys: list[str], wanted: Format | None) -> Format:
     if wanted is None:
         return recognise(place, keys)
     if not wanted.matches(keys):
-        raise TraceError(f"{place}: keys {', '.join(keys)} lack those of {wanted.name}, expected {wanted.keys}")
+        raise TraceError(f"{place}: keys {shown_keys(keys)} lack those of {wanted.name}, expected {wanted.keys}")
     return wanted
 
 

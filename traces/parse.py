@@ -100,7 +100,8 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
             more = {ours: read_extra(ours, row.get(theirs)) for ours, theirs in names.items()}
         except BadRowError as complaint:
             if not skip_bad:
-                raise TraceError(f"{found.place(i)}: {complaint}") from complaint
+                # A complaint may quote a key or a column name with a line end in it.
+                raise TraceError(f"{found.place(i)}: {' '.join(str(complaint).split())}") from complaint
             num_skipped += 1
             continue
         num_text += from_text

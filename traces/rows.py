@@ -67,9 +67,15 @@ def decode(path: str, data: bytes) -> str:
         raise TraceError(f"{path}:{line}: {found} is no UTF-8, expected a text file (or Parquet)") from error
 
 
-def csv_header(text: str) -> list[str]:
+def csv_header(path: str, text: str) -> list[str]:
     """The column names of a CSV file, stripped of surrounding blanks."""
-    return [name.strip() for name in next(csv.reader(io.StringIO(text)), [])]
+    try:
+        for fields in csv.reader(io.StringIO(text, newline="")):
+            if fields:
+                return [name.strip() for name in fields]
+    except csv.Error as error:
+        raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from error
+    return []
 
 
 def csv_rows(path: str, text: str) -> Rows:

@@ -14,6 +14,8 @@ from dsim.traces.formats import named
 from dsim.traces.parse import columns_of_frame, columns_of_good_rows, columns_of_rows
 from dsim.traces.rows import csv_frame, csv_rows, jsonl_rows
 from dsim.traces.shipped import SHIPPED
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 AZURE = (
     b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -345,6 +347,10 @@ def test_unsorted_rows_are_sorted_stably_and_counted(tmp_path: Path) -> None:
     assert rows_of(trace) == [(0, 2, 7), (0, 4, 7), (0.004, 1, 7), (0.004, 3, 7), (0.008, 5, 7)]
     assert trace.notes.num_unsorted == 2
     assert trace.notes.warnings[-1] == "2 rows were out of order and have been sorted"
+    # Enough rows that an unstable sort would show.
+    path = save(tmp_path, "".join(row((7 * i) % 3, i + 1) for i in range(1000)))
+    expected = sorted(range(1, 1001), key=lambda n: (7 * (n - 1)) % 3)
+    assert load(path).input_length.tolist() == expected
 
 
 def test_failed_requests_are_dropped_and_counted_or_kept(tmp_path: Path) -> None:
@@ -380,6 +386,31 @@ def test_the_fast_pass_and_the_exact_one_agree() -> None:
         assert fast is not None
         assert fast.time.tolist() == exact.time.tolist()
         assert fast.extras == exact.extras
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from([AZURE, MOONCAKE, AIPERF, BURSTGPT_8, LLMSERVINGSIM_SESSION, BLIS, b"[" + WEKA[:70] + b"]"]),
+    st.lists(st.tuples(st.integers(0, 1000), st.binary(max_size=3)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_a_damaged_file_is_a_trace_or_one_line_of_complaint(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, damage: list[tuple[int, bytes]], skip_bad: bool
+) -> None:
+    for at, what in damage:
+        data = data[: at % len(data)] + what + data[at % len(data) + 1 :]
+    path = save(tmp_path_factory.getbasetemp(), data, "damaged")
+    complaint = ""
+    try:
+        trace = load(path, skip_bad=skip_bad)
+    except TraceError as error:
+        complaint = str(error)
+    if complaint:
+        assert complaint.startswith(str(path))
+        assert len(complaint.splitlines()) == 1
+    else:
+        assert (trace.input_length >= 1).all()
+        assert (np.diff(trace.arrival) >= 0).all()
 
 
 def test_quoted_fields_and_a_byte_order_mark_load(tmp_path: Path) -> None:
