@@ -25,7 +25,8 @@ def test_each_step_gives_every_sequence_one_token() -> None:
     assert w.features() == (1, 7, 7, 1, 1, 1, 0, 1)
     assert w.commit({0: [0]}) == [0]
     assert w.schedule() == "nothing"
-    assert (w["num_tokens"][:3], w["finish"][:3], w["first_emission"][:3]) == ([3, 1, 2], [4.0, 1.0, 3.0], [1.0, 1.0, 2.0])
+    assert (w["num_tokens"][:3], w["finish"][:3]) == ([3, 1, 2], [4.0, 1.0, 3.0])
+    assert w["first_emission"][:3] == [1.0, 1.0, 2.0]
     assert (w["num_forwards"][:3], w["num_committed"][:3]) == ([2, 0, 1], [3, 1, 2])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
 

@@ -131,38 +131,48 @@ def test_a_request_that_comes_during_a_group_s_last_step_is_too_late_for_what_wa
     assert w.step() == "prefill 1:PPPP"
 
 
-def test_without_deciding_ahead_half_a_batch_of_ready_sequences_keeps_one_waiting() -> None:
+def test_without_deciding_ahead_whoever_waits_when_a_group_ends_is_prefilled_and_merges() -> None:
     w = World(PAGE4 + ",decide_ahead=false", max_batch=2)
     w.submit(0, 4, 4)
     w.step()
+    assert w.step() == "decode 0D:MMMM"
+    w.schedule()  # the group's last step: not too late
     w.submit(1, 4, 4)
-    assert [w.step() for _ in range(4)] == ["decode 0D:MMMM"] * 4
-    w.step({0: [0, 1, 2, 3]})
-    assert w.step() == "decode 0I:pppp"
-    assert w.step() == "prefill 1:PPPP"
-
-
-def test_without_deciding_ahead_four_waiting_force_a_prefill() -> None:
-    w = World(PAGE4 + ",decide_ahead=false", max_batch=2)
-    w.submit(0, 4, 4)
-    w.step()
-    for i in (1, 2, 3):
-        w.submit(i, 4, 4)
-    assert [w.step(), w.step()] == ["decode 0D:MMMM"] * 2
-    w.submit(4, 4, 4)
-    assert w.step() == "prefill 1:PPPP"  # the one free place, to the first come
-    # All places are taken: it falls back to decode, and the old one and the new one merge.
-    assert w.step() == "decode 0D:MMMM 1D:MMMM"
-
-
-def test_fewer_ready_than_half_the_batch_is_prefilled_first() -> None:
-    w = World(PAGE4 + ",decide_ahead=false", max_batch=3)
-    w.submit(0, 4, 4)
-    w.step()
-    w.submit(1, 4, 4)
-    assert w.step() == "prefill 1:PPPP"  # 1 < 1.5
     w.submit(2, 4, 4)
-    assert w.step() == "decode 0D:MMMM 1D:MMMM"  # 2 is not
+    w.commit()
+    assert w.step() == "prefill 1:PPPP"  # the one free place, to the first come
+    # All places are taken: it falls back to decode, and the old one and the new one go together.
+    assert [w.step(), w.step({0: [0, 1, 2, 3]})] == ["decode 0D:MMMM 1D:MMMM"] * 2
+    assert w.step() == "prefill 2:PPPP"
+
+
+def test_deciding_ahead_four_waiting_come_before_half_a_batch_that_is_ready() -> None:
+    w = World(PAGE4, max_batch=4)
+    for i in (0, 1):
+        w.submit(i, 4, 4)
+    w.step()
+    w.step()
+    w.schedule()  # the next batch is sought here: nobody waits, and nobody is left over
+    for i in (2, 3, 4):
+        w.submit(i, 4, 4)
+    w.commit()
+    # 2 ready of 4 are not fewer than half, and 3 waiting not four.
+    assert w.schedule() == "decode 0D:MMMM 1D:MMMM"
+    w.commit()
+    w.step()
+    # Decided during that last step, with all in flight.
+    assert w.step() == "prefill 2:PPPP 3:PPPP"
+
+    w = World(PAGE4, max_batch=4)
+    for i in (0, 1):
+        w.submit(i, 4, 4)
+    w.step()
+    w.step()
+    w.schedule()
+    for i in (2, 3, 4, 5):
+        w.submit(i, 4, 4)
+    w.commit()
+    assert w.step() == "prefill 2:PPPP 3:PPPP"
 
 
 def test_prefill_takes_the_first_come_within_its_token_budget() -> None:

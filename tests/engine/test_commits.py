@@ -1,0 +1,224 @@
+"""The commit model: what it draws, and which one a run gets."""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from dsim.engine.commits import CommitDraws, CommitModel, choose
+from dsim.engine.errors import ProfileError
+from dsim.engine.step import StepPlan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ..worlds import plan_of
+
+N = 20_000
+PLAIN = CommitModel("toy", 4, 0.9, None, (0.9, 0.6, 0.3, 1.0))
+SPREAD = replace(
+    PLAIN, pass_probability=(0.7, 0.3, 0.2, 0.1), request_spread=0.8, block_spread=0.5, step_spread=0.3, stage_gain=1.0
+)
+
+
+def draws(model: CommitModel, n: int, width: int = 4, prompt: int = 8, output: int = 40, seed: int = 0) -> CommitDraws:
+    return CommitDraws(model, seed, np.full(n, prompt), np.full(n, output), width)
+
+
+def plan(
+    requests: npt.ArrayLike, width: int = 4, start: int = 8, status: object = None, window: object = None, seen: int = 0
+) -> StepPlan:
+    """Rows whose block at `start` is all masked and all computed, unless told."""
+    who = np.atleast_1d(np.asarray(requests, np.int32))
+    shape = (len(who), width)
+    return plan_of(
+        requests=who,
+        status=np.zeros(shape, np.uint8) if status is None else np.broadcast_to(np.array(status, np.uint8), shape).copy(),
+        window=np.ones(shape, np.bool_) if window is None else np.broadcast_to(np.array(window, np.bool_), shape).copy(),
+        evaluations=np.full(shape, seen, np.uint16),
+        block_start=np.full(len(who), start, np.int32),
+    )
+
+
+def test_without_spread_each_distance_passes_as_often_as_the_table_says() -> None:
+    # The last position always passes, so no commit is forced.
+    rate = draws(PLAIN, N).draw(plan(np.arange(N))).mean(axis=0)
+    p = np.array(PLAIN.pass_probability)
+    assert (np.abs(rate - p) < 4 * np.sqrt(p * (1 - p) / N) + 1e-12).all()
+
+
+def test_distance_is_counted_from_the_first_mask() -> None:
+    status = [1, 2, 0, 0]
+    rate = draws(replace(PLAIN, pass_probability=(0.9, 1.0, 0.3, 0.2)), N).draw(plan(np.arange(N), status=status)).mean(axis=0)
+    assert rate[[0, 1]].tolist() == [0, 0]
+    assert abs(rate[2] - 0.9) < 0.01
+    assert rate[3] == 1.0
+
+
+def test_positions_steps_and_seeds_draw_independently() -> None:
+    model = replace(PLAIN, pass_probability=(0.5, 0.5, 0.5, 1.0))
+    who = np.arange(N)
+    a = draws(model, N).draw(plan(who))
+    others = [
+        draws(model, N).draw(plan(who, seen=1)), draws(model, N, seed=1).draw(plan(who)),
+        draws(model, N).draw(plan(who, start=12)), a[:, [1, 2, 0, 3]],
+    ]  # fmt: skip
+    for other in others:
+        agree = (a[:, :3] == other[:, :3]).mean()
+        assert abs(agree - 0.5) < 0.01
+
+
+def test_draws_do_not_depend_on_who_else_is_in_the_batch_nor_on_the_order() -> None:
+    d = draws(SPREAD, 500)
+    together = d.draw(plan(np.arange(500)))
+    shuffled = np.random.default_rng(0).permutation(500)
+    assert np.array_equal(d.draw(plan(shuffled)), together[shuffled])
+    assert np.array_equal(np.concatenate([d.draw(plan(i)) for i in range(500)]), together)
+    assert np.array_equal(d.draw(plan(np.arange(500))), together)  # asking twice changes nothing
+    assert np.array_equal(draws(SPREAD, 1000).draw(plan(np.arange(500))), together)  # nor does a longer trace
+
+
+def test_a_smaller_window_sees_the_same_dice() -> None:
+    d = draws(SPREAD, 2000)
+    who = np.arange(2000)
+    whole = d.draw(plan(who))
+    for window in ([1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]):
+        part = d.draw(plan(who, window=window))
+        mine = whole & np.array(window, bool)
+        passed = mine.any(axis=1)
+        assert np.array_equal(part[passed], mine[passed])
+        assert (part[~passed].sum(axis=1) == 1).all()  # nothing passed: one is forced
+
+
+def test_a_step_that_computes_a_mask_commits_at_least_the_best() -> None:
+    rare = replace(PLAIN, pass_probability=(1e-6, 1e-6, 1e-6, 1e-6))
+    committed = draws(rare, N).draw(plan(np.arange(N)))
+    assert (committed.sum(axis=1) == 1).all()
+    # Equal chances: the best is anywhere. Unequal ones: it is where the odds are.
+    assert np.abs(committed.mean(axis=0) - 0.25).max() < 0.015
+    near = replace(PLAIN, pass_probability=(1e-3, 1e-9, 1e-9, 1e-9))
+    assert draws(near, N).draw(plan(np.arange(N)))[:, 0].mean() > 0.99
+
+
+def test_a_step_without_masks_commits_nothing() -> None:
+    d = draws(PLAIN, 10)
+    who = np.arange(10)
+    assert not d.draw(plan(who, status=[1, 1, 2, 2])).any()
+    assert not d.draw(plan(who, status=[1, 1, 0, 0], window=[1, 1, 0, 0])).any()
+    assert not d.draw(plan(who, window=[0, 0, 0, 0])).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.integers(0, 255)), min_size=1, max_size=6))
+def test_only_computed_masks_commit_and_one_at_least(rows: list[tuple[list[int], int]]) -> None:
+    d = draws(SPREAD, len(rows), width=8)
+    p = plan(
+        np.arange(len(rows)), 8, status=[s for s, _ in rows], window=[[(w >> i) & 1 for i in range(8)] for _, w in rows]
+    )
+    committed = d.draw(p)
+    masks = (p.status == 0) & p.window
+    assert not (committed & ~masks).any()
+    assert (committed.any(axis=1) == masks.any(axis=1)).all()
+
+
+def test_requests_blocks_and_steps_differ_by_their_spreads() -> None:
+    for name, key in (("request_spread", "request"), ("block_spread", "start"), ("step_spread", "seen")):
+        model = replace(PLAIN, block_length=64, pass_probability=(0.5,) * 64, **{name: 2.0})
+        d = draws(model, 400, width=64, prompt=64, output=64 * 500)
+        if key == "request":
+            rates = d.draw(plan(np.arange(400), 64, start=64)).mean(axis=1)
+        else:
+            rates = np.array([
+                d.draw(plan(0, 64, **{"start": 64, key: 64 * (i + 1) if key == "start" else i})).mean() for i in range(400)
+            ])  # fmt: skip
+        # A logistic of a normal of deviation 2 has deviation 0.32; 64 coin tosses alone have 0.06.
+        assert 0.27 < rates.std() < 0.37, name
+
+
+def test_a_fuller_block_passes_more_easily() -> None:
+    model = replace(PLAIN, pass_probability=(0.5, 0.5, 0.5, 0.5), stage_gain=2.0)
+    rate = draws(model, N).draw(plan(np.arange(N), status=[1, 1, 0, 0])).mean(axis=0)
+    odds = np.exp(2.0 * 2 / 4)
+    p, q = odds / (1 + odds), 1 / (1 + odds)
+    assert np.abs(rate[2:] - (p + q * q / 2)).max() < 0.015  # forced when both fail, either as likely
+
+
+def test_padding_blocks_commit_whole_and_are_the_last() -> None:
+    # 8 prompt tokens and 40 to return: 10 blocks from the one at 8. A share of 0.25 is 2.5 of them.
+    model = replace(PLAIN, pass_probability=(1e-9,) * 4, padding_share=0.25)
+    d = draws(model, 4000)
+    who = np.arange(4000)
+    whole = np.array([d.draw(plan(who, start=8 + 4 * b)).all(axis=1) for b in range(10)])
+    assert not whole[:7].any()
+    assert whole[8:].all()
+    assert abs(whole[7].mean() - 0.5) < 0.03
+
+
+def test_a_share_of_one_makes_every_block_padding() -> None:
+    d = draws(replace(PLAIN, padding_share=1.0, pass_probability=(1e-9,) * 4), 50, prompt=6, output=7)
+    for start in (4, 8, 12):
+        assert d.draw(plan(np.arange(50), start=start)).all()
+
+
+def test_padding_holds_in_the_next_block_of_a_streaming_window() -> None:
+    model = replace(PLAIN, pass_probability=(1e-9,) * 4, padding_share=0.5)
+    d = draws(model, 200, width=8, prompt=8, output=8)  # 2 blocks, the second is padding
+    assert d.draw(plan(np.arange(200), 8))[:, 4:].all()
+    assert not d.draw(plan(np.arange(200), 8))[:, :4].any()
+
+
+def test_two_policies_draw_the_same_whatever_their_window_s_width() -> None:
+    narrow, wide = draws(SPREAD, 1000), draws(SPREAD, 1000, width=8)
+    who = np.arange(1000)
+    assert np.array_equal(
+        narrow.draw(plan(who)), wide.draw(plan(who, 8, window=[1, 1, 1, 1, 0, 0, 0, 0]))[:, :4]
+    )
+
+
+MODELS = (
+    CommitModel("chat", 32, 0.9, 0.8, (0.9,) * 32),
+    CommitModel("chat", 8, 0.9, 0.8, (0.8,) * 8),
+    CommitModel("chat", 32, 0.8, 1.0, (0.7,) * 32),
+    CommitModel("code", 32, 0.9, None, (0.6,) * 32),
+)
+
+
+def test_the_first_workload_is_the_default() -> None:
+    assert choose(MODELS, "p", None, 32, 0.9) is MODELS[0]
+    assert choose(MODELS, "p", "code", 32, 0.9) is MODELS[3]
+    assert choose(MODELS, "p", "chat", 32, 0.8, 1.0) is MODELS[2]
+    assert choose(MODELS, "p", "chat", 8, 0.9) is MODELS[1]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (("poetry", 32, 0.9), "p holds commit models for workloads chat, code; this run asks for poetry"),
+        (("chat", 32, 0.7), "p holds commit models for chat at thresholds 0.80, 0.90; this run asks for 0.70"),
+        (("chat", 32, 0.8, 0.5), "p holds commit models for chat at temperatures 1.0; this run asks for 0.5"),
+        (("code", 32, 0.9, 0.5), "p holds commit models for code at temperatures None; this run asks for 0.5"),
+    ],
+)
+def test_a_model_that_is_lacking_is_refused_by_listing_those_held(ask: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ProfileError) as e:
+        choose(MODELS, "p", *ask)  # type: ignore[arg-type]
+    assert str(e.value) == message
+
+
+def test_a_profile_without_models_says_what_it_can_run() -> None:
+    with pytest.raises(ProfileError, match="p holds no commit model: it can run `ar` only"):
+        choose((), "p", None, 32, 0.9)
+
+
+def test_another_block_size_is_taken_from_the_nearest_and_marked() -> None:
+    got = choose(MODELS, "p", "chat", 16, 0.9)
+    assert (got.block_length, got.extrapolated_from, len(got.pass_probability)) == (16, 8, 16)
+    assert choose(MODELS, "p", "chat", 64, 0.9).extrapolated_from == 32
+    assert choose(MODELS, "p", "chat", 20, 0.9).extrapolated_from == 32  # as near as 8: the larger
+    assert choose(MODELS, "p", "chat", 32, 0.9).extrapolated_from is None
+
+
+def test_a_table_is_cut_or_continued_with_the_ratio_of_its_end() -> None:
+    model = CommitModel("toy", 3, 0.9, None, (0.8, 0.4, 0.2))
+    assert model.for_block(3) is model
+    assert model.for_block(2).pass_probability == (0.8, 0.4)
+    assert model.for_block(5).pass_probability == pytest.approx((0.8, 0.4, 0.2, 0.1, 0.05))

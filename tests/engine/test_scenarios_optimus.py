@@ -1,0 +1,173 @@
+"""Optimus's elastic chunk: N_commit(c) b / T(c, b) worked out by hand (elastic-chunking.md 6.3)."""
+
+import numpy as np
+import pytest
+from dsim.engine.errors import DsimError
+from dsim.engine.latency import LatencyModel
+
+from ..worlds import SECOND, World
+
+# Blocks of 8, candidates 2, 4, 6, 8, two observed steps at the largest. The prompt's blocks are whole, so that
+# prefill shows no masks. T(x) = 1 + x / 4: 1.5, 2, 2.5, 3 s for one sequence.
+OPTIMUS = "optimus:8,block_length=8,page_size=8,cold_start=2"
+SLOPED = LatencyModel(((0.0, 1.0),), 0.25)
+
+
+def after_cold_start(spec: str, latency: LatencyModel, **world: int) -> World:
+    """The largest chunk twice: 8 masks of which the first 3 commit, then 5 masks of which the first does."""
+    w = World(spec, latency=latency, **world)
+    w.submit(0, 8, 16)
+    assert w.step() == "prefill 0:PPPPPPPP"
+    assert w.step({0: [0, 1, 2]}) == "decode 0D:MMMMMMMM"
+    assert w.step({0: [3]}) == "decode 0D:PPPMMMMM"
+    return w
+
+
+def curve(w: World) -> list[float]:
+    values: list[float] = np.round(w.engine.curve.curve[1:], 12).tolist()
+    return values
+
+
+def expected(w: World) -> list[float]:
+    values: list[float] = np.round(w.engine.curve.expected(np.array([2, 4, 6, 8])), 12).tolist()
+    return values
+
+
+def test_after_the_cold_start_the_chunk_with_most_commits_a_second_runs() -> None:
+    w = after_cold_start(OPTIMUS, SLOPED)
+    # Means of 1, 2, 3, 3, 3 and 1, 1, 1, 1, 1; what the second step could not see falls with the fifth: 3 x 2/3.
+    assert curve(w) == [1, 1.5, 2, 2, 2, 2, 2, 2]
+    # N = f(c - N): f(1) = 1; f(2 1/3) = 1 2/3; f(4) = 2; f(6) = 2.
+    assert expected(w) == pytest.approx([1, 5 / 3, 2, 2])
+    # Rates 1/1.5, 1.667/2, 2/2.5, 2/3.
+    assert w.step({0: [4]}) == "decode 0D:cccPMMMm"
+    assert w.plan is not None
+    assert w.plan.chunk == 4
+    # Three masks were seen: 1, 1, 1 with weight 1/3, and the rest falls with the third, by 5/6.
+    assert curve(w) == pytest.approx([1, 4 / 3] + [5 / 3] * 6)
+    # f(2.5) = 1.5; f(4 1/3) = 5/3.
+    assert expected(w) == pytest.approx([1, 1.5, 5 / 3, 5 / 3])
+
+
+def test_when_steps_cost_the_same_the_smallest_of_the_best_chunks_runs() -> None:
+    w = after_cold_start(OPTIMUS, SECOND)
+    assert w.step() == "decode 0D:cccPMMMM"
+    assert w.plan is not None
+    assert w.plan.chunk == 6  # N is 2 at 6 and at 8
+
+
+def test_a_larger_batch_takes_a_smaller_chunk() -> None:
+    # 1 s up to 8 tokens, then 0.25 s each: alone, 6 is free; for two, T is 1, 1, 2, 3.
+    latency = LatencyModel(((8.0, 1.0),), 0.25)
+    assert after_cold_start(OPTIMUS, latency).step() == "decode 0D:cccPMMMM"
+    w = World(OPTIMUS, latency=latency)
+    w.submit(0, 8, 16)
+    w.submit(1, 8, 16)
+    w.step()
+    w.step({0: [0, 1, 2], 1: [0, 1, 2]})
+    w.step({0: [3], 1: [3]})
+    assert expected(w) == pytest.approx([1, 5 / 3, 2, 2])
+    assert w.step() == "decode 0D:cccPMMMm 1D:cccPMMMm"
+
+
+def test_a_chunk_of_two_commits_one_token_a_step() -> None:
+    w = after_cold_start(OPTIMUS, LatencyModel(((0.0, 0.0),), 1.0))  # no floor: the cheapest token wins
+    assert expected(w)[0] == 1.0
+    assert w.step({0: [4]}) == "decode 0D:cccPMmmm"
+    assert w.step({0: [5]}) == "decode 0D:ccccPMmm"
+    assert expected(w)[0] == 1.0
+
+
+def test_the_average_forgets_exponentially() -> None:
+    w = after_cold_start(OPTIMUS + ",memory=2", SLOPED)
+    assert curve(w) == [1, 1.5, 2, 2, 2, 2, 2, 2]
+    w.step({0: [4]})  # 1, 1, 1 with weight 1/2, and the rest by 1.5 / 2
+    assert curve(w) == [1, 1.25, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
+
+
+def test_rows_of_a_step_are_averaged_where_they_reach() -> None:
+    w = World(OPTIMUS)
+    w.submit(0, 8, 16)
+    w.submit(1, 14, 10)  # two masks in its first block: prefill is an observation of them
+    assert w.step({1: [6, 7]}) == "prefill 0:PPPPPPPP 1:PPPPPPMM"
+    assert curve(w) == [1, 2, 2, 2, 2, 2, 2, 2]
+    assert w.engine.curve.observed == 1
+    assert w.step({0: [0, 1, 2, 3]}) == "decode 0D:MMMMMMMM 1F:ccccccPP"  # no mask, nothing to learn from row 1
+    assert curve(w) == [1, 2, 2.5, 3, 3, 3, 3, 3]
+    # 4 masks left of row 0, 8 new ones of row 1; at least one commit is counted where a mask is among the first.
+    assert w.step({0: [5], 1: [0, 1]}) == "decode 0D:PPPPMMMM 1D:MMMMMMMM"
+    seen = [1, 1.5, 1.5, 1.5, 2, 2, 2, 2]
+    before = [1, 2, 2.5, 3, 3, 3, 3, 3]
+    assert curve(w) == pytest.approx([b + (s - b) / 3 for b, s in zip(before, seen, strict=True)])
+
+
+def test_the_literal_estimator_counts_commits_among_the_first_positions_of_the_window() -> None:
+    w = after_cold_start(OPTIMUS + ",estimator=literal", SLOPED)
+    # 1, 2, 3, 3, 3, 3, 3, 3, then (three pending first) 0, 0, 0, 1, 1, 1, 1, 1.
+    assert curve(w) == [0.5, 1, 1.5, 2, 2, 2, 2, 2]
+    assert expected(w) == [1, 2, 2, 2]
+    assert w.step({0: [4]}) == "decode 0D:cccPMMMm"
+    # A later, smaller step refreshes the entries up to its own chunk only: 0, 1, 1, 1.
+    assert curve(w) == pytest.approx([1 / 3, 1, 4 / 3, 5 / 3, 2, 2, 2, 2])
+
+
+@pytest.mark.parametrize(("hysteresis", "chunk"), [(0.2, 4), (0.3, 8)])
+def test_a_chunk_is_kept_unless_another_gains_enough(hysteresis: float, chunk: int) -> None:
+    # The best, 0.8333, gains 25 % on the last, 0.6667.
+    w = after_cold_start(f"{OPTIMUS},hysteresis={hysteresis}", SLOPED)
+    w.step()
+    assert w.plan is not None
+    assert w.plan.chunk == chunk
+
+
+def test_the_largest_chunk_is_probed_once_in_so_many_steps() -> None:
+    w = after_cold_start(OPTIMUS + ",probe_every=3", SLOPED)
+    chunks = []
+    for _ in range(5):
+        w.step()
+        assert w.plan is not None
+        chunks.append(w.plan.chunk)
+    # Decode steps 0 and 1 were cold; 3 and 6 probe.
+    assert [c == 8 for c in chunks] == [False, True, False, False, True]
+
+
+def test_the_cold_start_runs_the_largest_chunk() -> None:
+    w = World("optimus:4,block_length=8,page_size=8,cold_start=3", latency=SLOPED)
+    w.submit(0, 8, 8)
+    w.step()
+    assert w.step({0: [0]}) == "decode 0D:MMMMmmmm"
+    assert w.step() == "decode 0D:PMMMmmmm"
+    assert w.step({0: [1]}) == "decode 0D:cMMMMmmm"
+    assert w.step() == "decode 0D:cPMmmmmm"  # three seen: 1 commit a step, cheapest at 2
+
+
+def test_pending_tokens_come_first_when_the_chunk_shrinks_unless_in_order() -> None:
+    # The probes run 8; between them the cheapest, 2, runs. Position 5 commits far right of the cut.
+    free = LatencyModel(((0.0, 0.0),), 1.0)
+    for window, text, keys in (("pending-first", "MmmmmPmm", 10), ("in-order", "MMmmmpmm", 10)):
+        spec = f"optimus:8,block_length=8,page_size=8,cold_start=0,probe_every=2,window={window}"
+        w = World(spec, latency=free)
+        w.submit(0, 8, 8)
+        w.step()
+        assert w.step({0: [5]}) == "decode 0D:MMMMMMMM"
+        assert w.schedule() == f"decode 0D:{text}"
+        assert w.features()[:3] == (2, 2 * keys, keys)
+        w.commit({0: [0]})
+        # The probe computes what is still open.
+        assert w.step() == ("decode 0D:PMMMMcMM" if window == "pending-first" else "decode 0D:PMMMMPMM")
+
+
+def test_a_prefill_that_denoises_counts_as_an_observation_at_the_largest_chunk() -> None:
+    w = World("optimus:8,block_length=8,page_size=8,cold_start=1", latency=SLOPED)
+    w.submit(0, 4, 4)
+    assert w.step({0: [4]}) == "prefill 0:PPPPMMMM"
+    assert w.engine.curve.observed == 1
+    assert curve(w) == [1, 1, 1, 1, 1, 1, 1, 1]
+    w.step()
+    assert w.plan is not None
+    assert w.plan.chunk == 2  # rates 1/1.5, 1/2, ...
+
+
+def test_an_elastic_chunk_needs_a_latency_model() -> None:
+    with pytest.raises(DsimError, match="latency"):
+        World(OPTIMUS, latency=None)  # type: ignore[arg-type]
