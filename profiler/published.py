@@ -72,6 +72,14 @@ _SDAR = (
 
 _LLADA2 = (
     *_table_2("LLaDA2.0-mini", "ShareGPT", "2.51 ± 4.19", 2.03, 0.0161),
+    Yield(
+        "sharegpt-focus",
+        2.03,
+        0.0,
+        "FOCUS publishes no yield for LLaDA2.0-mini: the ordinary steps of Optimus, Table 2, ShareGPT (2.51 ± 4.19), in "
+        "FOCUS's harness, which stops at EOS and samples at temperature 0.8, top-k 1",
+        temperature=0.8,
+    ),
     *_table_2("LLaDA2.0-mini", "LMSYS", "2.52 ± 4.84", 1.82, 0.0233),
     *_table_2("LLaDA2.0-mini", "LongBench", "1.63 ± 1.90", 1.58, 0.0017),
     *_table_2("LLaDA2.0-mini", "GSM8K", "2.61 ± 4.07", 2.18, 0.0145),

@@ -1,0 +1,36 @@
+"""A stub executor: no model, no device. It sleeps for the predicted time and commits by the profile's keyed draws."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ..engine.commits import CommitDraws
+from ..engine.latency import LatencyModel
+from ..engine.step import StepOutcome, StepPlan
+
+
+class StubExecutor:
+    """Stands in for a device behind the live driver: the latency it reports is the time it took."""
+
+    def __init__(
+        self,
+        latency: LatencyModel,
+        draws: CommitDraws | None,
+        *,
+        time_scale: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._latency = latency
+        self._draws = draws  # None: autoregressive, every computed position commits
+        self._time_scale = time_scale  # real seconds a predicted second takes
+        self._clock = clock
+        self._sleep = sleep
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        """Sleep through a plan."""
+        begin = self._clock()
+        committed = np.ones_like(plan.window) if self._draws is None else self._draws.draw(plan)
+        self._sleep(self._time_scale * self._latency.step(plan.features))
+        return StepOutcome(self._clock() - begin, committed)
