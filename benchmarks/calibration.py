@@ -1,4 +1,4 @@
-"""Published beside simulated: the closed loops that the A100 profiles are calibrated to. `python benchmarks/calibration.py`."""
+"""Published beside simulated: the runs that the A100 profiles are calibrated to. `python benchmarks/calibration.py`"""
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import Profile, load
@@ -56,7 +56,8 @@ def main() -> None:
         profile = load(name)
         for concurrency, target in published.items():
             got = closed_loop(profile, trace, concurrency)
-            print(f"{name:17} concurrency {concurrency:3}: published {target:5} tok/s, twin {got:6.0f} ({got / target - 1:+.1%})")
+            beside = f"published {target:5} tok/s, twin {got:6.0f} ({got / target - 1:+.1%})"
+            print(f"{name:17} concurrency {concurrency:3}: {beside}")
     for ratio, value in decode_ratios(load("a100-sdar-8b")).items():
         print(f"a100-sdar-8b      {ratio}: {value:.2f}")
 

@@ -1,4 +1,4 @@
-"""Batching: when requests join and leave the batch. Continuous as LMDeploy does it, block-synchronous as SGLang does."""
+"""Batching: when requests join and leave the batch, continuously as in LMDeploy or between blocks as in SGLang."""
 
 from dataclasses import dataclass
 
@@ -29,19 +29,29 @@ class Continuous:
         return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
 
     def prefers_prefill(self, waiting: int, ready: int, max_batch: int) -> bool:
-        """Whether to prefill next, with `ready` sequences that could decode."""
+        """Whether to prefill next, with `ready` sequences that could decode.
+
+        Deciding ahead sees few as ready, for most are in flight, so that whoever waits is nearly always let in; that
+        is the rule where nothing is decided ahead.
+        """
+        if not self.decide_ahead:
+            return waiting > 0
         return waiting > 0 and (waiting >= 4 or ready < 0.5 * max_batch)
 
 
 @dataclass(frozen=True)
 class BlockSynchronous:
-    """SGLang's sync mode: the batch changes only between blocks, each as slow as its slowest (block-diffusion.md 2.3)."""
+    """SGLang's sync mode: the batch changes between blocks, each as slow as its slowest (block-diffusion.md 2.3)."""
 
     max_batch: int | None = None
     max_prefill_tokens: int = 4096
 
     def __post_init__(self) -> None:
         _check_batch(self.max_batch, self.max_prefill_tokens)
+
+    def prefers_prefill(self, waiting: int, ready: int, max_batch: int) -> bool:
+        """Prefill first, first come first served."""
+        return waiting > 0
 
 
 Batching = Continuous | BlockSynchronous

@@ -20,14 +20,14 @@ _MIX2 = np.uint64(MIX2)
 _S27, _S30, _S31, _S54, _S11 = (np.uint64(s) for s in (27, 30, 31, 54, 11))
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def _mix(z: Any) -> Any:
     z = (z ^ (z >> _S30)) * _MIX1
     z = (z ^ (z >> _S27)) * _MIX2
     return z ^ (z >> _S31)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def select_window(status: Any, reach: Any, chunk: int, pending_first: bool) -> Any:
     rows, width = status.shape
     window = np.zeros((rows, width), np.bool_)
@@ -57,7 +57,7 @@ def select_window(status: Any, reach: Any, chunk: int, pending_first: bool) -> A
     return window
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def visible_keys(status: Any, window: Any, block_length: int, listed: bool) -> Any:
     rows, width = status.shape
     num_tokens = np.zeros(rows, np.int32)
@@ -93,10 +93,8 @@ def visible_keys(status: Any, window: Any, block_length: int, listed: bool) -> A
     return num_tokens, keys, pairs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def apply(
-    status: Any, evaluations: Any, slots: Any, window: Any, committed: Any, block_length: int, rule: int
-) -> Any:
+@njit(cache=True)
+def apply(status: Any, evaluations: Any, slots: Any, window: Any, committed: Any, block_length: int, rule: int) -> Any:
     rows, width = window.shape
     masks_left = np.zeros(rows, np.int32)
     open_left = np.zeros(rows, np.int32)
@@ -136,7 +134,7 @@ def apply(
     return masks_left, open_left
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: bool, counts: Any, sums: Any) -> None:
     rows, width = window.shape
     for i in range(rows):
@@ -168,7 +166,7 @@ def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: boo
                 sums[rank] += commits
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def draw_commits(
     status: Any, evaluations: Any, window: Any, block_start: Any, last_block: Any, num_padding: Any, keys: Any,
     request_factor: Any, odds: Any, stage: Any, block_factors: Any, step_factors: Any, block_length: int,
@@ -210,8 +208,7 @@ def draw_commits(
                     score = np.inf
                 else:
                     h = _mix(
-                        (keys[i, 0] + np.uint64(block_start[i] + p) * _GOLDEN)
-                        ^ (np.uint64(evaluations[i, p]) * _MIX1)
+                        (keys[i, 0] + np.uint64(block_start[i] + p) * _GOLDEN) ^ (np.uint64(evaluations[i, p]) * _MIX1)
                     )
                     u = (np.float64(h >> _S11) + 0.5) * 2.0**-53
                     score = odds[p - frontier] * theta * ((1.0 - u) / u)

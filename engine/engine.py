@@ -15,10 +15,11 @@ from .eviction import DelayedCache
 from .granularity import CommitCurve, ElasticChunk, FixedChunk, choose_chunk
 from .journal import STATUSES, RequestTable, StepRecorder, StepTotals
 from .latency import Features, LatencyModel
-from .leap import Cost, Draws, Requests, Sequences, Setting, Steps, Tally, leap
+from .leap import Cost, Draws, Requests, Setting, Steps, Tally, leap
 from .policy import Policy
 from .request import Request
 from .rows import BLOCK_PASS, CACHED, DELAYED, MASKED, NEIGHBOUR, PENDING
+from .sequences import sequences
 from .step import Phase, StepOutcome, StepPlan
 
 COMPLETED, REJECTED, UNFINISHED = range(len(STATUSES))
@@ -100,7 +101,9 @@ class Engine:
         self._rule, self._prefill_rule, self._listed = _cache_rules(policy)
         self._sample_block = isinstance(policy.eviction, DelayedCache) and policy.eviction.sample_block
         granularity = policy.granularity
-        self._pending_first = not (isinstance(granularity, FixedChunk | ElasticChunk) and granularity.window != "pending-first")
+        self._pending_first = True
+        if isinstance(granularity, FixedChunk | ElasticChunk):
+            self._pending_first = granularity.window == "pending-first"
         self._chunk = granularity.chunk if isinstance(granularity, FixedChunk) else self._block
         self._elastic: ElasticChunk | None = None
         if isinstance(granularity, ElasticChunk):
@@ -138,9 +141,10 @@ class Engine:
         self._next: tuple[str, Ints] | None = None  # decided ahead
         self._preempted: list[int] = []
         self._plan: StepPlan | None = None
+        self._seqs = sequences(0, self._width)
         self._grow(16)
 
-    # ---- what drivers and routers ask -------------------------------------------------------------------------
+    # ---- what drivers and routers ask ------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
@@ -173,7 +177,7 @@ class Engine:
         self._waiting.append(_Waiting(request))
         return True
 
-    # ---- schedule ---------------------------------------------------------------------------------------------
+    # ---- schedule --------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing waits and nothing runs.
@@ -217,9 +221,7 @@ class Engine:
             ready = ready[~self._mark[ready]]
             self._mark[in_flight] = False
         batching = self.policy.batching
-        if self._waiting and (
-            self._synchronous or batching.prefers_prefill(len(self._waiting), len(ready), self.limits.max_batch)
-        ):
+        if batching.prefers_prefill(len(self._waiting), len(ready), self.limits.max_batch):
             admitted = self._admit()
             if len(admitted):
                 return "prefill", admitted
@@ -259,7 +261,7 @@ class Engine:
     def _prefill_length(self, entry: _Waiting) -> int:
         """Positions that the prefill of a waiting request computes: a preempted one recomputes what it had."""
         if entry.slot >= 0:
-            return int(self._start[entry.slot]) + self._block
+            return int(self._seqs.start[entry.slot]) + self._block
         return self._canvas(max(1, entry.request.input_length))
 
     def _canvas(self, length: int) -> int:
@@ -272,21 +274,21 @@ class Engine:
         slot = entry.slot
         if slot < 0:
             if not self._free_slots:
-                self._grow(2 * len(self._request))
+                self._grow(2 * len(self._seqs.request))
             slot = self._free_slots.pop()
-            self._request[slot] = request.index
-            self._prompt[slot] = request.input_length
-            self._end[slot] = request.input_length + request.output_length
-            self._start[slot] = length - self._block
-            self._status[slot] = MASKED
-            self._status[slot, : request.input_length - (length - self._block)] = PENDING
-            self._evaluations[slot] = 0
-            self._emitted[slot] = 0
-            self._seen_commit[slot] = False
-            self._unpublished[slot] = True
-            self._finished[slot] = False
-            self._prefilled[slot] = False
-        self._pages[slot] = pages
+            self._seqs.request[slot] = request.index
+            self._seqs.prompt[slot] = request.input_length
+            self._seqs.end[slot] = request.input_length + request.output_length
+            self._seqs.start[slot] = length - self._block
+            self._seqs.status[slot] = MASKED
+            self._seqs.status[slot, : request.input_length - (length - self._block)] = PENDING
+            self._seqs.evaluations[slot] = 0
+            self._seqs.emitted[slot] = 0
+            self._seqs.seen_commit[slot] = False
+            self._seqs.unpublished[slot] = True
+            self._seqs.finished[slot] = False
+            self._seqs.prefilled[slot] = False
+        self._seqs.pages[slot] = pages
         self.pages_held += pages
         return slot
 
@@ -294,11 +296,11 @@ class Engine:
         """Grow the sequences' pages for the coming group, preempting the last ones until the rest fit."""
         while len(ready):
             need = self._pages_needed(ready)
-            more = need - self._pages[ready]
+            more = need - self._seqs.pages[ready]
             total = int(more.sum())
             if self.pages_held + total <= self.limits.num_pages:
                 if total:
-                    self._pages[ready] = need
+                    self._seqs.pages[ready] = need
                     self.pages_held += total
                 return ready
             self._preempt(int(ready[-1]))
@@ -308,21 +310,22 @@ class Engine:
     def _pages_needed(self, slots: Ints) -> Ints:
         """Pages that each sequence's tokens, and what the next group may add, take; never fewer than it holds."""
         # The canvas's end bounds what a group may reserve.
-        limit = (self._end[slots] + (self._block - 1)) // self._block * self._block
-        tokens = np.minimum(self._start[slots] + self._width + self._prealloc, limit)
-        return np.maximum((tokens + (self._page - 1)) // self._page, self._pages[slots])
+        limit = (self._seqs.end[slots] + (self._block - 1)) // self._block * self._block
+        tokens = np.minimum(self._seqs.start[slots] + self._width + self._prealloc, limit)
+        need: Ints = np.maximum((tokens + (self._page - 1)) // self._page, self._seqs.pages[slots])
+        return need
 
     def _pages_for(self, length: int) -> int:
         return -(-length // self._page)
 
     def _preempt(self, slot: int) -> None:
         """Take a sequence's pages; it queues again, and recomputes its KV when its turn comes."""
-        self.pages_held -= int(self._pages[slot])
-        self._pages[slot] = 0
-        status = self._status[slot]
+        self.pages_held -= int(self._seqs.pages[slot])
+        self._seqs.pages[slot] = 0
+        status = self._seqs.status[slot]
         status[status == CACHED] = PENDING
         self._running = self._running[self._running != slot]
-        index = int(self._request[slot])
+        index = int(self._seqs.request[slot])
         t = self.table
         request = Request(
             index, float(t["arrival"][index]), int(t["input_length"][index]), int(t["output_length"][index])
@@ -336,16 +339,16 @@ class Engine:
     def _plan_prefill(self, now: float, slots: Ints) -> StepPlan:
         block, width = self._block, self._width
         n = len(slots)
-        status = self._status[slots]
+        status = self._seqs.status[slots]
         window = np.zeros((n, width), np.bool_)
         window[:, :block] = True
-        length = self._start[slots].astype(np.int64) + block
+        length = self._seqs.start[slots].astype(np.int64) + block
         tokens = int(length.sum())
         # Block-causal: a query sees its own block and all before it (1.2).
         pairs = int((length * (length + block)).sum()) // 2
         # A prompt longer than a prefill may be is split, and runs alone (1.2).
         limit = self.policy.batching.max_prefill_tokens
-        index = self._request[slots]
+        index = self._seqs.request[slots]
         fresh = index[np.isnan(self.table["scheduled"][index])]
         self.table["scheduled"][fresh] = now
         features = Features(
@@ -358,10 +361,10 @@ class Engine:
 
     def _plan_decode(self, now: float, slots: Ints) -> StepPlan:
         n = len(slots)
-        finished = self._finished[slots]
+        finished = self._seqs.finished[slots]
         idle = finished.any()
-        start = self._start[slots]
-        status = self._status[slots]
+        start = self._seqs.start[slots]
+        status = self._seqs.status[slots]
         if self._ar:
             window = np.ones((n, 1), np.bool_)
             keys = start + 1
@@ -380,7 +383,7 @@ class Engine:
         else:
             reach = np.full(n, self._width, np.int32)
             if self.policy.obs:
-                reach[start + self._block >= self._end[slots]] = self._block
+                reach[start + self._block >= self._seqs.end[slots]] = self._block
             window = self._rules.select_window(status, reach, chunk, self._pending_first)
             num, beyond, pairs_beyond = self._rules.visible_keys(status, window, self._block, self._listed)
         keys = start + beyond
@@ -399,9 +402,7 @@ class Engine:
     def _choose(self, batch: int) -> int:
         assert self._elastic is not None
         latency = self._latency_by_chunk(batch)
-        return choose_chunk(
-            self._elastic, self.curve, self._chunks, latency, self._chunk, self.totals.num_decode_steps
-        )
+        return choose_chunk(self._elastic, self.curve, self._chunks, latency, self._chunk, self.totals.num_decode_steps)
 
     def _latency_by_chunk(self, batch: int) -> npt.NDArray[np.float64]:
         """T(c, b) of every candidate chunk."""
@@ -415,13 +416,14 @@ class Engine:
         self, now: float, prefill: bool, slots: Ints, phases: npt.NDArray[np.uint8], num: Ints, keys: Ints,
         window: npt.NDArray[np.bool_], status: npt.NDArray[np.uint8], chunk: int, features: Features,
     ) -> StepPlan:  # fmt: skip
+        q = self._seqs
         return StepPlan(
-            now, self.num_steps, prefill, self._request[slots], phases, num, keys, window, status,
-            self._evaluations[slots], self._start[slots], self._prompt[slots], self._end[slots], chunk, features, slots,
+            now, self.num_steps, prefill, q.request[slots], phases, num, keys, window, status,
+            q.evaluations[slots], q.start[slots], q.prompt[slots], q.end[slots], chunk, features, slots,
             len(self._waiting), len(self._running), self.pages_held, self.submitted, tuple(self._preempted),
         )  # fmt: skip
 
-    # ---- leap: many steps at once ------------------------------------------------------------------------------
+    # ---- leap ------------------------------------------------------------------------------------------------
 
     def leap(
         self, now: float, horizon: float, cost: Cost, draws: Draws, recorder: StepRecorder | None = None
@@ -444,7 +446,7 @@ class Engine:
         most = MANY
         cross = not self._waiting or (not self._ahead and not can_admit)
         if self._ahead:
-            cross = cross and len(self._running) == len(slots) - int(self._finished[slots].sum())
+            cross = cross and len(self._running) == len(slots) - int(self._seqs.finished[slots].sum())
             if not cross:
                 most = (self._loops_left if self._group is not None else self._group_steps) - 1
         steps = self._no_steps if recorder is None else recorder.room(len(slots))
@@ -464,7 +466,7 @@ class Engine:
         chunk = 1 if self._ar else self._chunk
         loops_left = 0 if self._group is None else self._loops_left
         end, chunk, num_steps, num_done, loops_left = leap(
-            now, horizon, slots, chunk, self._sequences, self._requests, draws, self._setting, cost, tally, curve,
+            now, horizon, slots, chunk, self._seqs, self._requests, draws, self._setting, cost, tally, curve,
             chunks, latencies, steps, recorder is not None, loops_left, most, cross,
         )  # fmt: skip
         tokens, committed, _, gaps, self.pages_held, self.outstanding_tokens, observed, _ = tally.numbers.tolist()
@@ -496,25 +498,23 @@ class Engine:
         self._group, self._loops_left = (slots, loops_left) if loops_left else (None, 0)
         done = nothing
         if num_done:
-            over = self._finished[self._running]
+            over = self._seqs.finished[self._running]
             done = self._running[over]
             self._running = self._running[~over]
         if self._group is None:
-            self._release(slots[self._finished[slots]])
-        return end, self._request[done]
+            self._release(slots[self._seqs.finished[slots]])
+        return end, self._seqs.request[done]
 
     def _can_admit(self) -> bool:
         """Whether the next decision could be a prefill."""
         batching = self.policy.batching
         if not self._waiting or len(self._running) >= self.limits.max_batch:
             return False
-        if not self._synchronous and not batching.prefers_prefill(
-            len(self._waiting), len(self._running), self.limits.max_batch
-        ):
+        if not batching.prefers_prefill(len(self._waiting), len(self._running), self.limits.max_batch):
             return False
         return self._pages_to_admit(self._waiting[0])[1] <= self.limits.num_pages - self.pages_held
 
-    # ---- commit -----------------------------------------------------------------------------------------------
+    # ---- commit ----------------------------------------------------------------------------------------------
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
         """Take in what came of the step in flight; returns the indices of the requests that finished with it."""
@@ -527,8 +527,8 @@ class Engine:
         self._first_commits(slots, committed, now)
         done = self._commit_tokens(plan, now) if self._ar else self._commit_blocks(plan, committed, now)
         if plan.prefill:
-            first = ~self._prefilled[slots]
-            self._prefilled[slots] = True
+            first = ~self._seqs.prefilled[slots]
+            self._seqs.prefilled[slots] = True
             self.outstanding_tokens -= int(plan.prompt[first].sum())
             self._release(done)
         else:
@@ -537,16 +537,17 @@ class Engine:
             over = self._loops_left == 0 if not self._synchronous else not (plan.phases == Phase.DENOISE).any()
             if over:
                 self._group = None
-                self._release(slots[self._finished[slots]])
+                self._release(slots[self._seqs.finished[slots]])
         if len(done):
-            self._running = self._running[~self._finished[self._running]]
-        return self._request[done]
+            self._running = self._running[~self._seqs.finished[self._running]]
+        indices: Ints = self._seqs.request[done]
+        return indices
 
     def _release(self, slots: Ints) -> None:
         """Give back the pages and slots of finished sequences."""
         if len(slots):
-            self.pages_held -= int(self._pages[slots].sum())
-            self._pages[slots] = 0
+            self.pages_held -= int(self._seqs.pages[slots].sum())
+            self._seqs.pages[slots] = 0
             self._free_slots.extend(int(s) for s in slots)
 
     def _account(self, plan: StepPlan, outcome: StepOutcome) -> None:
@@ -574,37 +575,37 @@ class Engine:
         t["num_computed"][plan.requests] += plan.num_tokens
 
     def _first_commits(self, slots: Ints, committed: npt.NDArray[np.bool_], now: float) -> None:
-        unseen = ~self._seen_commit[slots]
+        unseen = ~self._seqs.seen_commit[slots]
         if unseen.any():
             first = slots[unseen & committed.any(axis=1)]
-            self._seen_commit[first] = True
-            self.table["first_commit"][self._request[first]] = now
+            self._seqs.seen_commit[first] = True
+            self.table["first_commit"][self._seqs.request[first]] = now
 
     def _commit_tokens(self, plan: StepPlan, now: float) -> Ints:
         """Autoregressive: every row has one token more."""
         slots = plan.slots
-        self._start[slots] += 1
+        self._seqs.start[slots] += 1
         if plan.prefill:
-            index = self._request[slots[self._emitted[slots] == 0]]
+            index = self._seqs.request[slots[self._seqs.emitted[slots] == 0]]
             self.table["first_block"][index] = now
             slots = slots[plan.end > plan.prompt]
         if self.emit != "end":
             self._emit(slots, np.ones(len(slots), np.int32), now)
-        done = plan.slots[self._start[plan.slots] + 1 >= plan.end]
+        done: Ints = plan.slots[self._seqs.start[plan.slots] + 1 >= plan.end]
         self._finish(done, now)
         return done
 
     def _commit_blocks(self, plan: StepPlan, committed: npt.NDArray[np.bool_], now: float) -> Ints:
-        slots, block = plan.slots, self._block
+        slots: Ints = plan.slots
+        block = self._block
         if self._elastic is not None:
             self._learn(plan, committed)
         masks_left, open_left = self._rules.apply(
-            self._status, self._evaluations, slots, plan.window, committed, block,
+            self._seqs.status, self._seqs.evaluations, slots, plan.window, committed, block,
             self._prefill_rule if plan.prefill else self._rule,
         )  # fmt: skip
-        if self._synchronous and not plan.prefill:
-            if (plan.phases == Phase.DENOISE).any():
-                return slots[:0]  # the round goes on until every block was complete on entry
+        if self._synchronous and (plan.phases == Phase.DENOISE).any():
+            return slots[:0]  # the round goes on until every block was complete on entry
         if self.emit == "step":
             self._emit_prefixes(slots, now)
         done = slots[:0]
@@ -612,18 +613,18 @@ class Engine:
             done = slots[plan.end == plan.prompt]
             self._finish(done, now)
         while True:
-            complete = slots[(masks_left == 0) & self._unpublished[slots] & ~self._finished[slots]]
+            complete = slots[(masks_left == 0) & self._seqs.unpublished[slots] & ~self._seqs.finished[slots]]
             if len(complete):
                 done = np.concatenate([done, self._publish(complete, now)])
-            over = slots[(open_left == 0) & ~self._finished[slots]]
+            over = slots[(open_left == 0) & ~self._seqs.finished[slots]]
             if not len(over):
                 return done
             self._advance(over)
             if self._width == block:
                 return done
             # Streaming has already worked on the next block: it may be complete too.
-            masks_left = (self._status[slots, :block] == MASKED).sum(axis=1)
-            open_left = (self._status[slots, :block] != CACHED).sum(axis=1)
+            masks_left = (self._seqs.status[slots, :block] == MASKED).sum(axis=1)
+            open_left = (self._seqs.status[slots, :block] != CACHED).sum(axis=1)
 
     def _learn(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> None:
         """Show the commit curve a step; a prefill's block counts as computed at the largest chunk (6.4 h)."""
@@ -635,31 +636,31 @@ class Engine:
 
     def _publish(self, slots: Ints, now: float) -> Ints:
         """Hand out the tokens of blocks just completed; returns the slots whose request is done."""
-        self._unpublished[slots] = False
-        index = self._request[slots]
-        stop = np.minimum(self._end[slots], self._start[slots] + self._block)
-        tokens = stop - self._prompt[slots] - self._emitted[slots]
+        self._seqs.unpublished[slots] = False
+        index = self._seqs.request[slots]
+        stop = np.minimum(self._seqs.end[slots], self._seqs.start[slots] + self._block)
+        tokens = stop - self._seqs.prompt[slots] - self._seqs.emitted[slots]
         if self.emit != "end":
             some = tokens > 0
             self._emit(slots[some], tokens[some], now)
-        first = np.isnan(self.table["first_block"][index]) & (stop > self._prompt[slots])
+        first = np.isnan(self.table["first_block"][index]) & (stop > self._seqs.prompt[slots])
         self.table["first_block"][index[first]] = now
-        done = slots[stop >= self._end[slots]]
+        done: Ints = slots[stop >= self._seqs.end[slots]]
         self._finish(done, now)
         return done
 
     def _emit_prefixes(self, slots: Ints, now: float) -> None:
         """Emit what each block's contiguous committed prefix has gained."""
-        masked = self._status[slots, : self._block] == MASKED
+        masked = self._seqs.status[slots, : self._block] == MASKED
         prefix = np.where(masked.any(axis=1), np.argmax(masked, axis=1), self._block)
-        stop = np.minimum(self._end[slots], self._start[slots] + prefix)
-        tokens = stop - self._prompt[slots] - self._emitted[slots]
-        some = (tokens > 0) & ~self._finished[slots]
+        stop = np.minimum(self._seqs.end[slots], self._seqs.start[slots] + prefix)
+        tokens = stop - self._seqs.prompt[slots] - self._seqs.emitted[slots]
+        some = (tokens > 0) & ~self._seqs.finished[slots]
         self._emit(slots[some], tokens[some], now)
 
     def _emit(self, slots: Ints, tokens: npt.NDArray[Any], now: float) -> None:
         """`tokens` more reach each client."""
-        t, index = self.table, self._request[slots]
+        t, index = self.table, self._seqs.request[slots]
         last = t["last_emission"][index]
         first = np.isnan(last)
         if first.any():
@@ -670,55 +671,34 @@ class Engine:
         t["last_emission"][index] = now
         t["num_emissions"][index] += 1
         t["num_tokens"][index] += tokens.astype(np.int32)
-        self._emitted[slots] += tokens.astype(np.int32)
+        self._seqs.emitted[slots] += tokens.astype(np.int32)
         self.outstanding_tokens -= int(tokens.sum())
 
     def _finish(self, slots: Ints, now: float) -> None:
         if not len(slots):
             return
         if self.emit == "end":
-            self._emit(slots, self._end[slots] - self._prompt[slots], now)
-        self._finished[slots] = True
-        index = self._request[slots]
+            self._emit(slots, self._seqs.end[slots] - self._seqs.prompt[slots], now)
+        self._seqs.finished[slots] = True
+        index = self._seqs.request[slots]
         self.table["finish"][index] = now
         self.table["status"][index] = COMPLETED
 
     def _advance(self, slots: Ints) -> None:
         """Close blocks whose KV is right, and open the next."""
         block = self._block
-        self._start[slots] += block
-        self._status[slots, : self._width - block] = self._status[slots, block:]
-        self._status[slots, self._width - block :] = MASKED
-        self._evaluations[slots, : self._width - block] = self._evaluations[slots, block:]
-        self._evaluations[slots, self._width - block :] = 0
-        self._unpublished[slots] = True
-
-    # ---- state ------------------------------------------------------------------------------------------------
+        self._seqs.start[slots] += block
+        self._seqs.status[slots, : self._width - block] = self._seqs.status[slots, block:]
+        self._seqs.status[slots, self._width - block :] = MASKED
+        self._seqs.evaluations[slots, : self._width - block] = self._seqs.evaluations[slots, block:]
+        self._seqs.evaluations[slots, self._width - block :] = 0
+        self._seqs.unpublished[slots] = True
 
     def _grow(self, capacity: int) -> None:
-        """Make room for `capacity` sequences: one row of every array each."""
-        old = len(self._request) if hasattr(self, "_request") else 0
-
-        def grown(name: str, kind: Any, *shape: int) -> npt.NDArray[Any]:
-            array = np.zeros((capacity, *shape), kind)
-            if old:
-                array[:old] = getattr(self, name)
-            return array
-
-        self._request = grown("_request", np.int32)
-        self._prompt = grown("_prompt", np.int32)
-        self._end = grown("_end", np.int32)
-        self._start = grown("_start", np.int32)  # first position of the current block: all before it has its KV
-        self._status = grown("_status", np.uint8, self._width)
-        self._evaluations = grown("_evaluations", np.uint16, self._width)
-        self._pages = grown("_pages", np.int32)
-        self._emitted = grown("_emitted", np.int32)  # tokens handed out
-        self._seen_commit = grown("_seen_commit", np.bool_)
-        self._unpublished = grown("_unpublished", np.bool_)  # the current block's tokens are not handed out yet
-        self._finished = grown("_finished", np.bool_)
-        self._prefilled = grown("_prefilled", np.bool_)  # at least once
+        """Make room for `capacity` sequences."""
+        old = len(self._seqs.request)
+        self._seqs = sequences(capacity, self._width, self._seqs)
         self._mark = np.zeros(capacity, np.bool_)  # scratch
-        self._sequences = Sequences(*(getattr(self, f"_{name}") for name in Sequences._fields))
         # The lowest free slot is taken first.
         self._free_slots = [*range(capacity - 1, old - 1, -1), *self._free_slots]
 

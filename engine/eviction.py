@@ -19,7 +19,8 @@ class DelayedCache:
 
     neighbour_aware: bool = False
     prefill_counts: bool = True  # prompt tokens of the first, partial block are right after prefill (FOCUS: not)
-    visible: str = "listed"  # keys a query sees in its block: cached and computed ones; "prefix": up to the last computed
+    # What a query sees in its block: the cached and the computed ones, or with "prefix" all up to the last computed.
+    visible: str = "listed"
     sample_block: bool = False  # soft-max and sampling run on the whole block, computed or not (FOCUS, focus.md 3.2)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Granularity: how many positions a sequence computes a step. Autoregressive, a fixed block, a fixed or elastic chunk."""
+"""Granularity: how many positions a sequence computes a step: one, a block, a fixed chunk or an elastic one."""
 
 from dataclasses import dataclass, field
 
@@ -127,7 +127,8 @@ class CommitCurve:
         below = np.clip(np.searchsorted(slots, chunks, side="right") - 1, 0, self.size - 1)
         # Masks computed when the window's slots are full, between whole numbers of them; never more than there are.
         masks = below + (chunks - slots[below]) / np.maximum(slots[below + 1] - slots[below], TINY)
-        return chunks - np.minimum(masks, self.size)
+        expected: Floats = chunks - np.minimum(masks, self.size)
+        return expected
 
 
 def choose_chunk(

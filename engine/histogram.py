@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-# A bin is a float64's exponent and the top ten bits of its mantissa: at most 1/1024 wide, and found without a logarithm.
+# A bin is a float64's exponent and the top ten bits of its mantissa: at most 1/1024 wide, found without a logarithm.
 SHIFT = 52 - 10
 SMALLEST = 2.0**-24  # s
 FIRST_BIN = int(np.array(SMALLEST).view(np.int64)) >> SHIFT
@@ -67,7 +67,8 @@ class TimeHistogram:
 def bins(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bin of each value."""
     found = (values.view(np.int64) >> SHIFT) - FIRST_BIN
-    return np.minimum(np.maximum(found, 0), NUM_BINS - 1)
+    inside: npt.NDArray[np.int64] = np.minimum(np.maximum(found, 0), NUM_BINS - 1)
+    return inside
 
 
 class CountHistogram:

@@ -188,7 +188,7 @@ class StepRecorder:
         self, steps: Steps, num_steps: int, rows: int, replica: int, first: int, waiting: int, running: int,
         submitted: int, done: int,
     ) -> None:  # fmt: skip
-        """Take down a leap: `num_steps` steps of `rows` rows, from step `first` on, `done` requests ending with the last."""
+        """Take down a leap of `num_steps` steps of `rows` rows, the first being `first`; `done` end with the last."""
         i, end = self._count, self._count + num_steps
         c = self._columns
         known = {

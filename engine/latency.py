@@ -68,7 +68,5 @@ class LatencyModel:
 
     def of_tokens(self, tokens: npt.ArrayLike, batch: int) -> npt.NDArray[np.float64]:
         """T(x) with attention ignored, as Optimus's selection uses it (section 5.1): every token is a head row."""
-        out = [
-            self.step(Features(int(x), 0, 0, int(x), int(x), batch, 0)) for x in np.asarray(tokens).ravel()
-        ]
+        out = [self.step(Features(int(x), 0, 0, int(x), int(x), batch, 0)) for x in np.asarray(tokens).ravel()]
         return np.array(out, dtype=np.float64)

@@ -20,22 +20,6 @@ COMPLETED, DENOISE, FLUSH, IDLE = 0, 1, 2, 3  # STATUSES.index("completed"), and
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2
 
 
-class Sequences(NamedTuple):
-    """The engine's rows of state, one a slot."""
-
-    request: Any
-    prompt: Any
-    end: Any
-    start: Any
-    status: Any
-    evaluations: Any
-    pages: Any
-    emitted: Any
-    seen_commit: Any
-    unpublished: Any
-    finished: Any
-
-
 class Requests(NamedTuple):
     """Columns of the request table that decode steps write."""
 
@@ -109,7 +93,10 @@ def cost_of(model: LatencyModel) -> Cost:
     """A latency model as arrays and numbers."""
     knots = np.array(model.knots, np.float64)
     return Cost(
-        knots[:, 0].copy(), knots[:, 1].copy(), float(model.slope), *(float(getattr(model, f)) for f in Cost._fields[3:])
+        knots[:, 0].copy(),
+        knots[:, 1].copy(),
+        float(model.slope),
+        *(float(getattr(model, f)) for f in Cost._fields[3:]),
     )
 
 
@@ -134,7 +121,7 @@ LEAP_COLUMNS = ("chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_r
 
 
 class Steps(NamedTuple):
-    """Room for the journal: a row a step, and a row for every sequence of each step, one after the other."""
+    """Room for the journal: a row a step, then rows of sequences, step after step."""
 
     reals: Any  # [steps, 2] start, latency
     wholes: Any  # [steps, 8] LEAP_COLUMNS
@@ -145,8 +132,8 @@ class Steps(NamedTuple):
     commits: Any
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int, batch: int) -> float:
+@njit(cache=True)
+def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int, batch: int) -> Any:
     x = float(tokens)
     x0 = c.tokens[0]
     y0 = c.seconds[0]
@@ -168,15 +155,15 @@ def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int
     return max(c.launch, device) + c.host_step + c.host_request * batch
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _bin(value: float, scratch: Any) -> int:
+@njit(cache=True)
+def _bin(value: float, scratch: Any) -> Any:
     scratch[0] = value
     found = (scratch.view(np.int64)[0] >> SHIFT) - FIRST_BIN
     return min(max(found, 0), NUM_BINS - 1)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _choose(s: Any, curve: Any, chunks: Any, latency: Any, last: int, observed: int, step: int) -> int:
+@njit(cache=True)
+def _choose(s: Any, curve: Any, chunks: Any, latency: Any, last: int, observed: int, step: int) -> Any:
     n = len(chunks)
     if observed < s.cold_start or (s.probe_every > 0 and step % s.probe_every == 0):
         return chunks[n - 1]
@@ -206,7 +193,7 @@ def _choose(s: Any, curve: Any, chunks: Any, latency: Any, last: int, observed: 
     return chunks[best]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _observe(s: Any, curve: Any, counts: Any, sums: Any, observed: int) -> int:
     size = len(curve) - 1
     top = 0
@@ -227,7 +214,7 @@ def _observe(s: Any, curve: Any, counts: Any, sums: Any, observed: int) -> int:
     return observed + 1
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _emit(q: Any, r: Any, tally: Any, slots: Any, tokens: Any, now: float, scratch: Any) -> None:
     """Row i gets tokens[i] more, where that is above zero."""
     gaps = 0.0
@@ -255,7 +242,7 @@ def _emit(q: Any, r: Any, tally: Any, slots: Any, tokens: Any, now: float, scrat
     tally.times[5] += gaps
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _finish(q: Any, r: Any, tally: Any, s: Any, slots: Any, done: Any, now: float, scratch: Any) -> None:
     """The rows marked `done` are over."""
     if s.emit == EMIT_END:
@@ -272,7 +259,7 @@ def _finish(q: Any, r: Any, tally: Any, s: Any, slots: Any, done: Any, now: floa
             r.status[index] = COMPLETED
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _transitions(
     q: Any, r: Any, tally: Any, s: Any, slots: Any, masks_left: Any, open_left: Any, now: float, scratch: Any
 ) -> int:
@@ -340,7 +327,7 @@ def _transitions(
                     open_left[i] += 1
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def leap(
     now: float, horizon: float, slots: Any, chunk: int, q: Any, r: Any, d: Any, s: Any, cost: Any, tally: Any,
     curve: Any, chunks: Any, latencies: Any, steps: Any, recording: bool, loops_left: int, most: int, cross: bool,

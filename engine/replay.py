@@ -35,12 +35,9 @@ def replay(
     for row in np.flatnonzero(steps["replica"] == replica):
         while submitted < steps["submitted"][row]:
             i = mine[submitted]
-            engine.submit(
-                Request(
-                    int(requests["request"][i]), float(requests["arrival"][i]), int(requests["input_length"][i]),
-                    int(requests["output_length"][i]),
-                )  # fmt: skip
-            )
+            index, arrival = int(requests["request"][i]), float(requests["arrival"][i])
+            lengths = int(requests["input_length"][i]), int(requests["output_length"][i])
+            engine.submit(Request(index, arrival, *lengths))
             submitted += 1
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
         plan = engine.schedule(start)
@@ -53,8 +50,12 @@ def replay(
             if planned[name] != steps[name][row]:
                 yield f"{where}: {name} is {planned[name]}, the journal has {steps[name][row]}"
         theirs = {name: values[offsets[row] : offsets[row + 1]] for name, (values, offsets) in lists.items()}
-        ours = {"requests": plan.requests, "phases": plan.phases, "num_tokens": plan.num_tokens}
-        ours["window"] = pack(plan.window).reshape(-1)
+        ours: dict[str, npt.NDArray[Any]] = {
+            "requests": plan.requests,
+            "phases": plan.phases,
+            "num_tokens": plan.num_tokens,
+            "window": pack(plan.window).reshape(-1),
+        }
         for name, values in ours.items():
             if not np.array_equal(values, theirs[name]):
                 yield f"{where}: {name} are {values.tolist()}, the journal has {theirs[name].tolist()}"

@@ -28,12 +28,14 @@ def select_window(status: Bytes, reach: Ints, chunk: int, pending_first: bool) -
     """
     candidates = (status != CACHED) & (np.arange(status.shape[1]) < reach[:, None])
     if not pending_first:
-        return candidates & (np.cumsum(candidates, axis=1) <= chunk)
+        in_order: Bools = candidates & (np.cumsum(candidates, axis=1) <= chunk)
+        return in_order
     pending = candidates & (status == PENDING)
     masked = candidates & (status == MASKED)
-    window = pending & (np.cumsum(pending, axis=1) <= chunk)
+    window: Bools = pending & (np.cumsum(pending, axis=1) <= chunk)
     room = chunk - window.sum(axis=1)
-    return window | (masked & (np.cumsum(masked, axis=1) <= room[:, None]))
+    window |= masked & (np.cumsum(masked, axis=1) <= room[:, None])
+    return window
 
 
 def visible_keys(
@@ -151,9 +153,8 @@ def draw_commits(
         theta = request_factor * factor * step * stage[done]
         distance = np.maximum(columns[part] - frontier[:, None], 0)
         position = (block_start[:, None] + columns[part]).astype(np.uint64)
-        draw = uniform(
-            mix((keys[:, :1] + position * np.uint64(GOLDEN)) ^ (evaluations[:, part].astype(np.uint64) * np.uint64(MIX1)))
-        )
+        times = evaluations[:, part].astype(np.uint64)
+        draw = uniform(mix((keys[:, :1] + position * np.uint64(GOLDEN)) ^ (times * np.uint64(MIX1))))
         score[:, part] = odds[distance] * theta[:, None] * ((1.0 - draw) / draw)
         padding = block > last_block - num_padding
         score[padding, part] = np.inf
@@ -165,8 +166,6 @@ def draw_commits(
     return committed
 
 
-def _pick(
-    keys: npt.NDArray[np.uint64], a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.intp]:
+def _pick(keys: npt.NDArray[np.uint64], a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     """An entry of a table of 1024, by key."""
     return (mix((keys + a * np.uint64(GOLDEN)) ^ (b * np.uint64(MIX1))) >> np.uint64(54)).astype(np.intp)

@@ -76,8 +76,8 @@ _LLADA2 = (
         "sharegpt-focus",
         2.03,
         0.0,
-        "FOCUS publishes no yield for LLaDA2.0-mini: the ordinary steps of Optimus, Table 2, ShareGPT (2.51 ± 4.19), in "
-        "FOCUS's harness, which stops at EOS and samples at temperature 0.8, top-k 1",
+        "FOCUS publishes no yield for LLaDA2.0-mini: the ordinary steps of Optimus, Table 2, ShareGPT (2.51 ± 4.19), "
+        "in FOCUS's harness, which stops at EOS and samples at temperature 0.8, top-k 1",
         temperature=0.8,
     ),
     *_table_2("LLaDA2.0-mini", "LMSYS", "2.52 ± 4.84", 1.82, 0.0233),

@@ -13,7 +13,7 @@ class Clock(simpy.Environment):
     """
 
     def at(self, time: float, urgent: bool = False) -> simpy.Event:
-        """An event at `time`. At equal times urgent ones come first: a request that arrives is seen by a step that begins."""
+        """An event at `time`. Of equal times urgent ones come first: a step that begins sees who arrives."""
         assert time >= self.now, f"time would run backwards, from {self.now} to {time}"
         event = self.event()
         event._ok = True

@@ -86,7 +86,8 @@ def simulate(
 
     drain: go on after the last arrival until all is served; otherwise what is in flight then stays unfinished.
     append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
-    progress: called with the requests ended so far and the simulated time. Ctrl-C ends the run early, with what is done.
+    progress: called with the requests ended so far and the simulated time.
+    Ctrl-C ends the run early, with what is done.
     """
     if replicas < 1:
         raise PolicyError(f"replicas is {replicas}, expected at least 1")
@@ -209,5 +210,3 @@ def _check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
             f"({int(pages[i])} pages), expected at most {limits.context_limit} tokens (context) and "
             f"{limits.num_pages} pages of {page}"
         )
-
-

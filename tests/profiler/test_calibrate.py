@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from dsim.profiler.calibrate import (
     STD_PER_MEAN,
     calibrate_commits,

@@ -1,6 +1,7 @@
 """Parameter arithmetic against published counts: safetensors indexes and model cards."""
 
 import pytest
+
 from dsim.engine.errors import ProfileError
 from dsim.profiler.models import MODELS, active_layer_params, active_params, layer_params, model, touched_experts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dsim.engine.errors import ProfileError
 from dsim.profiler import ship
 from dsim.profiler.profile import DEFAULT, SHIPPED, MemoryModel, load, save, shipped, to_json

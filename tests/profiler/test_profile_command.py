@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
+
 from dsim.cli.profile import profile_command, profiles_command
 from dsim.engine.errors import DsimError
 from dsim.profiler.profile import load, shipped
-from typer.testing import CliRunner
 
 app = typer.Typer()
 app.command("profile")(profile_command)

@@ -3,6 +3,9 @@
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
 from dsim.profiler.calibrated import (
@@ -16,8 +19,6 @@ from dsim.profiler.hardware import GPUS, gpu
 from dsim.profiler.models import MODELS, model
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import compute_slope, knee, latency_model, roofline, weight_read
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 WORLDS = list(itertools.product(GPUS, MODELS, (1, 2, 4, 8), (False, True)))
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from dsim.engine.commits import CommitDraws
 from dsim.engine.latency import Features
 from dsim.engine.rows import MASKED, PENDING

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, StepTotals
 
 Columns = dict[str, npt.NDArray[Any]]

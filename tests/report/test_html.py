@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plotly.offline import get_plotlyjs
+
 from dsim.engine.journal import STATUSES, STEP_COLUMNS
 from dsim.report import curves
 from dsim.report.files import RunWriter, read_run
 from dsim.report.html import write_html
-from plotly.offline import get_plotlyjs
 
 from .fabricate import write_run
 from .fixtures import request, request_columns

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dsim.engine.journal import StepTotals
 from dsim.report.metrics import METRICS, Summary, summarize
 from dsim.report.slo import Slo
-from hypothesis import given
-from hypothesis import strategies as st
 
 from .fixtures import rejected, request, request_columns, totals_of, unfinished
 

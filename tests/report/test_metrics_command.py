@@ -3,9 +3,10 @@
 import json
 
 import typer
+from typer.testing import CliRunner
+
 from dsim.cli.metrics import metrics_command
 from dsim.report.metrics import METRICS
-from typer.testing import CliRunner
 
 app = typer.Typer()
 app.command()(metrics_command)

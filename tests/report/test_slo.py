@@ -3,10 +3,11 @@
 import contextlib
 
 import pytest
-from dsim.engine.errors import DsimError
-from dsim.report.slo import METRIC_KEYS, STATS, UNITS, Slo
 from hypothesis import given
 from hypothesis import strategies as st
+
+from dsim.engine.errors import DsimError
+from dsim.report.slo import METRIC_KEYS, STATS, UNITS, Slo
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES
 from dsim.report.metrics import MIN_REQUESTS, stable
 

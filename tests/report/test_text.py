@@ -4,13 +4,14 @@ import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
+
 from dsim.engine.journal import StepTotals
 from dsim.report.metrics import Summary, summarize
 from dsim.report.slo import Slo
 from dsim.report.story import answer, notes, warnings
 from dsim.report.table import compare, number
 from dsim.report.text import render
-from rich.console import Console
 
 from .fixtures import rejected, request, request_columns, unfinished
 

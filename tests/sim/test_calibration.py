@@ -6,11 +6,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from scipy.optimize import curve_fit
+
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.sim.twin import simulate
 from dsim.traces import synth
-from scipy.optimize import curve_fit
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ import re
 
 import numpy as np
 import pytest
+from scipy.stats import kstest
+
 from dsim.engine.errors import TraceError
 from dsim.traces import ARRIVALS, Trace, fit, load, synth
 from dsim.traces.arrivals import renewal, resolve_cv, weibull_shape
 from dsim.traces.burstgpt import BurstGPTLike, burstgpt_like, fit_burstgpt_like
 from dsim.traces.stats import fano, gap_cv
-from scipy.stats import kstest
 
 N = 200_000
 

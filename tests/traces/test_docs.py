@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from dsim.traces import ARRIVALS, LENGTHS, load, shipped_names
 from dsim.traces.formats import FORMATS
 

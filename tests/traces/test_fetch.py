@@ -9,6 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
 from dsim.engine.errors import TraceError
 from dsim.traces.fetch import RELEASES, Release, fetch
 

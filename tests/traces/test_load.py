@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dsim.engine.errors import TraceError
 from dsim.traces import Trace, load
 from dsim.traces.formats import named
 from dsim.traces.parse import columns_of_frame, columns_of_good_rows, columns_of_rows
 from dsim.traces.rows import csv_frame, csv_rows, jsonl_rows
 from dsim.traces.shipped import SHIPPED
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 AZURE = (
     b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from dsim.engine.errors import TraceError
 from dsim.traces import LENGTHS, Trace, TraceNotes, describe, load, prepare, synth, write
 from dsim.traces.lengths import Moments, draw_lengths

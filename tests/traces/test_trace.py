@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dsim.engine.errors import TraceError
 from dsim.engine.request import Request
 from dsim.traces import Trace, TraceNotes, load, shipped_names, write
 from dsim.traces.shipped import SHIPPED
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SHA256 = {
     "azure-conv": "2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8",
