@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from dsim.engine.chance import COMMIT, LENGTH, key, mix, uniform
 
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dsim.engine.commits import CommitDraws, CommitModel, choose
 from dsim.engine.errors import ProfileError
 from dsim.engine.step import StepPlan
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ..worlds import plan_of
 
@@ -30,10 +31,14 @@ def plan(
     """Rows whose block at `start` is all masked and all computed, unless told."""
     who = np.atleast_1d(np.asarray(requests, np.int32))
     shape = (len(who), width)
+
+    def full(value: object, kind: type) -> npt.NDArray[np.generic]:
+        return np.broadcast_to(np.array(value, kind), shape).copy()
+
     return plan_of(
         requests=who,
-        status=np.zeros(shape, np.uint8) if status is None else np.broadcast_to(np.array(status, np.uint8), shape).copy(),
-        window=np.ones(shape, np.bool_) if window is None else np.broadcast_to(np.array(window, np.bool_), shape).copy(),
+        status=full(0 if status is None else status, np.uint8),
+        window=full(True if window is None else window, np.bool_),
         evaluations=np.full(shape, seen, np.uint16),
         block_start=np.full(len(who), start, np.int32),
     )
@@ -47,8 +52,8 @@ def test_without_spread_each_distance_passes_as_often_as_the_table_says() -> Non
 
 
 def test_distance_is_counted_from_the_first_mask() -> None:
-    status = [1, 2, 0, 0]
-    rate = draws(replace(PLAIN, pass_probability=(0.9, 1.0, 0.3, 0.2)), N).draw(plan(np.arange(N), status=status)).mean(axis=0)
+    d = draws(replace(PLAIN, pass_probability=(0.9, 1.0, 0.3, 0.2)), N)
+    rate = d.draw(plan(np.arange(N), status=[1, 2, 0, 0])).mean(axis=0)
     assert rate[[0, 1]].tolist() == [0, 0]
     assert abs(rate[2] - 0.9) < 0.01
     assert rate[3] == 1.0
@@ -108,7 +113,11 @@ def test_a_step_without_masks_commits_nothing() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.integers(0, 255)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.integers(0, 255)), min_size=1, max_size=6
+    )
+)
 def test_only_computed_masks_commit_and_one_at_least(rows: list[tuple[list[int], int]]) -> None:
     d = draws(SPREAD, len(rows), width=8)
     p = plan(
@@ -127,9 +136,8 @@ def test_requests_blocks_and_steps_differ_by_their_spreads() -> None:
         if key == "request":
             rates = d.draw(plan(np.arange(400), 64, start=64)).mean(axis=1)
         else:
-            rates = np.array([
-                d.draw(plan(0, 64, **{"start": 64, key: 64 * (i + 1) if key == "start" else i})).mean() for i in range(400)
-            ])  # fmt: skip
+            wheres = [{"start": 64, key: 64 * (i + 1) if key == "start" else i} for i in range(400)]
+            rates = np.array([d.draw(plan(0, 64, **where)).mean() for where in wheres])
         # A logistic of a normal of deviation 2 has deviation 0.32; 64 coin tosses alone have 0.06.
         assert 0.27 < rates.std() < 0.37, name
 

@@ -5,9 +5,10 @@ import inspect
 import numpy as np
 import numpy.typing as npt
 import pytest
-from dsim.engine import compiled, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dsim.engine import compiled, rows
 
 BLOCKS = (1, 2, 4, 8, 32, 64)
 CASES = settings(max_examples=60, deadline=None)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from dsim.engine.histogram import CountHistogram, TimeHistogram
 
 SAMPLES = np.random.default_rng(0).lognormal(-3.0, 1.5, 100_001)

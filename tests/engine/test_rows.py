@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from dsim.engine import compiled, rows
 from dsim.engine.rows import BLOCK_PASS, DELAYED, NEIGHBOUR
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 

@@ -1,0 +1,216 @@
+"""Policies by name: presets, fields, files, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.batching import BlockSynchronous, Continuous
+from dsim.engine.errors import PolicyError
+from dsim.engine.eviction import DelayedCache, NoEviction
+from dsim.engine.granularity import Autoregressive, ElasticChunk, FixedBlock, FixedChunk
+from dsim.engine.policy import PRESETS, Policy, describe, parse, settings_of, to_toml
+
+STREAM = DelayedCache(neighbour_aware=False, prefill_counts=True, visible="listed", sample_block=False)
+FOCUS = DelayedCache(neighbour_aware=False, prefill_counts=False, visible="prefix", sample_block=True)
+EVERY_STEP = Continuous(max_batch=None, max_prefill_tokens=4096, num_loops=1, decide_ahead=False)
+
+MEANT = {
+    "ar": (EVERY_STEP, Autoregressive(), NoEviction()),
+    "lmdeploy-bd32": (Continuous(num_loops=None, decide_ahead=True), FixedBlock(32), NoEviction()),
+    "sglang-bd32": (BlockSynchronous(), FixedBlock(32), NoEviction()),
+    "chunk": (EVERY_STEP, FixedChunk(8, 32, False, "pending-first"), STREAM),
+    "optimus": (EVERY_STEP, ElasticChunk(32, 32, (), False, "pending-first", "robust"), STREAM),
+    "delayed-cache": (EVERY_STEP, FixedBlock(32), FOCUS),
+    "delayed-cache-plus": (EVERY_STEP, FixedBlock(32), dataclasses.replace(FOCUS, neighbour_aware=True)),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_a_preset_is_this_combination(name: str) -> None:
+    p = parse(name)
+    assert (p.batching, p.granularity, p.eviction) == MEANT[name]
+    assert (p.name, p.unmasking.threshold, p.memory.page_size, p.memory.num_pages) == (name, 0.9, 64, None)
+
+
+def test_every_preset_so_far_is_described_above() -> None:
+    assert set(MEANT) <= set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "value"),
+    [
+        ("ar:7", "max_batch", 7), ("lmdeploy-bd32:16", "block_length", 16), ("sglang-bd32:8", "block_length", 8),
+        ("chunk:4", "chunk", 4), ("optimus:16", "max_chunk", 16), ("delayed-cache:8", "block_length", 8),
+        ("delayed-cache-plus:64", "block_length", 64),
+    ],
+)  # fmt: skip
+def test_a_value_after_the_name_sets_the_main_field(spec: str, field: str, value: int) -> None:
+    p, base = parse(spec), parse(spec.partition(":")[0])
+    assert settings_of(p) == settings_of(base) | {field: value}
+    assert p.name == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "changed"),
+    [
+        ("chunk,obs=true,window=in-order,chunk=4", {"obs": True, "window": "in-order", "chunk": 4}),
+        ("optimus,candidates=8/2/32,hysteresis=0.05", {"candidates": (8, 2, 32), "hysteresis": 0.05}),
+        ("ar,num_pages=12,page_size=16", {"num_pages": 12, "page_size": 16}),
+        ("lmdeploy-bd32,decide_ahead=false,num_loops=3", {"decide_ahead": False, "num_loops": 3}),
+        ("chunk,num_loops=none", {"num_loops": None}),
+        ("delayed-cache,temperature=1,threshold=0.8", {"temperature": 1.0, "threshold": 0.8}),
+        ("chunk,block_length=4", {"block_length": 4, "chunk": 4}),  # the chunk shrinks with its block
+        ("optimus,block_length=16", {"block_length": 16, "max_chunk": 16}),
+        ("optimus:8,block_length=16", {"block_length": 16, "max_chunk": 8}),
+    ],
+)
+def test_fields_follow_the_name(spec: str, changed: dict[str, object]) -> None:
+    base = settings_of(parse(spec.partition(",")[0].partition(":")[0]))
+    assert settings_of(parse(spec)) == base | changed
+
+
+def test_candidates_are_even_numbers_unless_given() -> None:
+    assert ElasticChunk(max_chunk=8).chunks() == (2, 4, 6, 8)
+    assert ElasticChunk(candidates=(8, 2, 8)).chunks() == (2, 8)
+
+
+def test_what_follows_from_a_policy() -> None:
+    assert (parse("ar").block_length, parse("ar").autoregressive, parse("ar").obs) == (1, True, False)
+    assert (parse("chunk,obs=true").obs, parse("chunk").obs, parse("lmdeploy-bd32").obs) == (True, False, False)
+
+
+ROUND_TRIPS = [
+    *PRESETS, "ar:4", "chunk:4,obs=true,window=in-order", "optimus,candidates=2/8/32,estimator=literal,hysteresis=0.1",
+    "lmdeploy-bd32:4,page_size=8,num_pages=7,decide_ahead=false", "chunk,block_length=4", "optimus,block_length=16",
+    "delayed-cache-plus:16,visible=listed,threshold=0.8,temperature=0.5", "sglang-bd32,max_batch=3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ROUND_TRIPS)
+def test_a_policy_survives_its_file(spec: str, tmp_path: Path) -> None:
+    policy = parse(spec)
+    path = tmp_path / "policy.toml"
+    path.write_text(to_toml(policy, spec.partition(",")[0].partition(":")[0]))
+    again = parse(str(path))
+    assert dataclasses.replace(again, name=spec) == policy
+    assert again.name == str(path)
+
+
+def test_a_file_holds_only_what_differs_from_its_preset() -> None:
+    assert to_toml(parse("optimus"), "optimus") == 'policy = "optimus"\n'
+    text = to_toml(parse("chunk:4,obs=true,window=in-order"), "chunk")
+    assert text == 'policy = "chunk"\nchunk = 4\nobs = true\nwindow = "in-order"\n'
+
+
+def test_a_policy_describes_itself_in_plain_values() -> None:
+    d = describe(parse("optimus,candidates=2/4"))
+    assert d["name"] == "optimus,candidates=2/4"
+    assert (d["granularity"]["kind"], d["granularity"]["max_chunk"]) == ("ElasticChunk", 32)
+    assert d["eviction"] == {"kind": "DelayedCache"} | dataclasses.asdict(STREAM)
+
+
+AR_FIELDS = (
+    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, threshold, temperature, page_size, "
+    "num_pages"
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("optimu", "no preset is named 'optimu' (did you mean optimus?); there are " + ", ".join(PRESETS)),
+        ("zzz", "no preset is named 'zzz'; there are " + ", ".join(PRESETS)),
+        ("ar,max_bath=4", f"there is no field 'max_bath' (did you mean max_batch?); its fields are {AR_FIELDS}"),
+        ("ar,chunk=4", f"there is no field 'chunk'; its fields are {AR_FIELDS}"),
+        ("ar,max_batch", "'max_batch' is not a field=value"),
+        ("ar:4,max_batch=8", "max_batch is given twice, as 4 and 8"),
+        ("ar,num_pages=3,num_pages=3", "num_pages is given twice, as 3 and 3"),
+        ("chunk:x", "chunk is 'x', expected a whole number"),
+        ("chunk:", "chunk is '', expected a whole number"),
+        ("ar,page_size=1.5", "page_size is '1.5', expected a whole number"),
+        ("optimus,hysteresis=much", "hysteresis is 'much', expected a number"),
+        ("chunk,obs=maybe", "obs is 'maybe', expected true or false"),
+        ("optimus,candidates=a/2", "candidates is 'a/2', expected whole numbers such as 2/8/32"),
+        ("optimus,candidates=1/4", "a candidate chunk is 1, expected 2 to the block length 32"),
+        ("optimus,max_chunk=64", "max_chunk is 64, expected 2 to the block length 32"),
+        ("optimus,estimator=magic", "estimator is 'magic', expected robust or literal"),
+        ("chunk,window=x", "window is 'x', expected pending-first or in-order"),
+        ("optimus,hysteresis=-1", "hysteresis is -1.0, expected at least 0"),
+        (
+            "chunk:1",
+            "chunk is 1, expected 2 to the block length 32: a token is computed twice, so one position a step commits "
+            "half a token",
+        ),
+        ("lmdeploy-bd32:0", "block_length is 0, expected 1 to 64"),
+        ("lmdeploy-bd32:128", "block_length is 128, expected 1 to 64"),
+        ("lmdeploy-bd32:48", "page_size is 64, expected a multiple of the block length 48"),
+        ("lmdeploy-bd32,page_size=16", "page_size is 16, expected a multiple of the block length 32"),
+        ("ar,num_loops=0", "num_loops is 0, expected at least 1"),
+        ("ar,prefill_interval=0", "prefill_interval is 0, expected at least 1"),
+        ("sglang-bd32,max_batch=0", "max_batch is 0, expected at least 1"),
+        ("ar,max_prefill_tokens=0", "max_prefill_tokens is 0, expected at least 1"),
+        ("ar,threshold=0", "threshold is 0.0, expected more than 0 and at most 1"),
+        ("ar,threshold=nan", "threshold is nan, expected more than 0 and at most 1"),
+        ("ar,temperature=-1", "temperature is -1.0, expected at least 0"),
+        ("ar,page_size=0", "page_size is 0, expected at least 1"),
+        ("ar,num_pages=0", "num_pages is 0, expected at least 1"),
+        ("delayed-cache,visible=all", "visible is 'all', expected listed or prefix"),
+        ("chunk,obs=true,neighbour_aware=true", "obs=true needs a plain delayed cache, and neighbour_aware is true"),
+    ],
+)
+def test_a_mistake_is_one_line_with_what_was_found_and_what_is_expected(spec: str, says: str) -> None:
+    with pytest.raises(PolicyError) as e:
+        parse(spec)
+    assert str(e.value) == f"policy {spec!r}: {says}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_batch = 4", '`policy` is None, expected a preset\'s name such as "optimus"'),
+        ("policy = 3", '`policy` is 3, expected a preset\'s name such as "optimus"'),
+        ("policy = ", "cannot be read as TOML: "),
+        ('policy = "nope"', "no preset is named 'nope'"),
+        ('policy = "chunk"\nchunk = true', "chunk is True, expected a whole number"),
+        ('policy = "chunk"\nchunk = 4.5', "chunk is 4.5, expected a whole number"),
+        ('policy = "chunk"\nchunk = [4]', "chunk is [4], expected a whole number"),
+        ('policy = "chunk"\nwindow = 4', "window is 4, expected a word"),
+        ('policy = "chunk"\nobs = "perhaps"', "obs is 'perhaps', expected true or false"),
+        ('policy = "optimus"\ncandidates = 4', "candidates is 4, expected whole numbers such as 2/8/32"),
+        ('policy = "ar"\n[nested]\nmax_batch = 4', "there is no field 'nested'"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with pytest.raises(PolicyError) as e:
+        parse(str(path))
+    assert str(path) in str(e.value)
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="no such policy file"):
+        parse(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ({"granularity": FixedChunk()}, "a chunk streams only over a delayed cache, and eviction is none"),
+        (
+            {"batching": BlockSynchronous(), "granularity": FixedChunk(), "eviction": DelayedCache()},
+            "block-synchronous batching computes whole blocks, without eviction",
+        ),
+        (
+            {"granularity": Autoregressive(), "eviction": DelayedCache()},
+            "an autoregressive model has no block to evict from",
+        ),
+    ],
+)
+def test_axes_that_do_not_go_together_are_refused(axes: dict[str, object], says: str) -> None:
+    with pytest.raises(PolicyError) as e:
+        Policy("mine", **axes)  # type: ignore[arg-type]
+    assert str(e.value) == f"mine: {says}"

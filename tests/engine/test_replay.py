@@ -1,0 +1,218 @@
+"""The keystone: a journal fed to fresh engines reproduces every plan exactly, and a tampered one does not."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dsim.engine.engine import Engine
+from dsim.engine.journal import RequestTable, pack, unpack
+from dsim.engine.policy import PRESETS, parse
+from dsim.engine.replay import replay
+from dsim.sim.twin import Result, simulate
+from dsim.traces import Trace
+
+from ..worlds import Collector, table_bytes, toy_profile, toy_trace
+
+PROFILE = toy_profile()
+SMALL = ",page_size=8,max_batch=4,num_pages=64,max_prefill_tokens=64"
+BLOCK4 = ",block_length=4"
+
+
+def busy(n: int = 25, seed: int = 0) -> Trace:
+    """Bursts of requests, some at the same moment, one longer than a prefill and some for one token or none."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.choice([0.0, 0.5, 1.0, 25.0], n, p=[0.4, 0.2, 0.2, 0.2]))
+    prompts, outputs = rng.integers(1, 50, n), rng.integers(1, 40, n)
+    prompts[3], prompts[5], outputs[7], outputs[8] = 150, 1, 1, 0
+    return toy_trace(arrival - arrival[0], prompts, outputs)
+
+
+@dataclass
+class Run:
+    """A recorded run, and everything a fresh engine is built from."""
+
+    spec: str
+    result: Result
+    journal: Collector
+    replicas: int
+    emit: str
+    steps: dict[str, npt.NDArray[Any]] = field(init=False)
+    lists: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps, self.lists = self.journal.steps, self.journal.lists
+
+    def differences(self, fast: bool = True) -> tuple[list[str], RequestTable]:
+        table = RequestTable(len(self.result.table["request"]))
+        found: list[str] = []
+        for r in range(self.replicas):
+            policy, limits = parse(self.spec), self.result.limits
+            engine = Engine(policy, limits, table, replica=r, latency=PROFILE.latency, emit=self.emit, fast=fast)
+            found.extend(replay(engine, r, self.result.table.columns, self.steps, self.lists))
+        return found, table
+
+
+def record(spec: str, trace: Trace | None = None, *, replicas: int = 1, emit: str = "block", **how: Any) -> Run:
+    journal = Collector()
+    result = simulate(
+        trace or busy(), PROFILE, parse(spec), replicas=replicas, emit=emit, append=journal, seed=3, **how
+    )
+    return Run(spec, result, journal, replicas, emit)
+
+
+SPECS = [
+    *(name + SMALL + (BLOCK4 if name != "ar" else "") for name in PRESETS),
+    "lmdeploy-bd32" + SMALL + BLOCK4 + ",decide_ahead=false",
+    "lmdeploy-bd32" + SMALL + BLOCK4 + ",num_loops=1",
+    "chunk:2" + SMALL + BLOCK4 + ",obs=true",
+    "chunk:4" + SMALL + BLOCK4 + ",obs=true,window=in-order",
+    "chunk:2" + SMALL + BLOCK4 + ",window=in-order",
+    "chunk:4" + SMALL + BLOCK4 + ",neighbour_aware=true",
+    "optimus" + SMALL + ",block_length=8,estimator=literal,cold_start=4,probe_every=5",
+    "optimus" + SMALL + ",block_length=8,obs=true,hysteresis=0.05,memory=10",
+    "optimus" + SMALL + ",block_length=8,window=in-order,candidates=2/3/8",
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_journal_replays_plan_for_plan(spec: str) -> None:
+    run = record(spec)
+    found, table = run.differences()
+    assert found == []
+    # And all that became of the requests.
+    assert table_bytes(table) == table_bytes(run.result.table)
+    assert run.result.totals.num_decode_steps > 20
+    assert run.result.totals.num_prefill_steps > 5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_journal_of_a_pool_that_preempts_replays_plan_for_plan(spec: str) -> None:
+    trace = busy()
+    fits = (trace.input_length + trace.output_length) <= 88
+    run = record(spec.replace("num_pages=64", "num_pages=12"), trace.take(np.flatnonzero(fits)))
+    found, table = run.differences()
+    assert found == []
+    assert table_bytes(table) == table_bytes(run.result.table)
+    assert run.result.totals.preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "how", [{"replicas": 2}, {"concurrency": 3}, {"replicas": 2, "concurrency": 5, "router": "jsq"}]
+)
+@pytest.mark.parametrize("spec", [SPECS[1], SPECS[4]])
+def test_journals_of_several_replicas_and_of_a_closed_loop_replay_plan_for_plan(spec: str, how: dict[str, Any]) -> None:
+    run = record(spec, **how)
+    found, table = run.differences()
+    assert found == []
+    assert table_bytes(table) == table_bytes(run.result.table)
+
+
+@pytest.mark.parametrize("emit", ["block", "step", "end"])
+def test_a_journal_replays_whatever_is_emitted(emit: str) -> None:
+    run = record(SPECS[3], emit=emit)
+    found, table = run.differences()
+    assert found == []
+    assert table_bytes(table) == table_bytes(run.result.table)
+
+
+def test_the_plain_rules_replay_a_journal_of_the_compiled_ones() -> None:
+    assert record(SPECS[4]).differences(fast=False)[0] == []
+
+
+def test_a_journal_of_a_run_that_was_not_drained_replays() -> None:
+    run = record(SPECS[1], drain=False)
+    assert (run.result.table["status"] == 2).any()
+    assert run.differences()[0] == []
+
+
+def flip(run: Run, step: int, row: int, column: int) -> None:
+    """Turn one commit bit of a step over."""
+    values, offsets = run.lists["commits"]
+    values = values.copy()
+    values[offsets[step] + row] ^= np.uint64(1 << column)
+    run.lists = run.lists | {"commits": (values, offsets)}
+
+
+def drop(run: Run, step: int) -> None:
+    """Leave a step out."""
+    keep = np.arange(len(run.steps["step"])) != step
+    run.steps = {name: values[keep] for name, values in run.steps.items()}
+    lists = {}
+    for name, (values, offsets) in run.lists.items():
+        parts = [values[offsets[i] : offsets[i + 1]] for i in np.flatnonzero(keep)]
+        lists[name] = (np.concatenate(parts), np.concatenate([[0], np.cumsum([len(p) for p in parts])]))
+    run.lists = lists
+
+
+def window_of(run: Run, step: int) -> npt.NDArray[np.bool_]:
+    values, offsets = run.lists["window"]
+    return unpack(values[offsets[step] : offsets[step + 1]][:, None], 4)
+
+
+SHORT = toy_trace([0, 0, 7], [5, 8, 3], [9, 6, 8])
+
+
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[1], SPECS[2], SPECS[3], SPECS[6]])
+def test_a_dropped_step_is_noticed(spec: str) -> None:
+    num_steps = len(record(spec, SHORT).steps["step"])
+    for step in range(num_steps - 1):
+        run = record(spec, SHORT)
+        drop(run, step)
+        assert run.differences()[0], f"step {step} of {num_steps}"
+
+
+@pytest.mark.parametrize("spec", [SPECS[3], SPECS[6]])
+def test_a_commit_that_is_taken_away_is_noticed(spec: str) -> None:
+    journal = record(spec, SHORT)
+    values, offsets = journal.lists["commits"]
+    num_steps = len(journal.steps["step"])
+    tried = 0
+    for step in range(num_steps - 1):
+        commits = unpack(values[offsets[step] : offsets[step + 1]][:, None], 4)
+        for row, column in np.argwhere(commits):
+            run = record(spec, SHORT)
+            flip(run, step, int(row), int(column))
+            assert run.differences()[0], f"step {step}, row {row}, column {column}"
+            tried += 1
+    assert tried > 20
+
+
+@pytest.mark.parametrize(
+    "column", ["batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "pages"]
+)
+def test_a_changed_column_is_named(column: str) -> None:
+    run = record(SPECS[3], SHORT)
+    values = run.steps[column].copy()
+    values[4] += 1
+    run.steps[column] = values
+    found = run.differences()[0]
+    assert len(found) == 1
+    assert found[0].startswith(f"replica 0, step 4: {column} is ")
+
+
+@pytest.mark.parametrize("name", ["requests", "phases", "num_tokens", "window"])
+def test_a_changed_row_is_named(name: str) -> None:
+    run = record(SPECS[3], SHORT)
+    values, offsets = run.lists[name]
+    values = values.copy()
+    values[offsets[4]] ^= 1
+    run.lists[name] = (values, offsets)
+    assert run.differences()[0][0].startswith(f"replica 0, step 4: {name} are ")
+
+
+def test_a_journal_of_another_policy_does_not_replay() -> None:
+    run = record(SPECS[3])
+    run.spec = SPECS[6]
+    assert run.differences()[0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 32, 63, 64, 65, 128])
+def test_marks_survive_their_packing(width: int) -> None:
+    marks = np.random.default_rng(width).random((5, width)) < 0.5
+    words = pack(marks)
+    assert words.shape == (5, -(-width // 64))
+    assert np.array_equal(unpack(words, width), marks)
+    assert bool(words[0, 0] >> np.uint64(0) & np.uint64(1)) == marks[0, 0]

@@ -1,0 +1,269 @@
+"""What must hold whatever the trace, the policy, the pool and the fleet: the design's invariants, on small worlds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsim.engine.journal import StepTotals, unpack
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import PRESETS, parse
+from dsim.sim.router import ROUTERS
+from dsim.sim.twin import Result, simulate
+from dsim.traces import Trace
+
+from ..worlds import SECOND, TOY_MODEL, Collector, Driver, table_bytes, toy_profile, toy_trace
+
+PROFILE = toy_profile()
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+SPECS = (
+    "ar,page_size=8",
+    "ar,page_size=1",
+    "lmdeploy-bd32:4,page_size=4",
+    "lmdeploy-bd32:4,page_size=16",
+    "lmdeploy-bd32:8,page_size=8,decide_ahead=false",
+    "lmdeploy-bd32:4,page_size=8,num_loops=1",
+    "sglang-bd32:4,page_size=4",
+    "chunk:2,block_length=4,page_size=8",
+    "chunk:4,block_length=8,page_size=8,window=in-order",
+    "chunk:4,block_length=4,page_size=8,obs=true",
+    "chunk:2,block_length=8,page_size=8,obs=true,window=in-order",
+    "chunk:3,block_length=4,page_size=4,neighbour_aware=true",
+    "optimus:8,block_length=8,page_size=8,cold_start=4",
+    "optimus:8,block_length=8,page_size=8,cold_start=2,obs=true,hysteresis=0.1,probe_every=7",
+    "optimus:4,block_length=4,page_size=4,estimator=literal,memory=5",
+    "delayed-cache:4,page_size=8",
+    "delayed-cache-plus:8,page_size=8",
+    "delayed-cache-plus:8,page_size=8,decide_ahead=true",
+)
+LATENCIES = (SECOND, LatencyModel(((0.0, 0.5),), 0.01), LatencyModel(((8.0, 1.0), (64.0, 2.0)), 0.05, attention=1e-4))
+
+
+@st.composite
+def traces(draw: st.DrawFn, most: int = 14, longest: int = 60) -> Trace:
+    """Bursts and ties; whole steps apart, so that arrivals and ends of steps coincide too."""
+    n = draw(st.integers(1, most))
+    gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 100.0]), min_size=n, max_size=n))
+    length = st.one_of(st.integers(1, longest), st.sampled_from([1, 4, 8, 16]))
+    prompts = draw(st.lists(length, min_size=n, max_size=n))
+    outputs = draw(st.lists(st.one_of(st.integers(1, longest), st.sampled_from([0, 1])), min_size=n, max_size=n))
+    arrival = np.cumsum(gaps)
+    return toy_trace(arrival - arrival[0], prompts, outputs)
+
+
+@settings(FEW, max_examples=120)
+@given(
+    traces(), st.sampled_from(SPECS), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
+    st.sampled_from([16, 64, 4096]), st.booleans(),
+)  # fmt: skip
+def test_an_engine_keeps_its_accounts_at_every_step(
+    trace: Trace, spec: str, num_pages: int, max_batch: int, emit: str, prefill: int, fast: bool
+) -> None:
+    policy = parse(f"{spec},max_prefill_tokens={prefill}")
+    d = Driver(policy, trace, num_pages=num_pages, max_batch=max_batch, emit=emit, fast=fast).run()  # checks each step
+    t, block = d.table, policy.block_length
+    length = trace.input_length + trace.output_length
+    canvas = -(-length // block) * block
+    fits = -(-canvas // policy.memory.page_size) <= num_pages
+    assert (t["status"] == np.where(fits, 0, 1)).all()
+    assert sorted(d.ended) == list(range(len(trace)))  # each ended once
+    assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
+    assert (d.engine.pages_held, d.engine.outstanding_tokens, d.engine.idle) == (0, 0, True)
+    assert (d.engine.num_waiting, d.engine.num_running) == (0, 0)
+    some = fits & (trace.output_length > 0)
+    if not policy.autoregressive:
+        for i in np.flatnonzero(some):
+            assert d.committed[i] == set(range(int(trace.input_length[i]), int(canvas[i])))
+        assert (t["num_committed"][some] == (canvas - trace.input_length)[some]).all()
+    for early, late in (
+        ("arrival", "scheduled"), ("scheduled", "first_commit"), ("first_commit", "first_block"),
+        ("first_block", "finish"), ("first_emission", "last_emission"), ("first_commit", "first_emission"),
+        ("last_emission", "finish"),
+    ):  # fmt: skip
+        assert (t[early][some] <= t[late][some]).all(), (early, late)
+    # Tokens of a prefix may be out before the tail that is trimmed from the last block.
+    assert emit == "step" or (t["last_emission"][some] == t["finish"][some]).all()
+    totals = d.engine.totals
+    assert totals.num_decode_steps == sum(not p.prefill for p in d.plans)
+    assert totals.num_prefill_steps == sum(p.prefill for p in d.plans)
+    assert totals.preemptions == t["num_preemptions"].sum() == sum(len(p.preempted) for p in d.plans)
+    assert totals.itl.count == np.maximum(t["num_emissions"] - 1, 0).sum()
+    assert t["num_forwards"].sum() == totals.forwards
+    assert t["num_computed"].sum() == totals.tokens
+
+
+class Fleet:
+    """A simulated run and its journal."""
+
+    def __init__(self, trace: Trace, spec: str, **how: Any) -> None:
+        self.trace, self.spec = trace, spec
+        self.journal = Collector()
+        self.result: Result = simulate(trace, PROFILE, parse(spec), append=self.journal, **how)
+        self.steps = self.journal.steps if self.journal.parts else None
+
+    def bytes(self) -> dict[str, Any]:
+        out: dict[str, Any] = table_bytes(self.result.table)
+        if self.steps is not None:
+            # Rows are in order on each replica, and that alone is promised.
+            order = np.argsort(self.steps["replica"], kind="stable")
+            out["steps"] = {name: values[order].tobytes() for name, values in self.steps.items()}
+            out["lists"] = {
+                name: [values[offsets[i] : offsets[i + 1]].tobytes() for i in order]
+                for name, (values, offsets) in self.journal.lists.items()
+            }
+        return out | totals_of(self.result.totals)
+
+
+def totals_of(totals: StepTotals) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in vars(totals).items():
+        if name in ("step_latency", "itl"):
+            out[name] = (value.count, value.min, value.max, value.counts.tobytes())
+            out[name + " sum"] = pytest.approx(value.sum, rel=1e-12)
+        else:
+            out[name] = value.counts if name in ("batch", "chunk") else pytest.approx(value, rel=1e-12)
+    return out
+
+
+def fleet_options(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "replicas": draw(st.integers(1, 3)), "router": draw(st.sampled_from(sorted(ROUTERS))),
+        "seed": draw(st.integers(0, 5)), "emit": draw(st.sampled_from(["block", "step", "end"])),
+        "concurrency": draw(st.sampled_from([None, None, 1, 3, 8])),
+    }  # fmt: skip
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
+    trace = draw(traces())
+    page = int(draw(st.sampled_from(SPECS)).partition("page_size=")[2].partition(",")[0])
+    spec = draw(st.sampled_from([s for s in SPECS if f"page_size={page}" in s]))
+    # At least one request fits; often barely.
+    least = int((trace.input_length + trace.output_length).min())
+    num_pages = -(-(least + 8) // page) + draw(st.sampled_from([0, 1, 2, 5, 200]))
+    spec += f",num_pages={num_pages},max_batch={draw(st.sampled_from([1, 2, 4, 9]))}"
+    return trace, f"{spec},max_prefill_tokens={draw(st.sampled_from([16, 64, 4096]))}", fleet_options(draw)
+
+
+@FEW
+@given(runs())
+def test_a_fleet_loses_no_request_and_no_time(run: tuple[Trace, str, dict[str, Any]]) -> None:
+    trace, spec, how = run
+    f = Fleet(trace, spec, **how)
+    t, n = f.result.table, len(trace)
+    assert ((t["status"] == 0) | (t["status"] == 1)).all()
+    assert (t["num_tokens"] == np.where(t["status"] == 0, trace.output_length, 0)).all()
+    assert ((t["replica"] >= 0) & (t["replica"] < how["replicas"])).all()
+    assert f.steps is not None
+    s = f.steps
+    values, offsets = f.journal.lists["requests"]
+    assert (s["pages"] > 0).all()
+    assert (s["pages"] <= f.result.limits.num_pages).all()
+    assert (s["running"] <= f.result.limits.max_batch).all()
+    assert s["finished"].sum() == (t["status"] == 0).sum()
+    assert s["preempted"].sum() == t["num_preemptions"].sum() == f.result.totals.preemptions
+    assert (np.diff(offsets) == s["batch"]).all()
+    for r in range(how["replicas"]):
+        mine = np.flatnonzero(s["replica"] == r)
+        assert (s["step"][mine] == np.arange(len(mine))).all()
+        start, end = s["start"][mine], (s["start"] + s["latency"])[mine]
+        assert (s["latency"][mine] > 0).all()
+        assert (start[1:] >= end[:-1]).all()
+        here = t["replica"] == r
+        assert s["submitted"][mine].max(initial=0) <= here.sum()
+        # A replica rests only when all that came is done, and wakes with an arrival.
+        begins = np.concatenate([[0.0], end])
+        for k in np.flatnonzero(np.concatenate([start, [np.inf]]) > begins):
+            came = here & (t["arrival"] < begins[k] if k else np.zeros(n, np.bool_)) & (t["status"] == 0)
+            assert (t["finish"][came] <= begins[k]).all()
+            assert k == len(start) or (t["arrival"][here] == start[k]).any()
+        for i in mine:
+            rows = values[offsets[i] : offsets[i + 1]]
+            assert (t["arrival"][rows] <= s["start"][i]).all()
+            assert (t["replica"][rows] == r).all()
+            assert s["submitted"][i] == (here & (t["arrival"] <= s["start"][i])).sum() or how["concurrency"]
+            done = (t["status"] == 0) & here & (t["finish"] <= s["start"][i])
+            rejected = here & (t["status"] == 1) & (t["request"] <= t["request"][here][s["submitted"][i] - 1])
+            assert s["waiting"][i] + s["running"][i] == s["submitted"][i] - done.sum() - rejected.sum()
+    if how["concurrency"]:
+        busy = (t["arrival"] <= s["start"][:, None]) & (t["finish"] > s["start"][:, None])
+        assert busy.sum(axis=1).max() <= how["concurrency"]
+    else:
+        assert (t["arrival"] == trace.arrival).all()
+
+
+@FEW
+@given(runs())
+def test_the_compiled_and_the_plain_rules_give_the_same_bytes(run: tuple[Trace, str, dict[str, Any]]) -> None:
+    trace, spec, how = run
+    assert Fleet(trace, spec, **how).bytes() == Fleet(trace, spec, fast=False, **how).bytes()
+
+
+@settings(FEW, max_examples=15)
+@given(runs())
+def test_the_same_inputs_and_seed_give_the_same_bytes(run: tuple[Trace, str, dict[str, Any]]) -> None:
+    trace, spec, how = run
+    assert Fleet(trace, spec, **how).bytes() == Fleet(trace, spec, **how).bytes()
+
+
+@FEW
+@given(traces(), st.sampled_from(SPECS), st.sampled_from([1, 3, 9]), st.sampled_from([0, 2, 200]), st.integers(0, 3))
+def test_a_plain_loop_drives_the_engine_to_the_same_table(
+    trace: Trace, spec: str, max_batch: int, more: int, seed: int
+) -> None:
+    policy = parse(spec)
+    num_pages = -(-(int((trace.input_length + trace.output_length).max()) + 8) // policy.memory.page_size) + more
+    spec += f",num_pages={num_pages},max_batch={max_batch}"
+    simulated = simulate(trace, PROFILE, parse(spec), seed=seed)
+    pool = {"num_pages": num_pages, "max_batch": max_batch}
+    driven = Driver(parse(spec), trace, **pool, latency=PROFILE.latency, seed=seed, model=TOY_MODEL)
+    assert table_bytes(simulated.table) == table_bytes(driven.run().table)
+
+
+def first_commits(spec: str, trace: Trace) -> dict[int, list[bool]]:
+    """What each request's first decode forward, all masks and all computed, commits."""
+    f = Fleet(trace, spec, seed=2)
+    assert f.steps is not None
+    out: dict[int, list[bool]] = {}
+    lists = f.journal.lists
+    who, offsets = lists["requests"]
+    commits = unpack(lists["commits"][0][:, None], 4)
+    for i in np.flatnonzero(~f.steps["prefill"]):
+        for row in range(offsets[i], offsets[i + 1]):
+            out.setdefault(int(who[row]), commits[row].tolist())
+    return out
+
+
+def test_two_policies_see_the_same_requests_behave_the_same_way() -> None:
+    rng, n = np.random.default_rng(0), 200
+    arrival = np.cumsum(rng.exponential(2.0, n))
+    trace = toy_trace(arrival - arrival[0], 4 * rng.integers(1, 20, n), [40] * n)
+    seen = [
+        first_commits(f"{name}:4,page_size=4,max_batch=16", trace)
+        for name in ("lmdeploy-bd32", "sglang-bd32", "delayed-cache", "delayed-cache-plus")
+    ]
+    seen.append(first_commits("chunk:4,block_length=4,page_size=8,max_batch=3", trace))
+    assert len(seen[0]) == n
+    assert all(other == seen[0] for other in seen[1:])
+    assert len({tuple(v) for v in seen[0].values()}) > 4
+
+
+def test_every_preset_is_among_the_random_policies() -> None:
+    assert set(PRESETS) == {spec.partition(",")[0].partition(":")[0] for spec in SPECS}
+
+
+def test_what_is_in_flight_at_the_last_arrival_stays_unfinished_without_draining() -> None:
+    trace = toy_trace([0, 0, 50], [5, 8, 8], [4, 400, 4])
+    t = simulate(trace, PROFILE, parse("lmdeploy-bd32:4,page_size=8,max_batch=4"), drain=False).table
+    assert t["status"].tolist() == [0, 2, 2]
+    assert t["replica"].tolist() == [0, 0, 0]
+
+
+def test_an_arrival_is_seen_by_the_step_that_begins_at_its_moment() -> None:
+    profile = toy_profile(latency=SECOND)
+    journal = Collector()
+    simulate(toy_trace([0, 3], [4, 4], [9, 4]), profile, parse("chunk:2,block_length=4,page_size=8"), append=journal)
+    assert journal.steps["submitted"][:4].tolist() == [1, 1, 1, 2]
+    assert journal.steps["prefill"][:4].tolist() == [True, False, False, True]
