@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import __version__
-from ..engine import compiled
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse
@@ -29,6 +28,7 @@ from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.lengths import FORMS
 
 INTERRUPTED = 130
+AR_EMITS = "an autoregressive policy token by token"
 
 
 def option(metavar: str, text: str, *names: str) -> Any:
@@ -63,6 +63,9 @@ def replay(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")] = False,
     emit: Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.")] = "block",
+    eos: Annotated[
+        bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
+    ] = False,
     drain: Annotated[
         bool, typer.Option("--drain/--no-drain", help="Serve what is in flight after the last arrival, or count it.")
     ] = True,
@@ -129,6 +132,7 @@ def replay(
                     emit=emit,
                     concurrency=concurrency,
                     drain=drain,
+                    eos=eos,
                     append=None if writer is None else writer.steps(p.name).append,
                     progress=progress.update if screen.is_terminal else None,
                 )
@@ -154,7 +158,7 @@ def replay(
         manifest |= Manifest(
             replicas=replicas,
             router=router,
-            emit=emit,
+            emit=f"{emit} ({AR_EMITS})" if emit == "block" and any(p.autoregressive for p in policies) else emit,
             seed=seed,
             slos=[str(s) for s in slos],
             missing_passes=not missing_fails,
@@ -253,12 +257,11 @@ class _Progress:
             console=screen,
             transient=True,
         )
-        self._task = self._bar.add_task(name, total=total, clock="")
+        self._task = self._bar.add_task(name, total=total, clock="starting (the first run compiles)")
 
     def __enter__(self) -> "_Progress":
         if self._screen.is_terminal:
             self._bar.start()
-            compiled.warm_up()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,10 +7,8 @@ holds the figures. Compilation happens once and is cached on disk.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from . import rows as plain
 from .chance import GOLDEN, MIX1, MIX2
 from .rows import BLOCK_PASS, CACHED, MASKED, NEIGHBOUR, PENDING
 
@@ -221,20 +219,3 @@ def draw_commits(
         if not passed and best_p >= 0:
             committed[i, best_p] = True
     return committed
-
-
-def warm_up() -> None:
-    """Compile, or load from the cache, every function here (seconds, the first time on a machine)."""
-    status = np.zeros((1, 2), np.uint8)
-    evaluations = np.zeros((1, 2), np.uint16)
-    ints = np.ones(1, np.int32)
-    window = select_window(status, ints, 2, True)
-    visible_keys(status, window, 2, True)
-    floats = np.ones(1024)
-    committed = draw_commits(
-        status, evaluations, window, 0 * ints, ints, 0 * ints, np.zeros((1, 3), np.uint64), np.ones(1), floats,
-        floats, floats, floats, 2,
-    )  # fmt: skip
-    counts: npt.NDArray[np.int64] = np.zeros(3, np.int64)
-    count_prefixes(status, window, committed, False, counts, counts.copy())
-    apply(status, evaluations, 0 * ints, window, committed, 2, plain.DELAYED)

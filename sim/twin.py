@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,7 @@ def simulate(
     emit: str = "block",
     concurrency: int | None = None,
     drain: bool = True,
+    eos: bool = False,
     append: Append | None = None,
     progress: Progress | None = None,
     fast: bool = True,
@@ -85,6 +86,7 @@ def simulate(
     """Replay a trace: open loop, or closed with `concurrency` requests in flight.
 
     drain: go on after the last arrival until all is served; otherwise what is in flight then stays unfinished.
+    eos: a request's last token is an EOS, not its limit (see `_past_eos`).
     append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
     progress: called with the requests ended so far and the simulated time.
     Ctrl-C ends the run early, with what is done.
@@ -101,7 +103,11 @@ def simulate(
     width = policy.block_length * (2 if policy.obs else 1)
     draws = None
     if commits is not None:
+        missed = np.zeros(len(trace), np.bool_)
+        if eos:
+            trace, missed = _past_eos(trace, policy.block_length)
         draws = CommitDraws(commits, seed, trace.input_length, trace.output_length, width, fast)
+        draws.num_padding[missed] = 1
     step_model = StepModel(profile.latency, draws)
     table = RequestTable(len(trace))
     env = Clock()
@@ -153,6 +159,17 @@ def simulate(
     if recorder is not None:
         recorder.flush()
     return Result(policy, limits, commits, table, totals, env.now, interrupted)
+
+
+def _past_eos(trace: Trace, block: int) -> tuple[Trace, npt.NDArray[np.bool_]]:
+    """The trace as LMDeploy serves it when requests end at an EOS, and the requests for which that makes a difference.
+
+    An EOS stops a request with its block, as a limit does. But one in the block that the prompt ends in is not looked
+    for (block-diffusion.md 1.6): the request goes on to the first position of the next block, which is all padding.
+    """
+    partial = -trace.input_length % block
+    missed = (partial > 0) & (trace.output_length > 0) & (trace.output_length <= partial)
+    return replace(trace, output_length=np.where(missed, partial + 1, trace.output_length)), missed
 
 
 class _Arrivals:

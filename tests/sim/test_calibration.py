@@ -1,4 +1,4 @@
-"""The shipped A100 profiles reproduce what they were calibrated to. Calibrated, not measured: no one ran this model here."""
+"""The A100 profiles reproduce what they were calibrated to. Calibrated, not measured: no one ran this model here."""
 
 import importlib.util
 from pathlib import Path
@@ -44,7 +44,8 @@ def test_steps_have_the_published_floor_and_knee() -> None:
     # Steps of every size: a closed loop of each number of requests, under chunks of 2 to 32.
     trace = synth("constant", 1.0, lengths="sharegpt", num_requests=200, seed=1)
     points: list[tuple[int, float]] = []
-    for concurrency, policy in ((2, "chunk:4"), (8, "chunk:8"), (16, "chunk:16"), (32, "lmdeploy-bd32"), (64, "chunk:32")):
+    loads = ((2, "chunk:4"), (8, "chunk:8"), (16, "chunk:16"), (32, "lmdeploy-bd32"), (64, "chunk:32"))
+    for concurrency, policy in loads:
 
         def keep(columns: dict[str, np.ndarray], _lists: object) -> None:
             rows = ~columns["prefill"]

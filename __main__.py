@@ -1,0 +1,5 @@
+"""`python -m dsim` is `dsim`."""
+
+from .cli import main
+
+main()

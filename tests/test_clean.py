@@ -1,0 +1,41 @@
+"""The tree is lint clean and typed, and the documents say what is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=cwd, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_ruff_has_nothing_to_say() -> None:
+    assert run("ruff", "check", ".") == ""
+
+
+def test_ruff_would_format_nothing() -> None:
+    assert run("ruff", "format", "--check", ".") == ""
+
+
+def test_the_package_is_typed(tmp_path: Path) -> None:
+    # The repository's root is the package, whatever the folder is called.
+    (tmp_path / "dsim").symlink_to(ROOT, target_is_directory=True)
+    assert run("mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", "dsim", cwd=tmp_path) == ""
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    commands = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    tests = [line for block in commands for line in block.splitlines() if "pytest" in line]
+    assert len(tests) == 1
+    assert tests[0] in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("document", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/*.md")))
+def test_the_readme_names_every_document(document: str) -> None:
+    assert document in (ROOT / "README.md").read_text(encoding="utf-8")
