@@ -32,3 +32,9 @@ def test_draws_are_uniform_and_uncorrelated_between_neighbours(purpose: int) -> 
     assert ((counts - 1000.0) ** 2 / 1000).sum() < 149  # chi-square, 99 degrees: P < 0.001
     assert abs(np.corrcoef(u[1:], u[:-1])[0, 1]) < 0.012
     assert abs(np.corrcoef(u, uniform(key(4, purpose, np.arange(100_000))))[0, 1]) < 0.012
+
+
+def test_a_draw_lies_strictly_between_0_and_1() -> None:
+    u = uniform(np.array([0, 2**64 - 1], np.uint64))
+    assert 0 < u[0] < 1e-15
+    assert 1 - 1e-15 < u[1] < 1

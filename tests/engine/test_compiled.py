@@ -121,8 +121,9 @@ def test_commits_are_the_same(case: Case) -> None:
     draws_of(case, case.rng.random(case.width) * case.rng.random())
 
 
-@pytest.mark.parametrize("certain", [1e-12, 1.0])
+@pytest.mark.parametrize("certain", [0.0, 1e-12, 1.0])
 def test_commits_are_the_same_when_chance_is_nearly_none_or_certain(certain: float) -> None:
     for seed in range(20):
         case = Case(seed, 5, 8, seed % 2 == 0)
         draws_of(case, np.where(case.rng.random(case.width) < 0.5, certain, 0.3))
+        draws_of(case, np.full(case.width, certain))

@@ -81,9 +81,10 @@ def test_what_follows_from_a_policy() -> None:
 
 
 ROUND_TRIPS = [
-    *PRESETS, "ar:4", "chunk:4,obs=true,window=in-order", "optimus,candidates=2/8/32,estimator=literal,hysteresis=0.1",
-    "lmdeploy-bd32:4,page_size=8,num_pages=7,decide_ahead=false", "chunk,block_length=4", "optimus,block_length=16",
-    "delayed-cache-plus:16,visible=listed,threshold=0.8,temperature=0.5", "sglang-bd32,max_batch=3",
+    *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,obs=true,window=in-order", "sglang-bd32,max_batch=3",
+    "optimus,candidates=2/8/32,estimator=literal,hysteresis=0.1", "chunk,block_length=4", "optimus,block_length=16",
+    "lmdeploy-bd32:4,page_size=8,num_pages=7,decide_ahead=false",
+    "delayed-cache-plus:16,visible=listed,threshold=0.8,temperature=0.5",
 ]  # fmt: skip
 
 
@@ -136,6 +137,10 @@ AR_FIELDS = (
         ("optimus,max_chunk=64", "max_chunk is 64, expected 2 to the block length 32"),
         ("optimus,estimator=magic", "estimator is 'magic', expected robust or literal"),
         ("chunk,window=x", "window is 'x', expected pending-first or in-order"),
+        ("optimus,hysteresis=nan", "hysteresis is nan, expected at least 0"),
+        ("optimus,memory=0", "memory is 0, expected at least 1"),
+        ("optimus,cold_start=-7", "cold_start is -7, expected at least 0"),
+        ("optimus,probe_every=-1", "probe_every is -1, expected at least 0"),
         ("optimus,hysteresis=-1", "hysteresis is -1.0, expected at least 0"),
         (
             "chunk:1",

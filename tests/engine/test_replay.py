@@ -71,6 +71,8 @@ SPECS = [
     "chunk:4" + SMALL + BLOCK4 + ",obs=true,window=in-order",
     "chunk:2" + SMALL + BLOCK4 + ",window=in-order",
     "chunk:4" + SMALL + BLOCK4 + ",neighbour_aware=true",
+    "chunk:4" + SMALL + BLOCK4 + ",num_loops=none,decide_ahead=true",
+    "delayed-cache-plus" + SMALL + BLOCK4 + ",num_loops=3",
     "optimus" + SMALL + ",block_length=8,estimator=literal,cold_start=4,probe_every=5",
     "optimus" + SMALL + ",block_length=8,obs=true,hysteresis=0.05,memory=10",
     "optimus" + SMALL + ",block_length=8,window=in-order,candidates=2/3/8",
@@ -158,7 +160,7 @@ SHORT = toy_trace([0, 0, 7], [5, 8, 3], [9, 6, 8])
 @pytest.mark.parametrize("spec", [SPECS[0], SPECS[1], SPECS[2], SPECS[3], SPECS[6]])
 def test_a_dropped_step_is_noticed(spec: str) -> None:
     num_steps = len(record(spec, SHORT).steps["step"])
-    for step in range(num_steps - 1):
+    for step in range(num_steps):
         run = record(spec, SHORT)
         drop(run, step)
         assert run.differences()[0], f"step {step} of {num_steps}"
@@ -180,9 +182,12 @@ def test_a_commit_that_is_taken_away_is_noticed(spec: str) -> None:
     assert tried > 20
 
 
-@pytest.mark.parametrize(
-    "column", ["batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "pages"]
-)
+COLUMNS = (
+    "batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "pages", "committed", "preempted"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("column", COLUMNS)
 def test_a_changed_column_is_named(column: str) -> None:
     run = record(SPECS[3], SHORT)
     values = run.steps[column].copy()
@@ -216,3 +221,18 @@ def test_marks_survive_their_packing(width: int) -> None:
     assert words.shape == (5, -(-width // 64))
     assert np.array_equal(unpack(words, width), marks)
     assert bool(words[0, 0] >> np.uint64(0) & np.uint64(1)) == marks[0, 0]
+
+
+@pytest.mark.parametrize("spec", [SPECS[1], SPECS[2], SPECS[3]])
+def test_any_commit_bit_that_is_flipped_is_noticed(spec: str) -> None:
+    journal = record(spec, SHORT)
+    _, offsets = journal.lists["commits"]
+    missed = []
+    for step in range(len(journal.steps["step"])):
+        for row in range(offsets[step + 1] - offsets[step]):
+            for column in range(4):
+                run = record(spec, SHORT)
+                flip(run, step, row, column)
+                if not run.differences()[0]:
+                    missed.append((step, row, column))
+    assert missed == []

@@ -191,3 +191,17 @@ def test_a_preempted_sequence_recomputes_what_it_had_cached() -> None:
     w.step({0: [2, 3]})
     assert w.step({1: [3]}) == "prefill 1:PPPM"
     assert w.step() == "decode 1F:cccP"
+
+
+def test_a_request_ends_when_its_last_two_blocks_complete_in_one_step() -> None:
+    # All is decoded: nothing needs the flush of the block before the last (block-diffusion.md 1.5).
+    w = World(OBS)
+    w.submit(0, 4, 8)
+    w.step()
+    w.step({0: [0, 1]})
+    w.step({0: [2]})
+    assert w.step({0: [4, 5]}) == "decode 0D:ccPMMMmm"
+    assert w.step({0: [6]}) == "decode 0D:cccMPPMm"
+    assert w.schedule() == "decode 0D:cccMccPM"
+    assert w.commit({0: [3, 7]}) == [0]
+    assert (w["num_tokens"][0], w["finish"][0]) == (8, 6.0)

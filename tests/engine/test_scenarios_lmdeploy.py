@@ -1,8 +1,13 @@
 """LMDeploy's scheduler and vanilla block diffusion, step by step (block-diffusion.md 1 and 2.1)."""
 
 import math
+from dataclasses import replace
 
-from ..worlds import World
+import pytest
+
+from dsim.engine.policy import parse
+
+from ..worlds import TOY_MODEL, Driver, World, toy_trace
 
 # Blocks of 4. Pages of 4 make groups of min(16, 2 * (4 // 4)) = 2 steps, pages of 8 groups of 4.
 PAGE4 = "lmdeploy-bd32:4,page_size=4"
@@ -344,3 +349,21 @@ def test_tokens_can_be_emitted_at_the_end() -> None:
     w.step({0: [0, 1, 2, 3]})
     assert (w["num_tokens"][0], w["num_emissions"][0], w["first_emission"][0]) == (5, 1, 4.0)
     assert w.engine.outstanding_tokens == 0
+
+
+@pytest.mark.parametrize("emit", ["block", "step", "end"])
+def test_nothing_is_emitted_for_a_request_for_no_tokens(emit: str) -> None:
+    w = World(PAGE4, emit=emit)
+    w.submit(0, 5, 0)
+    w.step()
+    assert w["num_emissions"][0] == 0
+    assert math.isnan(w["first_emission"][0])
+    assert math.isnan(w["first_block"][0])
+
+
+@pytest.mark.parametrize("num_loops", [2, 3, 6, 16])
+def test_a_group_of_any_length_has_the_pages_of_every_block_it_enters(num_loops: int) -> None:
+    # Whole blocks commit at once, so that a group of n steps enters n / 2 blocks. The driver checks every plan's pages.
+    sure = replace(TOY_MODEL, pass_probability=(1.0,) * 4)
+    policy = parse(f"lmdeploy-bd32:4,page_size=4,num_loops={num_loops}")
+    Driver(policy, toy_trace([0], [4], [60]), num_pages=100, max_batch=4, model=sure).run()

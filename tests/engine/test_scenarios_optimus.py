@@ -172,3 +172,12 @@ def test_a_prefill_that_denoises_counts_as_an_observation_at_the_largest_chunk()
 def test_an_elastic_chunk_needs_a_latency_model() -> None:
     with pytest.raises(DsimError, match="latency"):
         World(OPTIMUS, latency=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("candidates", ["2/4", "2/8"])
+def test_hysteresis_holds_on_to_no_chunk_before_the_first_is_chosen(candidates: str) -> None:
+    # Prefill is the one observation of the cold start, so that the first decode step chooses already.
+    w = World(f"optimus,block_length=16,page_size=16,cold_start=1,hysteresis=0.5,candidates={candidates}")
+    w.submit(0, 8, 8)
+    assert w.step({0: [8]}) == "prefill 0:PPPPPPPPMMMMMMMM"
+    assert w.step() == "decode 0D:ccccccccPMmmmmmm"

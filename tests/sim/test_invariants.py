@@ -36,6 +36,8 @@ SPECS = (
     "delayed-cache:4,page_size=8",
     "delayed-cache-plus:8,page_size=8",
     "delayed-cache-plus:8,page_size=8,decide_ahead=true",
+    "chunk:4,block_length=4,page_size=8,num_loops=none,decide_ahead=true",
+    "delayed-cache-plus:4,page_size=8,num_loops=3",
 )
 LATENCIES = (SECOND, LatencyModel(((0.0, 0.5),), 0.01), LatencyModel(((8.0, 1.0), (64.0, 2.0)), 0.05, attention=1e-4))
 
