@@ -16,7 +16,7 @@ from dsim.traces import Trace
 from ..worlds import SECOND, TOY_MODEL, Collector, Driver, table_bytes, toy_profile, toy_trace
 
 PROFILE = toy_profile()
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SPECS = (
     "ar,page_size=8",
     "ar,page_size=1",
@@ -54,7 +54,7 @@ def traces(draw: st.DrawFn, most: int = 14, longest: int = 60) -> Trace:
     return toy_trace(arrival - arrival[0], prompts, outputs)
 
 
-@settings(FEW, max_examples=120)
+@settings(FEW, max_examples=160)
 @given(
     traces(), st.sampled_from(SPECS), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
     st.sampled_from([16, 64, 4096]), st.booleans(),
@@ -201,7 +201,7 @@ def test_the_compiled_and_the_plain_rules_give_the_same_bytes(run: tuple[Trace, 
     assert Fleet(trace, spec, **how).bytes() == Fleet(trace, spec, fast=False, **how).bytes()
 
 
-@settings(FEW, max_examples=15)
+@settings(FEW, max_examples=40)
 @given(runs())
 def test_the_same_inputs_and_seed_give_the_same_bytes(run: tuple[Trace, str, dict[str, Any]]) -> None:
     trace, spec, how = run
