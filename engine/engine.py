@@ -426,10 +426,17 @@ class Engine:
     # ---- leap ------------------------------------------------------------------------------------------------
 
     def leap(
-        self, now: float, horizon: float, cost: Cost, draws: Draws, recorder: StepRecorder | None = None
+        self,
+        now: float,
+        horizon: float,
+        cost: Cost,
+        draws: Draws,
+        recorder: StepRecorder | None = None,
+        watched: bool = True,
     ) -> tuple[float, Ints]:
-        """Run predicted decode steps from `now` while nothing is to be decided and they end before `horizon`.
+        """Run predicted decode steps from `now` while nothing is to be decided, up to the next arrival at `horizon`.
 
+        watched: someone may look at the engine at the horizon, so that no step may be in flight then.
         Returns the time reached and the requests that finished with the last step. The same, bit for bit, as one
         `schedule`, step model and `commit` after another, which is what remains to be done where it stops.
         """
@@ -468,6 +475,7 @@ class Engine:
         end, chunk, num_steps, num_done, loops_left = leap(
             now, horizon, slots, chunk, self._seqs, self._requests, draws, self._setting, cost, tally, curve,
             chunks, latencies, steps, recorder is not None, loops_left, most, cross,
+            watched,
         )  # fmt: skip
         tokens, committed, _, gaps, self.pages_held, self.outstanding_tokens, observed, _ = tally.numbers.tolist()
         if not num_steps:

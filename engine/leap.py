@@ -2,7 +2,8 @@
 
 While no request arrives, none finishes and every page that is needed is there, the batch stays as it is, and a step
 is arithmetic alone. `leap` runs such steps with the same results as schedule, step model and commit one at a time, bit
-for bit (tests/engine/test_leap.py); it stops before the step that would end at the horizon or beyond.
+for bit (tests/engine/test_leap.py). It stops before the step that would begin at the horizon or beyond, for then the world
+outside may have changed; or, where that world looks at the engine's state, before the one that would end there.
 """
 
 from typing import Any, NamedTuple
@@ -330,12 +331,14 @@ def _transitions(
 @njit(cache=True)
 def leap(
     now: float, horizon: float, slots: Any, chunk: int, q: Any, r: Any, d: Any, s: Any, cost: Any, tally: Any,
-    curve: Any, chunks: Any, latencies: Any, steps: Any, recording: bool, loops_left: int, most: int, cross: bool,
+    curve: Any, chunks: Any, latencies: Any, steps: Any, recording: bool, loops_left: int, most: int,
+    cross: bool, watched: bool,
 ) -> Any:  # fmt: skip
     """Run decode steps of `slots` from `now`, at most `most`, of a frozen group with `loops_left` steps to go.
 
-    With `cross` the next group begins where one ends, as long as it has the same rows. Returns the time, the chunk,
-    the steps run, the requests finished with the last, and the steps that its group has left.
+    With `cross` the next group begins where one ends, as long as it has the same rows. `watched`: no step may be in
+    flight at the horizon. Returns the time, the chunk, the steps run, the requests finished with the last, and the
+    steps that its group has left.
     """
     n = len(slots)
     block = s.block
@@ -379,6 +382,8 @@ def leap(
             window[i] = False
             committed[i] = False
     while num_steps < most and (not recording or (num_steps < room and at_row + n <= rows_room)):
+        if not now < horizon:
+            break
         new_group = loops_left == 0
         if new_group:
             if num_idle or not (cross or num_steps == 0):
@@ -438,7 +443,7 @@ def leap(
         sampled = n * block if s.sample_block else tokens
         latency = _latency(cost, tokens, pairs, sum_keys, tokens, sampled, n)
         end = now + latency
-        if not end < horizon:
+        if watched and not end < horizon:
             break
         if new_group:
             loops_left = s.group_steps

@@ -28,6 +28,7 @@ class Replica:
         recorder: StepRecorder | None = None,
         finished: Finished | None = None,
         horizon: Horizon | None = None,
+        watched: bool = True,
     ) -> None:
         self.env = env
         self.engine = engine
@@ -35,6 +36,7 @@ class Replica:
         self._recorder = recorder
         self._finished = finished
         self._horizon = horizon
+        self._watched = watched
         self._arrival = env.event()
         self._asleep = False
         env.process(self._run())
@@ -51,7 +53,9 @@ class Replica:
         env, engine, model = self.env, self.engine, self.step_model
         while True:
             if self._horizon is not None:
-                end, done = engine.leap(env.now, self._horizon(), model.cost, model.arrays, self._recorder)
+                end, done = engine.leap(
+                    env.now, self._horizon(), model.cost, model.arrays, self._recorder, self._watched
+                )
                 if end > env.now:
                     yield env.at(end)
                     self._report(done)

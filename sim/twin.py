@@ -133,10 +133,12 @@ def simulate(
         # A router that looks at no replica sends each every n-th arrival.
         return partial(arrivals.next_time, r, replicas) if router == "round-robin" else arrivals.next_time
 
+    # A router that looks at the replicas, or a run that is cut short, must find no step done that is in flight.
+    watched = router != "round-robin" or not drain
     fleet: list[Replica] = []
     for r in range(replicas):
         engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit, fast=fast)
-        fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r)))
+        fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r), watched))
     engines = [replica.engine for replica in fleet]
 
     def submit(request: Request) -> bool:
