@@ -1,0 +1,307 @@
+"""The twin around the engines: when a run ends, what it keeps, and that chance is keyed by what it is about."""
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.errors import PolicyError, ProfileError, TraceError
+from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS, RequestTable, unpack
+from dsim.engine.policy import PRESETS, parse
+from dsim.profiler.profile import load
+from dsim.sim.twin import Result, limits_of, simulate
+from dsim.traces import Trace
+
+from ..worlds import SECOND, Collector, table_bytes, toy_profile, toy_trace
+
+COMPLETED, REJECTED, UNFINISHED = range(len(STATUSES))
+PROFILE = toy_profile()
+SMALL = ",max_batch=4,num_pages=40,page_size=8"
+
+
+def small(name: str) -> str:
+    return name + SMALL + ("" if name == "ar" else ",block_length=4")
+
+
+def crowd(n: int = 30, seed: int = 0) -> Trace:
+    """More than one replica of PROFILE serves as they come."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.integers(0, 9, n))
+    return toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 60, n))
+
+
+class Clicks:
+    """A progress callback on which Ctrl-C is pressed once so many requests have ended."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.seen: list[tuple[int, float]] = []
+
+    def __call__(self, ended: int, now: float) -> None:
+        self.seen.append((ended, now))
+        if ended >= self.after:
+            raise KeyboardInterrupt
+
+
+# ---- when a run ends ------------------------------------------------------------------------------------------
+
+
+def test_a_drained_run_serves_all_and_ends_with_the_last_finish() -> None:
+    result = simulate(crowd(), PROFILE, parse(small("chunk:2")))
+    assert (result.table["status"] == COMPLETED).all()
+    assert result.end == result.table["finish"].max() > crowd().arrival[-1]
+    assert result.interrupted is False
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_without_draining_a_plain_run_ends_with_the_last_arrival(name: str) -> None:
+    check_undrained(name, replicas=1, fast=False)
+
+
+def check_undrained(name: str, replicas: int, fast: bool) -> None:
+    trace, policy = crowd(), parse(small(name))
+    whole = simulate(trace, PROFILE, policy, replicas=replicas, fast=fast)
+    cut = simulate(trace, PROFILE, policy, replicas=replicas, fast=fast, drain=False)
+    end = trace.arrival[-1]
+    assert cut.end == end
+    # The future changes nothing of the past: what had finished is the same, the rest is unfinished.
+    in_time = whole.table["finish"] <= end
+    assert 0 < in_time.sum() < len(trace) - 1
+    assert cut.table["status"].tolist() == np.where(in_time, COMPLETED, UNFINISHED).tolist()
+    for column in ("finish", "num_tokens", "num_forwards", "first_emission"):
+        assert cut.table[column][in_time].tolist() == whole.table[column][in_time].tolist()
+    assert not (cut.table["last_emission"] > end).any()
+    assert np.isnan(cut.table["finish"][~in_time]).all()
+
+
+def test_a_trace_of_one_request_without_draining_leaves_it_unfinished() -> None:
+    result = simulate(toy_trace([0.0], [5], [9]), PROFILE, parse(small("ar")), drain=False)
+    assert result.table["status"].tolist() == [UNFINISHED]
+    assert result.end == 0.0
+
+
+# ---- closed loop ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_closed_loop_keeps_its_number_in_flight(name: str, fast: bool) -> None:
+    n, workers = 30, 6
+    trace, journal = crowd(n), Collector()
+    result = simulate(trace, PROFILE, parse(small(name)), concurrency=workers, append=journal, fast=fast)
+    steps, table = journal.steps, result.table
+    assert (table["status"] == COMPLETED).all()
+    finished = np.concatenate([[0], np.cumsum(steps["finished"])[:-1]])
+    # As many as there are workers, until fewer are left.
+    assert (steps["waiting"] + steps["running"]).tolist() == np.minimum(workers, n - finished).tolist()
+    # Each request arrives at the moment another ends, in the trace's order.
+    assert table["arrival"][:workers].tolist() == [0.0] * workers
+    assert table["arrival"][workers:].tolist() == np.sort(table["finish"])[: n - workers].tolist()
+
+
+def test_closed_loop_throughput_is_exact_in_lockstep() -> None:
+    # Four tokens at 1 s each for as many as fit the batch: waves of 8 requests, 4 s a wave.
+    n = 64
+    trace = toy_trace([0.0] * n, [10] * n, [4] * n)
+    result = simulate(trace, toy_profile(latency=SECOND), parse("ar,max_batch=8"), concurrency=8)
+    assert result.end == n / 8 * 4.0
+    assert result.table["finish"].tolist() == [4.0 * (1 + i // 8) for i in range(n)]
+
+
+def test_a_closed_loop_of_more_workers_than_requests_is_all_at_once() -> None:
+    result = simulate(crowd(5), PROFILE, parse(small("optimus")), concurrency=100)
+    assert result.table["arrival"].tolist() == [0.0] * 5
+    assert (result.table["status"] == COMPLETED).all()
+
+
+def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
+    trace = toy_trace([0.0] * 6, [5, 500, 5, 500, 500, 5], [3] * 6)
+    journal = Collector()
+    result = simulate(trace, toy_profile(latency=SECOND), parse(small("ar")), concurrency=2, append=journal)
+    assert result.table["status"].tolist() == [0, 1, 0, 1, 1, 0]
+    # 0 and 2 start together; when both end, 5 comes, and 3 and 4 were rejected on the way.
+    assert journal.steps["running"].tolist() == [2, 2, 2, 1, 1, 1]
+
+
+def test_a_closed_loop_over_replicas_keeps_its_number_in_flight() -> None:
+    trace, journal = crowd(40), Collector()
+    result = simulate(trace, PROFILE, parse(small("chunk:4")), concurrency=7, replicas=3, router="jsq", append=journal)
+    table = result.table
+    assert set(table["replica"].tolist()) == {0, 1, 2}
+    for moment in np.sort(table["arrival"]):
+        assert (table["arrival"] <= moment).sum() - (table["finish"] <= moment).sum() == 7
+
+
+# ---- Ctrl-C ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"replicas": 2}])
+def test_an_interrupt_keeps_what_is_done(how: dict[str, Any]) -> None:
+    trace, policy = crowd(), parse(small("optimus"))
+    whole = simulate(trace, PROFILE, policy, **how)
+    journal = Collector()
+    clicks = Clicks(10)
+    cut = simulate(trace, PROFILE, policy, append=journal, progress=clicks, **how)
+    assert cut.interrupted is True
+    ended, now = clicks.seen[-1]
+    assert cut.end == now < whole.end
+    done = cut.table["status"] == COMPLETED
+    assert ended <= done.sum() < len(trace)
+    for column in REQUEST_COLUMNS:
+        assert np.array_equal(cut.table[column][done], whole.table[column][done], equal_nan=column != "status"), column
+    # The journal was flushed: its steps are those that the totals count.
+    steps = journal.steps
+    assert (~steps["prefill"]).sum() == cut.totals.num_decode_steps
+    assert steps["prefill"].sum() == cut.totals.num_prefill_steps
+    assert steps["finished"].sum() == done.sum()
+
+
+def test_progress_counts_every_request_that_ends() -> None:
+    clicks = Clicks(10**9)
+    simulate(crowd(), PROFILE, parse(small("chunk:4")), progress=clicks)
+    ended, times = zip(*clicks.seen, strict=True)
+    assert list(ended) == sorted(set(ended))
+    assert ended[-1] == 30
+    assert list(times) == sorted(times)
+
+
+# ---- what fits ------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
+    trace = toy_trace([0.0, 1.0], [500, 320], [100, 1])
+    with pytest.raises(TraceError) as error:
+        simulate(trace, PROFILE, parse(small("chunk:4")))
+    assert str(error.value) == (
+        "toy: none of its 2 requests fits: the shortest has 321 tokens (41 pages), expected at most 32768 tokens "
+        "(context) and 40 pages of 8"
+    )
+
+
+def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_rejected() -> None:
+    # 40 pages of 8 tokens are 320.
+    trace = toy_trace([0.0, 0.0, 0.0], [300, 300, 4], [20, 21, 4])
+    for name in PRESETS:
+        result = simulate(trace, PROFILE, parse(small(name)))
+        assert result.table["status"].tolist() == [COMPLETED, REJECTED, COMPLETED], name
+        assert result.table["num_tokens"].tolist() == [20, 0, 4]
+        assert np.isnan(result.table["finish"][1])
+
+
+def test_a_request_beyond_the_context_limit_is_rejected() -> None:
+    trace = toy_trace([0.0, 0.0], [32_768, 32_767], [1, 1])
+    result = simulate(trace, load("a100-sdar-8b"), parse("chunk:8"))
+    assert result.table["status"].tolist() == [REJECTED, COMPLETED]
+
+
+def test_bad_settings_are_refused_with_the_value() -> None:
+    trace = crowd(3)
+    with pytest.raises(PolicyError, match="replicas is 0, expected at least 1"):
+        simulate(trace, PROFILE, parse("ar"), replicas=0)
+    with pytest.raises(TraceError, match="concurrency is 0, expected at least 1"):
+        simulate(trace, PROFILE, parse("ar"), concurrency=0)
+    with pytest.raises(PolicyError, match="router is 'nearest', expected one of round-robin, least-tokens, jsq"):
+        simulate(trace, PROFILE, parse("ar"), router="nearest")
+    with pytest.raises(ProfileError, match="profile l40s-llada-8b is of family full-sequence, and ar decodes blocks"):
+        simulate(trace, load("l40s-llada-8b"), parse("ar"))
+
+
+def test_the_batch_is_bounded_by_what_one_prefill_holds() -> None:
+    # LMDeploy: max_prefill_tokens // block_length, where no max_batch is given.
+    profile = load("a100-sdar-8b")
+    assert limits_of(parse("lmdeploy-bd32,max_prefill_tokens=1024"), profile).max_batch == 32
+    assert limits_of(parse("lmdeploy-bd32,max_prefill_tokens=1024,max_batch=77"), profile).max_batch == 77
+    assert limits_of(parse("lmdeploy-bd32,max_prefill_tokens=1"), profile).max_batch == 1
+    assert limits_of(parse("ar"), profile).max_batch == profile.default_max_batch
+    assert limits_of(parse("ar,num_pages=123"), profile).num_pages == 123
+
+
+# ---- same seed, same bytes; paired draws ----------------------------------------------------------------------
+
+
+def journal_bytes(result: Result, journal: Collector) -> dict[str, bytes]:
+    out = table_bytes(result.table)
+    out |= {f"step {name}": journal.steps[name].tobytes() for name in STEP_COLUMNS}
+    return out | {f"list {name}": b"".join(a.tobytes() for a in journal.lists[name]) for name in STEP_LISTS}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name: str) -> None:
+    def run(seed: int) -> dict[str, bytes]:
+        journal = Collector()
+        result = simulate(crowd(), PROFILE, parse(small(name)), replicas=2, router="jsq", seed=seed, append=journal)
+        return journal_bytes(result, journal)
+
+    assert run(7) == run(7)
+    if name != "ar":  # which draws nothing
+        assert run(7) != run(8)
+
+
+def first_denoise(journal: Collector, block: int) -> Iterator[tuple[int, list[bool], list[bool]]]:
+    """Each request's prefill, which computes the first masks: the request, what was computed, what committed."""
+    steps, lists = journal.steps, journal.lists
+    who, offsets = lists["requests"]
+    window, commits = (unpack(lists[name][0].reshape(-1, 1), block) for name in ("window", "commits"))
+    for row in np.flatnonzero(steps["prefill"]):
+        for k in range(offsets[row], offsets[row + 1]):
+            yield int(who[k]), window[k].tolist(), commits[k].tolist()
+
+
+def test_policies_that_compute_the_same_masks_commit_the_same() -> None:
+    # Whatever the batch, the order and the policy: a prefill computes a whole block, whose masks are the same for all.
+    trace, profile = crowd(40), load("a100-sdar-8b")
+    seen = []
+    for spec in ("lmdeploy-bd32", "chunk:32", "sglang-bd32", "optimus"):
+        journal = Collector()
+        simulate(trace, profile, parse(f"{spec},max_batch=3"), seed=5, append=journal)
+        seen.append({who: (window, commits) for who, window, commits in first_denoise(journal, 32)})
+    assert len(seen[0]) == 40
+    assert seen[1] == seen[2] == seen[3] == seen[0]
+    assert sum(sum(commits) for _, commits in seen[0].values()) > 60  # more than the one that always commits
+
+
+def test_a_policy_sees_the_same_requests_whatever_runs_beside_them() -> None:
+    # Alone and in a crowd, a request takes the same number of forwards under a policy that does not adapt.
+    trace = crowd(20)
+    together = simulate(trace, PROFILE, parse(small("chunk:2")), seed=3)
+    apart = simulate(toy_trace(np.arange(20) * 500.0, trace.input_length, trace.output_length), PROFILE,
+                     parse(small("chunk:2")), seed=3)  # fmt: skip
+    assert (together.table["num_preemptions"] == 0).all()
+    for column in ("num_forwards", "num_committed", "num_computed", "num_tokens"):
+        assert together.table[column].tolist() == apart.table[column].tolist()
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------
+
+
+def test_a_request_costs_at_most_200_bytes() -> None:
+    table = RequestTable(1000)
+    assert sum(column.nbytes for column in table.columns.values()) <= 200 * 1000
+
+
+def test_a_runs_memory_does_not_grow_with_its_steps() -> None:
+    profile = load("a100-sdar-8b")
+
+    def peak(output: int, seen: list[int]) -> int:
+        trace = toy_trace([0.0] * 8, [64] * 8, [output] * 8)
+
+        def append(columns: Any, _lists: Any) -> None:
+            seen.append(len(columns["step"]))
+
+        tracemalloc.start()
+        try:
+            simulate(trace, profile, parse("ar"), append=append)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(64, [])  # compile, and fill what is cached once
+    few: list[int] = []
+    many: list[int] = []
+    # Both hand on full batches of steps; one hands on three times as many.
+    short, long = peak(10_000, few), peak(30_000, many)
+    assert (sum(few), sum(many)) == (10_000, 30_000)
+    assert max(few) == max(many) < 5_000
+    assert long - short < 20_000  # less than a byte for each step more
