@@ -1,0 +1,96 @@
+"""Routers by hand: which replica takes the next request."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from dsim.engine.engine import Engine
+from dsim.engine.errors import PolicyError
+from dsim.engine.policy import parse
+from dsim.sim.router import ROUTERS, Router, router
+from dsim.sim.twin import simulate
+
+from ..worlds import SECOND, toy_profile, toy_trace
+
+
+@dataclass
+class Load:
+    """What a router may look at."""
+
+    outstanding_tokens: int
+    num_waiting: int
+    num_running: int
+
+
+def choose(route: Router, *loads: tuple[int, int, int]) -> int:
+    return route(cast("list[Engine]", [Load(*load) for load in loads]))
+
+
+def test_round_robin_takes_turns_whatever_the_load() -> None:
+    route = router("round-robin")
+    full, free = (900, 9, 9), (0, 0, 0)
+    assert [choose(route, full, free, full) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_each_round_robin_begins_anew() -> None:
+    first, second = router("round-robin"), router("round-robin")
+    assert choose(first, (0, 0, 0), (0, 0, 0)) == 0
+    assert choose(second, (0, 0, 0), (0, 0, 0)) == 0
+
+
+def test_least_tokens_counts_tokens_not_requests() -> None:
+    route = router("least-tokens")
+    assert choose(route, (500, 0, 1), (499, 5, 5), (600, 0, 0)) == 1
+    assert choose(route, (500, 9, 9), (500, 0, 0), (500, 0, 0)) == 0  # the first of equals
+
+
+def test_the_shortest_queue_counts_who_waits_and_who_runs() -> None:
+    route = router("jsq")
+    assert choose(route, (0, 1, 4), (900, 4, 0), (0, 0, 5)) == 1
+    assert choose(route, (9, 2, 1), (0, 1, 2), (0, 3, 0)) == 0  # the first of equals
+
+
+def test_an_unknown_router_is_told_which_there_are() -> None:
+    with pytest.raises(PolicyError) as error:
+        router("random")
+    assert str(error.value) == "router is 'random', expected one of round-robin, least-tokens, jsq"
+
+
+# One server a replica: a prompt's prefill is 1 s, and each token after the first is another.
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("round-robin", [0, 1, 2, 0, 1, 2]),
+        # 0: 10 + 9 tokens, 1: 10 + 3, 2: 10 + 5; the fourth goes to 1, and then 2 is the least.
+        ("least-tokens", [0, 1, 2, 1, 2, 0]),
+        # All hold one, then 0 holds two.
+        ("jsq", [0, 1, 2, 0, 1, 2]),
+    ],
+)
+def test_requests_at_one_moment_are_routed_one_after_another(name: str, expected: list[int]) -> None:
+    trace = toy_trace([0.0] * 6, [10] * 6, [9, 3, 5, 1, 1, 1])
+    result = simulate(trace, toy_profile(latency=SECOND), parse("ar,max_batch=1"), replicas=3, router=name)
+    assert result.table["replica"].tolist() == expected
+
+
+def test_a_router_sees_what_has_ended_and_what_has_been_served() -> None:
+    def replicas(name: str, arrival: list[float], outputs: list[int]) -> list[Any]:
+        trace = toy_trace(arrival, [10] * len(arrival), outputs)
+        result = simulate(trace, toy_profile(latency=SECOND), parse("ar,max_batch=1"), replicas=2, router=name)
+        held: list[Any] = result.table["replica"].tolist()
+        return held
+
+    # Replica 0 works until 9 s, replica 1 until 2 s: at 3 s the shortest queue is 1's, at 3.5 s they are equal.
+    assert replicas("jsq", [0.0, 0.0, 3.0, 3.5], [9, 2, 9, 1]) == [0, 1, 1, 0]
+    # At 5.5 s replica 0 has 9 - 5 tokens to return, the prompt being in; the second request, 10 + 3 then, has ended.
+    assert replicas("least-tokens", [0.0, 0.0, 5.5, 5.5], [9, 3, 1, 1]) == [0, 1, 1, 0]
+    # With 10 + 1 tokens on replica 1, the fourth request goes to 0; a fifth finds 15 there and 11 on 1.
+    assert replicas("least-tokens", [0.0, 0.0, 5.5, 5.5, 5.5], [9, 3, 1, 1, 1]) == [0, 1, 1, 0, 1]
+
+
+def test_every_router_serves_every_request() -> None:
+    trace = toy_trace(range(30), [10] * 30, [7] * 30)
+    for name in ROUTERS:
+        result = simulate(trace, toy_profile(latency=SECOND), parse("ar,max_batch=2"), replicas=4, router=name)
+        assert (result.table["num_tokens"] == 7).all()
