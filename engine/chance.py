@@ -31,4 +31,4 @@ def key(*parts: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 def uniform(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """A number strictly between 0 and 1 for each key."""
-    return ((keys >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return ((keys >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52

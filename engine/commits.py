@@ -1,10 +1,10 @@
 """What a step yields: the commit model, a keyed chance for every masked position that a step computes.
 
-A masked position at distance d from the frontier (the first mask of its block) passes the confidence threshold when
-its draw u satisfies  odds[d] * theta * (1 - u) / u > 1 , that is with probability  odds * theta / (1 + odds * theta).
-theta is the product of a factor of the request, of the block, of the step (all log-normal) and of how full the block
-is. The left-hand side plays the confidence's part: when nothing passes, the greatest commits (at least one commit
-whenever a mask is computed; LMDeploy's low_confidence_dynamic).
+A masked position at distance d from the frontier (the first mask that its sequence is working on) passes the confidence
+threshold when its draw u satisfies  odds[d] * theta * (1 - u) / u > 1 , that is with probability
+odds * theta / (1 + odds * theta). theta is the product of a factor of the request, of the block, of the step (all
+log-normal) and of how full the block is. The left-hand side plays the confidence's part: when nothing passes, the
+greatest commits (at least one commit whenever a mask is computed; LMDeploy's low_confidence_dynamic).
 """
 
 from dataclasses import dataclass, replace

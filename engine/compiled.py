@@ -15,7 +15,7 @@ from .rows import BLOCK_PASS, CACHED, MASKED, NEIGHBOUR, PENDING
 _GOLDEN = np.uint64(GOLDEN)
 _MIX1 = np.uint64(MIX1)
 _MIX2 = np.uint64(MIX2)
-_S27, _S30, _S31, _S54, _S11 = (np.uint64(s) for s in (27, 30, 31, 54, 11))
+_S27, _S30, _S31, _S54, _S12 = (np.uint64(s) for s in (27, 30, 31, 54, 12))
 
 
 @njit(cache=True, inline="always")
@@ -208,7 +208,7 @@ def draw_commits(
                     h = _mix(
                         (keys[i, 0] + np.uint64(block_start[i] + p) * _GOLDEN) ^ (np.uint64(evaluations[i, p]) * _MIX1)
                     )
-                    u = (np.float64(h >> _S11) + 0.5) * 2.0**-53
+                    u = (np.float64(h >> _S12) + 0.5) * 2.0**-52
                     score = odds[p - frontier] * theta * ((1.0 - u) / u)
                 if score > 1.0:
                     committed[i, p] = True

@@ -97,7 +97,10 @@ class Engine:
         # Pages are reserved for the blocks that a frozen group may enter (block-diffusion.md 2.1).
         self._prealloc = 0
         if isinstance(batching, Continuous) and self._group_steps > 1:
-            self._prealloc = max(1, min(batching.prefill_interval // 2, self._page // self._block)) * self._block
+            blocks = min(batching.prefill_interval // 2, self._page // self._block)
+            # Two steps a block at the fastest, one when streaming runs ahead: a group may be asked to be longer.
+            entered = self._group_steps if policy.obs else (self._group_steps + 1) // 2
+            self._prealloc = max(blocks, entered) * self._block
         self._rule, self._prefill_rule, self._listed = _cache_rules(policy)
         self._sample_block = isinstance(policy.eviction, DelayedCache) and policy.eviction.sample_block
         granularity = policy.granularity
@@ -110,6 +113,7 @@ class Engine:
             if latency is None:
                 raise DsimError(f"policy {policy.name} chooses by T(c, b) and was given no latency model")
             self._elastic = granularity
+            self._chunk = 0  # none chosen yet
             self._chunks = np.array(granularity.chunks(), np.int64)
             self.curve = CommitCurve(self._width, granularity.estimator == "robust", granularity.memory)
             self._latencies: dict[int, npt.NDArray[np.float64]] = {}
@@ -531,6 +535,9 @@ class Engine:
         self._plan = None
         slots, committed = plan.slots, outcome.committed
         assert committed.shape == plan.window.shape, f"{committed.shape} commits for a window of {plan.window.shape}"
+        assert self._ar or not (committed & ~(plan.window & (plan.status == MASKED))).any(), (
+            "only computed masks commit"
+        )
         self._account(plan, outcome)
         self._first_commits(slots, committed, now)
         done = self._commit_tokens(plan, now) if self._ar else self._commit_blocks(plan, committed, now)
@@ -594,9 +601,9 @@ class Engine:
         slots = plan.slots
         self._seqs.start[slots] += 1
         if plan.prefill:
-            index = self._seqs.request[slots[self._seqs.emitted[slots] == 0]]
-            self.table["first_block"][index] = now
             slots = slots[plan.end > plan.prompt]
+            index = self._seqs.request[slots]
+            self.table["first_block"][index[np.isnan(self.table["first_block"][index])]] = now
         if self.emit != "end":
             self._emit(slots, np.ones(len(slots), np.int32), now)
         done: Ints = plan.slots[self._seqs.start[plan.slots] + 1 >= plan.end]
@@ -624,6 +631,8 @@ class Engine:
             complete = slots[(masks_left == 0) & self._seqs.unpublished[slots] & ~self._seqs.finished[slots]]
             if len(complete):
                 done = np.concatenate([done, self._publish(complete, now)])
+            if self._width > block:
+                done = np.concatenate([done, self._publish_last(slots, now)])
             over = slots[(open_left == 0) & ~self._seqs.finished[slots]]
             if not len(over):
                 return done
@@ -657,6 +666,18 @@ class Engine:
         self._finish(done, now)
         return done
 
+    def _publish_last(self, slots: Ints, now: float) -> Ints:
+        """End the requests that streaming has decoded to the end of the next, last block: they need no flush."""
+        q, block = self._seqs, self._block
+        last = q.start[slots] + 2 * block >= q.end[slots]
+        complete = ~(q.status[slots] == MASKED).any(axis=1)
+        done: Ints = slots[last & complete & ~q.unpublished[slots] & ~q.finished[slots]]
+        tokens = q.end[done] - q.prompt[done] - q.emitted[done]
+        if self.emit != "end":
+            self._emit(done, tokens, now)
+        self._finish(done, now)
+        return done
+
     def _emit_prefixes(self, slots: Ints, now: float) -> None:
         """Emit what each block's contiguous committed prefix has gained."""
         masked = self._seqs.status[slots, : self._block] == MASKED
@@ -686,7 +707,8 @@ class Engine:
         if not len(slots):
             return
         if self.emit == "end":
-            self._emit(slots, self._seqs.end[slots] - self._seqs.prompt[slots], now)
+            some = slots[self._seqs.end[slots] > self._seqs.prompt[slots]]
+            self._emit(some, self._seqs.end[some] - self._seqs.prompt[some], now)
         self._seqs.finished[slots] = True
         index = self._seqs.request[slots]
         self.table["finish"][index] = now

@@ -68,14 +68,13 @@ class ElasticChunk:
         if not 2 <= self.max_chunk <= self.block_length:
             raise PolicyError(f"max_chunk is {self.max_chunk}, expected 2 to the block length {self.block_length}")
         for c in self.candidates:
-            if not 2 <= c <= self.block_length:
-                raise PolicyError(f"a candidate chunk is {c}, expected 2 to the block length {self.block_length}")
+            if not 2 <= c <= self.max_chunk:
+                raise PolicyError(f"a candidate chunk is {c}, expected 2 to the largest chunk {self.max_chunk}")
         if self.estimator not in ("robust", "literal"):
             raise PolicyError(f"estimator is {self.estimator!r}, expected robust or literal")
-        if self.memory < 1 or self.cold_start < 0 or self.probe_every < 0:
-            raise PolicyError("memory must be at least 1, cold_start and probe_every at least 0")
-        if self.hysteresis < 0:
-            raise PolicyError(f"hysteresis is {self.hysteresis}, expected at least 0")
+        for name, least in (("memory", 1), ("cold_start", 0), ("probe_every", 0), ("hysteresis", 0)):
+            if not getattr(self, name) >= least:
+                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least {least}")
 
     def chunks(self) -> tuple[int, ...]:
         """The candidate set, ascending."""

@@ -1,8 +1,8 @@
 """Many decode steps in one compiled call, where the engine has nothing to decide between them.
 
-While no request arrives, none finishes and every page that is needed is there, the batch stays as it is, and a step
-is arithmetic alone. `leap` runs such steps with the same results as schedule, step model and commit one at a time, bit
-for bit (tests/engine/test_leap.py). It stops before the step that would begin at the horizon or beyond, for then the world
+While no request arrives, none finishes and every page that is needed is there, the batch stays as it is, and a step is
+arithmetic alone. `leap` runs such steps with the same results as schedule, step model and commit one at a time, bit for
+bit (tests/engine/test_leap.py). It stops before the step that would begin at the horizon or beyond, for then the world
 outside may have changed; or, where that world looks at the engine's state, before the one that would end there.
 """
 
@@ -302,6 +302,28 @@ def _transitions(
             if s.emit != EMIT_END:
                 _emit(q, r, tally, slots, tokens, now, scratch)
             _finish(q, r, tally, s, slots, done, now, scratch)
+        if s.width > block:
+            any_last = False
+            for i in range(n):
+                slot = slots[i]
+                tokens[i] = 0
+                done[i] = False
+                if q.unpublished[slot] or q.finished[slot] or q.start[slot] + 2 * block < q.end[slot]:
+                    continue
+                complete = True
+                for p in range(s.width):
+                    if q.status[slot, p] == MASKED:
+                        complete = False
+                        break
+                if complete:
+                    any_last = True
+                    done[i] = True
+                    total += 1
+                    tokens[i] = q.end[slot] - q.prompt[slot] - q.emitted[slot]
+            if any_last:
+                if s.emit != EMIT_END:
+                    _emit(q, r, tally, slots, tokens, now, scratch)
+                _finish(q, r, tally, s, slots, done, now, scratch)
         moved = False
         for i in range(n):
             slot = slots[i]
@@ -437,6 +459,8 @@ def leap(
                 window = select_window(status, reach, chunk, s.pending_first)
                 num, beyond, more_pairs = visible_keys(status, window, block, s.listed)
                 for i in range(n):
+                    if idle[i]:
+                        window[i] = False
                     tokens += num[i]
                     pairs += num[i] * np.int64(start[i]) + more_pairs[i]
                     sum_keys += start[i] + beyond[i]

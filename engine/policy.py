@@ -66,6 +66,10 @@ class Policy:
             raise PolicyError(f"{self.name}: block-synchronous batching computes whole blocks, without eviction")
         if isinstance(self.granularity, Autoregressive) and not isinstance(self.eviction, NoEviction):
             raise PolicyError(f"{self.name}: an autoregressive model has no block to evict from")
+        if self.autoregressive and isinstance(self.batching, Continuous) and self.batching.num_loops not in (None, 1):
+            raise PolicyError(
+                f"{self.name}: num_loops is {self.batching.num_loops}, expected 1 where every step is a token"
+            )
         page, block = self.memory.page_size, self.block_length
         if page % block:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
@@ -177,7 +181,7 @@ def to_toml(policy: Policy, preset: str) -> str:
     base = settings_of(_preset(preset, preset).policy)
     lines = [f'policy = "{preset}"']
     for name, value in settings_of(policy).items():
-        if value != base.get(name) and value is not None:
+        if value != base.get(name):
             lines.append(f"{name} = {_toml_value(value)}")
     return "\n".join(lines) + "\n"
 
@@ -255,8 +259,8 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
 def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
+    if isinstance(value, str) or value is None:
+        return f'"{value or "none"}"'
     if isinstance(value, tuple):
         return "[" + ", ".join(str(v) for v in value) + "]"
     return repr(value)

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Engine
+from .engine import UNFINISHED, Engine
 from .journal import STEP_COLUMNS, pack, unpack
 from .request import Request
+from .rows import MASKED
 from .step import StepOutcome, StepPlan
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -61,7 +62,22 @@ def replay(
                 yield f"{where}: {name} are {values.tolist()}, the journal has {theirs[name].tolist()}"
                 return
         n, width = plan.window.shape
-        engine.commit(StepOutcome(latency, unpack(theirs["commits"].reshape(n, -1), width)), start + latency)
+        committed = unpack(theirs["commits"].reshape(n, -1), width)
+        if not engine.policy.autoregressive and (committed & ~(plan.window & (plan.status == MASKED))).any():
+            yield f"{where}: commits {theirs['commits'].tolist()} are not all of computed masks"
+            return
+        done = engine.commit(StepOutcome(latency, committed), start + latency)
+        came = {"committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted)}
+        for name, value in came.items():
+            if value != steps[name][row]:
+                yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
+    over = (requests["status"][mine] != UNFINISHED).all()
+    if over and not engine.idle:
+        yield f"replica {replica}: the journal ends, the engine has more steps to run"
+    for name in ("status", "finish", "num_tokens"):
+        ours_now, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
+        for i in np.flatnonzero(~((ours_now == recorded) | ((ours_now != ours_now) & (recorded != recorded)))):
+            yield f"request {mine[i]}: {name} is {ours_now[i]}, the journal has {recorded[i]}"
 
 
 def _columns(plan: StepPlan) -> dict[str, Any]:

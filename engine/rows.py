@@ -158,7 +158,7 @@ def draw_commits(
         score[:, part] = odds[distance] * theta[:, None] * ((1.0 - draw) / draw)
         padding = block > last_block - num_padding
         score[padding, part] = np.inf
-    score[~(masked & window)] = 0.0
+    score[~(masked & window)] = -1.0
     committed = score > 1.0
     lone = ~committed.any(axis=1) & (masked & window).any(axis=1)
     best = np.argmax(score, axis=1)

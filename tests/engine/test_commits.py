@@ -177,9 +177,7 @@ def test_padding_holds_in_the_next_block_of_a_streaming_window() -> None:
 def test_two_policies_draw_the_same_whatever_their_window_s_width() -> None:
     narrow, wide = draws(SPREAD, 1000), draws(SPREAD, 1000, width=8)
     who = np.arange(1000)
-    assert np.array_equal(
-        narrow.draw(plan(who)), wide.draw(plan(who, 8, window=[1, 1, 1, 1, 0, 0, 0, 0]))[:, :4]
-    )
+    assert np.array_equal(narrow.draw(plan(who)), wide.draw(plan(who, 8, window=[1, 1, 1, 1, 0, 0, 0, 0]))[:, :4])
 
 
 MODELS = (

@@ -89,7 +89,10 @@ def test_a_pass_over_a_complete_block_caches_all_of_it(rules) -> None:  # type: 
     )  # fmt: skip
     # Complete on leaving is not complete on entry; and a row that computes nothing changes nothing.
     assert out == (
-        ["PPMP", "CCCC", "PPPP", "PPPP"], [[0, 0, 1, 1], [0] * 4, [1] * 4, [0] * 4], [1, 0, 0, 0], [4, 0, 4, 4]
+        ["PPMP", "CCCC", "PPPP", "PPPP"],
+        [[0, 0, 1, 1], [0] * 4, [1] * 4, [0] * 4],
+        [1, 0, 0, 0],
+        [4, 0, 4, 4],
     )
 
 
