@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,18 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .. import __version__
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import Policy, parse
-from ..profiler.profile import DEFAULT, Profile
-from ..profiler.profile import load as load_profile
+from ..planner.scenario import Scenario, arrived
+from ..profiler.profile import DEFAULT
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest
-from ..report.metrics import Summary, summarize
+from ..report.metrics import Summary
 from ..report.slo import Slo
 from ..report.text import render
 from ..sim.router import ROUTERS
-from ..sim.twin import Result, commit_model_of, simulate
-from ..traces import ARRIVALS, LENGTHS, Trace, load, prepare, shipped_names
-from ..traces.burstgpt import fit_burstgpt_like
+from ..sim.twin import Result, commit_model_of
+from ..traces import ARRIVALS, LENGTHS, Trace, shipped_names
 from ..traces.lengths import FORMS
 
 INTERRUPTED = 130
@@ -85,86 +84,69 @@ def replay(
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     """
-    policies = [parse(spec) for spec in policy or ["optimus"]]
-    _check_names(policies)
-    slos = [Slo.parse(text) for text in slo or []]
-    priced = load_profile(profile)
-    for p in policies:
-        commit_model_of(p, priced, workload)
+    specs = policy or ["optimus"]
+    for spec in specs:
+        if specs.count(spec) > 1:
+            raise PolicyError(f"policy {spec} is given {specs.count(spec)} times, expected once")
     if fit is not None and arrival != "burstgpt-like":
         raise DsimError(f"--fit is {fit} and --arrival is {arrival}, expected burstgpt-like")
     if concurrency is not None and (arrival != "trace" or rate is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
     if not drop_warmup >= 0:
         raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0")
-    source = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed)
-    timeless = concurrency is not None and not source.notes.has_arrivals  # a closed loop needs no arrival times
-    ready = prepare(
-        source,
-        arrival="constant" if timeless else arrival,
-        rate=1.0 if timeless else rate,
+    first = Scenario(
+        trace=trace,
+        policy=specs[0],
+        profile=profile,
+        workload=workload,
+        replicas=replicas,
+        router=router,
+        arrival=arrival,
+        rate=rate,
         cv=cv,
         burstiness=burstiness,
-        num_requests=num_requests,
-        seed=seed,
+        fit=fit,
         lengths=lengths,
+        concurrency=concurrency,
+        num_requests=num_requests,
         time_scale=time_scale,
         jitter=jitter,
-        parameters=None if fit is None else fit_burstgpt_like(load(fit)),
+        time_unit=time_unit,
+        skip_bad=skip_bad,
+        keep_failed=keep_failed,
+        emit=emit,
+        eos=eos,
+        drain=drain,
+        slos=tuple(str(Slo.parse(text)) for text in slo or []),
+        missing_passes=not missing_fails,
+        drop_warmup=drop_warmup,
+        seed=seed,
     )
+    scenarios = [replace(first, policy=spec) for spec in specs]
+    for scenario in scenarios:  # every mistake is told before the work begins
+        commit_model_of(scenario.parsed_policy(), first.loaded_profile(), workload)
+    requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    for warning in source.notes.warnings:
+    for warning in first.source().notes.warnings:
         screen.print(f"Warning: {warning}", style="yellow", markup=False)
     results: list[Result] = []
     summaries: list[Summary] = []
-    # The folder is checked before the work, not after it.
     with nullcontext() if out is None else RunWriter(out, force=force) as writer:
-        for p in policies:
-            with _Progress(screen, p.name, len(ready)) as progress:
-                result = simulate(
-                    ready,
-                    priced,
-                    p,
-                    replicas=replicas,
-                    router=router,
-                    seed=seed,
-                    workload=workload,
-                    emit=emit,
-                    concurrency=concurrency,
-                    drain=drain,
-                    eos=eos,
-                    append=None if writer is None else writer.steps(p.name).append,
+        for scenario in scenarios:
+            name = scenario.policy
+            with _Progress(screen, name, len(requests)) as progress:
+                result = scenario.simulate(
+                    requests,
+                    append=None if writer is None else writer.steps(name).append,
                     progress=progress.update if screen.is_terminal else None,
                 )
-            columns = _seen(result)
-            summary = summarize(
-                p.name,
-                columns,
-                result.totals,
-                slos,
-                missing_passes=not missing_fails,
-                drop_warmup=drop_warmup,
-                replicas=replicas,
-                closed_loop=concurrency is not None,
-            )
             results.append(result)
-            summaries.append(summary)
+            summaries.append(scenario.summarize(result))
             if writer is not None:
-                writer.requests(p.name, columns)
+                writer.requests(name, arrived(result))
             if result.interrupted:
                 break
-        manifest = _manifest(ready, source, priced, results, summaries)
-        manifest["trace"]["arrival"] = f"closed loop of {concurrency}" if concurrency is not None else arrival
-        manifest |= Manifest(
-            replicas=replicas,
-            router=router,
-            emit=f"{emit} ({AR_EMITS})" if emit == "block" and any(p.autoregressive for p in policies) else emit,
-            seed=seed,
-            slos=[str(s) for s in slos],
-            missing_passes=not missing_fails,
-            drop_warmup=drop_warmup,
-            closed_loop=concurrency is not None,
-        )
+        manifest = _manifest(first, requests, results, summaries)
         if writer is not None:
             writer.finish(manifest)
     interrupted = results[-1].interrupted
@@ -174,9 +156,11 @@ def replay(
     else:
         render(summaries, manifest, Console(soft_wrap=not sys.stdout.isatty()))
     if interrupted:
-        line = f"Interrupted: {results[-1].policy.name} had served {summaries[-1].completed} of {len(ready)} requests"
-        if len(results) < len(policies):
-            line += f", and {len(policies) - len(results)} of {len(policies)} policies were not begun"
+        line = (
+            f"Interrupted: {results[-1].policy.name} had served {summaries[-1].completed} of {len(requests)} requests"
+        )
+        if len(results) < len(specs):
+            line += f", and {len(specs) - len(results)} of {len(specs)} policies were not begun"
         screen.print(line, style="bold red", markup=False)
     if out is not None:
         screen.print(f"Wrote {out}/ (run.json, requests.parquet, steps.parquet, report.html)", markup=False)
@@ -184,27 +168,14 @@ def replay(
         raise typer.Exit(INTERRUPTED)
 
 
-def _check_names(policies: list[Policy]) -> None:
-    names = [p.name for p in policies]
-    for name in names:
-        if names.count(name) > 1:
-            raise PolicyError(f"policy {name} is given {names.count(name)} times, expected once")
-
-
-def _seen(result: Result) -> dict[str, Any]:
-    """The request columns; after an interrupt, of the requests that had arrived."""
-    columns = result.table.columns
-    if not result.interrupted:
-        return columns
-    arrived = columns["replica"] >= 0
-    return {name: column[arrived] for name, column in columns.items()}
-
-
-def _manifest(
-    trace: Trace, source: Trace, profile: Profile, results: list[Result], summaries: list[Summary]
-) -> Manifest:
+def _manifest(scenario: Scenario, requests: Trace, results: list[Result], summaries: list[Summary]) -> Manifest:
     """What the run was. Nothing of when or where it ran: the same inputs give the same bytes."""
+    source, profile = scenario.source(), scenario.loaded_profile()
     notes = source.notes
+    emit = scenario.emit
+    if emit == "block" and any(result.policy.autoregressive for result in results):
+        emit += f" ({AR_EMITS})"
+    closed = scenario.concurrency is not None
     commits: list[CommitInfo] = [
         {
             "policy": result.policy.name,
@@ -222,8 +193,9 @@ def _manifest(
         dsim=__version__,
         trace={
             "name": source.name,
-            "num_requests": len(trace),
-            "rate": trace.rate if len(trace) > 1 and trace.duration > 0 else 0.0,
+            "num_requests": len(requests),
+            "arrival": f"closed loop of {scenario.concurrency}" if closed else scenario.arrival,
+            "rate": requests.rate if len(requests) > 1 and requests.duration > 0 else 0.0,
             "skipped_bad": notes.num_skipped,
             "failed_in_trace": notes.failed_in_trace,
             "sorted_rows": notes.num_unsorted,
@@ -237,6 +209,14 @@ def _manifest(
             "estimated": profile.is_estimate,
         },
         commit_models=commits,
+        replicas=scenario.replicas,
+        router=scenario.router,
+        emit=emit,
+        seed=scenario.seed,
+        slos=list(scenario.slos),
+        missing_passes=scenario.missing_passes,
+        drop_warmup=scenario.drop_warmup,
+        closed_loop=closed,
         interrupted=results[-1].interrupted,
         policies=[summary.to_json() for summary in summaries],
     )

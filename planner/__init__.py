@@ -1,0 +1,5 @@
+"""Decisions from the twin: how much a fleet sustains, which settings are best, and how sure that is."""
+
+from .scenario import Scenario
+
+__all__ = ["Scenario"]

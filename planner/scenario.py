@@ -1,0 +1,129 @@
+"""One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ..engine.policy import Policy, parse
+from ..profiler.profile import DEFAULT, Profile
+from ..profiler.profile import load as load_profile
+from ..report.metrics import Columns, Summary, summarize
+from ..report.slo import Slo
+from ..sim.twin import Append, Progress, Result, simulate
+from ..traces import Trace, load, prepare
+from ..traces.burstgpt import fit_burstgpt_like
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run in plain values: it can be written down, sent to another process, and run there with the same result."""
+
+    trace: str  # a file or a shipped trace's name
+    policy: str = "optimus"  # a SPEC or a TOML file
+    profile: str = DEFAULT
+    workload: str | None = None  # the profile's first commit model
+    replicas: int = 1
+    router: str = "round-robin"
+    arrival: str = "trace"
+    rate: float | None = None  # req/s
+    cv: float | None = None
+    burstiness: float | None = None
+    fit: str | None = None  # a trace to take burstgpt-like arrivals' parameters from
+    lengths: str | None = None
+    concurrency: int | None = None  # closed loop
+    num_requests: int | None = None
+    time_scale: float | None = None
+    jitter: float = 0.0  # s
+    time_unit: str | None = None
+    skip_bad: bool = False
+    keep_failed: bool = False
+    emit: str = "block"
+    eos: bool = False
+    drain: bool = True
+    slos: tuple[str, ...] = ()
+    missing_passes: bool = True
+    drop_warmup: float = 0.0  # s
+    seed: int = 0
+
+    def source(self) -> Trace:
+        """The trace as it is in its file."""
+        path = Path(self.trace)
+        changed = path.stat().st_mtime_ns if path.is_file() else 0
+        return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed)
+
+    def requests(self) -> Trace:
+        """The requests to replay: the trace's, at this scenario's times and with its lengths."""
+        source = self.source()
+        timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs no times
+        return prepare(
+            source,
+            arrival="constant" if timeless else self.arrival,
+            rate=1.0 if timeless else self.rate,
+            cv=self.cv,
+            burstiness=self.burstiness,
+            num_requests=self.num_requests,
+            seed=self.seed,
+            lengths=self.lengths,
+            time_scale=self.time_scale,
+            jitter=self.jitter,
+            parameters=None if self.fit is None else fit_burstgpt_like(load(self.fit)),
+        )
+
+    def parsed_policy(self) -> Policy:
+        """The policy that the SPEC names."""
+        return parse(self.policy)
+
+    def loaded_profile(self) -> Profile:
+        """The profile that prices the steps."""
+        return load_profile(self.profile)
+
+    def simulate(
+        self, requests: Trace | None = None, *, append: Append | None = None, progress: Progress | None = None
+    ) -> Result:
+        """Replay it; `requests` spares making them again."""
+        return simulate(
+            self.requests() if requests is None else requests,
+            self.loaded_profile(),
+            self.parsed_policy(),
+            replicas=self.replicas,
+            router=self.router,
+            seed=self.seed,
+            workload=self.workload,
+            emit=self.emit,
+            concurrency=self.concurrency,
+            drain=self.drain,
+            eos=self.eos,
+            append=append,
+            progress=progress,
+        )
+
+    def summarize(self, result: Result) -> Summary:
+        """The metrics of its run."""
+        return summarize(
+            self.policy,
+            arrived(result),
+            result.totals,
+            [Slo.parse(text) for text in self.slos],
+            missing_passes=self.missing_passes,
+            drop_warmup=self.drop_warmup,
+            replicas=self.replicas,
+            closed_loop=self.concurrency is not None,
+        )
+
+    def run(self, requests: Trace | None = None) -> Summary:
+        """Replay and summarize."""
+        return self.summarize(self.simulate(requests))
+
+
+def arrived(result: Result) -> Columns:
+    """The request columns; after an interrupt, of the requests that had arrived."""
+    columns = result.table.columns
+    if not result.interrupted:
+        return columns
+    seen = columns["replica"] >= 0
+    return {name: column[seen] for name, column in columns.items()}
+
+
+@lru_cache(maxsize=8)
+def _load(trace: str, _changed: int, time_unit: str | None, skip_bad: bool, keep_failed: bool) -> Trace:
+    return load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed)
