@@ -1,0 +1,274 @@
+"""The live driver with a stub in the device's place: its journal replays, and on an exact clock it is the twin's."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dsim.engine.commits import CommitDraws
+from dsim.engine.engine import Engine
+from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable, StepRecorder
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.live.loop import serve
+from dsim.live.stub import StubExecutor
+from dsim.profiler.profile import Profile
+from dsim.sim.twin import commit_model_of, limits_of, simulate
+from dsim.traces import Trace
+
+from ..worlds import TOY_MODEL, Collector, table_bytes, toy_profile, toy_trace
+
+COMPLETED, REJECTED = 0, 1
+# Halves, quarters and so on of a second add up without rounding.
+EXACT = LatencyModel(((0.0, 0.125), (16.0, 0.25)), 2.0**-8, host_request=2.0**-6)
+TICK = LatencyModel(((0.0, 0.125),), 0.0)
+ROUGH = LatencyModel(((0.0, 0.1), (16.0, 0.23)), 0.003, attention=1e-6, host_request=0.007)
+SMALL = ",max_batch=4,num_pages=40,page_size=8"
+
+
+def small(name: str) -> Policy:
+    return parse(name + SMALL + ("" if name == "ar" else ",block_length=4"))
+
+
+class FakeClock:
+    """Time that passes only in `sleep`, from any beginning; `late` is how much longer a sleep lasts than asked."""
+
+    def __init__(self, begin: float = 0.0, late: float = 0.0) -> None:
+        self.now = begin
+        self.late = late
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.slept.append(seconds)
+        # Time passes, be the sleep shorter than the clock's last digit.
+        self.now = max(self.now + seconds + self.late, math.nextafter(self.now, math.inf))
+
+
+class Live:
+    """A run of the live driver, and what it left."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        trace: Trace,
+        profile: Profile,
+        clock: Any = None,
+        sleep: Any = None,
+        time_scale: float = 1.0,
+    ) -> None:
+        self.policy, self.profile, self.trace = policy, profile, trace
+        self.limits = limits_of(policy, profile)
+        self.table = RequestTable(len(trace))
+        engine = self.engine(self.table)
+        width = policy.block_length * (2 if policy.obs else 1)
+        model = commit_model_of(policy, profile, None)
+        draws = None
+        if model is not None:
+            draws = CommitDraws(model, 3, trace.input_length, trace.output_length, width)
+        fake = clock or FakeClock()
+        asleep = sleep or fake.sleep
+        executor = StubExecutor(profile.latency, draws, time_scale=time_scale, clock=fake, sleep=asleep)
+        self.journal = Collector()
+        recorder = StepRecorder(self.journal, width)
+        requests = (trace.request(i) for i in range(len(trace)))
+        self.seconds = serve(engine, executor, requests, recorder=recorder, clock=fake, sleep=asleep)
+        recorder.flush()
+
+    def engine(self, table: RequestTable) -> Engine:
+        return Engine(self.policy, self.limits, table, latency=self.profile.latency)
+
+    def differences(self) -> tuple[list[str], RequestTable]:
+        """The journal on a fresh engine."""
+        table = RequestTable(len(self.trace))
+        steps, lists = self.journal.steps, self.journal.lists
+        return list(replay(self.engine(table), 0, self.table.columns, steps, lists)), table
+
+    @property
+    def bytes(self) -> dict[str, bytes]:
+        return table_bytes(self.table) | journal_bytes(self.journal)
+
+
+def journal_bytes(journal: Collector) -> dict[str, bytes]:
+    steps, lists = journal.steps, journal.lists
+    out = {f"step {name}": steps[name].tobytes() for name in STEP_COLUMNS}
+    return out | {f"list {name}": b"".join(part.tobytes() for part in lists[name]) for name in STEP_LISTS}
+
+
+def crowd(n: int = 25, seed: int = 0, grain: float = 0.125) -> Trace:
+    """Requests at multiples of `grain` s, some together, some after a pause; one fits no pool, one asks for none."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.choice([0, 1, 5, 40, 200], n, p=[0.2, 0.2, 0.3, 0.2, 0.1])) * grain
+    prompts, outputs = rng.integers(1, 60, n), rng.integers(1, 40, n)
+    prompts[4], outputs[9] = 1000, 0
+    return toy_trace(arrival - arrival[0], prompts, outputs)
+
+
+def plain_steps(journal: Collector) -> dict[str, npt.NDArray[Any]]:
+    return {name: values for name, values in journal.steps.items() if name not in ("start", "latency")}
+
+
+# ---- the keystone ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [0.0, 0.0137])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_live_journal_replays_plan_for_plan(name: str, late: float) -> None:
+    # A sleep that lasts too long is what a device does to a prediction.
+    clock = FakeClock(begin=12_345.678, late=late)
+    live = Live(small(name), crowd(grain=0.11), toy_profile(TOY_MODEL, ROUGH), clock, clock.sleep)
+    found, table = live.differences()
+    assert found == []
+    assert live.journal.steps["prefill"].sum() > 5
+    assert (live.table["num_preemptions"].sum(), (live.table["status"] == 1).sum()) == (
+        table["num_preemptions"].sum(),
+        1,
+    )
+    # Clock readings are told from latencies, so they may differ in their last digits; nothing else may.
+    for column, kind in REQUEST_COLUMNS.items():
+        if kind == "float64":
+            np.testing.assert_allclose(table[column], live.table[column], rtol=0, atol=1e-9)
+        else:
+            assert np.array_equal(table[column], live.table[column]), column
+
+
+def test_a_journal_with_one_commit_more_does_not_replay() -> None:
+    live = Live(small("chunk:2"), crowd(), toy_profile(TOY_MODEL, EXACT))
+    values, _ = live.journal.list_parts[0]["commits"]
+    window, _ = live.journal.list_parts[0]["window"]
+    k = int(np.flatnonzero(values != window)[0])
+    values[k] = window[k]
+    found, _ = live.differences()
+    assert found
+
+
+# ---- live and twin --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("latency", [EXACT, TICK])
+@pytest.mark.parametrize("name", PRESETS)
+def test_on_an_exact_clock_the_live_journal_is_the_twins(name: str, latency: LatencyModel) -> None:
+    trace, profile, policy = crowd(), toy_profile(TOY_MODEL, latency), small(name)
+    clock = FakeClock(begin=4096.5)
+    live = Live(policy, trace, profile, clock, clock.sleep)
+    journal = Collector()
+    twin = simulate(trace, profile, policy, seed=3, append=journal)
+    assert live.bytes == table_bytes(twin.table) | journal_bytes(journal)
+    assert live.seconds == twin.end
+    # Some requests come while a step runs; under TICK others come at the very moment one ends.
+    ends = journal.steps["start"] + journal.steps["latency"]
+    assert not np.isin(trace.arrival, ends).all()
+    assert np.isin(trace.arrival, ends).any() or latency is EXACT
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_with_times_that_round_live_and_twin_make_the_same_plans(name: str) -> None:
+    # The live latency is the difference of two clock readings, so it is off by their rounding, and a request that
+    # comes at the very end of a step may be seen a step later. These arrivals come at no such moment.
+    trace, profile, policy = crowd(grain=0.1234567), toy_profile(TOY_MODEL, ROUGH), small(name)
+    clock = FakeClock(1000.0)
+    live = Live(policy, trace, profile, clock, clock.sleep)
+    journal = Collector()
+    twin = simulate(trace, profile, policy, seed=3, append=journal)
+    mine, theirs = plain_steps(live.journal), plain_steps(journal)
+    for column in mine:
+        assert np.array_equal(mine[column], theirs[column]), column
+    for name_, (values, _) in live.journal.lists.items():
+        assert np.array_equal(values, journal.lists[name_][0])
+    np.testing.assert_allclose(live.journal.steps["latency"], journal.steps["latency"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(live.table["finish"], twin.table["finish"], rtol=0, atol=1e-9)
+
+
+def test_a_slow_device_shows_in_the_latency_and_not_in_the_draws() -> None:
+    trace, profile, policy = crowd(), toy_profile(TOY_MODEL, EXACT), small("chunk:2")
+    # One at a time, so that being late changes no batch.
+    apart = dataclasses.replace(trace, arrival=np.arange(len(trace)) * 1000.0)
+    exact, slow = FakeClock(), FakeClock(late=0.5)
+    runs = [Live(policy, apart, profile, clock, clock.sleep) for clock in (exact, slow)]
+    first, second = (run.journal.steps for run in runs)
+    assert second["latency"].tolist() == (first["latency"] + 0.5).tolist()
+    assert first["committed"].tolist() == second["committed"].tolist()
+
+
+# ---- the loop -------------------------------------------------------------------------------------------------
+
+
+class Instant:
+    """An executor whose every step takes 1 s of a fake clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.plans: list[StepPlan] = []
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        self.plans.append(plan)
+        self.clock.now += 1.0
+        return StepOutcome(1.0, np.ones_like(plan.window))
+
+
+def serve_ar(requests: Iterable[Request], clock: FakeClock, size: int) -> tuple[RequestTable, Instant, float]:
+    profile, policy = toy_profile(), parse("ar,max_batch=2")
+    table = RequestTable(size)
+    executor = Instant(clock)
+    engine = Engine(policy, limits_of(policy, profile), table)
+    return table, executor, serve(engine, executor, requests, clock=clock, sleep=clock.sleep)
+
+
+def test_the_loop_sleeps_until_a_request_is_due_and_not_while_it_works() -> None:
+    clock = FakeClock(begin=100.0)
+    requests = [Request(0, 2.0, 5, 3), Request(1, 3.5, 5, 1), Request(2, 20.0, 5, 1)]
+    table, executor, seconds = serve_ar(requests, clock, 3)
+    # 2-3 prefill of 0; 3-4 a token; 1 came at 3.5: 4-5 its prefill; 5-6 the last token of 0; idle to 20.
+    assert [(plan.now, plan.prefill, plan.requests.tolist()) for plan in executor.plans] == [
+        (2.0, True, [0]), (3.0, False, [0]), (4.0, True, [1]), (5.0, False, [0]), (20.0, True, [2]),
+    ]  # fmt: skip
+    assert clock.slept == [2.0, 14.0]
+    assert table["finish"].tolist() == [6.0, 5.0, 21.0]
+    assert seconds == 21.0
+
+
+def test_a_request_that_comes_while_the_clock_oversleeps_is_served_at_once() -> None:
+    clock = FakeClock(late=5.0)
+    table, executor, _ = serve_ar([Request(0, 1.0, 5, 1), Request(1, 2.0, 5, 1)], clock, 2)
+    assert [plan.requests.tolist() for plan in executor.plans] == [[0, 1]]
+    # Its clock starts when it arrived, not when it was noticed.
+    assert table["arrival"].tolist() == [1.0, 2.0]
+    assert table["finish"].tolist() == [7.0, 7.0]
+
+
+def test_requests_are_taken_one_ahead_and_no_more() -> None:
+    # They may come from a generator that waits for someone.
+    taken = []
+
+    def requests() -> Iterable[Request]:
+        for i in itertools.count():
+            if i == 5:
+                return
+            taken.append((i, clock.now))
+            yield Request(i, 10.0 * i, 5, 1)
+
+    clock = FakeClock()
+    serve_ar(requests(), clock, 5)
+    assert taken == [(0, 0.0), (1, 0.0), (2, 10.0), (3, 20.0), (4, 30.0)]
+
+
+def test_no_requests_take_no_time() -> None:
+    table, executor, seconds = serve_ar([], FakeClock(), 0)
+    assert (executor.plans, seconds) == ([], 0.0)
+    assert len(table["request"]) == 0
+
+
+def test_a_request_that_can_never_fit_does_not_stop_the_loop() -> None:
+    table, _, _ = serve_ar([Request(0, 0.0, 100_000, 1), Request(1, 1.0, 5, 1)], FakeClock(), 2)
+    assert table["status"].tolist() == [REJECTED, COMPLETED]
