@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,14 +40,16 @@ def small(name: str) -> Policy:
 
 
 class FakeClock:
-    """Time that passes only in `sleep`, from any beginning; `late` is how much longer a sleep lasts than asked."""
+    """Time that passes in `sleep`, `late` longer than asked, and by `tick` whenever it is read."""
 
-    def __init__(self, begin: float = 0.0, late: float = 0.0) -> None:
+    def __init__(self, begin: float = 0.0, late: float = 0.0, tick: float = 0.0) -> None:
         self.now = begin
         self.late = late
+        self.tick = tick
         self.slept: list[float] = []
 
     def __call__(self) -> float:
+        self.now += self.tick
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -122,11 +125,11 @@ def plain_steps(journal: Collector) -> dict[str, npt.NDArray[Any]]:
 # ---- the keystone ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("late", [0.0, 0.0137])
+@pytest.mark.parametrize(("late", "tick"), [(0.0, 0.0), (0.0137, 0.0), (0.0137, 0.0007)])
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_live_journal_replays_plan_for_plan(name: str, late: float) -> None:
-    # A sleep that lasts too long is what a device does to a prediction.
-    clock = FakeClock(begin=12_345.678, late=late)
+def test_a_live_journal_replays_plan_for_plan(name: str, late: float, tick: float) -> None:
+    # A sleep that lasts too long is what a device does to a prediction, and the host's own work takes time.
+    clock = FakeClock(begin=12_345.678, late=late, tick=tick)
     live = Live(small(name), crowd(grain=0.11), toy_profile(TOY_MODEL, ROUGH), clock, clock.sleep)
     found, table = live.differences()
     assert found == []
@@ -272,3 +275,26 @@ def test_no_requests_take_no_time() -> None:
 def test_a_request_that_can_never_fit_does_not_stop_the_loop() -> None:
     table, _, _ = serve_ar([Request(0, 0.0, 100_000, 1), Request(1, 1.0, 5, 1)], FakeClock(), 2)
     assert table["status"].tolist() == [REJECTED, COMPLETED]
+
+
+# ---- real time ------------------------------------------------------------------------------------------------
+
+
+def test_on_the_real_clock_a_scaled_down_run_keeps_the_twins_plans_and_replays() -> None:
+    # All at once, so that no plan depends on how fast this machine is.
+    trace = toy_trace([0.0] * 8, [20] * 8, [12] * 8)
+    profile, policy = toy_profile(TOY_MODEL, ROUGH), small("optimus")
+    begin = time.monotonic()
+    live = Live(policy, trace, profile, time.monotonic, time.sleep, time_scale=0.01)
+    took = time.monotonic() - begin
+    journal = Collector()
+    simulate(trace, profile, policy, seed=3, append=journal)
+    assert live.differences()[0] == []
+    mine, theirs = plain_steps(live.journal), plain_steps(journal)
+    for column in mine:
+        assert np.array_equal(mine[column], theirs[column]), column
+    # What it reports is what it took: no less than it slept, and in all no more than it was there.
+    steps = live.journal.steps
+    assert (steps["latency"] >= 0.01 * journal.steps["latency"]).all()
+    assert (np.diff(steps["start"]) >= steps["latency"][:-1]).all()
+    assert steps["latency"].sum() <= live.seconds <= took
