@@ -1,5 +1,7 @@
 """The twin around the engines: when a run ends, what it keeps, and that chance is keyed by what it is about."""
 
+import itertools
+import signal
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -305,3 +307,31 @@ def test_a_runs_memory_does_not_grow_with_its_steps() -> None:
     assert (sum(few), sum(many)) == (10_000, 30_000)
     assert max(few) == max(many) < 5_000
     assert long - short < 20_000  # less than a byte for each step more
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("name", PRESETS)
+def test_without_draining_a_leaping_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
+    check_undrained(name, replicas, fast=True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_steps_are_handed_on_loses_none_and_writes_none_twice(when: str) -> None:
+    # Writing is a good share of a long run, so that is when Ctrl-C comes.
+    journal = Collector()
+    calls = itertools.count()
+
+    def append(columns: Any, lists: Any) -> None:
+        press = next(calls) == 0
+        if press and when == "before":
+            signal.raise_signal(signal.SIGINT)
+        journal(columns, lists)
+        if press and when == "after":
+            signal.raise_signal(signal.SIGINT)
+
+    n = 600
+    result = simulate(toy_trace(np.arange(n) * 50.0, [9] * n, [16] * n), PROFILE, parse("ar"), append=append)
+    assert result.interrupted is True
+    step = journal.steps["step"]
+    assert step.tolist() == list(range(len(step)))
+    assert 4096 <= len(step) < 16 * n
