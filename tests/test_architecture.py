@@ -1,0 +1,140 @@
+"""The house's table of who may import whom, held against every import statement in the tree."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dsim
+
+ROOT = Path(dsim.__file__).parent
+# Folder: the folders it may import besides itself. The top of the package is __version__ alone.
+MAY_IMPORT = {
+    "engine": set(),
+    "traces": {"engine"},
+    "kernels": set(),
+    "profiler": {"engine"},
+    "sim": {"engine", "profiler", "traces"},
+    "live": {"engine", "kernels"},
+    "planner": {"sim", "profiler", "traces", "engine", "report"},
+    "report": {"engine", "profiler"},
+    "cli": {"engine", "traces", "kernels", "profiler", "sim", "live", "planner", "report"},
+}
+# Modules with a licence of their own: the one that measures a device, and the one that validates on it.
+EXCEPTIONS = {"profiler.measure": {"live"}, "planner.validate": {"live"}}
+ONLY_IN = {
+    "simpy": {"sim"},
+    "torch": {"live", "kernels"},
+    "triton": {"live", "kernels"},
+    "typer": {"cli"},
+    "rich": {"cli", "report"},
+    "plotly": {"report"},
+}
+# What would bring a clock, a device, the environment or hidden randomness into the engine.
+NOT_IN_ENGINE = {
+    "asyncio", "datetime", "multiprocessing", "os", "random", "secrets", "simpy", "socket", "subprocess", "threading",
+    "time", "torch", "uuid",
+}  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the folders above, by its dotted name."""
+    found = {}
+    for folder in MAY_IMPORT:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(module: str) -> Iterator[str]:
+    """The absolute names that a module imports, wherever it does: `dsim.engine.engine`, `numpy.typing` ..."""
+    package = ["dsim", *module.split(".")[:-1]]
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            yield from (".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names)
+
+
+def folders(module: str) -> set[str]:
+    """The folders of ours that a module imports from, its own left out."""
+    found = {name.split(".")[1] for name in imports(module) if name.startswith("dsim.")}
+    return found - {module.split(".")[0], "__version__"}
+
+
+def test_the_table_speaks_of_every_folder_and_file_there_is() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert packages <= set(MAY_IMPORT)
+    at_the_top = {path.name for path in ROOT.glob("*.py")}
+    assert at_the_top <= {"__init__.py", "__main__.py"}
+    assert {"engine.engine", "sim.twin", "live.loop", "cli.replay"} <= set(MODULES)
+
+
+def test_imports_are_read_as_python_reads_them() -> None:
+    assert {"dsim.engine.engine.Engine", "simpy", "dsim.sim.clock.Clock"} <= set(imports("sim.replica"))
+    assert "dsim.report.html.write_html" in set(imports("report.files"))  # inside a function
+    assert folders("sim.twin") == {"engine", "profiler", "traces"}
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_a_folder_imports_only_what_the_table_allows(folder: str) -> None:
+    for module in MODULES:
+        if module.split(".")[0] == folder:
+            extra = folders(module) - MAY_IMPORT[folder] - EXCEPTIONS.get(module, set())
+            assert not extra, f"{module} imports {', '.join(extra)}"
+
+
+def test_the_planner_imports_live_only_inside_a_function() -> None:
+    for module, path in MODULES.items():
+        if module.startswith("planner."):
+            top = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.ImportFrom)]
+            assert not [n for n in top if (n.module or "").split(".")[0] == "live"], module
+
+
+def test_devices_simulation_and_screens_stay_in_their_folders() -> None:
+    for module in MODULES:
+        for name in imports(module):
+            homes = ONLY_IN.get(name.split(".")[0])
+            if homes is not None and module not in EXCEPTIONS:
+                assert module.split(".")[0] in homes, f"{module} imports {name}"
+
+
+def test_the_engine_has_no_clock_no_device_and_no_hidden_randomness() -> None:
+    for module, path in MODULES.items():
+        if not module.startswith("engine."):
+            continue
+        named = {name.split(".")[0] for name in imports(module)}
+        assert not named & NOT_IN_ENGINE, f"{module} imports {named & NOT_IN_ENGINE}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            # numpy.random by way of np.
+            assert not (isinstance(node, ast.Attribute) and node.attr == "random"), f"{module}:{node.lineno}"
+
+
+def test_only_the_engine_and_what_is_standard_is_needed_to_schedule() -> None:
+    allowed = {"dsim", "numpy", "numba"} | set(sys.stdlib_module_names)
+    for module in MODULES:
+        if module.startswith("engine."):
+            assert {name.split(".")[0] for name in imports(module)} <= allowed, module
+
+
+@pytest.mark.parametrize(
+    ("imported", "never"),
+    [
+        ("dsim.sim.twin", ["torch", "triton", "dsim.live"]),
+        ("dsim.cli", ["torch", "triton", "plotly", "matplotlib"]),
+        ("dsim.live.loop, dsim.live.stub", ["simpy", "dsim.sim", "pandas"]),
+        ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),
+        ("dsim", ["numpy"]),
+    ],
+)
+def test_importing_a_part_does_not_load_what_it_must_not(imported: str, never: list[str]) -> None:
+    code = f"import {imported}, sys; print(' '.join(n for n in {never} if n in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
