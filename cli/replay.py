@@ -70,7 +70,7 @@ def replay(
     ] = True,
     drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
     slo: Annotated[
-        list[str] | None, option("SLO", "[stat:]metric=bound, as ttft=2s or p90:tpot_chunk=50ms; repeat.", "--slo")
+        list[str] | None, option("SLO", "\\[stat:]metric=bound, as ttft=2s or p90:tpot_chunk=50ms; repeat.", "--slo")
     ] = None,
     missing_fails: Annotated[
         bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
