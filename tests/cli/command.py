@@ -1,0 +1,54 @@
+"""The command line as a user meets it: in this process for what it prints, in another for how it ends."""
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from dsim.cli import main
+
+
+@dataclass
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What standard output holds: one JSON value on one line or more, and nothing else."""
+        return json.loads(self.out)
+
+
+def dsim(*arguments: object) -> Ran:
+    """Run `dsim` with these arguments."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        mock.patch.object(sys, "argv", ["dsim", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+def held(folder: Path) -> list[str]:
+    """Everything under a folder, hidden files too."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def rows(n: int, gap: int = 200, prompt: int = 100, output: int = 48) -> str:
+    """A trace of equal requests, `gap` ms apart, as JSON lines."""
+    return "".join(
+        json.dumps({"timestamp": gap * i, "input_length": prompt, "output_length": output}) + "\n" for i in range(n)
+    )

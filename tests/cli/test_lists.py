@@ -1,0 +1,107 @@
+"""dsim policies, profiles, metrics and profile --roofline: what there is, and what it means."""
+
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.policy import PRESETS, parse
+from dsim.profiler.profile import load, shipped
+from dsim.report.metrics import METRICS, Summary
+
+from .command import dsim, held
+
+
+def test_policies_are_listed_one_line_each_with_their_main_parameter() -> None:
+    ran = dsim("policies")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    for line, (name, preset) in zip(lines, PRESETS.items(), strict=False):
+        assert line.split() == [f"{name}[:{preset.main}]", *preset.summary.split()]
+    assert lines[len(PRESETS)] == ""
+    # Each field that it names is one that some policy takes.
+    fields = lines[-1].removesuffix(".").rpartition(" are ")[2].split(", ")
+    assert {"max_batch", "chunk", "obs", "threshold", "num_pages"} <= set(fields)
+    assert len(lines) == len(PRESETS) + 2
+
+
+def test_policies_as_json_hold_every_axis() -> None:
+    listed = dsim("policies", "--json").json
+    assert list(listed) == list(PRESETS)
+    assert listed["chunk"]["granularity"] == {
+        "kind": "FixedChunk", "chunk": 8, "block_length": 32, "obs": False, "window": "pending-first",
+    }  # fmt: skip
+    for axes in listed.values():
+        assert list(axes) == ["name", "batching", "granularity", "eviction", "unmasking", "memory"]
+
+
+def test_every_listed_policy_is_one_that_a_spec_can_name() -> None:
+    for line in dsim("policies").out.splitlines()[: len(PRESETS)]:
+        assert parse(line.split("[")[0]).name in PRESETS
+
+
+def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> None:
+    ran = dsim("profiles")
+    assert (ran.code, ran.err) == (0, "")
+    assert [line.split()[0] for line in ran.out.splitlines()] == list(shipped())
+    needed = ["a100-sdar-8b", "a100-llada2-mini", "a100-sdar-8b-graphs", "l40s-llada-8b", "rtx4090-llada-8b"]
+    assert set(needed) <= set(shipped())
+    for line in ran.out.splitlines():
+        assert line.endswith("(estimated, not measured)") == load(line.split()[0]).is_estimate
+    assert dsim("profiles", "--json").json == shipped()
+
+
+def test_metrics_are_printed_with_unit_and_formula() -> None:
+    ran = dsim("metrics")
+    assert (ran.code, ran.err) == (0, "")
+    assert len(ran.out.splitlines()) == len(METRICS)
+    # The formulas that users of other tools would doubt (traces-and-metrics, section 3).
+    for line in (
+        "duration_s [s]: last completion - first arrival",
+        "tpot [ms]: (e2el - ttft) / (N - 1)",
+        "tpot_chunk [ms]: (last emission - first emission) / (N - tokens of the first emission)",
+        "norm_latency [ms]: e2el / N",
+        "slo_attainment [share]: requests that meet every per-request SLO / arrivals",
+    ):
+        assert any(printed.startswith(line) for printed in ran.out.splitlines()), line
+
+
+def test_metrics_explain_every_number_that_replay_prints() -> None:
+    explained = dsim("metrics", "--json").json
+    for field in Summary.__dataclass_fields__:
+        assert field == "policy" or field in explained or field.removesuffix("_ms") in explained, field
+
+
+def test_a_roofline_profile_is_written_and_can_be_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    ran = dsim("profile", "--roofline", "H100", "--model", "SDAR-4B", "--tp", "2", "-o", path)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[-1] == f"Wrote {path}"
+    profile = load(path)
+    assert (profile.origin, profile.device.count, profile.model.name) == ("roofline", 2, "SDAR-4B")
+    served = dsim("replay", "azure-conv", "--num-requests", 5, "--profile", path, "--policy", "ar", "--json")
+    assert served.json["profile"]["estimated"] is True
+    before = path.read_bytes()
+    again = dsim("profile", "--roofline", "H100", "--model", "SDAR-4B", "-o", path)
+    assert (again.code, again.out) == (2, "")
+    assert again.err == f"Error: {path} exists: choose another name, or pass --force to replace it\n"
+    assert path.read_bytes() == before
+    assert held(tmp_path) == ["mine.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--roofline", "H9000", "--model", "SDAR-8B"], "H9000"),
+        (["--roofline", "H100", "--model", "GPT-9"], "GPT-9"),
+        (["--roofline", "H100"], "--model is missing, expected one of"),
+        (["--roofline", "H100", "--model", "SDAR-8B", "--tp", "0"], "0"),
+        ([], "--roofline GPU --model MODEL"),
+    ],
+)
+def test_bad_input_to_profile_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    ran = dsim("profile", *arguments, "-o", tmp_path / "p.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("Error: ")
+    assert ran.err.count("\n") == 1
+    assert said in ran.err
+    assert held(tmp_path) == []

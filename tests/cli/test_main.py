@@ -1,0 +1,63 @@
+"""dsim itself: its version, its commands, its errors, and how it ends in a pipe."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsim as package
+
+from .command import dsim
+
+COMMANDS = ("replay", "profile", "trace", "policies", "profiles", "metrics")
+
+
+def test_the_version_is_the_packages() -> None:
+    ran = dsim("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"dsim {package.__version__}\n", "")
+
+
+def test_help_lists_every_command() -> None:
+    ran = dsim("--help")
+    assert (ran.code, ran.err) == (0, "")
+    for command in COMMANDS:
+        assert f" {command} " in ran.out
+        assert dsim(command, "--help").code == 0
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    done = subprocess.run([sys.executable, "-m", "dsim", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, dsim("--version").out, "")
+
+
+def test_an_error_is_one_line_and_exit_code_2_in_a_process_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dsim", "replay", "nowhere.jsonl"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        "Error: no trace file nowhere.jsonl, expected a file or a shipped trace: azure-conv, mooncake-conv\n",
+    )
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["replay"], ["replay", "azure-conv", "--nonsense"]])
+def test_an_unknown_command_or_option_exits_with_2_and_prints_nothing_to_stdout(arguments: list[str]) -> None:
+    ran = dsim(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize("command", ["metrics", "replay azure-conv --num-requests 5", "trace info azure-conv"])
+def test_a_reader_that_leaves_early_is_no_error(command: str) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m dsim {command} | head -1", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
