@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.journal import STATUSES
-from .files import Columns, Run
+from .run import Columns, Run
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from . import curves
-from .files import Columns, Run
 from .metrics import good_requests, latencies
+from .run import Columns, Run
 from .slo import Slo
 
 # Okabe and Ito's palette, told apart by colour-blind readers; yellow is left out on white.

@@ -9,7 +9,7 @@ from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
 from .figures import HEIGHT, Figure, colour, dashed, figures
-from .files import Run
+from .run import Run
 from .story import answer, estimated, notes, setting, warnings
 from .table import compare
 

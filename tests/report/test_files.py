@@ -9,7 +9,8 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
-from dsim.report.files import FILES, RunWriter, read_run
+from dsim.report.files import RunWriter
+from dsim.report.run import FILES, read_run
 
 from .fabricate import POLICIES, lists_for, toy_run, write_run
 

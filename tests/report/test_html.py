@@ -10,8 +10,9 @@ from plotly.offline import get_plotlyjs
 
 from dsim.engine.journal import STATUSES, STEP_COLUMNS
 from dsim.report import curves
-from dsim.report.files import RunWriter, read_run
+from dsim.report.files import RunWriter
 from dsim.report.html import write_html
+from dsim.report.run import read_run
 
 from .fabricate import write_run
 from .fixtures import request, request_columns
