@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
+
 from dsim.cli.trace import app
 from dsim.engine.errors import TraceError
 from dsim.traces import load
 from dsim.traces.fetch import RELEASES, Release
-from typer.testing import CliRunner, Result
 
 BURSTGPT = """\
 Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -36,7 +37,9 @@ def burstgpt(tmp_path: Path) -> Path:
 
 
 def test_info_shows_a_trace(burstgpt: Path) -> None:
-    assert run("info", burstgpt).output == """\
+    assert (
+        run("info", burstgpt).output
+        == """\
 BurstGPT  (burstgpt)
 
   requests     3
@@ -53,6 +56,7 @@ BurstGPT  (burstgpt)
 
   also: log_type, model
 """
+    )
 
 
 def test_info_of_the_shipped_traces_fits_a_terminal() -> None:
