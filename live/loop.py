@@ -45,6 +45,6 @@ def serve(
             sleep(max(0.0, due.arrival - (clock() - begin)))
             continue
         outcome = executor.step(plan)
-        done = engine.commit(outcome, clock() - begin)
+        done = engine.commit(outcome, now + outcome.latency)  # the step's own end, as the journal has it
         if recorder is not None:
             recorder.record(engine.replica, plan, outcome, done)

@@ -12,6 +12,14 @@ class Clock(simpy.Environment):
     A delay is added to `now` and may round; a step's end is computed once, by the engine's clock, and kept as it is.
     """
 
+    stopping = False  # set it to end the run before its next event, with KeyboardInterrupt
+
+    def step(self) -> None:
+        """Process the next event, unless the run is to stop: it is never left in the middle of one."""
+        if self.stopping:
+            raise KeyboardInterrupt
+        super().step()
+
     def at(self, time: float, urgent: bool = False) -> simpy.Event:
         """An event at `time`. Of equal times urgent ones come first: a step that begins sees who arrives."""
         assert time >= self.now, f"time would run backwards, from {self.now} to {time}"

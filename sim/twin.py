@@ -1,9 +1,13 @@
 """The twin: a trace through replicas of a policy, priced by a profile."""
 
 import math
-from collections.abc import Callable, Generator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -123,7 +127,7 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
-    arrivals = _Arrivals(env, trace)
+    arrivals = _Arrivals(env, trace, drain)
 
     def horizon(r: int) -> Callable[[], float] | None:
         if not fast or (concurrency is not None and replicas > 1):
@@ -147,12 +151,13 @@ def simulate(
     loop = None if concurrency is None else _ClosedLoop(env, trace, submit)
     interrupted = False
     try:
-        if loop is not None:
-            loop.next(concurrency or 0)
-            env.run()
-        else:
-            last = env.process(arrivals.run(submit))
-            env.run(None if drain else last)
+        with _stop_on_interrupt(env):
+            if loop is not None:
+                loop.next(concurrency or 0)
+                env.run()
+            else:
+                last = env.process(arrivals.run(submit))
+                env.run(None if drain else last)
     except KeyboardInterrupt:
         interrupted = True
     totals = StepTotals()
@@ -174,18 +179,38 @@ def _past_eos(trace: Trace, block: int) -> tuple[Trace, npt.NDArray[np.bool_]]:
     return replace(trace, output_length=np.where(missed, partial + 1, trace.output_length)), missed
 
 
+@contextmanager
+def _stop_on_interrupt(env: Clock) -> Iterator[None]:
+    """Ctrl-C ends the run between two events, so that nothing is half done; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        env.stopping = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Arrivals:
     """The open loop: each request is submitted at its time, whatever became of the others."""
 
-    def __init__(self, env: Clock, trace: Trace) -> None:
+    def __init__(self, env: Clock, trace: Trace, drain: bool) -> None:
         self._env = env
         self._trace = trace
         self._next = 0
+        self._end = math.inf if drain else float(trace.arrival[-1])
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The time of the next arrival whose index is `turn` modulo `every`; infinity if there is none."""
+        """The time of the next arrival whose index is `turn` modulo `every`, or of the run's end if there is none."""
         i = self._next + (turn - self._next) % every
-        return float(self._trace.arrival[i]) if i < len(self._trace) else math.inf
+        return float(self._trace.arrival[i]) if i < len(self._trace) else self._end
 
     def run(self, submit: Callable[[Request], bool]) -> Generator[simpy.Event, Any, None]:
         """Submit the trace's requests."""
