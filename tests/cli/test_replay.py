@@ -1,0 +1,479 @@
+"""dsim replay, from arguments to what is printed, written and refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsim.profiler.profile import load, to_json
+from dsim.report.files import FILES, read_run
+
+from .command import Ran, dsim, held, rows
+
+# Issue 2's object: every policy's keys, and those of its distributions and spreads.
+NUMBERS = [
+    "policy", "num_requests", "completed", "rejected", "unfinished", "duration_s", "request_throughput",
+    "output_throughput", "goodput", "slo_attainment", "tpf", "token_utilization", "kv_utilization", "preemptions", "stable",
+]  # fmt: skip
+DISTRIBUTIONS = [
+    "ttft_ms", "ttfb_ms", "tpot_ms", "tpot_chunk_ms", "norm_latency_ms", "e2el_ms", "itl_ms", "step_latency_ms",
+]  # fmt: skip
+SPREADS = ["batch", "chunk"]
+# What came beside them.
+MORE = [
+    "total_token_throughput", "ttfs_ms", "queue_time_ms", "tokens_per_emission", "slos", "wasted_canvas_tokens",
+    "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share", "kv_pages",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Twelve requests, five a second, for 100 tokens in and 48 out."""
+    (tmp_path / "small.jsonl").write_text(rows(12))
+    return "small.jsonl"
+
+
+def policies(*arguments: object) -> list[dict[str, Any]]:
+    ran = dsim("replay", *arguments, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    found: list[dict[str, Any]] = ran.json["policies"]
+    return found
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+# ---- what is printed ------------------------------------------------------------------------------------------
+
+
+def test_json_has_the_keys_that_were_promised(trace: str) -> None:
+    ran = dsim("replay", trace, "--policy", "optimus", "--policy", "ar", "--slo", "ttft=2s", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert list(ran.json) == ["policies", "profile", "interrupted"]
+    assert [p["policy"] for p in ran.json["policies"]] == ["optimus", "ar"]
+    for p in ran.json["policies"]:
+        assert set(p) == {*NUMBERS, *DISTRIBUTIONS, *SPREADS, *MORE}
+        for name in DISTRIBUTIONS:
+            assert list(p[name]) == ["mean", "p50", "p90", "p95", "p99"]
+        for name in SPREADS:
+            assert list(p[name]) == ["mean", "p50", "min", "max"]
+        assert (p["num_requests"], p["completed"], p["rejected"], p["unfinished"]) == (12, 12, 0, 0)
+        assert (p["stable"], p["slo_attainment"], p["preemptions"]) == (True, 1.0, 0)
+        assert p["goodput"] == p["request_throughput"] == 12 / p["duration_s"]
+        assert p["output_throughput"] == pytest.approx(12 * 48 / p["duration_s"])
+
+
+def test_json_is_one_object_alone_on_stdout_even_when_there_is_much_to_say(tmp_path: Path) -> None:
+    # Out of order, overloaded, one row rejected.
+    text = rows(60, gap=1, prompt=3000) + '{"timestamp": 0, "input_length": 40000, "output_length": 9}\n'
+    (tmp_path / "odd.jsonl").write_text(text)
+    ran = dsim("replay", "odd.jsonl", "--policy", "ar,max_batch=1", "--json", "--no-drain", "-o", "run")
+    assert ran.code == 0
+    assert ran.out.count("\n") == 1
+    (p,) = ran.json["policies"]
+    assert p["rejected"] == 1
+    assert p["unfinished"] > 0
+    assert p["stable"] is False
+    # Warnings and what it did go to the other stream.
+    assert "1 rows were out of order" in ran.err
+    assert ran.err.splitlines()[-1] == "Wrote run/ (run.json, requests.parquet, steps.parquet, report.html)"
+
+
+def test_without_slos_there_is_no_goodput(trace: str) -> None:
+    (p,) = policies(trace)
+    assert (p["goodput"], p["slo_attainment"], p["slos"]) == (None, None, [])
+
+
+def test_a_bound_with_a_statistic_judges_the_run_and_gives_no_goodput(trace: str) -> None:
+    (p,) = policies(trace, "--slo", "p90:tpot_chunk=1us", "--slo", "p99:ttft=1000s")
+    assert p["goodput"] is None
+    assert [(slo["slo"], slo["met"]) for slo in p["slos"]] == [("p90:tpot_chunk=1us", False), ("p99:ttft=1000s", True)]
+
+
+def test_a_bound_that_none_meets_gives_a_goodput_of_zero(trace: str) -> None:
+    (p,) = policies(trace, "--slo", "ttft=1us")
+    assert (p["goodput"], p["slo_attainment"]) == (0.0, 0.0)
+
+
+def test_policies_stand_side_by_side_under_their_specs(trace: str) -> None:
+    specs = ["chunk:8", "optimus,obs=true", "lmdeploy-bd32,max_batch=4"]
+    ran = dsim("replay", trace, *(word for spec in specs for word in ("--policy", spec)), "--slo", "e2el=60s")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "Every policy meets the SLOs for 100.0 % of requests."
+    header = next(line for line in lines if "unit" in line)
+    assert header.split() == ["unit", *specs]
+    completed = next(line for line in lines if line.split()[:1] == ["completed"])
+    assert completed.split() == ["completed", "requests", "12", "12", "12"]
+    assert [line for line in lines if "estimated, not measured" in line] == [
+        "Profile: a100-sdar-8b (SDAR-8B, A100-80GB, LMDeploy eager, fork of Dec 2025): estimated, not measured"
+    ]
+
+
+def test_the_default_is_optimus_on_the_calibrated_profile_with_sharegpt_yield(trace: str) -> None:
+    assert policies(trace) == policies(
+        trace, "--policy", "optimus", "--profile", "a100-sdar-8b", "--workload", "sharegpt"
+    )
+    assert policies(trace) != policies(trace, "--workload", "gsm8k")
+
+
+def test_a_policy_file_is_the_spec_it_says(trace: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('policy = "optimus"\nobs = true\ncandidates = [2, 8, 32]\nmax_batch = 6\n')
+    (by_file,) = policies(trace, "--policy", "mine.toml")
+    (by_spec,) = policies(trace, "--policy", "optimus,obs=true,candidates=2/8/32,max_batch=6")
+    assert by_file.pop("policy") == "mine.toml"
+    assert by_spec.pop("policy") == "optimus,obs=true,candidates=2/8/32,max_batch=6"
+    assert by_file == by_spec
+
+
+def test_blocks_are_emitted_for_diffusion_and_tokens_for_ar(trace: str) -> None:
+    blocks, tokens = policies(trace, "--policy", "optimus", "--policy", "ar")
+    # 100 tokens in, 48 out: the blocks of 32 end at 128 and 160, and the last at 148.
+    assert blocks["tokens_per_emission"] == 48 / 2
+    assert tokens["tokens_per_emission"] == 1.0
+    assert blocks["ttft_ms"] == blocks["ttfb_ms"]
+    (steps,) = policies(trace, "--policy", "optimus", "--emit", "step")
+    assert steps["ttft_ms"]["mean"] < steps["ttfb_ms"]["mean"] == blocks["ttfb_ms"]["mean"]
+    (end,) = policies(trace, "--policy", "optimus", "--emit", "end")
+    assert end["ttft_ms"] == end["e2el_ms"] == blocks["e2el_ms"]
+
+
+def test_overload_is_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "flood.jsonl").write_text(rows(200, gap=50, prompt=2000))
+    ran = dsim("replay", "flood.jsonl", "--policy", "chunk:8", "--policy", "ar,max_batch=1")
+    assert ran.code == 0
+    assert ran.out.splitlines()[0].startswith("OVERLOADED ar,max_batch=1: the queue grows without bound (p99 wait ")
+    assert "OVERLOADED chunk:8" not in ran.out
+
+
+def test_unfinished_requests_are_the_first_line(trace: str) -> None:
+    ran = dsim("replay", trace, "--no-drain", "--policy", "ar")
+    assert ran.code == 0
+    assert ran.out.startswith("UNFINISHED ar: ")
+    assert " of 12 requests were still in flight when the run ended" in ran.out.splitlines()[0]
+
+
+def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(
+        rows(5) + "{broken\n" + '{"timestamp": 1, "input_length": -4, "output_length": 1}\n'
+    )
+    assert dsim("replay", "t.jsonl").code == 2
+    ran = dsim("replay", "t.jsonl", "--skip-bad", "-o", "run")
+    assert ran.code == 0
+    assert "Note: 2 rows of the trace could not be read and were skipped" in ran.out.splitlines()
+    assert read_run("run").info["trace"]["skipped_bad"] == 2
+    assert read_run("run").info["trace"]["num_requests"] == 5
+
+
+def test_unmodelled_prefixes_are_said() -> None:
+    ran = dsim("replay", "mooncake-conv", "--num-requests", 3)
+    assert "hash_ids are kept, but prefix reuse is not modelled" in ran.out
+
+
+def test_a_rate_and_an_arrival_process_set_the_load(trace: str) -> None:
+    (p,) = policies(trace, "--arrival", "constant", "--rate", "0.5", "--policy", "ar")
+    # Eleven gaps of 2 s, and the last request's stay.
+    assert p["duration_s"] == pytest.approx(22 + p["e2el_ms"]["p50"] / 1e3)
+    assert p["batch"]["max"] == 2 if p["e2el_ms"]["p50"] > 2000 else p["batch"]["max"] == 1
+
+
+def test_a_closed_loop_needs_no_rate_and_cannot_be_overloaded(trace: str) -> None:
+    (p,) = policies(trace, "--concurrency", "3", "--policy", "chunk:8")
+    assert (p["completed"], p["stable"], p["batch"]["max"]) == (12, True, 3)
+
+
+def test_replicas_share_the_load(trace: str) -> None:
+    for router in ("round-robin", "least-tokens", "jsq"):
+        (one,) = policies(trace, "--policy", "ar", "--router", router)
+        (four,) = policies(trace, "--policy", "ar", "--replicas", "4", "--router", router)
+        assert four["kv_pages"] == 4 * one["kv_pages"]
+        assert four["batch"]["max"] < one["batch"]["max"]
+        assert four["e2el_ms"]["mean"] < one["e2el_ms"]["mean"]
+
+
+def test_the_seed_changes_what_is_drawn_and_nothing_else(trace: str) -> None:
+    (a,), (b,), (c,) = (policies(trace, "--policy", "chunk:8", "--seed", seed) for seed in (1, 1, 2))
+    assert a == b != c
+    (a,), (c,) = (policies(trace, "--policy", "ar", "--seed", seed) for seed in (1, 2))
+    assert a == c
+
+
+# ---- what is written ------------------------------------------------------------------------------------------
+
+
+def test_without_o_nothing_is_written(trace: str, tmp_path: Path) -> None:
+    assert dsim("replay", trace).code == 0
+    assert held(tmp_path) == [trace]
+
+
+def test_a_run_is_a_folder_of_four_files(trace: str, tmp_path: Path) -> None:
+    arguments = ["replay", trace, "--policy", "optimus", "--policy", "ar", "--slo", "ttft=2s", "-o", "runs/a"]
+    ran = dsim(*arguments, "--json")
+    assert ran.code == 0
+    assert held(tmp_path) == ["runs", "runs/a", *sorted(f"runs/a/{name}" for name in FILES), trace]
+    run = read_run("runs/a")
+    assert run.policies == ["optimus", "ar"]
+    assert run.info["policies"] == ran.json["policies"]
+    assert (run.info["seed"], run.info["slos"], run.info["interrupted"]) == (0, ["ttft=2s"], False)
+    report = Path("runs/a/report.html").read_text()
+    assert "estimated, not measured" in report
+    assert "<script src=" not in report  # it holds all it needs
+
+
+def test_a_rerun_gives_the_same_bytes_in_every_file(trace: str) -> None:
+    arguments = ["replay", trace, "--policy", "optimus", "--policy", "sglang-bd32", "--replicas", 2, "--seed", 5]
+    for folder in ("a", "b"):
+        assert dsim(*arguments, "-o", folder).code == 0
+    assert files("a") == files("b")
+    assert dsim(*arguments[:-1], 6, "-o", "c").code == 0
+    assert files("a").keys() == files("c").keys()
+    assert files("a")["steps.parquet"] != files("c")["steps.parquet"]
+
+
+def test_an_existing_run_is_kept_unless_forced(trace: str, tmp_path: Path) -> None:
+    assert dsim("replay", trace, "--policy", "ar", "-o", "run").code == 0
+    before, listing = files("run"), held(tmp_path)
+    ran = dsim("replay", trace, "--policy", "chunk:8", "-o", "run")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        f"Error: {tmp_path}/run: exists and holds report.html, requests.parquet, run.json, steps.parquet: "
+        "choose another folder or pass --force\n"
+    )
+    assert files("run") == before
+    assert dsim("replay", trace, "--policy", "chunk:8", "-o", "run", "--force").code == 0
+    assert read_run("run").policies == ["chunk:8"]
+    assert held(tmp_path) == listing
+
+
+def test_a_folder_with_files_of_others_is_never_replaced(trace: str, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").write_text("years")
+    ran = dsim("replay", trace, "-o", "work", "--force")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"Error: {tmp_path}/work: holds thesis.tex, which dsim did not write: choose another folder\n"
+    assert held(tmp_path) == [trace, "work", "work/thesis.tex"]
+
+
+def test_a_failed_replacement_leaves_the_old_run(trace: str) -> None:
+    assert dsim("replay", trace, "--policy", "ar", "-o", "run").code == 0
+    before = files("run")
+    assert dsim("replay", trace, "--policy", "ar,num_pages=1", "-o", "run", "--force").code == 2
+    assert files("run") == before
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------
+
+GOOD = '{"timestamp": 0, "input_length": 20, "output_length": 10}\n'
+FIELDS = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+def refused(ran: Ran, folder: Path, listing: list[str]) -> str:
+    """The one line of a refusal, which printed nothing else and wrote nothing."""
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("Error: ")
+    assert ran.err.count("\n") == 1
+    assert held(folder) == listing
+    return ran.err.removeprefix("Error: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("t.jsonl", "", "t.jsonl is empty, expected a trace"),
+        ("t.csv", f"{FIELDS}\n", "t.csv holds a header and no rows, expected a trace"),
+        (
+            "t.jsonl", GOOD + '{"timestamp": 1 "input_length": 5}\n',
+            "t.jsonl:2: malformed JSON (Expecting ',' delimiter at column 17), expected one object per line",
+        ),
+        (
+            "t.jsonl", GOOD + '{"timestamp": 1, "input_le',
+            "t.jsonl:2: malformed JSON (Unterminated string starting at at column 18), expected one object per line",
+        ),
+        ("t.csv", f"{FIELDS}\n2023-11-16 18:17:03.9,374,44\n2023-1", f"t.csv:3: row has 1 fields, expected 3 ({FIELDS})"),
+        ("t.csv", f"{FIELDS}\nmonday,374,44\n", 't.csv:2: TIMESTAMP is "monday", expected a date and time'),
+        ("t.jsonl", GOOD + "[1, 2, 3]\n", "t.jsonl:2: row is [1, 2, 3], expected an object"),
+        (
+            "t.jsonl", GOOD + '{"timestamp": 1, "input_length": 5, "output_length": -3}\n',
+            "t.jsonl:2: output_length is -3, expected at least 0",
+        ),
+        (
+            "t.jsonl", GOOD + '{"timestamp": -1, "input_length": 5, "output_length": 3}\n',
+            "t.jsonl:2: timestamp is -1, expected at least 0",
+        ),
+        (
+            "t.jsonl", GOOD + '{"timestamp": 1, "input_length": "many", "output_length": 3}\n',
+            't.jsonl:2: input_length is "many", expected a number of at least 0',
+        ),
+        (
+            "t.jsonl", GOOD + '{"timestamp": NaN, "input_length": 5, "output_length": 3}\n',
+            "t.jsonl:2: timestamp is nan, expected a finite number",
+        ),
+        (
+            "t.jsonl", GOOD + '{"timestamp": 1, "input_length": 99999999999, "output_length": 3}\n',
+            "t.jsonl:2: input_length is 99999999999, expected at most 10000000",
+        ),
+        (
+            "t.jsonl", GOOD + '{"timestamp": 1, "input_length": 2.5, "output_length": 3}\n',
+            "t.jsonl:2: input_length is 2.5, expected a whole number",
+        ),
+        (
+            "t.jsonl", GOOD + '{"timestamp": 1, "output_length": 3}\n',
+            "t.jsonl:2: input_length is missing, expected a number of at least 0",
+        ),
+        (
+            "t.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 0}\n',
+            "t.jsonl: none of 1 rows is a request (0 bad, 1 without output), expected at least 1",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_one_line_with_file_line_and_both_values(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert refused(dsim("replay", name, "-o", "run"), tmp_path, [name]) == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--policy", "optimis"],
+            "policy 'optimis': no preset is named 'optimis' (did you mean optimus?); there are ar, ",
+        ),
+        (["--policy", "chunk:33"], "policy 'chunk:33': chunk is 33, expected 2 to the block length 32"),
+        (["--policy", "chunk:x"], "policy 'chunk:x': chunk is 'x', expected a whole number"),
+        (["--policy", "chunk:8,chunk=4"], "policy 'chunk:8,chunk=4': chunk is given twice, as 8 and 4"),
+        (
+            ["--policy", "ar,max_bach=3"],
+            "policy 'ar,max_bach=3': there is no field 'max_bach' (did you mean max_batch?);",
+        ),
+        (["--policy", "ar,max_batch=0"], "policy 'ar,max_batch=0': max_batch is 0, expected at least 1"),
+        (["--policy", "optimus,obs=yes"], "policy 'optimus,obs=yes': obs is 'yes', expected true or false"),
+        (["--policy", "ar", "--policy", "ar"], "policy ar is given 2 times, expected once"),
+        (["--policy", "lost.toml"], "lost.toml: no such policy file"),
+        (
+            ["--policy", "optimus,threshold=0.5"],
+            "profile a100-sdar-8b holds commit models for sharegpt at thresholds 0.90; this run asks for 0.50",
+        ),
+        (["--profile", "tpu-v9"], "no profile file or shipped profile is named tpu-v9; shipped: a100-sdar-8b, "),
+        (
+            ["--profile", "l40s-llada-8b"],
+            "profile l40s-llada-8b is of family full-sequence, and optimus decodes blocks",
+        ),
+        (["--workload", "poetry"], "profile a100-sdar-8b holds commit models for workloads sharegpt, "),
+        (["--router", "random"], "router is 'random', expected one of round-robin, least-tokens, jsq"),
+        (
+            ["--arrival", "fractal"],
+            "no arrival process named fractal, expected one of: trace, poisson, gamma, weibull, ",
+        ),
+        (["--emit", "words"], "emit is 'words', expected one of block, step, end"),
+        (["--lengths", "haiku"], "lengths are haiku, expected one of: sharegpt, "),
+        (["--rate", "0"], "rate is 0.0 req/s, expected above 0 and finite"),
+        (["--rate", "nan"], "rate is nan req/s, expected above 0 and finite"),
+        (["--arrival", "poisson", "--rate", "-2"], "rate is -2.0 req/s, expected above 0 and finite"),
+        (["--arrival", "gamma", "--cv", "0"], "cv is 0, expected 0.001 to 30 for gamma arrivals"),
+        (["--num-requests", "13"], "small holds 12 requests, the run asks for 13"),
+        (["--num-requests", "0"], "number of requests is 0, expected 1 to 100000000"),
+        (["--replicas", "0"], "replicas is 0, expected at least 1"),
+        (["--concurrency", "0"], "concurrency is 0, expected at least 1"),
+        (["--concurrency", "2", "--rate", "3"], "--concurrency is 2"),
+        (["--seed", "-1"], "seed is -1, expected 0 to 2^63 - 1"),
+        (["--time-unit", "days"], "time unit is days, expected one of: s, ms, us, ns"),
+        (["--drop-warmup", "-1"], "--drop-warmup is -1.0 s, expected at least 0"),
+        (["--slo", "ttft"], "SLO 'ttft': expected [stat:]metric=bound, such as ttft=2s or p90:tpot_chunk=50ms"),
+        (["--slo", "ttfx=2s"], "SLO 'ttfx=2s': unknown metric 'ttfx', expected one of ttft, ttfb, tpot, "),
+        (["--slo", "p12:ttft=2s"], "SLO 'p12:ttft=2s': unknown statistic 'p12', expected one of mean, p50, "),
+        (["--slo", "ttft=2"], "SLO 'ttft=2': bound '2' has no unit, expected s, ms or us"),
+        (["--slo", "ttft=0s"], "SLO 'ttft=0s': bound is 0s, expected a time above zero"),
+        (
+            ["--policy", "ar,num_pages=2"],
+            "small: none of its 12 requests fits: the shortest has 148 tokens (3 pages), expected at most 32768 tokens "
+            "(context) and 2 pages of 64",
+        ),
+    ],
+)
+def test_bad_arguments_are_one_line_with_both_values(
+    arguments: list[str], said: str, trace: str, tmp_path: Path
+) -> None:
+    line = refused(dsim("replay", trace, *arguments, "-o", "deep/run"), tmp_path, [trace])
+    assert line.startswith(said)
+
+
+def test_a_mistake_in_the_last_policy_is_told_before_any_work(trace: str, tmp_path: Path) -> None:
+    ran = dsim("replay", trace, "--policy", "ar", "--policy", "optimus,threshold=0.5", "-o", "run")
+    assert "this run asks for 0.50" in refused(ran, tmp_path, [trace])
+
+
+def test_a_profile_of_a_newer_schema_says_both_versions(trace: str, tmp_path: Path) -> None:
+    data: Any = to_json(load("a100-sdar-8b"))
+    data["version"] = 99
+    (tmp_path / "new.json").write_text(json.dumps(data))
+    line = refused(dsim("replay", trace, "--profile", "new.json", "-o", "run"), tmp_path, ["new.json", trace])
+    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 1: upgrade dsim, ")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": "dsim-profile", "version": 1}', "\0"])
+def test_a_broken_profile_is_one_line_with_its_name(text: str, trace: str, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(text)
+    assert refused(dsim("replay", trace, "--profile", "p.json"), tmp_path, ["p.json", trace]).startswith("p.json")
+
+
+@pytest.mark.parametrize("text", ["policy = ", 'policy = "ghost"', "policy = 3", "", 'policy = "ar"\nspeed = 9'])
+def test_a_broken_policy_file_is_one_line_with_its_name(text: str, trace: str, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    assert "p.toml" in refused(dsim("replay", trace, "--policy", "p.toml"), tmp_path, ["p.toml", trace])
+
+
+def test_a_file_in_the_folders_place_is_refused(trace: str, tmp_path: Path) -> None:
+    line = refused(dsim("replay", trace, "-o", trace), tmp_path, [trace])
+    assert line == f"{tmp_path}/{trace}: is a file, expected a folder to write to"
+    assert "cannot be created" in refused(dsim("replay", trace, "-o", f"{trace}/run"), tmp_path, [trace])
+
+
+# ---- Ctrl-C ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_ctrl_c_writes_what_is_done_and_says_so(tmp_path: Path) -> None:
+    arguments = ["azure-conv", "--arrival", "poisson", "--rate", "8", "--num-requests", "500000", "--policy", "ar"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dsim", "replay", *arguments, "--policy", "optimus", "-o", "run", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        # It works once it has handed on some steps.
+        until = time.monotonic() + 60
+        while not [p for p in tmp_path.glob(".run.*/steps.parquet") if p.stat().st_size > 100_000]:
+            assert child.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 130, err
+    shown = json.loads(out)
+    assert shown["interrupted"] is True
+    # The second policy was not begun.
+    (p,) = shown["policies"]
+    assert 0 < p["completed"] < p["num_requests"] < 500_000
+    lines = err.splitlines()
+    assert lines[0].startswith(f"Interrupted: ar had served {p['completed']} of 500000 requests")
+    assert lines[1] == "Wrote run/ (run.json, requests.parquet, steps.parquet, report.html)"
+    assert len(lines) == 2
+    assert held(tmp_path) == ["run", *sorted(f"run/{name}" for name in FILES)]
+    run = read_run("run")
+    assert run.info["interrupted"] is True
+    assert run.num_steps > 1000
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "INTERRUPTED" in report
