@@ -478,3 +478,18 @@ def test_ctrl_c_writes_what_is_done_and_says_so(tmp_path: Path) -> None:
     assert run.num_steps > 1000
     report = (tmp_path / "run" / "report.html").read_text()
     assert "INTERRUPTED" in report
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--policy", "optimus,cold_start=99999999999999999999"],
+        ["--policy", "optimus,memory=99999999999999999999"],
+        ["--policy", "lmdeploy-bd32,num_loops=99999999999999999999"],
+        ["--policy", "lmdeploy-bd32,num_pages=99999999999999999999"],
+        ["--policy", "optimus,hysteresis=nan"],
+        ["--drop-warmup", "inf"],
+    ],
+)
+def test_numbers_beyond_all_sense_are_one_line(arguments: list[str], trace: str, tmp_path: Path) -> None:
+    assert arguments[1].split("=")[-1] in refused(dsim("replay", trace, *arguments, "-o", "run"), tmp_path, [trace])
