@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,8 @@ class SloVerdict:
     """How one SLO fared: the share of arrivals that meet a per-request bound, or the run's value and its verdict."""
 
     slo: str
-    attainment: float  # NaN for a bound on the run
-    observed_ms: float  # NaN for a per-request bound
+    attainment: float  # NaN for a bound on a statistic of the run
+    observed_ms: float  # NaN for a per-request bound or a share of them
     met: bool | None  # None for a per-request bound
 
 
@@ -202,6 +202,13 @@ def good_requests(
     return good
 
 
+def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> float:
+    """The share of arrivals that completed and meet the SLO's bound; NaN without arrivals."""
+    good = good_requests(requests, [replace(slo, stat=None)], missing_passes=missing_passes)
+    assert good is not None
+    return _per(float(good.sum()), len(good))
+
+
 def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     """Whether the queue stays bounded: nothing is unfinished, and the wait for a first step does not keep growing.
 
@@ -248,6 +255,9 @@ def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], miss
         good = good_requests(requests, [slo], missing_passes=missing_passes)
         assert good is not None
         return SloVerdict(str(slo), _per(float(good.sum()), len(good)), math.nan, None)
+    if slo.share is not None:
+        attained = attainment(requests, slo, missing_passes=missing_passes)
+        return SloVerdict(str(slo), attained, math.nan, attained >= slo.share - 1e-9)
     observed_ms: float = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
     # What is unfinished could still fail any bound, and a run that completed nothing met none.

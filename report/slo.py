@@ -1,6 +1,11 @@
-"""What counts as good enough: `[stat:]metric=bound`, a bound every good request meets or, with a statistic, the run."""
+"""What counts as good enough: `[class/][stat:]metric=bound`, a bound every good request meets, or the run on a statistic.
+
+`ttft=2s` judges each request. `p90:ttft=2s` judges the run: its p90; `95%:ttft=2s`: at least 95 % of arrivals meet it.
+`chat/p90:ttft=1s` judges the requests whose slo_class is chat.
+"""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..engine.errors import DsimError
@@ -9,7 +14,8 @@ METRIC_KEYS = ("ttft", "ttfb", "tpot", "tpot_chunk", "norm_latency", "e2el", "it
 STATS = ("mean", "p50", "p90", "p95", "p99")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
-_SHAPE = re.compile(r"(?:(?P<stat>[^:=]*):)?(?P<metric>[^:=]*)=(?P<bound>[^:=]*)")
+_SHAPE = re.compile(r"(?:(?P<class>[^:=]*)/)?(?:(?P<stat>[^:=/]*):)?(?P<metric>[^:=/]*)=(?P<bound>[^:=]*)")
+_SHARE = re.compile(r"(?P<percent>\d+\.?\d*|\.\d+)\s*%")
 _BOUND = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[a-z]*)")
 
 
@@ -19,27 +25,63 @@ class Slo:
 
     metric: str  # one of METRIC_KEYS
     bound: float  # s
-    stat: str | None = None  # one of STATS
+    stat: str | None = None  # one of STATS, or a share of arrivals such as "95%"
     text: str = ""  # as the user wrote it
+    slo_class: str | None = None  # of the requests judged; None: all
+
+    @property
+    def share(self) -> float | None:
+        """The least share of arrivals that must meet the bound, where the statistic is one."""
+        return float(self.stat[:-1]) / 100 if self.stat is not None and self.stat.endswith("%") else None
 
     @classmethod
-    def parse(cls, text: str) -> "Slo":
-        """Read `ttft=2s` or `p90:tpot_chunk=50ms`; a DsimError names what is unknown and lists what is known."""
+    def parse(cls, text: str, classes: Collection[str] | None = None) -> "Slo":
+        """Read `ttft=2s`, `p90:tpot_chunk=50ms` or `95%:ttft=2s`; a DsimError names what is unknown and what is known.
+
+        classes: the trace's, where an SLO may name one, as in `chat/p90:ttft=1s`.
+        """
         spec = text.strip()
         shape = _SHAPE.fullmatch(spec)
         if shape is None:
             raise DsimError(f"SLO '{text}': expected [stat:]metric=bound, such as ttft=2s or p90:tpot_chunk=50ms")
-        metric, stat = shape["metric"].strip(), shape["stat"]
+        metric, stat, slo_class = shape["metric"].strip(), shape["stat"], shape["class"]
         if metric not in METRIC_KEYS:
             raise DsimError(f"SLO '{text}': unknown metric '{metric}', expected one of {', '.join(METRIC_KEYS)}")
         if stat is not None and (stat := stat.strip()) not in STATS:
-            raise DsimError(f"SLO '{text}': unknown statistic '{stat}', expected one of {', '.join(STATS)}")
-        if metric == "itl" and stat is None:
-            raise DsimError(f"SLO '{text}': itl is a list a request, so it needs a statistic, such as p99:{spec}")
-        return cls(metric, _seconds(shape["bound"].strip(), text), stat, spec)
+            stat = _share(stat, text)
+        if metric == "itl" and (stat is None or stat.endswith("%")):
+            example = f"p99:itl={shape['bound'].strip()}"
+            raise DsimError(f"SLO '{text}': itl is a list a request, so it needs a statistic, such as {example}")
+        if slo_class is not None:
+            slo_class = slo_class.strip()
+            _check_class(slo_class, classes, metric, text)
+        return cls(metric, _seconds(shape["bound"].strip(), text), stat, spec, slo_class)
 
     def __str__(self) -> str:
-        return self.text or f"{self.stat + ':' if self.stat else ''}{self.metric}={self.bound:g}s"
+        who = "" if self.slo_class is None else f"{self.slo_class}/"
+        return self.text or f"{who}{self.stat + ':' if self.stat else ''}{self.metric}={self.bound:g}s"
+
+
+def _share(stat: str, text: str) -> str:
+    found = _SHARE.fullmatch(stat)
+    if found is None:
+        raise DsimError(
+            f"SLO '{text}': unknown statistic '{stat}', expected one of {', '.join(STATS)}, or a share such as 95%"
+        )
+    percent = float(found["percent"])
+    if not 0 < percent <= 100:
+        raise DsimError(f"SLO '{text}': share of arrivals is {stat}, expected above 0% and up to 100%")
+    return f"{percent:g}%"
+
+
+def _check_class(slo_class: str, classes: Collection[str] | None, metric: str, text: str) -> None:
+    if classes is None:
+        raise DsimError(f"SLO '{text}' names the class '{slo_class}', and here all requests are judged alike")
+    if slo_class not in classes:
+        known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
+        raise DsimError(f"SLO '{text}': no request is of class '{slo_class}': the trace {known}")
+    if metric == "itl":
+        raise DsimError(f"SLO '{text}': itl is pooled over all requests, expected no class")
 
 
 def _seconds(bound: str, text: str) -> float:

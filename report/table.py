@@ -126,10 +126,12 @@ def _slo_rows(policies: Sequence[Json]) -> list[Row]:
         cells, met = [], set()
         for i, policy in enumerate(policies):
             verdict = policy["slos"][k]
+            share = "–" if verdict["attainment"] is None else f"{100 * verdict['attainment']:.1f} %"
             if verdict["met"] is None:
-                cells.append("–" if verdict["attainment"] is None else f"{100 * verdict['attainment']:.1f} %")
+                cells.append(share)
             else:
-                cells.append(f"{number(verdict['observed_ms'])} ms {'met' if verdict['met'] else 'not met'}")
+                value = share if verdict["observed_ms"] is None else f"{number(verdict['observed_ms'])} ms"
+                cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
                 met |= {i} if verdict["met"] else set()
         rows.append(Row(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False))
     return rows
