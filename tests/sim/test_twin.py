@@ -84,6 +84,14 @@ def test_a_trace_of_one_request_without_draining_leaves_it_unfinished() -> None:
     assert result.end == 0.0
 
 
+def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
+    # The arrival at 1 s is set off at 0.5 s, after the step that ends at 1 s: it must come first all the same.
+    for fast in (True, False):
+        trace = toy_trace([0.0, 0.5, 1.0], [5] * 3, [3] * 3)
+        result = simulate(trace, toy_profile(latency=SECOND), parse("ar"), fast=fast)
+        assert result.table["scheduled"].tolist() == [0.0, 1.0, 1.0]
+
+
 # ---- closed loop ----------------------------------------------------------------------------------------------
 
 
