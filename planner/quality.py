@@ -1,0 +1,295 @@
+"""What a policy's answers are worth beside the full cache's: published scores and a user's own, never a guess."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import DsimError, PolicyError
+from ..engine.policy import PRESETS, Policy, parse, settings_of
+
+# The full cache: whole blocks, nothing evicted, the default threshold. Its quality is 1 by definition.
+REFERENCE = "lmdeploy-bd32"
+
+# When and where a token is computed, not what it sees: the same tokens come out. Every other field may change them.
+NEUTRAL = frozenset(
+    "max_batch max_prefill_tokens num_loops prefill_interval decide_ahead page_size num_pages sample_block".split()
+)
+TEXT = ("system", "model", "benchmark", "policy", "source")  # columns that are no parameter
+SCORES = ("score", "baseline")
+NEAR = 1e-9
+PUBLISHED_TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A policy's score over the full cache's: 1 is as good; None where nobody measured it."""
+
+    relative: float | None
+    source: str
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A row of a table: a policy's parameters and what it scored."""
+
+    system: str
+    model: str  # empty: any
+    benchmark: str
+    preset: str
+    parameters: Mapping[str, str]  # as written; a blank cell is left out, and stands for any value
+    score: float
+    baseline: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class QualityTable:
+    """Scores by policy parameters."""
+
+    name: str
+    scores: tuple[Score, ...]
+    strict: bool = True  # every row must be of a policy that exists
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One setting of a table, over all its benchmarks."""
+
+    factors: Mapping[str, Any]  # by field; a field left out may have any value
+    relative: float
+    worst: tuple[str, float]  # benchmark, relative
+    benchmarks: tuple[str, ...]
+    source: str
+
+
+@cache
+def published() -> QualityTable:
+    """The scores that papers print."""
+    folder = files(__package__) / "published"
+    scores: list[Score] = []
+    for path in sorted(folder.iterdir(), key=lambda p: p.name):
+        if path.name.endswith(".csv"):
+            scores += _read(path.read_text(encoding="utf-8"), path.name)
+    return QualityTable("published", tuple(scores), strict=False)
+
+
+def load_table(path: str | Path) -> QualityTable:
+    """A user's own table: a CSV of policy fields and `score`; see docs/quality.md."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DsimError(f"{path}: cannot be read as a quality table: {error}") from None
+    scores = tuple(_read(text, str(path)))
+    if not scores:
+        raise DsimError(f"{path} holds no scores, expected at least one row")
+    for score in scores:
+        factors_of_row(score, str(path))
+    if not any(s.baseline is not None or _is_reference(factors_of_row(s, str(path))) for s in scores):
+        raise DsimError(f"{path} has neither a baseline nor a row of the full cache (threshold 0.9, nothing evicted)")
+    return QualityTable(str(path), scores)
+
+
+def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
+    """The policy's quality beside the full cache on this model; None with a reason where no score tells it."""
+    factors = quality_factors(policy)
+    if _family(policy) == _family(_reference()) and factors == quality_factors(_reference()):
+        return Quality(1.0, "by definition: this is the full cache, and batching does not change tokens")
+    if policy.autoregressive:
+        return Quality(None, "", ("an autoregressive model is another checkpoint, and no score compares the two",))
+    table = table or published()
+    points = [
+        p for p in _points(table, model) if set(p.factors) <= set(factors) and p.factors["family"] == factors["family"]
+    ]
+    where = f"in {table.name}" if table.strict else "published"
+    if not points:
+        return Quality(None, "", (f"no score is {where} for {_plain(policy)} on {model}",))
+    for point in points:
+        if _distance(point, factors) == set():
+            return Quality(point.relative, point.source, _notes(point))
+    closest = min(points, key=lambda p: len(_distance(p, factors)))
+    along = _distance(closest, factors)
+    if len(along) == 1:
+        (name,) = along
+        line = [p for p in points if _distance(p, factors) <= along and name in p.factors]
+        if all(_number(p.factors[name]) for p in line) and _number(factors[name]):
+            return _between(line, name, factors[name], where)
+    name = min(along, key=list(factors).index)
+    return Quality(None, "", (f"{name} is {factors[name]}, and no score is {where} for that on {model}",))
+
+
+def quality_factors(policy: Policy) -> dict[str, Any]:
+    """The fields that may change which tokens come out, and their values."""
+    factors = {name: value for name, value in settings_of(policy).items() if name not in NEUTRAL}
+    # None is whatever the profile was fitted at.
+    if factors.get("temperature") == PUBLISHED_TEMPERATURE:
+        factors["temperature"] = None
+    return {"family": _family(policy), **factors}
+
+
+def parse_share(text: str | float) -> float:
+    """A share such as 98% or 0.98."""
+    try:
+        said = str(text).strip()
+        share = float(said[:-1]) / 100 if said.endswith("%") else float(said)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1.5:
+        raise DsimError(f"quality {text} is not a share of the full cache's, expected such as 98% or 0.98")
+    return share
+
+
+def factors_of_row(score: Score, where: str) -> dict[str, Any]:
+    """What a row speaks about: its preset's fields with its own cells. Blank cells are any value."""
+    spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
+    try:
+        factors = quality_factors(parse(spec))
+    except PolicyError as error:
+        raise DsimError(f"{where}: {error}") from None
+    return {name: value for name, value in factors.items() if score.parameters.get(name, "-")}
+
+
+def _read(text: str, where: str) -> Iterator[Score]:
+    reader = csv.DictReader(io.StringIO(text))
+    columns = reader.fieldnames or []
+    if "score" not in columns:
+        raise DsimError(f"{where}: its columns are {', '.join(columns) or 'none'}, expected one named score")
+    fields = [name for name in columns if name not in (*TEXT, *SCORES)]
+    for row in reader:
+        line = f"{where}:{reader.line_num}"
+        if None in row or None in row.values():
+            raise DsimError(
+                f"{line}: it has {len([v for v in row.values() if v is not None])} cells, expected {len(columns)}"
+            )
+        cells = {name: row[name].strip() for name in columns}
+        numbers = {name: _score(cells.get(name, ""), name, line) for name in SCORES}
+        score = numbers["score"]
+        if score is None:
+            raise DsimError(f"{line}: score is blank, expected a number")
+        yield Score(
+            system=cells.get("system", ""),
+            model=cells.get("model", ""),
+            benchmark=cells.get("benchmark", ""),
+            preset=cells.get("policy") or _preset_with(fields, line),
+            parameters={name: cells[name] for name in fields},
+            score=score,
+            baseline=numbers["baseline"],
+            source=cells.get("source") or where,
+        )
+
+
+def _score(cell: str, name: str, line: str) -> float | None:
+    if not cell:
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0) or (name == "baseline" and value == 0):
+        raise DsimError(f"{line}: {name} is {cell!r}, expected a number above zero")
+    return value
+
+
+def _preset_with(fields: list[str], line: str) -> str:
+    """The preset that a row without a `policy` speaks about: whole blocks if those have its fields."""
+    for name in (REFERENCE, *PRESETS):
+        if set(fields) <= set(settings_of(PRESETS[name].policy)):
+            return name
+    known = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
+    strange = [f for f in fields if f not in known]
+    if strange:
+        raise DsimError(f"{line}: there is no policy field {strange[0]!r}; the fields are {', '.join(known)}")
+    raise DsimError(f"{line}: no policy has all of {', '.join(fields)}, expected a column `policy` that says which")
+
+
+def _points(table: QualityTable, model: str) -> list[_Point]:
+    """A table's settings on this model, each over all its benchmarks."""
+    groups: dict[tuple[tuple[str, Any], ...], list[Score]] = {}
+    for score in table.scores:
+        if not _same_model(score.model, model) or score.preset not in PRESETS:
+            continue
+        try:
+            factors = factors_of_row(score, table.name)
+        except DsimError:
+            if table.strict:
+                raise
+            continue  # of a system whose policy has other fields here
+        groups.setdefault(tuple(factors.items()), []).append(score)
+    full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g}
+    points = []
+    for key, scores in groups.items():
+        known = [(s, s.baseline or full.get(s.benchmark)) for s in scores]
+        pairs = [(s, b) for s, b in known if b is not None]
+        if len(pairs) < len(known):
+            continue
+        relative = sum(s.score for s, _ in pairs) / sum(b for _, b in pairs)
+        share, worst = min((s.score / b, s.benchmark) for s, b in pairs)
+        names = tuple(s.benchmark for s, _ in pairs)
+        points.append(_Point(dict(key), relative, (worst, share), names, pairs[0][0].source))
+    return points
+
+
+def _between(line: list[_Point], name: str, value: float, where: str) -> Quality:
+    """On the straight line between the two nearest settings."""
+    line = sorted(line, key=lambda p: float(p.factors[name]))
+    values = [float(p.factors[name]) for p in line]
+    if not values[0] < value < values[-1]:
+        held = ", ".join(f"{v:g}" for v in values)
+        return Quality(None, "", (f"{name} is {value:g}, and scores are {where} at {held}: none is extrapolated",))
+    i = next(i for i, v in enumerate(values) if v > value)
+    low, high = line[i - 1], line[i]
+    share = (value - values[i - 1]) / (values[i] - values[i - 1])
+    relative = low.relative + share * (high.relative - low.relative)
+    return Quality(relative, low.source, (f"on a line between {name} {values[i - 1]:g} and {values[i]:g}",))
+
+
+def _notes(point: _Point) -> tuple[str, ...]:
+    if len(point.benchmarks) < 2:
+        return ()
+    name, share = point.worst
+    return (f"mean of {', '.join(point.benchmarks)}; the worst is {name}, {100 * share:.1f} %",)
+
+
+def _distance(point: _Point, factors: Mapping[str, Any]) -> set[str]:
+    """The fields in which a setting differs."""
+    return {name for name, value in point.factors.items() if not _equal(value, factors[name])}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return bool(abs(a - b) < NEAR) if _number(a) and _number(b) else bool(a == b)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _family(policy: Policy) -> str:
+    return f"{type(policy.granularity).__name__} {type(policy.eviction).__name__}"
+
+
+def _plain(policy: Policy) -> str:
+    return policy.name.split(",")[0].split(":")[0]
+
+
+def _reference() -> Policy:
+    return PRESETS[REFERENCE].policy
+
+
+def _is_reference(factors: Mapping[str, Any]) -> bool:
+    return dict(factors) == quality_factors(_reference())
+
+
+def _same_model(written: str, model: str) -> bool:
+    """Whether a table's model is this one: LLaDA-8B-Instruct is LLaDA-8B."""
+    a, b = written.lower(), model.lower()
+    return not a or a == b or a.startswith(f"{b}-") or b.startswith(f"{a}-")

@@ -1,0 +1,306 @@
+"""The settings a search may choose from: for each preset, what each field may be."""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import DsimError
+from ..engine.policy import PRESETS, Policy, parse, settings_of
+from ..profiler.profile import Profile
+from ..sim.twin import commit_model_of, limits_of
+from .quality import NEUTRAL, Quality
+
+REPLICAS = "replicas"  # the one dimension that is no field of a policy
+DEFAULT_PRESETS = ("ar", "lmdeploy-bd32", "chunk", "optimus")
+
+Check = Callable[[Policy], object]  # raises DsimError for a policy that cannot run
+Judge = Callable[[Policy], Quality]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of these."""
+
+    values: tuple[Any, ...]
+
+    def probes(self) -> tuple[Any, ...]:
+        """The values that show whether the field may have them."""
+        return self.values
+
+
+@dataclass(frozen=True)
+class Range:
+    """Anything from low to high."""
+
+    low: float
+    high: float
+    step: float | None = None
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return all(isinstance(v, int) for v in (self.low, self.high, self.step or 1))
+
+    def probes(self) -> tuple[Any, ...]:
+        """The values that show whether the field may have them."""
+        return self.low, self.high
+
+
+Dimension = Choice | Range
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting: a preset, the fields in which it differs, and the fleet."""
+
+    preset: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    replicas: int = 1
+
+    @property
+    def spec(self) -> str:
+        """The SPEC of its policy."""
+        return ",".join([self.preset, *(f"{name}={_spell(value)}" for name, value in self.settings)])
+
+    @property
+    def policy(self) -> Policy:
+        """Its policy; PolicyError where the fields do not go together."""
+        return parse(self.spec)
+
+    def __str__(self) -> str:
+        return self.spec if self.replicas == 1 else f"{self.spec} on {self.replicas} replicas"
+
+
+@dataclass(frozen=True)
+class Space:
+    """What each field of each preset may be."""
+
+    dimensions: Mapping[str, Mapping[str, Dimension]]  # by preset, by field
+    notes: tuple[str, ...] = ()
+
+    def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
+        """The setting of these values: fields that are as in the preset are left out."""
+        base = settings_of(PRESETS[preset].policy)
+        changed = {n: v for n, v in values.items() if n != REPLICAS and _spell(v) != _spell(base[n])}
+        ordered = tuple((n, changed[n]) for n in base if n in changed)
+        return Candidate(preset, ordered, int(values.get(REPLICAS, replicas)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The space in plain values."""
+        return {
+            preset: {name: dataclasses.asdict(dimension) for name, dimension in fields.items()}
+            for preset, fields in self.dimensions.items()
+        }
+
+
+def default_space(profile: Profile, workload: str | None) -> Space:
+    """What is worth trying on any traffic, of what the profile can run."""
+    name = workload or (profile.commits[0].workload if profile.commits else "")
+    held = [m for m in profile.commits if m.workload == name]
+    fitted: dict[str, Any] = {
+        "block_length": sorted({m.block_length for m in held if m.extrapolated_from is None}),
+        "threshold": sorted({m.threshold for m in held}),
+    }
+    moved = {name: values for name, values in fitted.items() if len(values) > 1}
+    batching: dict[str, Any] = {"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]}
+    loops = {"num_loops": ["none", 1, 2, 4, 8]}
+    table: dict[str, dict[str, Any]] = {
+        "ar": batching,
+        "lmdeploy-bd32": {**moved, **batching, **loops},
+        "chunk": {"chunk": {"low": 2, "high": 32, "step": 2}, "obs": [False, True], **moved, **batching},
+        "optimus": {
+            "max_chunk": [8, 16, 24, 32],
+            "obs": [False, True],
+            "hysteresis": [0.0, 0.02, 0.05, 0.1],
+            **moved,
+            **batching,
+        },
+    }
+    check = runs_on(profile, workload)
+    able = {preset: fields for preset, fields in table.items() if _refusal(check, PRESETS[preset].policy) is None}
+    if not able:
+        check(PRESETS[DEFAULT_PRESETS[1]].policy)
+    return space_of({"policy": list(able), **able}, "the default space", check)
+
+
+def load_space(path: str | Path, check: Check) -> Space:
+    """A space from a TOML file: `policy = [presets]`, fields for all of them, and a table for one of them."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DsimError(f"{path}: no such space file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DsimError(f"{path}: cannot be read as TOML: {error}") from None
+    return space_of(table, str(path), check)
+
+
+def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
+    """A space from plain values; DsimError for what is unknown, misspelt, or refused by every preset."""
+    presets = table.get("policy", list(DEFAULT_PRESETS))
+    presets = [presets] if isinstance(presets, str) else presets
+    if not isinstance(presets, list) or not presets:
+        raise DsimError(f"{where}: policy is {presets!r}, expected a list of presets such as {list(DEFAULT_PRESETS)}")
+    for name in presets:
+        if name not in PRESETS:
+            raise DsimError(
+                f"{where}: no preset is named {name!r}{_hint(str(name), PRESETS)}; there are {', '.join(PRESETS)}"
+            )
+    own = {name: value for name, value in table.items() if name in PRESETS}
+    shared = {name: value for name, value in table.items() if name not in PRESETS and name != "policy"}
+    unused = [name for name in own if name not in presets]
+    if unused:
+        raise DsimError(f"{where}: [{unused[0]}] is given, and policy is {', '.join(presets)}: expected it among them")
+    dimensions: dict[str, dict[str, Dimension]] = {}
+    refusals: dict[str, DsimError] = {}
+    used: set[str] = set()
+    for preset in presets:
+        policy = PRESETS[preset].policy
+        check(policy)
+        fields = settings_of(policy)
+        for name in own.get(preset, {}):
+            if name not in fields and name != REPLICAS:
+                raise DsimError(f"{where}: [{preset}] has no field {name!r}{_hint(name, fields)}; {_listed(fields)}")
+        mine: dict[str, Dimension] = {}
+        for name, value in {**shared, **own.get(preset, {})}.items():
+            if name not in fields and name != REPLICAS:
+                continue
+            dimension = _dimension(name, value, where)
+            kept, refusal = _kept(preset, name, dimension, check)
+            if refusal is not None:
+                refusals.setdefault(name, refusal)
+            if kept is not None:
+                used.add(name)
+                mine[name] = kept
+        dimensions[preset] = mine
+    known = dict.fromkeys(f for preset in presets for f in settings_of(PRESETS[preset].policy))
+    for name in shared:
+        if name not in known and name != REPLICAS:
+            raise DsimError(f"{where}: there is no field {name!r}{_hint(name, known)}; {_listed(known)}")
+    for name, refusal in refusals.items():
+        if name not in used:
+            raise DsimError(f"{where}: {name}: {refusal}")
+    return Space(dimensions)
+
+
+def runs_on(profile: Profile, workload: str | None) -> Check:
+    """The check that a profile can price a policy and its memory holds it."""
+
+    def check(policy: Policy) -> None:
+        commit_model_of(policy, profile, workload)
+        limits_of(policy, profile)
+
+    return check
+
+
+def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> Space:
+    """The space without what is known to fall below the quality, and without what nobody measured unless allowed."""
+
+    def excluded(policy: Policy) -> str | None:
+        quality = judge(policy)
+        if quality.relative is None:
+            return None if allow_unknown else f"its quality is unknown: {quality.notes[0]}"
+        below = quality.relative < minimum
+        return f"its quality is {quality}, expected at least {100 * minimum:g} %" if below else None
+
+    notes: list[str] = []
+    dimensions: dict[str, dict[str, Dimension]] = {}
+    for preset, fields in space.dimensions.items():
+        base = PRESETS[preset].policy
+        if reason := excluded(base):
+            notes.append(f"{preset} is left out: {reason}")
+            continue
+        dimensions[preset] = {}
+        for name, dimension in fields.items():
+            if name in NEUTRAL or name == REPLICAS:
+                dimensions[preset][name] = dimension
+                continue
+            reasons = {value: excluded(space.candidate(preset, {name: value}).policy) for value in dimension.probes()}
+            bad = {value: reason for value, reason in reasons.items() if reason}
+            if isinstance(dimension, Choice) and len(bad) < len(reasons):
+                dimensions[preset][name] = Choice(tuple(v for v in dimension.values if v not in bad))
+            elif isinstance(dimension, Range) and not any("unknown" in reason for reason in bad.values()):
+                dimensions[preset][name] = dimension  # what falls below is refused setting by setting
+            if bad and preset in dimensions:
+                value, reason = next(iter(bad.items()))
+                notes.append(f"{preset}: {name} does not move to {', '.join(_spell(v) for v in bad)}: {reason}")
+    if not dimensions:
+        raise DsimError(
+            f"no policy of the space is known to keep {100 * minimum:g} % of the quality: {notes[0]}; "
+            "add a preset, a --quality-table, or --allow-unknown-quality"
+        )
+    return Space(dimensions, tuple(notes))
+
+
+def _kept(preset: str, name: str, dimension: Dimension, check: Check) -> tuple[Dimension | None, DsimError | None]:
+    """The dimension without the values that the preset refuses, and the first refusal."""
+    if name == REPLICAS:
+        bad = [v for v in dimension.probes() if not isinstance(v, int) or v < 1]
+        return (None, DsimError(f"replicas is {bad[0]!r}, expected at least 1")) if bad else (dimension, None)
+    refused: dict[Any, DsimError] = {}
+    for value in dimension.probes():
+        try:
+            check(parse(f"{preset},{name}={_spell(value)}"))
+        except DsimError as error:
+            refused[value] = error
+    first = next(iter(refused.values()), None)
+    if isinstance(dimension, Range):
+        return (None if refused else dimension), first
+    left = tuple(v for v in dimension.values if v not in refused)
+    return (Choice(left) if left else None), first
+
+
+def _dimension(name: str, value: Any, where: str) -> Dimension:
+    if isinstance(value, list):
+        values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
+        if not values or not all(isinstance(v, str | int | float) for v in values):
+            raise DsimError(f"{where}: {name} is {value!r}, expected a list of values")
+        return Choice(tuple({_spell(v): v for v in values}.values()))
+    if isinstance(value, dict):
+        strange = set(value) - {"low", "high", "step", "log"}
+        if strange or not {"low", "high"} <= set(value):
+            raise DsimError(
+                f"{where}: {name} has {', '.join(sorted(value)) or 'nothing'}, expected low, high, and step or log"
+            )
+        numbers = [value[k] for k in ("low", "high", "step") if k in value]
+        good = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in numbers)
+        log = value.get("log", False)
+        if not good or not isinstance(log, bool) or value.get("step", 1) <= 0 or not value["low"] < value["high"]:
+            raise DsimError(f"{where}: {name} is {value!r}, expected numbers with low below high and a step above 0")
+        if log and ("step" in value or value["low"] <= 0):
+            raise DsimError(f"{where}: {name} is {value!r}: log takes no step and a low above 0")
+        return Range(value["low"], value["high"], value.get("step"), log)
+    if isinstance(value, str | int | float):
+        return Choice((value,))
+    raise DsimError(f"{where}: {name} is {value!r}, expected a list, or low and high")
+
+
+def _refusal(check: Check, policy: Policy) -> DsimError | None:
+    try:
+        check(policy)
+    except DsimError as error:
+        return error
+    return None
+
+
+def _spell(value: Any) -> str:
+    """A value as a SPEC says it."""
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _listed(fields: Mapping[str, Any]) -> str:
+    return f"its fields are {', '.join(fields)} and {REPLICAS}"
