@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from dsim.engine.errors import DsimError
 from dsim.profiler.profile import load, to_json
-from dsim.report.files import FILES, read_run
+from dsim.report.files import FILES, RunWriter
+from dsim.report.run import read_run
 
 from .command import Ran, dsim, held, rows
 
@@ -493,3 +495,21 @@ def test_ctrl_c_writes_what_is_done_and_says_so(tmp_path: Path) -> None:
 )
 def test_numbers_beyond_all_sense_are_one_line(arguments: list[str], trace: str, tmp_path: Path) -> None:
     assert arguments[1].split("=")[-1] in refused(dsim("replay", trace, *arguments, "-o", "run"), tmp_path, [trace])
+
+
+def test_a_way_round_to_a_file_replaces_nothing(trace: str, tmp_path: Path) -> None:
+    before = (tmp_path / trace).read_bytes()
+    ran = dsim("replay", trace, "-o", f"new/../{trace}")
+    assert (tmp_path / trace).read_bytes() == before
+    assert "is a file" in refused(ran, tmp_path, [trace])
+
+
+def test_what_came_to_the_folders_place_during_the_run_is_kept(trace: str, tmp_path: Path) -> None:
+    # Two runs to the same folder: the one that ends later finds it taken.
+    with RunWriter("run") as writer:
+        assert dsim("replay", trace, "--policy", "ar", "-o", "run").code == 0
+        taken = files("run")
+        with pytest.raises(DsimError, match="exists and holds"):
+            writer.finish({"policies": []})
+    assert files("run") == taken
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", trace]
