@@ -1,12 +1,18 @@
 """The command line: arguments, progress and printing. One file a command."""
 
+import os
 import sys
+from typing import Any, NoReturn
 
 import typer
 
 from .. import __version__
 from ..engine.errors import DsimError
-from . import lists, metrics, profile, replay, trace
+from . import lists, metrics, profile, replay, sweep, trace
+
+INTERRUPTED = 130
+# The base of what Typer raises for a mistaken command line, wherever its release keeps it.
+UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     help="Which scheduler settings, on how many GPUs, meet a latency target for a diffusion language model's traffic?",
@@ -15,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("replay")(replay.replay)
+app.command("sweep")(sweep.sweep)
 app.command("profile")(profile.profile_command)
 app.add_typer(trace.app, name="trace")
 app.command("policies")(lists.policies)
@@ -38,7 +45,24 @@ def options(
 def main() -> None:
     """Run the command line: a user's error is one line and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except DsimError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
+        _fail(f"{error.format_message()} (see `{error.ctx.command_path if error.ctx else 'dsim'} --help`)")
+    except (typer.Abort, KeyboardInterrupt):
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of a pipe has gone, and Python would complain again as it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(line: str) -> NoReturn:
+    print(f"Error: {' '.join(line.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,6 +1,7 @@
 """dsim replay: a trace through the twin, one or several policies side by side."""
 
 import json
+import math
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -92,8 +93,8 @@ def replay(
         raise DsimError(f"--fit is {fit} and --arrival is {arrival}, expected burstgpt-like")
     if concurrency is not None and (arrival != "trace" or rate is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
-    if not drop_warmup >= 0:
-        raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0")
+    if not 0 <= drop_warmup < math.inf:
+        raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
     first = Scenario(
         trace=trace,
         policy=specs[0],

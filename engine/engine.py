@@ -39,6 +39,7 @@ class Limits:
     num_pages: int  # KV pages of the pool
     context_limit: int  # tokens of a sequence, prompt and output
     max_batch: int  # sequences running
+    max_prefill_tokens: int | None = None  # of one prefill; None: as the policy has it
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ class Engine:
         self._page = policy.memory.page_size
         self._ar = policy.autoregressive
         batching = policy.batching
+        self._max_prefill = limits.max_prefill_tokens or batching.max_prefill_tokens
         self._group_steps = 1
         self._ahead = False
         if isinstance(batching, Continuous):
@@ -237,7 +239,7 @@ class Engine:
 
     def _admit(self) -> Ints:
         """Slots of the waiting requests that the next prefill takes, first come first served."""
-        budget = self.policy.batching.max_prefill_tokens
+        budget = self._max_prefill
         slots: list[int] = []
         tokens = 0
         while self._waiting and len(self._running) + len(slots) < self.limits.max_batch:
@@ -351,7 +353,7 @@ class Engine:
         # Block-causal: a query sees its own block and all before it (1.2).
         pairs = int((length * (length + block)).sum()) // 2
         # A prompt longer than a prefill may be is split, and runs alone (1.2).
-        limit = self.policy.batching.max_prefill_tokens
+        limit = self._max_prefill
         index = self._seqs.request[slots]
         fresh = index[np.isnan(self.table["scheduled"][index])]
         self.table["scheduled"][fresh] = now

@@ -145,6 +145,7 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
+MAX_NUMBER = 2**31 - 1  # of a field: more is a mistake, and does not fit the engine's arrays
 AXES = ("batching", "granularity", "eviction", "unmasking", "memory")
 
 
@@ -240,11 +241,13 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
         if kind is bool:
             return {"true": True, "false": False}[str(value).lower()]
         if typing.get_origin(kind) is tuple:
-            return tuple(int(v) for v in (value.split("/") if isinstance(value, str) else value))
+            return tuple(min(int(v), MAX_NUMBER) for v in (value.split("/") if isinstance(value, str) else value))
         if kind in (int, float) and not isinstance(value, bool):
             number = kind(value)
             if kind is int and not isinstance(value, str) and number != value:
                 raise ValueError
+            if abs(number) > MAX_NUMBER:
+                raise PolicyError(f"policy {spec!r}: {name} is {value}, expected at most {MAX_NUMBER}")
             return number
         if kind is str and isinstance(value, str):
             return value

@@ -71,13 +71,16 @@ class RunWriter:
     """
 
     def __init__(self, folder: str | Path, *, force: bool = False) -> None:
-        self.folder = Path(folder).absolute()
+        # Without `..`: a parent that is made on the way must not turn the path into another's.
+        self.folder = Path(os.path.normpath(Path(folder).absolute()))
+        self._force = force
         _check_place(self.folder, force)
         self._made = [p for p in (self.folder.parent, *self.folder.parent.parents) if not p.exists()]
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._build = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
         except OSError as error:
+            self._remove_parents()
             raise DsimError(f"{folder}: cannot be created: {error.strerror}") from error
         self._steps = pq.ParquetWriter(self._build / "steps.parquet", STEP_SCHEMA, **_ENCODING)
         self._requests = pq.ParquetWriter(self._build / "requests.parquet", REQUEST_SCHEMA, **_ENCODING)
@@ -122,11 +125,16 @@ class RunWriter:
         for writer in (self._steps, self._requests):
             writer.close()
         shutil.rmtree(self._build, ignore_errors=True)
+        self._remove_parents()
+
+    def _remove_parents(self) -> None:
         for parent in self._made:
-            if not any(parent.iterdir()):
+            if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
 
     def _move(self) -> None:
+        # Something may have come to the folder's place since the run began.
+        _check_place(self.folder, self._force)
         if not self.folder.exists():
             self._build.rename(self.folder)
             return

@@ -51,10 +51,11 @@ def limits_of(policy: Policy, profile: Profile) -> Limits:
     if max_batch is None:
         # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
         max_batch = min(profile.default_max_batch, max(1, batching.max_prefill_tokens // policy.block_length))
-    num_pages = policy.memory.num_pages
+    num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
-        num_pages = profile.memory.num_pages(policy.memory.page_size, max_batch, batching.max_prefill_tokens)
-    return Limits(num_pages, profile.model.context_limit, max_batch)
+        # A prefill so large that its logits leave no room for pages is made smaller.
+        num_pages, budget = profile.memory.fit(policy.memory.page_size, max_batch, budget)
+    return Limits(num_pages, profile.model.context_limit, max_batch, budget)
 
 
 def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:

@@ -101,7 +101,8 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
         except BadRowError as complaint:
             if not skip_bad:
                 # A complaint may quote a key or a column name with a line end in it.
-                raise TraceError(f"{found.place(i)}: {' '.join(str(complaint).split())}") from complaint
+                said = " ".join(str(complaint).split())
+                raise TraceError(f"{found.place(i)}: {said} (--skip-bad leaves bad rows out)") from complaint
             num_skipped += 1
             continue
         num_text += from_text

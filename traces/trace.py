@@ -16,6 +16,9 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
 
 
+MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s: outside these a rate is a mistake
+
+
 @dataclass(frozen=True, slots=True)
 class TraceNotes:
     """Where a trace came from, and what was done to it on the way in."""
@@ -125,3 +128,5 @@ def check_rate(rate: float) -> None:
     """Refuse a rate that is no rate."""
     if not 0 < rate < math.inf:
         raise TraceError(f"rate is {rate} req/s, expected above 0 and finite")
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise TraceError(f"rate is {rate} req/s, expected {MIN_RATE:g} to {MAX_RATE:g}")

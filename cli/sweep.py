@@ -1,0 +1,99 @@
+"""dsim sweep: a grid or a list of scenarios, each run once whatever happens, and one table of them all."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..engine.errors import DsimError
+from ..planner.backend import BACKENDS
+from ..planner.sweep import FILES, Sweep
+from ..planner.sweep import sweep as run_sweep
+
+INTERRUPTED = 130
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What stays and what varies: docs/sweep.md.")],
+    out: Annotated[
+        Path,
+        typer.Option("-o", "--out", metavar="DIR", help="Where results go; what is there already is not run again."),
+    ],
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Cells at once; by default all cores, on Ray all its CPUs.")
+    ] = None,
+    backend: Annotated[str, typer.Option(metavar="B", help=f"One of: {', '.join(BACKENDS)}.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="HOST:PORT of a running Ray cluster, or auto.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start anew: forget what the folder holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run every cell of a sweep and write a table and a report; interrupted, it goes on where it stopped.
+
+    dsim sweep examples/sweep.toml -o runs/sweep
+    """
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    with _Progress(screen) as bar:
+        done = run_sweep(
+            config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update
+        )  # fmt: skip
+    failed = done.table[done.table["error"].notna()]
+    if as_json:
+        print(json.dumps(done.to_json()))
+    else:
+        print(_account(done))
+    for cell, error in list(zip(failed["key"], failed["error"], strict=True))[:3]:
+        screen.print(f"Warning: cell {cell}: {error}", style="yellow", markup=False)
+    if len(failed) > 3:
+        screen.print(f"Warning: {len(failed) - 3} more cells failed: column error", style="yellow", markup=False)
+    if done.interrupted:
+        screen.print(
+            f"Interrupted: {len(done.table)} of {done.num_cells} cells are finished and kept; "
+            f"to go on: dsim sweep {config} -o {out}",
+            style="bold red", markup=False,
+        )  # fmt: skip
+    screen.print(f"Wrote {out}/ ({', '.join(FILES)})", markup=False)
+    if done.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if len(failed) == done.num_cells:
+        raise DsimError(f"every cell failed; the first: {failed['error'].iloc[0]}")
+
+
+def _account(done: Sweep) -> str:
+    said = done.to_json()
+    parts = [f"{done.num_cells} cells", f"{done.num_run} run"]
+    if done.num_reused:
+        parts.append(f"{done.num_reused} there already")
+    parts += [f"{said[f'num_{what}']} {what}" for what in ("failed", "unstable") if said[f"num_{what}"]]
+    if done.plan.estimated:
+        parts.append(f"estimated, not measured ({', '.join(done.plan.estimated)})")
+    return "; ".join(parts)
+
+
+class _Progress:
+    """A bar on a terminal, nothing in a pipe."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._bar = Progress(
+            TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn(),
+            TimeRemainingColumn(), console=screen, transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("sweep", total=None)
+
+    def __enter__(self) -> "_Progress":
+        if self._screen.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._screen.is_terminal:
+            self._bar.stop()
+
+    def update(self, finished: int, total: int) -> None:
+        """So many cells of so many are finished."""
+        self._bar.update(self._task, completed=finished, total=total)
