@@ -1,5 +1,6 @@
 """Decisions from the twin: how much a fleet sustains, which settings are best, and how sure that is."""
 
 from .scenario import Scenario
+from .sweep import Sweep, sweep
 
-__all__ = ["Scenario"]
+__all__ = ["Scenario", "Sweep", "sweep"]

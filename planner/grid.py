@@ -1,0 +1,277 @@
+"""A sweep's configuration: fields that stay, fields that vary, and the cells that they make, each checked."""
+
+import difflib
+import hashlib
+import itertools
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..engine.engine import EMIT
+from ..engine.errors import DsimError
+from ..engine.policy import parse, settings_of
+from ..profiler.profile import SHIPPED as PROFILES
+from ..report.slo import Slo
+from ..sim.router import ROUTERS
+from ..sim.twin import commit_model_of
+from ..traces.load import locate
+from ..traces.shipped import SHIPPED
+from .scenario import Scenario
+
+Json = dict[str, Any]
+
+POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
+SECTIONS = ("title", "base", "grid", "list")
+PATHS = ("trace", "profile", "fit", "lengths")  # fields that may name a file
+KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of SLOs"}
+TYPES: dict[str, Any] = typing.get_type_hints(Scenario)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One scenario of a sweep, and what sets it apart."""
+
+    key: str  # the same for the same scenario, trace, profile, policy file and version of dsim
+    varied: Mapping[str, Any]  # field -> value, in the order of the table's first columns
+    scenario: Scenario
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a configuration asks for, checked: its cells in the order of the table."""
+
+    title: str
+    varied: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    config: Json  # as it was given
+    estimated: tuple[str, ...]  # the profiles that were not measured
+
+
+def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
+    """The cells of a configuration; a DsimError names the first field or value that cannot be."""
+    if isinstance(config, Mapping):
+        where, folder, data = "config", Path.cwd(), dict(config)
+    else:
+        where, folder, data = str(config), Path(config).absolute().parent, _read_toml(Path(config))
+    for name in data:
+        if name not in SECTIONS:
+            hint = _hint(name, SECTIONS)
+            raise DsimError(f"{where}: there is no section {name!r}{hint}; expected [base], [grid] or [[list]]")
+    title = data.get("title", "sweep" if isinstance(config, Mapping) else Path(config).stem)
+    if not isinstance(title, str):
+        raise DsimError(f"{where}: title is {title!r}, expected text")
+    base = {name: _value(f"{where}: base.{name}", name, value) for name, value in _section(where, data, "base").items()}
+    grid: dict[str, list[Any]] = {}
+    for name, values in _section(where, data, "grid").items():
+        place = f"{where}: grid.{name}"
+        if not isinstance(values, list):
+            raise DsimError(f"{place} is {values!r}, expected a list of values; a single one belongs in [base]")
+        if not values:
+            raise DsimError(f"{place} is an empty list, expected at least one value")
+        grid[name] = [_value(place, name, value) for value in values]
+    listed = data.get("list", [])
+    if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
+        raise DsimError(f"{where}: list is {listed!r}, expected [[list]] tables of fields")
+    picked = [
+        {name: _value(f"{where}: list {i}, {name}", name, value) for name, value in _flat(item).items()}
+        for i, item in enumerate(listed, 1)
+    ]
+    if not grid and not picked:
+        raise DsimError(f"{where}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
+    combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
+    varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
+    return _check(where, folder, title, varied, [base | item for item in [*combined, *picked]], data)
+
+
+def key_of(scenario: Scenario) -> str:
+    """The same for the same scenario, trace, profile and policy file: what they hold counts, not where they lie."""
+    plain = asdict(scenario)
+    contents = {name: _digest(path) for name in PATHS if (path := _file_of(name, plain[name])) is not None}
+    if scenario.policy.endswith(".toml"):
+        contents["policy"] = _digest(Path(scenario.policy))
+    text = json.dumps({"dsim": __version__, **plain, **contents}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _read_toml(path: Path) -> Json:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DsimError(f"{path}: no such file, expected a sweep's TOML") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DsimError(f"{path}: cannot be read as TOML: {error}") from None
+
+
+def _section(where: str, data: Mapping[str, Any], name: str) -> Json:
+    section = data.get(name, {})
+    if not isinstance(section, Mapping):
+        raise DsimError(f"{where}: {name} is {section!r}, expected a table of fields")
+    return _flat(section)
+
+
+def _flat(table: Mapping[str, Any]) -> Json:
+    """`policy.chunk = 4` without quotes is a table in TOML."""
+    policy = table.get("policy")
+    if not isinstance(policy, Mapping):
+        return dict(table)
+    return {n: v for n, v in table.items() if n != "policy"} | {f"{POLICY}{n}": v for n, v in policy.items()}
+
+
+def _value(place: str, name: str, value: Any) -> Any:
+    """The value as the scenario's field has it."""
+    if name.startswith(POLICY):
+        return _policy_value(place, value)
+    if name not in TYPES:
+        known = [*TYPES, *(POLICY + field for field in settings_of(parse("optimus")))]
+        hint = _hint(name, known)
+        raise DsimError(f"{place}: there is no field {name!r}{hint}; there are {', '.join(TYPES)} and policy.*")
+    kind = TYPES[name]
+    if isinstance(kind, types.UnionType):
+        if value == "none":
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    kind = typing.get_origin(kind) or kind
+    if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(str(Slo.parse(item)) for item in value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, kind) and isinstance(value, bool) == (kind is bool) and kind is not float:
+        return value
+    raise DsimError(f"{place} is {value!r}, expected {KINDS[kind]}")
+
+
+def _policy_value(place: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return "/".join(str(item) for item in value)
+    if not isinstance(value, bool | int | float | str) or (isinstance(value, str) and "," in value):
+        raise DsimError(f"{place} is {value!r}, expected a number, true or false, a word, or a list of numbers")
+    return value
+
+
+def _check(
+    where: str, folder: Path, title: str, varied: tuple[str, ...], combined: Sequence[Json], config: Json
+) -> Plan:
+    """The cells, each one's values tried before any is run."""
+    cells: dict[str, Cell] = {}
+    prepared: set[Scenario] = set()
+    estimated: dict[str, None] = {}
+    for i, given in enumerate(combined, 1):
+        try:
+            scenario = _scenario(folder, given)
+            profile = scenario.loaded_profile()
+            policy = scenario.parsed_policy()
+            _check_values(scenario)
+            commit_model_of(policy, profile, scenario.workload)
+            # What the requests depend on: of the cells that share it, one is tried.
+            alike = replace(scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=())
+            if alike not in prepared:
+                scenario.requests()
+                prepared.add(alike)
+            settings = settings_of(policy)
+            shown = {
+                name: _shown(settings.get(name.removeprefix(POLICY)))
+                if name.startswith(POLICY)
+                else _shown(given.get(name, getattr(scenario, name)))
+                for name in varied
+            }
+            key = key_of(scenario)
+        except DsimError as error:
+            said = ", ".join(f"{name}={_shown(given[name])}" for name in varied if name in given)
+            raise type(error)(f"{where}: cell {i} ({said}): {error}") from None
+        if profile.is_estimate:
+            estimated[profile.name] = None
+        cells.setdefault(key, Cell(key, shown, scenario))  # named twice, run once
+    return Plan(title, varied, tuple(cells.values()), config, tuple(estimated))
+
+
+def _scenario(folder: Path, given: Json) -> Scenario:
+    """The scenario of these fields: `policy.*` are appended to the SPEC, and files have absolute paths."""
+    plain = {name: value for name, value in given.items() if not name.startswith(POLICY)}
+    if "trace" not in plain:
+        raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
+    settings = [f"{n.removeprefix(POLICY)}={_spec(v)}" for n, v in given.items() if n.startswith(POLICY)]
+    policy = plain.get("policy", Scenario.policy)
+    if policy.endswith(".toml"):
+        if settings:
+            raise DsimError(f"policy is the file {policy} and policy.{settings[0]} is given, expected one of them")
+        plain["policy"] = _found(folder, policy)
+    else:
+        plain["policy"] = ",".join([policy, *settings])
+    for name in PATHS:
+        if plain.get(name) is not None:
+            plain[name] = _found(folder, plain[name])
+    return Scenario(**plain)
+
+
+def _check_values(scenario: Scenario) -> None:
+    """What neither a policy, a profile nor a trace checks before it is simulated."""
+    if scenario.router not in ROUTERS:
+        raise DsimError(f"router is {scenario.router}, expected one of: {', '.join(ROUTERS)}")
+    if scenario.emit not in EMIT:
+        raise DsimError(f"emit is {scenario.emit}, expected one of: {', '.join(EMIT)}")
+    for name in ("replicas", "concurrency", "num_requests"):
+        value = getattr(scenario, name)
+        if value is not None and value < 1:
+            raise DsimError(f"{name} is {value}, expected at least 1")
+    if not scenario.drop_warmup >= 0:
+        raise DsimError(f"drop_warmup is {scenario.drop_warmup} s, expected at least 0")
+    if scenario.fit is not None and scenario.arrival != "burstgpt-like":
+        raise DsimError(f"fit is {scenario.fit} and arrival is {scenario.arrival}, expected burstgpt-like")
+    closed = scenario.concurrency is not None
+    if closed and (scenario.arrival != "trace" or scenario.rate is not None or not scenario.drain):
+        raise DsimError(f"concurrency is {scenario.concurrency}: a closed loop takes no arrival, rate or drain = false")
+
+
+def _found(folder: Path, name: str) -> str:
+    """The file beside the configuration or in the current folder; otherwise the name, perhaps of something shipped."""
+    near = [path for path in (folder / name, Path(name).absolute()) if path.is_file()]
+    return str(near[0]) if near else name
+
+
+def _file_of(field: str, name: str | None) -> Path | None:
+    if name is None:
+        return None
+    if field == "trace":
+        return locate(name)[0]
+    path = Path(name)
+    if field in ("lengths", "fit") and not path.is_file():
+        return SHIPPED.get(name)
+    if field == "profile" and not path.is_file():
+        path = PROFILES / f"{name}.json"
+    return path if path.is_file() else None
+
+
+def _digest(path: Path) -> str:
+    stat = path.stat()
+    return _digest_of(str(path), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _digest_of(path: str, _size: int, _changed: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _spec(value: Any) -> str:
+    """A value as a SPEC has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shown(value: Any) -> Any:
+    """A value as the table has it: one cell, one value."""
+    if isinstance(value, tuple):
+        return ("/" if value and isinstance(value[0], int) else ", ").join(str(item) for item in value)
+    return value
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

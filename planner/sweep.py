@@ -1,0 +1,382 @@
+"""A sweep: scenarios that differ in a few fields, each run once whatever happens, and one table of what came out."""
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from .. import __version__
+from ..engine.errors import DsimError
+from .backend import Outcome, run_cells
+from .grid import Cell, Plan, read_plan
+from .scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Json = dict[str, Any]
+Quality = Callable[[Scenario], float | None]
+Rows = Sequence[Mapping[str, Any]]
+
+SCHEMA, VERSION = "dsim-sweep", 1
+FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
+PART = ".part"  # of a file that is being written
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that has run, or as much of it as an interrupt left."""
+
+    plan: Plan
+    table: "pd.DataFrame"  # a row a finished cell, in the order of the plan
+    num_run: int
+    num_reused: int  # finished by an earlier run into the same folder
+    interrupted: bool
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells the sweep has."""
+        return len(self.plan.cells)
+
+    def to_json(self) -> Json:
+        """The object that `--json` prints."""
+        rows = [{str(name): _plain(value) for name, value in row.items()} for row in self.table.to_dict("records")]
+        return {
+            "title": self.plan.title,
+            "num_cells": self.num_cells,
+            "num_run": self.num_run,
+            "num_reused": self.num_reused,
+            "num_failed": int(self.table["error"].notna().sum()),
+            "num_unstable": sum(row.get("stable") is False for row in rows),
+            "estimated": list(self.plan.estimated),
+            "interrupted": self.interrupted,
+            "results": rows,
+        }
+
+
+def sweep(
+    config: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    force: bool = False,
+    quality: Quality | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sweep:
+    """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
+
+    With `out`, each finished cell is on the disk before the next is counted, and a sweep into the same folder runs
+    only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `run_cells`; the results do not depend
+    on them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
+    Ctrl-C ends the sweep early, with what is done.
+    """
+    plan = read_plan(config)
+    with _Journal(None if out is None else Path(out), force) as journal:
+        wanted = {cell.key: cell.scenario for cell in plan.cells}
+        done = {key: entry for key, entry in journal.entries.items() if key in wanted and not entry.get("again")}
+        reused = len(done)
+        varied = {cell.key: dict(cell.varied) for cell in plan.cells}
+        work = {key: (__version__, scenario) for key, scenario in wanted.items() if key not in done}
+        outcomes = run_cells(_run, work, backend=backend, jobs=jobs, address=address)
+        interrupted = False
+        try:
+            # Only now: a cluster that cannot be reached leaves the folder as it was.
+            journal.begin(plan)
+            if progress is not None:
+                progress(len(done), len(wanted))
+            for outcome in outcomes:
+                entry = _entry(outcome, varied[outcome.key])
+                journal.append(entry)
+                done[outcome.key] = entry
+                if progress is not None:
+                    progress(len(done), len(wanted))
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            outcomes.close()
+        columns = _columns(plan, done, quality)
+        journal.finish(plan, columns, interrupted)
+    return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted)
+
+
+def _run(work: tuple[str, Scenario]) -> Json:
+    """One cell, wherever it runs."""
+    version, scenario = work
+    if version != __version__:
+        raise RuntimeError(f"the worker has dsim {__version__} and the sweep {version}, expected the same")
+    result = scenario.simulate()
+    if result.interrupted:  # the twin answers Ctrl-C with what it has: not what a cell asks for
+        raise KeyboardInterrupt
+    return scenario.summarize(result).to_json()
+
+
+def _entry(outcome: Outcome[Json], varied: Mapping[str, Any]) -> Json:
+    """A cell's line in the journal. An error that may pass, such as want of memory, is tried again next time."""
+    entry: Json = {"key": outcome.key, "cell": dict(varied)}
+    if outcome.error is None:
+        return entry | {"summary": outcome.value}
+    return entry | {"error": outcome.error, "again": not outcome.refused}
+
+
+class _Journal:
+    """The output folder: a line a finished cell in cells.jsonl, on the disk before the sweep goes on; then the results.
+
+    Without a folder it keeps nothing. One sweep at a time may hold a folder.
+    """
+
+    def __init__(self, folder: Path | None, force: bool) -> None:
+        self.entries: dict[str, Json] = {}
+        self._folder = folder
+        self._force = force
+        self._file: BinaryIO | None = None
+        if folder is None:
+            return
+        _check_place(folder)
+        if not force and (folder / "cells.jsonl").is_file():
+            self._file = _locked(folder / "cells.jsonl")
+            try:
+                self._read(folder / "cells.jsonl", self._file)
+            except BaseException:
+                self._file.close()
+                raise
+
+    def begin(self, plan: Plan) -> None:
+        """Make the folder ready for the plan's cells."""
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._file is None:
+                self._file = _locked(self._folder / "cells.jsonl")
+                if self._force:
+                    self._file.truncate(0)
+                    for name in FILES:
+                        if name != "cells.jsonl":
+                            (self._folder / name).unlink(missing_ok=True)
+            self._write("sweep.json", _manifest(plan, False))
+        except OSError as error:
+            raise DsimError(f"{self._folder}: cannot be written: {error.strerror}") from error
+
+    def append(self, entry: Json) -> None:
+        """A cell is finished."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise DsimError(f"{self._folder}/cells.jsonl: cannot be written: {error.strerror}") from error
+
+    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool) -> None:
+        """Write the results, each file whole or not at all; the same cells give the same bytes."""
+        if self._folder is None:
+            return
+        # Imported here: a sweep without a folder draws nothing.
+        from ..report.sweep import Page, page
+
+        try:
+            self._write("results.csv", _csv(columns))
+            self._write("results.parquet", _parquet(columns))
+            rows = _rows_of(columns)
+            self._write(
+                "report.html",
+                page(Page(plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted)).encode(),
+            )
+            self._write("sweep.json", _manifest(plan, not interrupted))
+        except OSError as error:
+            raise DsimError(f"{self._folder}: cannot be written: {error.strerror}") from error
+
+    def _read(self, path: Path, file: BinaryIO) -> None:
+        file.seek(0)
+        end = 0
+        for i, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):  # torn by a crash: its cell is run again
+                break
+            end += len(line)
+            try:
+                entry = json.loads(line)
+                self.entries[entry["key"]] = entry
+            except (ValueError, TypeError, KeyError):
+                raise DsimError(
+                    f"{path}:{i}: not a finished cell: delete the line to run its cell again, or pass --force"
+                ) from None
+        file.truncate(end)
+        file.seek(end)
+
+    def _write(self, name: str, content: bytes) -> None:
+        assert self._folder is not None
+        part = self._folder / f".{name}{PART}"
+        part.write_bytes(content)
+        os.replace(part, self._folder / name)
+
+    def __enter__(self) -> "_Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _check_place(folder: Path) -> None:
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        raise DsimError(f"{folder}: is a file, expected a folder to write to")
+    ours = {*FILES, *(f".{name}{PART}" for name in FILES)}
+    held = sorted(entry.name for entry in folder.iterdir())
+    foreign = [name for name in held if name not in ours]
+    if foreign:
+        raise DsimError(f"{folder}: holds {foreign[0]}, which no sweep wrote: choose another folder")
+    if not held:
+        return
+    path = folder / "sweep.json"
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if set(held) <= {"cells.jsonl", f".sweep.json{PART}"}:  # killed as it began
+            return
+        raise DsimError(f"{folder}: holds {held[0]} and no sweep.json: choose another folder") from None
+    except (OSError, ValueError) as error:
+        raise DsimError(f"{path}: cannot be read as JSON: {error}") from None
+    schema, version = (info.get("schema"), info.get("version")) if isinstance(info, dict) else (None, None)
+    if schema != SCHEMA:
+        raise DsimError(f"{path}: schema is {str(schema)[:80]!r}, expected {SCHEMA!r}: choose another folder")
+    if not isinstance(version, int) or version > VERSION:
+        raise DsimError(f"{path}: version is {str(version)[:80]}, this dsim reads up to {VERSION}: upgrade dsim")
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The journal, held by this process alone."""
+    file = path.open("r+b" if path.exists() else "x+b")
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise DsimError(f"{path.parent}: another sweep is writing there: wait for it, or choose another") from None
+    return file
+
+
+def _manifest(plan: Plan, complete: bool) -> bytes:
+    info = {
+        "schema": SCHEMA, "version": VERSION, "dsim": __version__, "title": plan.title, "varied": plan.varied,
+        "cells": [cell.key for cell in plan.cells], "estimated": plan.estimated, "complete": complete,
+        "config": plan.config,
+    }  # fmt: skip
+    return (json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n").encode()
+
+
+# The table
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types: a missing value is null."""
+    return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
+    """The table by column: what varies, the metrics, and for a cell without them its error; None where nothing is."""
+    rows = []
+    for cell in plan.cells:
+        if cell.key in done:
+            rows.append(_row(cell, done[cell.key], quality))
+    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    out = {name: [row["varied"].get(name) for row in rows] for name in plan.varied}
+    if any(name.startswith("policy.") for name in plan.varied):
+        out["spec"] = [row["spec"] for row in rows]
+    for name in metrics:
+        values = [row["metrics"].get(name) for row in rows]
+        if "=" not in name or any(value is not None for value in values):  # an SLO has one kind of verdict
+            out[name] = values
+    if quality is not None:
+        out["quality"] = [row["quality"] for row in rows]
+    out["error"] = [row["error"] for row in rows]
+    out["key"] = [row["key"] for row in rows]
+    return {name: _alike(values) for name, values in out.items()}
+
+
+def _row(cell: Cell, entry: Json, quality: Quality | None) -> Json:
+    return {
+        "varied": cell.varied,
+        "spec": cell.scenario.policy,
+        "metrics": _flat(entry.get("summary") or {}),
+        "quality": None if quality is None else quality(cell.scenario),
+        "error": entry.get("error"),
+        "key": cell.key,
+    }
+
+
+def _flat(summary: Json) -> Json:
+    """A summary's numbers by name: `ttft_ms` has `ttft_ms_mean`, `ttft_ms_p50` and so on."""
+    flat: Json = {}
+    for name, value in summary.items():
+        if name == "policy":
+            continue
+        if name == "slos":
+            for verdict in value:
+                flat |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
+        elif isinstance(value, dict):
+            flat |= {f"{name}_{part}": number for part, number in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """A column of one type: whole numbers and fractions are numbers, and any other mixture is text."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) < 2:
+        return values
+    to: Callable[[Any], Any] = float if kinds == {int, float} else _text
+    return [None if value is None else to(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _rows_of(columns: Mapping[str, list[Any]]) -> list[Json]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _csv(columns: Mapping[str, list[Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_text(value) for value in row] for row in zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(columns: Mapping[str, list[Any]]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(_arrow(columns), sink, compression="zstd")
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _arrow(columns: Mapping[str, list[Any]]) -> Any:
+    import pyarrow as pa
+
+    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    arrays = {}
+    for name, values in columns.items():
+        kind = next((type(value) for value in values if value is not None), str if name == "error" else float)
+        arrays[name] = pa.array(values, kinds[kind])
+    return pa.table(arrays)
