@@ -1,8 +1,8 @@
 """dsim replay, from arguments to what is printed, written and refused."""
 
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys
