@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError
-from . import capacity, lists, metrics, profile, replay, sweep, trace
+from . import capacity, lists, metrics, profile, replay, sweep, trace, tune
 
 INTERRUPTED = 130
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("replay")(replay.replay)
 app.command("sweep")(sweep.sweep)
 app.command("capacity")(capacity.capacity_command)
+app.command("tune")(tune.tune_command)
 app.command("profile")(profile.profile_command)
 app.add_typer(trace.app, name="trace")
 app.command("policies")(lists.policies)

@@ -2,5 +2,6 @@
 
 from .scenario import Scenario
 from .sweep import Sweep, sweep
+from .tune import Tuned, tune
 
-__all__ = ["Scenario", "Sweep", "sweep"]
+__all__ = ["Scenario", "Sweep", "Tuned", "sweep", "tune"]

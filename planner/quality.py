@@ -18,8 +18,11 @@ REFERENCE = "lmdeploy-bd32"
 
 # When and where a token is computed, not what it sees: the same tokens come out. Every other field may change them.
 NEUTRAL = frozenset(
-    "max_batch max_prefill_tokens num_loops prefill_interval decide_ahead page_size num_pages sample_block".split()
-)
+    {
+        "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "page_size", "num_pages",
+        "sample_block",
+    }
+)  # fmt: skip
 TEXT = ("system", "model", "benchmark", "policy", "source")  # columns that are no parameter
 SCORES = ("score", "baseline")
 NEAR = 1e-9

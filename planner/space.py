@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, Policy, parse, settings_of
 from ..profiler.profile import Profile
 from ..sim.twin import commit_model_of, limits_of
@@ -57,16 +57,16 @@ Dimension = Choice | Range
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting: a preset, the fields in which it differs, and the fleet."""
+    """One setting: a preset, the fields in which it differs as a SPEC says them, and the fleet."""
 
     preset: str
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
     replicas: int = 1
 
     @property
     def spec(self) -> str:
         """The SPEC of its policy."""
-        return ",".join([self.preset, *(f"{name}={_spell(value)}" for name, value in self.settings)])
+        return ",".join([self.preset, *(f"{name}={value}" for name, value in self.settings)])
 
     @property
     def policy(self) -> Policy:
@@ -85,11 +85,25 @@ class Space:
     notes: tuple[str, ...] = ()
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
-        """The setting of these values: fields that are as in the preset are left out."""
-        base = settings_of(PRESETS[preset].policy)
-        changed = {n: v for n, v in values.items() if n != REPLICAS and _spell(v) != _spell(base[n])}
-        ordered = tuple((n, changed[n]) for n in base if n in changed)
-        return Candidate(preset, ordered, int(values.get(REPLICAS, replicas)))
+        """The setting of these values."""
+        given = {name: _spell(value) for name, value in values.items() if name != REPLICAS}
+        return candidate_of(",".join([preset, *(f"{n}={v}" for n, v in given.items())]), values.get(REPLICAS, replicas))
+
+    def values_of(self, candidate: Candidate) -> dict[str, Any]:
+        """The candidate's values in the preset's dimensions; what a dimension does not hold is left out."""
+        fields = {
+            **settings_of(PRESETS[candidate.preset].policy),
+            **dict(candidate.settings),
+            REPLICAS: candidate.replicas,
+        }
+        values: dict[str, Any] = {}
+        for name, dimension in self.dimensions[candidate.preset].items():
+            text = _spell(fields[name])
+            if isinstance(dimension, Choice):
+                values.update((name, v) for v in dimension.values if _spell(v) == text)
+            elif text.replace(".", "").isdigit() and dimension.low <= float(text) <= dimension.high:
+                values[name] = int(text) if dimension.whole else float(text)
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """The space in plain values."""
@@ -97,6 +111,25 @@ class Space:
             preset: {name: dataclasses.asdict(dimension) for name, dimension in fields.items()}
             for preset, fields in self.dimensions.items()
         }
+
+
+def candidate_of(spec: str, replicas: int = 1) -> Candidate:
+    """The setting that a SPEC or a policy's TOML file names; one that cannot be keeps its fields as written."""
+    if spec.endswith(".toml"):
+        policy = parse(spec)
+        preset = str(tomllib.loads(Path(spec).read_text(encoding="utf-8"))["policy"])
+    else:
+        preset = spec.split(",")[0].split(":")[0]
+        try:
+            policy = parse(spec)
+        except PolicyError:
+            if preset not in PRESETS or ":" in spec:
+                raise
+            pairs = (item.partition("=") for item in spec.split(",")[1:])
+            return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas)
+    base = settings_of(PRESETS[preset].policy)
+    changed = tuple((n, _spell(v)) for n, v in settings_of(policy).items() if v != base[n])
+    return Candidate(preset, changed, replicas)
 
 
 def default_space(profile: Profile, workload: str | None) -> Space:
@@ -151,18 +184,21 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
             raise DsimError(
                 f"{where}: no preset is named {name!r}{_hint(str(name), PRESETS)}; there are {', '.join(PRESETS)}"
             )
-    own = {name: value for name, value in table.items() if name in PRESETS}
-    shared = {name: value for name, value in table.items() if name not in PRESETS and name != "policy"}
+    # A preset and a field may have the same name: `[chunk]` is the preset's, `chunk = ...` the field.
+    own = {
+        name: v for name, v in table.items() if name in PRESETS and isinstance(v, dict) and not {"low", "high"} & set(v)
+    }
+    shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
     unused = [name for name in own if name not in presets]
     if unused:
         raise DsimError(f"{where}: [{unused[0]}] is given, and policy is {', '.join(presets)}: expected it among them")
     dimensions: dict[str, dict[str, Dimension]] = {}
-    refusals: dict[str, DsimError] = {}
-    used: set[str] = set()
+    refusals: dict[tuple[str, Any], DsimError] = {}
+    accepted: set[tuple[str, Any]] = set()
     for preset in presets:
         policy = PRESETS[preset].policy
         check(policy)
-        fields = settings_of(policy)
+        fields = _fields(preset)
         for name in own.get(preset, {}):
             if name not in fields and name != REPLICAS:
                 raise DsimError(f"{where}: [{preset}] has no field {name!r}{_hint(name, fields)}; {_listed(fields)}")
@@ -171,20 +207,25 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
             if name not in fields and name != REPLICAS:
                 continue
             dimension = _dimension(name, value, where)
-            kept, refusal = _kept(preset, name, dimension, check)
-            if refusal is not None:
-                refusals.setdefault(name, refusal)
-            if kept is not None:
-                used.add(name)
-                mine[name] = kept
+            refused = _refused(preset, name, dimension, check)
+            # What only some presets refuse is left to the others; what a preset's own table says must hold for it.
+            whose = preset if name in own.get(preset, {}) else ""
+            refusals |= {(whose + name, value): error for value, error in refused.items()}
+            accepted |= {(whose + name, value) for value in dimension.probes() if value not in refused}
+            if isinstance(dimension, Choice):
+                left = tuple(v for v in dimension.values if v not in refused)
+                if left:
+                    mine[name] = Choice(left)
+            elif not refused:
+                mine[name] = dimension
         dimensions[preset] = mine
-    known = dict.fromkeys(f for preset in presets for f in settings_of(PRESETS[preset].policy))
+    known = dict.fromkeys(f for preset in presets for f in _fields(preset))
     for name in shared:
         if name not in known and name != REPLICAS:
             raise DsimError(f"{where}: there is no field {name!r}{_hint(name, known)}; {_listed(known)}")
-    for name, refusal in refusals.items():
-        if name not in used:
-            raise DsimError(f"{where}: {name}: {refusal}")
+    for asked, refusal in refusals.items():
+        if asked not in accepted:
+            raise DsimError(f"{where}: {refusal}")
     return Space(dimensions)
 
 
@@ -227,7 +268,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
             elif isinstance(dimension, Range) and not any("unknown" in reason for reason in bad.values()):
                 dimensions[preset][name] = dimension  # what falls below is refused setting by setting
             if bad and preset in dimensions:
-                value, reason = next(iter(bad.items()))
+                reason = next(iter(bad.values()))
                 notes.append(f"{preset}: {name} does not move to {', '.join(_spell(v) for v in bad)}: {reason}")
     if not dimensions:
         raise DsimError(
@@ -237,22 +278,26 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
     return Space(dimensions, tuple(notes))
 
 
-def _kept(preset: str, name: str, dimension: Dimension, check: Check) -> tuple[Dimension | None, DsimError | None]:
-    """The dimension without the values that the preset refuses, and the first refusal."""
-    if name == REPLICAS:
-        bad = [v for v in dimension.probes() if not isinstance(v, int) or v < 1]
-        return (None, DsimError(f"replicas is {bad[0]!r}, expected at least 1")) if bad else (dimension, None)
+def _fields(preset: str) -> dict[str, Any]:
+    """The fields that do something in a preset."""
+    policy = PRESETS[preset].policy
+    idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.autoregressive else set()
+    return {name: value for name, value in settings_of(policy).items() if name not in idle}
+
+
+def _refused(preset: str, name: str, dimension: Dimension, check: Check) -> dict[Any, DsimError]:
+    """The values, of those that show it, that the preset cannot have."""
     refused: dict[Any, DsimError] = {}
     for value in dimension.probes():
+        if name == REPLICAS:
+            if not isinstance(value, int) or value < 1:
+                refused[value] = DsimError(f"replicas is {value!r}, expected a whole number of at least 1")
+            continue
         try:
             check(parse(f"{preset},{name}={_spell(value)}"))
         except DsimError as error:
             refused[value] = error
-    first = next(iter(refused.values()), None)
-    if isinstance(dimension, Range):
-        return (None if refused else dimension), first
-    left = tuple(v for v in dimension.values if v not in refused)
-    return (Choice(left) if left else None), first
+    return refused
 
 
 def _dimension(name: str, value: Any, where: str) -> Dimension:

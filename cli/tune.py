@@ -1,0 +1,228 @@
+"""dsim tune: the best settings for a trace, and how sure that is."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import __version__
+from ..engine.errors import DsimError
+from ..engine.policy import to_toml
+from ..planner.quality import load_table, parse_share
+from ..planner.scenario import Scenario
+from ..planner.space import candidate_of, load_space, runs_on
+from ..planner.tune import BASELINE, LATENCY_METRIC, OBJECTIVES, SAMPLERS, Tuned, tune
+from ..profiler.profile import DEFAULT
+from ..report.slo import Slo
+from ..report.tune import answer, columns, finalists, page, row, spelt
+from ..sim.router import ROUTERS
+from ..traces import ARRIVALS, LENGTHS, shipped_names
+from ..traces.lengths import FORMS
+from .replay import INTERRUPTED, option
+
+JOURNAL = "study.journal"
+
+
+def tune_command(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")],
+    slo: Annotated[
+        list[str] | None, option("SLO", "[stat:]metric=bound, as ttft=2s or p90:tpot_chunk=50ms; repeat.", "--slo")
+    ] = None,
+    objective: Annotated[
+        list[str] | None, option("O", f"One of: {', '.join(OBJECTIVES)}; repeat for a Pareto front.", "--objective")
+    ] = None,
+    trials: Annotated[int, option("N", "Settings to try, those kept in the storage included.")] = 60,
+    policy: Annotated[str, option("SPEC", "The policy to beat: what you run today.")] = BASELINE,
+    space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,
+    storage: Annotated[
+        Path | None, option("FILE", f"Keep the trials here and go on from them; {JOURNAL} in the output by default.")
+    ] = None,
+    min_quality: Annotated[str | None, option("Q", "Least quality beside the full cache, such as 98%.")] = None,
+    quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
+    allow_unknown_quality: Annotated[
+        bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality nobody measured.")
+    ] = False,
+    gpu_hour: Annotated[float | None, option("PRICE", "Price of a GPU hour, for the cost objective.")] = None,
+    latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = LATENCY_METRIC,
+    train: Annotated[float, option("X", "Share of the trace, by time, that the search sees.")] = 0.6,
+    replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
+    sampler: Annotated[str, option("S", f"One of: {', '.join(SAMPLERS)}.")] = "tpe",
+    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials early.")] = True,
+    jobs: Annotated[int, option("N", "Replays at a time.")] = 1,
+    profile: Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.")] = DEFAULT,
+    workload: Annotated[
+        str | None, option("W", "The profile's commit model to draw from; its first by default.")
+    ] = None,
+    replicas: Annotated[int, option("N", "Replicas behind the router.")] = 1,
+    router: Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.")] = "round-robin",
+    arrival: Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.")] = "trace",
+    rate: Annotated[float | None, option("R", "Requests per second; the trace's own by default.")] = None,
+    cv: Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.")] = None,
+    lengths: Annotated[
+        str | None, option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.")
+    ] = None,
+    num_requests: Annotated[int | None, option("N", "How many requests to replay.")] = None,
+    drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds of each replay.")] = 0.0,
+    missing_fails: Annotated[
+        bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
+    ] = False,
+    seed: Annotated[int, option("S", "Same seed, same bytes.")] = 0,
+    out: Annotated[Path | None, option("DIR", "Write policy.toml, the trials and report.html.", "-o", "--out")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its trials included.")] = False,
+) -> None:
+    """Search for the policy that serves a trace best, and confirm it on traffic that the search never saw.
+
+    dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
+    """
+    scenario = Scenario(
+        trace=trace,
+        profile=profile,
+        workload=workload,
+        replicas=replicas,
+        router=router,
+        arrival=arrival,
+        rate=rate,
+        cv=cv,
+        lengths=lengths,
+        num_requests=num_requests,
+        slos=tuple(str(Slo.parse(text)) for text in slo or []),
+        missing_passes=not missing_fails,
+        drop_warmup=drop_warmup,
+        seed=seed,
+    )
+    check = runs_on(scenario.loaded_profile(), workload)
+    declared = None if space is None else load_space(space, check)
+    table = None if quality_table is None else load_table(quality_table)
+    kept = _prepare(out, storage, force)
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    bar = _Bar(screen)
+    try:
+        with bar:
+            tuned = tune(
+                scenario,
+                objectives=objective or ["goodput"],
+                space=declared,
+                trials=trials,
+                default=candidate_of(policy, replicas),
+                storage=kept,
+                min_quality=None if min_quality is None else parse_share(min_quality),
+                quality_table=table,
+                allow_unknown_quality=allow_unknown_quality,
+                gpu_hour=gpu_hour,
+                latency_metric=latency_metric,
+                train=train,
+                replications=replications,
+                sampler=sampler,
+                prune=prune,
+                jobs=jobs,
+                progress=bar.update,
+            )
+    except KeyboardInterrupt:
+        where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"
+        screen.print(f"Interrupted: {where}", style="bold red", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+    info = _info(scenario, tuned)
+    if as_json:
+        print(json.dumps(info))
+    else:
+        _render(info, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+    if out is not None:
+        screen.print(f"Wrote {out}/ ({', '.join(_write(out, tuned, info))})", markup=False)
+
+
+def _prepare(out: Path | None, storage: Path | None, force: bool) -> Path | None:
+    """Where the trials are kept. A folder that holds trials is gone on with; another is replaced by force only."""
+    if out is None:
+        return storage
+    if out.exists() and force and out.is_dir():
+        shutil.rmtree(out)
+    if out.exists() and not (out / JOURNAL).is_file() and not (storage and (out / "tune.json").is_file()):
+        raise DsimError(f"{out} exists: choose another folder, or pass --force to replace it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DsimError(f"cannot write {out}: {error.strerror or error}") from None
+    return storage or out / JOURNAL
+
+
+def _info(scenario: Scenario, tuned: Tuned) -> dict[str, Any]:
+    """tune.json: what was asked and what came out. Nothing of when or where it ran."""
+    profile = scenario.loaded_profile()
+    asked = {
+        "dsim": __version__,
+        "trace": scenario.source().name,
+        "arrival": scenario.arrival,
+        "rate": scenario.rate,
+        "profile": profile.name,
+        "estimated": profile.is_estimate,
+        "slos": list(scenario.slos),
+        "seed": scenario.seed,
+    }
+    return {**tuned.to_json(), **asked}
+
+
+def _write(out: Path, tuned: Tuned, info: dict[str, Any]) -> list[str]:
+    files = {
+        "policy.toml": tuned.policy_toml,
+        "tune.json": json.dumps(info, indent=1) + "\n",
+        "trials.csv": tuned.trials.to_csv(index=False),
+        "report.html": page(info, tuned.trials),
+    }
+    for i, finalist in enumerate(tuned.front, 1):
+        files[f"front-{i}.toml"] = to_toml(finalist.candidate.policy, finalist.candidate.preset)
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return list(files)
+
+
+def _render(info: dict[str, Any], console: Console) -> None:
+    console.print(answer(info), markup=False, style="bold")
+    if info["estimated"]:
+        console.print(f"Profile {info['profile']} is estimated, not measured.", markup=False, style="yellow")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("policy", overflow="fold")
+    for name in columns(info):
+        table.add_column(name, justify="right")
+    for role, finalist in finalists(info):
+        table.add_row(role, spelt(finalist), *row(info, finalist))
+    console.print(table)
+    for note in info["notes"]:
+        console.print(f"Note: {note}", markup=False, style="yellow")
+
+
+class _Bar:
+    """A bar on a terminal, nothing in a pipe."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("[dim]{task.fields[best]}", markup=True),
+            TimeElapsedColumn(),
+            console=screen,
+            transient=True,
+        )
+        self._task = self._bar.add_task("searching", total=None, best="")
+
+    def __enter__(self) -> "_Bar":
+        if self._screen.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._screen.is_terminal:
+            self._bar.stop()
+
+    def update(self, doing: str, done: int, of: int, best: str) -> None:
+        """So much of it is done, and this is the best so far."""
+        self._bar.update(self._task, description=doing, completed=done, total=of, best=best)

@@ -1,0 +1,75 @@
+"""The file that keeps a search's trials: Optuna's journal, or SQLite, and whose search it is."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+from ..engine.errors import DsimError
+
+STUDY = "dsim-tune"
+FINGERPRINT = "fingerprint"
+SQLITE = (".db", ".sqlite", ".sqlite3")
+SQLITE_MAGIC = b"SQLite format 3\x00"
+
+
+def open_storage(path: str | Path) -> BaseStorage:
+    """The storage in a file, new or kept; a DsimError where the file is something else."""
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise DsimError(f"{path}: expected a file in a folder that exists, to keep the trials in")
+    sqlite = path.suffix in SQLITE
+    try:
+        if path.exists() and path.stat().st_size and not (_is_sqlite(path) if sqlite else _is_journal(path)):
+            raise DsimError(f"{path} holds no trials of dsim tune, expected another file")
+        return RDBStorage(f"sqlite:///{path}") if sqlite else JournalStorage(JournalFileBackend(str(path)))
+    except DsimError:
+        raise
+    except Exception as error:  # whatever its libraries raise
+        raise DsimError(f"{path} cannot be read as kept trials: {_line(error)}") from None
+
+
+def check_same(storage: BaseStorage, path: str, fingerprint: Mapping[str, Any]) -> None:
+    """Refuse a file of another search, and say in what it differs."""
+    names = optuna.study.get_all_study_names(storage)
+    if not names:
+        return
+    if STUDY not in names:
+        raise DsimError(f"{path} holds the study {names[0]}, expected one of dsim tune")
+    kept = optuna.load_study(study_name=STUDY, storage=storage).user_attrs.get(FINGERPRINT)
+    if kept is None:  # its process was killed as it began
+        return
+    wanted = json.loads(json.dumps(fingerprint))
+    for name in dict.fromkeys([*wanted, *kept]):
+        if kept.get(name) != wanted.get(name):
+            raise DsimError(
+                f"{path} holds another search: its {name.replace('_', ' ')} is {_short(kept.get(name))}, "
+                f"this one's is {_short(wanted.get(name))}; choose another --storage"
+            )
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+
+
+def _is_journal(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+    except ValueError:
+        return False
+    return isinstance(first, dict) and "op_code" in first
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
