@@ -1,0 +1,196 @@
+"""dsim capacity: the highest rate that meets the SLOs, or the fewest replicas for a rate."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from ..engine.engine import EMIT
+from ..engine.errors import DsimError
+from ..planner.capacity import MOST, Capacity, Interrupted, capacity, fewest_replicas
+from ..planner.replicate import Interval
+from ..planner.scenario import Scenario
+from ..profiler.profile import DEFAULT
+from ..report import capacity as report
+from ..sim.router import ROUTERS
+from ..traces import ARRIVALS, LENGTHS, shipped_names
+from ..traces.lengths import FORMS
+from .replay import INTERRUPTED, option
+
+
+def capacity_command(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")],
+    slo: Annotated[
+        list[str] | None,
+        option(
+            "SLO", "[class/][stat:]metric=bound: p90:tpot_chunk=50ms, 95%:ttft=2s, chat/p90:ttft=1s; repeat.", "--slo"
+        ),
+    ] = None,
+    policy: Annotated[str, option("SPEC", "name[:value][,field=value...] or a TOML file.")] = "optimus",
+    profile: Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.")] = DEFAULT,
+    workload: Annotated[
+        str | None, option("W", "The profile's commit model to draw from; its first by default.")
+    ] = None,
+    replicas: Annotated[int | None, option("N", "Replicas behind the router; 1 by default.")] = None,
+    router: Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.")] = "round-robin",
+    rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
+    max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
+    gpu_hour: Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.")] = None,
+    attainment: Annotated[
+        str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
+    ] = "99%",
+    precision: Annotated[str, option("X%", "Half-width of the confidence interval, relative.")] = "2%",
+    confidence: Annotated[str, option("X%", "Level of the confidence interval.")] = "95%",
+    num_requests: Annotated[
+        int | None, option("N", "Requests in a replay; 4000 by default, and at least 1000 a replica.")
+    ] = None,
+    block: Annotated[
+        int | None,
+        option("N", "Consecutive requests that are resampled together; by default as docs/capacity.md says."),
+    ] = None,
+    max_replications: Annotated[int, option("N", "Stop after N replications, however wide the interval.")] = MOST,
+    arrival: Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.")] = "trace",
+    cv: Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.")] = None,
+    lengths: Annotated[
+        str | None, option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.")
+    ] = None,
+    time_unit: Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
+    emit: Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.")] = "block",
+    missing_fails: Annotated[
+        bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
+    ] = False,
+    jobs: Annotated[int, option("N", "Processes; -1: all cores. The result does not depend on it.")] = -1,
+    seed: Annotated[int, option("S", "Same seed, same bytes.")] = 0,
+    out: Annotated[Path | None, option("DIR", "Write capacity.json and report.html.", "-o", "--out")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
+) -> None:
+    """Find the highest request rate at which every SLO holds, or the fewest replicas for a rate.
+
+    dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
+    """
+    if rate is None and max_replicas is not None:
+        raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
+    if rate is not None and replicas is not None:
+        raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
+    if jobs == 0 or jobs < -1:
+        raise DsimError(f"--jobs is {jobs}, expected -1 or at least 1")
+    if out is not None:
+        report.check(out, force=force)
+    scenario = Scenario(
+        trace=trace,
+        policy=policy,
+        profile=profile,
+        workload=workload,
+        replicas=1 if replicas is None else replicas,
+        router=router,
+        arrival=arrival,
+        cv=cv,
+        lengths=lengths,
+        time_unit=time_unit,
+        skip_bad=skip_bad,
+        emit=emit,
+        slos=tuple(slo or ()),
+        missing_passes=not missing_fails,
+        seed=seed,
+    )
+    search = partial(capacity, scenario)
+    if rate is not None:
+        search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    for warning in scenario.source().notes.warnings:
+        screen.print(f"Warning: {warning}", style="yellow", markup=False)
+    found: Capacity | None
+    try:
+        with _Shown(screen) as shown:
+            found = search(
+                precision=percent("--precision", precision),
+                confidence=percent("--confidence", confidence),
+                attainment=percent("--attainment", attainment),
+                num_requests=num_requests,
+                block=block,
+                max_replications=max_replications,
+                gpu_hour=gpu_hour,
+                jobs=jobs,
+                progress=shown.update if screen.is_terminal else None,
+            )
+    except Interrupted as stop:
+        found = stop.found
+        if found is None:
+            screen.print("Interrupted before two replications were done: nothing is known yet", style="bold red")
+            raise typer.Exit(INTERRUPTED) from None
+    data = found.to_json()
+    if as_json:
+        print(json.dumps(data, allow_nan=False))
+    else:
+        _render(data, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+    if out is not None:
+        report.write(out, data, force=force)
+        screen.print(f"Wrote {out}/ ({', '.join(report.FILES)})", markup=False)
+    if found.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def percent(name: str, text: str) -> float:
+    """A share from `2%` or `0.02`."""
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = float("nan")
+    if text.endswith("%"):
+        value /= 100
+    if not 0 < value <= 1:
+        raise DsimError(f"{name} is {text}, expected a share above 0% and up to 100%, such as 2%")
+    return value
+
+
+def _render(found: report.Json, console: Console) -> None:
+    for line in report.warnings(found):
+        console.print(Text(line, style="bold red"))
+    console.print(Text(report.answer(found), style="bold"))
+    for name, value in report.facts(found):
+        console.print(Text(f"{name}: ", style="dim") + Text(value, style="yellow" if "not measured" in value else ""))
+    if not found["curve"]:
+        return
+    head, rows = report.curve_rows(found)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in head:
+        table.add_column(Text(title), justify="right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+class _Shown:
+    """Replays and the interval so far on a terminal, nothing in a pipe."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._status = Status("starting (the first run compiles)", console=screen)
+
+    def __enter__(self) -> "_Shown":
+        if self._screen.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._screen.is_terminal:
+            self._status.stop()
+
+    def update(self, replays: int, known: Interval | None, replicas: int) -> None:
+        """So many replays are done, and this is what they say."""
+        text = "looking for the range"
+        if known is not None:
+            rate = {"value": known.value, "low": known.low, "high": known.high}
+            text = f"{report.span(rate)}, ±{100 * known.half_width:.2g}%"
+        self._status.update(f"{replicas} replica{'s' if replicas > 1 else ''}, {replays} replays: {text}")

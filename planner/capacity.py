@@ -1,0 +1,540 @@
+"""How much traffic a fleet sustains while every SLO holds, how sure that is, and how few replicas a traffic needs.
+
+Each replication has a capacity of its own: within it, the requests and their luck are the same at every rate, so that
+whether the SLOs hold is a plain function of the rate, and bisection finds where it changes. Capacities of independent
+replications have a mean and Student's interval. Replications are added until it is narrow enough.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from joblib import Parallel, delayed
+
+from ..engine.errors import DsimError
+from ..report.slo import Slo
+from ..sim.twin import limits_of
+from .limits import Shares, limited_by
+from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
+from .scenario import Scenario
+
+NUM_REQUESTS = 4000  # in a replay: the more, the less its end effects bias a capacity
+PER_REPLICA = 1000  # and at least so many for each replica
+BLOCKS = 10  # of consecutive requests, in a replay
+FIRST = 6  # replications before the interval is looked at
+MOST = 64  # replications
+SHARPNESS = 0.25  # of the precision: how closely a replication's own capacity is found
+IDLE = 1e-3  # of saturation: a rate at which requests hardly meet
+BEYOND = 4.0  # times saturation: if an SLO holds even there, it says nothing
+LOWEST = 20.0  # log rate below the first guess where a search gives up
+FLOOD = 1e9  # req/s: all at once
+PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.02  # index; of the flood's rate; in log rate
+GRID = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15)  # of the capacity: where the curve is drawn
+GRID_REPLICATIONS = 2
+STABILITY = "stability"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Point:
+    """The latency-rate curve at one rate: each criterion's value (ms, or share of arrivals), mean and extremes."""
+
+    rate: float  # req/s
+    values: dict[str, float]
+    low: dict[str, float]
+    high: dict[str, float]
+    stable: bool  # in every replication
+    holds: bool  # in every replication
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the fleet costs, in the currency of the price."""
+
+    gpus: int
+    per_hour: float
+    per_million_requests: float  # at the traffic asked for, or else at capacity
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A fleet's capacity under SLOs."""
+
+    rate: Interval  # req/s
+    replicas: int
+    binding_slo: str  # the one violated just above capacity, or "stability": the queue grows without end first
+    binding_share: float  # of the replications in which that one binds
+    limited_by: str
+    shares: dict[str, float]  # of the busy time at capacity, see limits.py
+    criteria: tuple[str, ...]
+    bounds: dict[str, float]  # of each criterion: ms, or share of arrivals
+    share_criteria: tuple[str, ...]  # those whose values are shares of arrivals
+    curve: tuple[Point, ...]
+    replications: tuple[float, ...]  # each one's own capacity (req/s)
+    num_replays: int
+    num_requests: int  # in a replay
+    block: int  # requests that are resampled together
+    precision: float  # the half-width asked for, relative
+    confidence: float
+    rejected: float  # share of requests that can never fit
+    policy: str
+    profile: str
+    estimated: bool  # the profile was not measured
+    cost: Cost | None = None
+    asked_rate: float | None = None  # req/s: the traffic that the replicas were sized for
+    one_fewer: Interval | None = None  # the capacity of a fleet with one replica less
+    interrupted: bool = False
+
+    @property
+    def precise(self) -> bool:
+        """Whether the interval is as narrow as asked."""
+        return self.rate.half_width <= self.precision
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        data = _plain(asdict(self))
+        first = ("rate", "replicas", "binding_slo", "limited_by", "curve", "num_replays", "profile")
+        return {name: data[name] for name in first} | {k: v for k, v in data.items() if k not in first}
+
+
+Progress = Callable[[int, Interval | None, int], None]  # replays so far, the interval if there is one, replicas
+
+
+class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
+    """Ctrl-C: what is known so far, None when fewer than two replications were done."""
+
+    def __init__(self, found: Capacity | None) -> None:
+        super().__init__("interrupted")
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search needs to know, in values that travel to another process."""
+
+    scenario: Scenario
+    criteria: tuple[Criterion, ...]
+    num_requests: int
+    block: int
+
+    def requests(self, index: int) -> Callable[[float], Reading]:
+        """Replication `index` as a function of the rate."""
+        own, requests = replication(self.scenario, index, self.num_requests, self.block)
+        return partial(measure, own, self.criteria, requests)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A replication's own capacity."""
+
+    rate: float  # req/s
+    binding: int  # index of the criterion violated just above; -1: the queue grows without end
+    num_replays: int
+    rejected: float  # share
+
+
+def capacity(
+    scenario: Scenario,
+    *,
+    precision: float = 0.02,
+    confidence: float = 0.95,
+    attainment: float = 0.99,
+    num_requests: int | None = None,
+    block: int | None = None,
+    max_replications: int = MOST,
+    gpu_hour: float | None = None,
+    jobs: int = -1,
+    curve: bool = True,
+    progress: Progress | None = None,
+) -> Capacity:
+    """The highest rate at which the scenario's fleet meets all of its `slos`, within `precision` at `confidence`.
+
+    An SLO without a statistic must be met by a share `attainment` of arrivals, together with the others of its class.
+    `num_requests` a replay and `block`s of resampled requests have defaults; `jobs` processes change no result.
+    A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with what is known.
+    """
+    _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
+    search = _search(scenario, attainment, num_requests, block)
+    run = _Run(search, precision, confidence, max_replications, jobs, progress)
+    return _finish(run, gpu_hour, curve)
+
+
+def fewest_replicas(
+    scenario: Scenario,
+    rate: float,
+    *,
+    max_replicas: int = 64,
+    precision: float = 0.02,
+    confidence: float = 0.95,
+    attainment: float = 0.99,
+    num_requests: int | None = None,
+    block: int | None = None,
+    max_replications: int = MOST,
+    gpu_hour: float | None = None,
+    jobs: int = -1,
+    curve: bool = True,
+    progress: Progress | None = None,
+) -> Capacity:
+    """The fewest replicas whose capacity is at least `rate` (req/s), by the low end of its interval.
+
+    A fleet of one replica less was tried too: its interval (`one_fewer`) does not lie wholly above the rate.
+    """
+    _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
+    if not 0 < rate < math.inf:
+        raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
+    if max_replicas < 1:
+        raise DsimError(f"max replicas is {max_replicas}, expected at least 1")
+    runs: dict[int, _Run] = {}
+    replays = 0
+
+    def enough(replicas: int) -> bool:
+        nonlocal replays
+        if replicas not in runs:
+            search = _search(replace(scenario, replicas=replicas), attainment, num_requests, block)
+            runs[replicas] = _Run(search, precision, confidence, max_replications, jobs, progress, rate, replays)
+            replays = runs[replicas].num_replays
+        return runs[replicas].interval.low >= rate
+
+    low, high = 0, math.inf  # too few, and enough
+    ask = 1
+    while high - low > 1:
+        if enough(ask):
+            high = ask
+        else:
+            low = ask
+            if low == max_replicas:
+                most = runs[max_replicas].interval
+                raise DsimError(
+                    f"{max_replicas} replicas sustain {most.value:.3g} req/s ({most.low:.3g} to {most.high:.3g}), "
+                    f"expected at least {rate:g}: allow more, or relax the SLOs"
+                )
+        # A fleet's capacity is nearly its size times what one of the last fleet's replicas sustains.
+        guess = math.ceil(ask * rate / runs[ask].interval.value)
+        ask = int(min(max(guess, low + 1), high - 1, max_replicas))
+    chosen = runs[int(high)]
+    chosen.num_replays = replays
+    chosen.target = None
+    chosen.sharpen()
+    found = _finish(chosen, gpu_hour, curve, rate)
+    return replace(found, one_fewer=runs[int(high) - 1].interval if high > 1 else None)
+
+
+class _Run:
+    """A fleet's capacity in the making: a pilot finds about where, replications how exactly."""
+
+    def __init__(
+        self,
+        search: Search,
+        precision: float,
+        confidence: float,
+        most: int,
+        jobs: int,
+        progress: Progress | None,
+        target: float | None = None,
+        num_replays: int = 0,
+    ) -> None:
+        self.search, self.precision, self.confidence, self.most = search, precision, confidence, most
+        self.target = target  # a rate: whether the capacity lies above or below it is all that is asked
+        self.found: list[Found] = []
+        self.num_replays = num_replays
+        self._progress = progress
+        self.pool = Parallel(n_jobs=jobs, return_as="generator")
+        try:
+            self.tell()
+            self.centre, used = _pilot(search)
+            self.num_replays += used
+            self.width = 2 * PILOT_SHARPNESS
+            self._add(min(FIRST, most))
+            self.sharpen()
+        except KeyboardInterrupt:
+            raise self.interrupt() from None
+
+    @property
+    def interval(self) -> Interval:
+        return interval([found.rate for found in self.found], self.confidence)
+
+    def sharpen(self) -> None:
+        """Add replications until the interval is narrow enough, or says on which side of the target it lies."""
+        try:
+            while len(self.found) < self.most:
+                now, n = self.interval, len(self.found)
+                aside = self.target is not None and not now.low <= self.target <= now.high
+                if now.half_width <= self.precision or (n >= FIRST and aside):
+                    return
+                # The half-width falls as the root of the number; never more than twice as many at once, and even.
+                wanted = math.ceil(n * (now.half_width / self.precision) ** 2)
+                self._add(min(max(2, min(wanted, 2 * n) - n + wanted % 2), self.most - n))
+        except KeyboardInterrupt:
+            raise self.interrupt() from None
+
+    def interrupt(self) -> Interrupted:
+        """What is known so far, without a curve."""
+        return Interrupted(None if len(self.found) < 2 else _result(self, {}, "unknown", ()))
+
+    def tell(self) -> None:
+        if self._progress is not None:
+            known = self.interval if len(self.found) > 1 else None
+            self._progress(self.num_replays, known, self.search.scenario.replicas)
+
+    def _add(self, count: int) -> None:
+        first = len(self.found)
+        if first:
+            # Later replications begin where the earlier ones ended.
+            logs = [math.log(f.rate) for f in self.found]
+            mean = sum(logs) / first
+            spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(1, first - 1))
+            self.centre, self.width = math.exp(mean), max(spread, self.precision / 2)
+        sharp = self.precision * SHARPNESS
+        calls = (
+            partial(_own_capacity, self.search, i, self.centre, self.width, sharp) for i in range(first, first + count)
+        )
+        for found in _each(self.pool, calls):
+            self.found.append(found)
+            self.num_replays += found.num_replays
+            self.tell()
+
+
+def _each(pool: Parallel, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
+    """The results in order, as they come."""
+    yield from pool(delayed(_call)(call) for call in calls)
+
+
+def _call(call: Callable[[], T]) -> T:
+    return call()
+
+
+def _own_capacity(search: Search, index: int, centre: float, width: float, sharp: float) -> Found:
+    """The capacity of one replication, to a relative `sharp`."""
+    return find(search.requests(index), search.criteria, centre, width, sharp)
+
+
+def find(
+    read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float
+) -> Found:
+    """The rate at which readings cease to hold, looked for from `centre` on in log steps of `width`, then doubled."""
+    readings: list[Reading] = []
+
+    def at(log_rate: float) -> Reading:
+        readings.append(read(math.exp(log_rate)))
+        return readings[-1]
+
+    low = high = math.log(centre)
+    below = above = at(low)
+    while above.holds:
+        low, below = high, above
+        high, width = high + width, 2 * width
+        above = at(high)
+    while not below.holds:
+        if math.log(centre) - low > LOWEST:
+            raise _never(criteria, below)
+        high, above = low, below
+        low, width = low - width, 2 * width
+        below = at(low)
+    halved = True
+    while high - low > sharp:
+        before = high - low
+        middle = _crossing(low, below, high, above) if halved else (low + high) / 2
+        edge = max(0.1 * before, 0.4 * sharp)
+        middle = min(max(middle, low + edge), high - edge)
+        reading = at(middle)
+        if reading.holds:
+            low, below = middle, reading
+        else:
+            high, above = middle, reading
+        halved = high - low <= before / 2
+    rate = math.exp(_crossing(low, below, high, above))
+    return Found(rate, above.worst, len(readings), max(r.rejected for r in readings))
+
+
+def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
+    """Where, between two log rates, readings are likely to cease to hold."""
+    if above.worst < 0:
+        # The queue grows: the rate that is sustained is the one at which requests leave.
+        return max(low, math.log(above.sustained))
+    s, t = max(below.severities), max(above.severities)
+    if not (math.isfinite(s) and math.isfinite(t) and t > s):
+        return (low + high) / 2
+    return low + (high - low) * -s / (t - s)
+
+
+def _pilot(search: Search) -> tuple[float, int]:
+    """About where the capacity is, from shorter runs, and how many; a DsimError if it is nowhere."""
+    short = replace(search, num_requests=max(min(search.num_requests, 500), search.num_requests // 4))
+    read = short.requests(PILOT)
+    flood = read(FLOOD).throughput
+    idle = read(IDLE * flood)
+    if not idle.holds:
+        raise _never(search.criteria, idle)
+    found = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
+    used = 2 + found.num_replays
+    if found.binding < 0:
+        overrun = search.requests(PILOT)(BEYOND * found.rate)
+        used += 1
+        if overrun.worst < 0:
+            names = " and ".join(f"'{criterion.text}'" for criterion in search.criteria)
+            raise DsimError(
+                f"SLO {names} is met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
+                f"{found.rate:.3g} req/s at which the queue begins to grow without end: expected a bound that can bind"
+            )
+    return found.rate, used
+
+
+def _never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
+    worst = max(0, idle.worst)
+    criterion, value = criteria[worst], idle.values[worst]
+    if criterion.share is None:
+        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {1e3 * value:.4g} ms"
+    else:
+        said = f"{100 * value:.4g}% of arrivals meet it"
+    return DsimError(
+        f"SLO '{criterion.text}' holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly idle"
+    )
+
+
+def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:
+    """What limits at capacity, the curve around it and the cost."""
+    search, rate = run.search, run.interval.value
+    try:
+        shares, limit = _at_capacity(search, rate)
+        run.num_replays += 1
+        points = []
+        if curve:
+            grid = [(GRID[i] * rate, k) for i in range(len(GRID)) for k in range(GRID_REPLICATIONS)]
+            readings = []
+            for reading in _each(run.pool, (partial(_one, search, k, x) for x, k in grid)):
+                readings.append(reading)
+                run.num_replays += 1
+                run.tell()
+            points = [
+                _point(search.criteria, readings[i : i + GRID_REPLICATIONS])
+                for i in range(0, len(readings), GRID_REPLICATIONS)
+            ]
+    except KeyboardInterrupt:
+        raise run.interrupt() from None
+    found = _result(run, shares, limit, tuple(points))
+    if gpu_hour is not None:
+        gpus = found.replicas * search.scenario.loaded_profile().device.count
+        hourly = gpus * gpu_hour
+        found = replace(found, cost=Cost(gpus, hourly, hourly / (3600 * (asked or rate)) * 1e6))
+    return replace(found, asked_rate=asked)
+
+
+def _result(run: _Run, shares: dict[str, float], limit: str, points: tuple[Point, ...]) -> Capacity:
+    search, profile = run.search, run.search.scenario.loaded_profile()
+    criteria = search.criteria
+    # The most frequent, the first given of those that tie.
+    counts = Counter(found.binding for found in run.found)
+    binding = max(sorted(counts), key=lambda i: counts[i])
+    return Capacity(
+        rate=run.interval,
+        replicas=search.scenario.replicas,
+        binding_slo=STABILITY if binding < 0 else criteria[binding].text,
+        binding_share=counts[binding] / len(run.found),
+        limited_by=limit,
+        shares=shares,
+        criteria=tuple(c.text for c in criteria),
+        bounds={c.text: _shown(c, c.bound) for c in criteria},
+        share_criteria=tuple(c.text for c in criteria if c.share is not None),
+        curve=points,
+        replications=tuple(found.rate for found in run.found),
+        num_replays=run.num_replays,
+        num_requests=search.num_requests,
+        block=search.block,
+        precision=run.precision,
+        confidence=run.confidence,
+        rejected=max(found.rejected for found in run.found),
+        policy=search.scenario.policy,
+        profile=profile.name,
+        estimated=profile.is_estimate,
+        interrupted=not shares,
+    )
+
+
+def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], str]:
+    """Where the busy time goes at a rate, and what that says."""
+    own, requests = replication(search.scenario, 0, search.num_requests, search.block)
+    policy, profile = own.parsed_policy(), own.loaded_profile()
+    shares = Shares(profile.latency, limits_of(policy, profile))
+    result = own.simulate(requests.scaled_to_rate(rate), append=shares.append)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    found = shares.shares()
+    return found, limited_by(found, result.totals.preemptions / len(requests))
+
+
+def _one(search: Search, index: int, rate: float) -> Reading:
+    """A replication's reading at one rate."""
+    return search.requests(index)(rate)
+
+
+def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
+    columns = {c.text: [_shown(c, r.values[i]) for r in readings] for i, c in enumerate(criteria)}
+    return Point(
+        rate=readings[0].rate,
+        values={name: sum(v) / len(v) for name, v in columns.items()},
+        low={name: min(v) for name, v in columns.items()},
+        high={name: max(v) for name, v in columns.items()},
+        stable=all(r.stable for r in readings),
+        holds=all(r.holds for r in readings),
+    )
+
+
+def _shown(criterion: Criterion, value: float) -> float:
+    """Milliseconds, or a share as it is."""
+    return value if criterion.share is not None else 1e3 * value
+
+
+def _search(scenario: Scenario, attainment: float, num_requests: int | None, block: int | None) -> Search:
+    """The scenario's search, with its defaults and checks."""
+    for name in ("rate", "concurrency", "time_scale"):
+        if (value := getattr(scenario, name)) is not None:
+            raise DsimError(f"{name} is {value}, expected none: the search varies the rate")
+    if not scenario.slos:
+        raise DsimError("no SLO is given, expected at least one, such as p90:tpot_chunk=50ms")
+    if scenario.replicas < 1:
+        raise DsimError(f"replicas is {scenario.replicas}, expected at least 1")
+    source = scenario.source()
+    named = source.extras.get("slo_class", []) if scenario.lengths is None else []
+    classes = {str(name) for name in named if name is not None}
+    slos = [Slo.parse(text, classes) for text in scenario.slos]
+    num_requests = num_requests or max(NUM_REQUESTS, PER_REPLICA * scenario.replicas)
+    block = block or max(1, min(num_requests, len(source)) // BLOCKS)
+    return Search(scenario, criteria_of(slos, attainment), num_requests, block)
+
+
+def _check_options(
+    precision: float,
+    confidence: float,
+    attainment: float,
+    num_requests: int | None,
+    block: int | None,
+    max_replications: int,
+    gpu_hour: float | None,
+) -> None:
+    if not 0.001 <= precision <= 0.5:
+        raise DsimError(f"precision is {100 * precision:g}%, expected 0.1% to 50%")
+    if not 0.5 <= confidence <= 0.999:
+        raise DsimError(f"confidence is {100 * confidence:g}%, expected 50% to 99.9%")
+    if not 0 < attainment <= 1:
+        raise DsimError(f"attainment is {100 * attainment:g}%, expected above 0% and up to 100%")
+    if num_requests is not None and not 100 <= num_requests <= 10_000_000:
+        raise DsimError(f"number of requests is {num_requests}, expected 100 to 10000000 a replay")
+    if block is not None and block < 1:
+        raise DsimError(f"block is {block} requests, expected at least 1")
+    if max_replications < 2:
+        raise DsimError(f"max replications is {max_replications}, expected at least 2")
+    if gpu_hour is not None and not 0 <= gpu_hour < math.inf:
+        raise DsimError(f"GPU hour is {gpu_hour}, expected a price of 0 or more")
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types: NaN and infinity become null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,236 @@
+"""Replications: the same traffic with other luck, replayed at any rate and judged by the SLOs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student
+
+from ..engine import chance
+from ..engine.errors import TraceError
+from ..report.metrics import ROUNDING, Columns, good_requests, latencies, stable
+from ..report.slo import Slo
+from ..sim.twin import Append, Result
+from ..traces import Trace, load, prepare
+from ..traces.burstgpt import fit_burstgpt_like
+from .scenario import Scenario
+
+BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
+WARMUP = 0.10  # of arrivals, replayed but not judged: the run begins empty
+COOLDOWN = 0.05  # likewise: the run ends with no one arriving
+MIN_GROWTH = 0.02  # of arrivals that pile up: above it the queue grows without end
+REJECTED = 1  # index into STATUSES
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What must hold of a run: a statistic within a bound, or enough arrivals that meet every one of some bounds."""
+
+    slos: tuple[Slo, ...]  # one, where it has a statistic
+    share: float | None  # of arrivals that must meet all; None: a statistic
+    text: str
+
+    @property
+    def bound(self) -> float:
+        """The bound (s) on a statistic, or the least share of arrivals."""
+        return self.slos[0].bound if self.share is None else self.share
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One replay, judged. A severity is the log of how far a criterion is from its bound: above 0 it is violated."""
+
+    rate: float  # req/s
+    values: tuple[float, ...]  # of each criterion: seconds, or the share of arrivals that meet it
+    severities: tuple[float, ...]
+    growth: float  # of arrivals that pile up in the system, in the half from the second quarter to the last
+    stable: bool
+    throughput: float  # req/s: completed over the whole run
+    rejected: float  # share of requests that can never fit
+
+    @property
+    def holds(self) -> bool:
+        """Whether every criterion does, and the queue stays bounded."""
+        return self.stable and max(self.severities) <= 0
+
+    @property
+    def sustained(self) -> float:
+        """The rate (req/s) at which requests left while they came at `rate`."""
+        return self.rate * (1 - max(0.0, self.growth))
+
+    @property
+    def worst(self) -> int:
+        """The index of the criterion furthest beyond its bound; -1 where none is violated."""
+        i = int(np.argmax(self.severities))
+        return i if self.severities[i] > 0 else -1
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval over the value."""
+        return (self.high - self.low) / (2 * self.value)
+
+
+def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]:
+    """The SLOs as criteria. Those without a statistic are met together, by at least `attainment` of their class."""
+    found: list[Criterion] = []
+    bare: dict[str | None, list[Slo]] = {}
+    for slo in slos:
+        if slo.stat is None:
+            bare.setdefault(slo.slo_class, []).append(slo)
+        else:
+            found.append(Criterion((slo,), slo.share, str(slo)))
+    for together in bare.values():
+        text = f"{100 * attainment:g}% meet {' and '.join(map(str, together))}"
+        found.append(Criterion(tuple(together), attainment, text))
+    return tuple(found)
+
+
+def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
+    """Replication `index`: the scenario with its own seed, and its requests at 1 req/s.
+
+    The requests are blocks of `block` consecutive ones of the trace, drawn with replacement, each with the gap before
+    it, its lengths and its class; the trace is a ring. An arrival process or lengths of the scenario's own replace the
+    trace's, drawn afresh. The same index gives the same requests and the same luck at every rate.
+    """
+    seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
+    own = replace(scenario, seed=seed)
+    source = scenario.source()
+    rows = resample(len(source), num_requests, block, seed)
+    timed = source.notes.has_arrivals and len(source) > 1
+    if scenario.arrival == "trace" and not (timed and source.duration > 0):
+        raise TraceError(f"{source.name} has no arrival times, expected an arrival process (--arrival)")
+    gaps = np.ones(len(source))
+    if timed:
+        gaps = np.diff(source.arrival, prepend=-source.duration / (len(source) - 1))
+    drawn = source.take(rows, np.cumsum(gaps[rows]))
+    parameters = None if scenario.fit is None else fit_burstgpt_like(load(scenario.fit))
+    ready = prepare(
+        replace(drawn, notes=replace(source.notes, has_hash_ids=False)),
+        arrival=scenario.arrival,
+        rate=1.0,
+        cv=scenario.cv,
+        burstiness=scenario.burstiness,
+        num_requests=num_requests,
+        seed=seed,
+        lengths=scenario.lengths,
+        parameters=parameters,
+    )
+    return own, ready
+
+
+def resample(num_rows: int, num_requests: int, block: int, seed: int) -> npt.NDArray[np.int64]:
+    """Rows of a ring of `num_rows`: blocks of consecutive ones, one from each of equal stretches, in random order.
+
+    Each block begins anywhere in its stretch, so that every row is equally likely; a replication covers the whole
+    trace evenly, which spares it the luck of busy hours drawn twice.
+    """
+    num_blocks = -(-num_requests // block)
+    u = chance.uniform(chance.key(seed, BLOCKS, 0, np.arange(num_blocks)))
+    order = np.argsort(chance.key(seed, BLOCKS, 1, np.arange(num_blocks)), kind="stable")
+    starts = np.floor((order + u) * num_rows / num_blocks).astype(np.int64)
+    rows: npt.NDArray[np.int64] = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
+    return rows
+
+
+def measure(
+    scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
+) -> Reading:
+    """Replay a replication at a rate and judge it; an interrupt is passed on."""
+    timed = requests.scaled_to_rate(rate)
+    result = scenario.simulate(timed, append=append)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return judge(criteria, timed, result, rate, scenario.missing_passes)
+
+
+def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: float, missing_passes: bool) -> Reading:
+    """A run's reading: over the requests between warm-up and cool-down; gaps between emissions over the whole run."""
+    columns = result.table.columns
+    n = len(requests)
+    judged = slice(int(WARMUP * n), n - int(COOLDOWN * n))
+    window = {name: column[judged] for name, column in columns.items()}
+    classes = np.array(requests.extras["slo_class"][judged]) if "slo_class" in requests.extras else None
+    values, severities = [], []
+    for criterion in criteria:
+        seen = window
+        wanted = criterion.slos[0].slo_class
+        if wanted is not None:
+            assert classes is not None
+            seen = {name: column[classes == wanted] for name, column in window.items()}
+        value, severity = _judge(criterion, seen, result, missing_passes)
+        values.append(value)
+        severities.append(severity)
+    grown = growth(columns)
+    bounded = grown <= MIN_GROWTH and stable(columns)
+    rejected = float((columns["status"] == REJECTED).mean())
+    throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))
+    return Reading(rate, tuple(values), tuple(severities), grown, bounded, throughput, rejected)
+
+
+def growth(columns: Columns) -> float:
+    """The share of arrivals that stay in the system, between the middles of the run's second and last quarters.
+
+    It is 1 - 1/load above saturation, and 0 where the number in the system does not rise by half.
+    """
+    taken = columns["status"] != REJECTED
+    arrival, finish = columns["arrival"][taken], np.sort(columns["finish"][taken])
+    n = len(arrival)
+    if n < 8:
+        return 0.0
+    inside = np.arange(1, n + 1) - np.searchsorted(finish, arrival, side="right")
+    quarter = n // 4
+    early, late = float(inside[quarter : 2 * quarter].mean()), float(inside[-quarter:].mean())
+    return (late - early) / (n - 2 * quarter) if late > 1.5 * early else 0.0
+
+
+def interval(values: Sequence[float], confidence: float) -> Interval:
+    """The geometric mean of independent estimates and Student's interval of their logs; infinite for a single one."""
+    logs = np.log(values)
+    n = len(logs)
+    half = math.inf
+    if n > 1:
+        half = float(student.ppf((1 + confidence) / 2, n - 1)) * float(logs.std(ddof=1)) / math.sqrt(n)
+    mean = float(logs.mean())
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half) if half < math.inf else math.inf)
+
+
+def _judge(criterion: Criterion, requests: Columns, result: Result, missing_passes: bool) -> tuple[float, float]:
+    """A criterion's value and severity."""
+    n = len(requests["status"])
+    if criterion.share is not None:
+        if not n:
+            return 1.0, -math.inf
+        bare = [replace(slo, stat=None) for slo in criterion.slos]
+        good = good_requests(requests, bare, missing_passes=missing_passes)
+        assert good is not None
+        missed, allowed = n - int(good.sum()), (1 - criterion.share) * n * ROUNDING
+        # Half a request stands for none, so that a severity is finite; it is above 0 exactly when too many miss.
+        return 1 - missed / n, math.log(max(missed, 0.5) / max(allowed, 0.5))
+    slo = criterion.slos[0]
+    value = _statistic(slo, requests, result)
+    if math.isnan(value):
+        return value, -math.inf if missing_passes else math.inf
+    return value, math.log(value / (slo.bound * ROUNDING)) if value > 0 else -math.inf
+
+
+def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
+    assert slo.stat is not None
+    if slo.metric == "itl":
+        gaps = result.totals.itl
+        return gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
+    values = latencies(requests)[slo.metric]
+    known = values[~np.isnan(values)]  # of requests that completed
+    if not len(known):
+        return math.nan
+    return float(known.mean()) if slo.stat == "mean" else float(np.percentile(known, int(slo.stat[1:])))
