@@ -21,18 +21,19 @@ from .limits import Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 from .scenario import Scenario
 
-NUM_REQUESTS = 4000  # in a replay: the more, the less its end effects bias a capacity
+FEWEST, MANY = 4000, 20_000  # requests in a replay: the trace's number, within these
 PER_REPLICA = 1000  # and at least so many for each replica
-BLOCKS = 10  # of consecutive requests, in a replay
+BLOCKS = 20  # of consecutive requests, in a replay
 FIRST = 6  # replications before the interval is looked at
 MOST = 64  # replications
-SHARPNESS = 0.25  # of the precision: how closely a replication's own capacity is found
+SHARPNESS = 1 / 3  # of the precision, or of the spread between replications: how closely a capacity is bracketed
 IDLE = 1e-3  # of saturation: a rate at which requests hardly meet
 BEYOND = 4.0  # times saturation: if an SLO holds even there, it says nothing
 LOWEST = 20.0  # log rate below the first guess where a search gives up
 FLOOD = 1e9  # req/s: all at once
-PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.02  # index; of the flood's rate; in log rate
-GRID = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15)  # of the capacity: where the curve is drawn
+PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
+PILOT_SHARE, PILOT_FEWEST = 8, 500  # its requests: an eighth, but not fewer
+GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
 GRID_REPLICATIONS = 2
 STABILITY = "stability"
 
@@ -282,13 +283,14 @@ class _Run:
 
     def _add(self, count: int) -> None:
         first = len(self.found)
+        sharp = self.precision * SHARPNESS
         if first:
             # Later replications begin where the earlier ones ended.
             logs = [math.log(f.rate) for f in self.found]
             mean = sum(logs) / first
             spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(1, first - 1))
             self.centre, self.width = math.exp(mean), max(spread, self.precision / 2)
-        sharp = self.precision * SHARPNESS
+            sharp = max(self.precision, spread) * SHARPNESS
         calls = (
             partial(_own_capacity, self.search, i, self.centre, self.width, sharp) for i in range(first, first + count)
         )
@@ -363,7 +365,8 @@ def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
 
 def _pilot(search: Search) -> tuple[float, int]:
     """About where the capacity is, from shorter runs, and how many; a DsimError if it is nowhere."""
-    short = replace(search, num_requests=max(min(search.num_requests, 500), search.num_requests // 4))
+    fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
+    short = replace(search, num_requests=fewer, block=-(-fewer // BLOCKS))
     read = short.requests(PILOT)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
@@ -501,8 +504,10 @@ def _search(scenario: Scenario, attainment: float, num_requests: int | None, blo
     named = source.extras.get("slo_class", []) if scenario.lengths is None else []
     classes = {str(name) for name in named if name is not None}
     slos = [Slo.parse(text, classes) for text in scenario.slos]
-    num_requests = num_requests or max(NUM_REQUESTS, PER_REPLICA * scenario.replicas)
-    block = block or max(1, min(num_requests, len(source)) // BLOCKS)
+    if num_requests is None:
+        num_requests = max(min(max(len(source), FEWEST), MANY), PER_REPLICA * scenario.replicas)
+    if block is None:
+        block = -(-min(num_requests, len(source)) // BLOCKS)
     return Search(scenario, criteria_of(slos, attainment), num_requests, block)
 
 

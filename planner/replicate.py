@@ -99,8 +99,8 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
     """Replication `index`: the scenario with its own seed, and its requests at 1 req/s.
 
-    The requests are blocks of `block` consecutive ones of the trace, drawn with replacement, each with the gap before
-    it, its lengths and its class; the trace is a ring. An arrival process or lengths of the scenario's own replace the
+    The requests are blocks of `block` consecutive ones of the trace, see `resample`, each with the gap before it, its
+    lengths and its class; the trace is a ring. An arrival process or lengths of the scenario's own replace the
     trace's, drawn afresh. The same index gives the same requests and the same luck at every rate.
     """
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
@@ -130,13 +130,13 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
 
 
 def resample(num_rows: int, num_requests: int, block: int, seed: int) -> npt.NDArray[np.int64]:
-    """Rows of a ring of `num_rows`: blocks of consecutive ones, one from each of equal stretches, in random order.
+    """Rows of a ring of `num_rows`: blocks of consecutive ones that begin at equal distances, in random order.
 
-    Each block begins anywhere in its stretch, so that every row is equally likely; a replication covers the whole
-    trace evenly, which spares it the luck of busy hours drawn twice.
+    The first begins anywhere, so that every row is equally likely. Every replication covers the whole trace evenly,
+    which spares it the luck of busy hours drawn twice (systematic sampling).
     """
     num_blocks = -(-num_requests // block)
-    u = chance.uniform(chance.key(seed, BLOCKS, 0, np.arange(num_blocks)))
+    u = float(chance.uniform(chance.key(seed, BLOCKS, 0))[0])
     order = np.argsort(chance.key(seed, BLOCKS, 1, np.arange(num_blocks)), kind="stable")
     starts = np.floor((order + u) * num_rows / num_blocks).astype(np.int64)
     rows: npt.NDArray[np.int64] = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
