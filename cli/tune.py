@@ -188,11 +188,12 @@ def _render(info: dict[str, Any], console: Console) -> None:
         console.print(f"Profile {info['profile']} is estimated, not measured.", markup=False, style="yellow")
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    table.add_column("policy", overflow="fold")
     for name in columns(info):
         table.add_column(name, justify="right")
     for role, finalist in finalists(info):
-        table.add_row(role, spelt(finalist), *row(info, finalist))
+        table.add_row(role, *row(info, finalist))
+    for role, finalist in finalists(info):
+        console.print(f"  {role}: {spelt(finalist)}", markup=False)
     console.print(table)
     for note in info["notes"]:
         console.print(f"Note: {note}", markup=False, style="yellow")

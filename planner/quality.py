@@ -125,7 +125,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     if len(along) == 1:
         (name,) = along
         line = [p for p in points if _distance(p, factors) <= along and name in p.factors]
-        if all(_number(p.factors[name]) for p in line) and _number(factors[name]):
+        if len(line) > 1 and all(_number(p.factors[name]) for p in line) and _number(factors[name]):
             return _between(line, name, factors[name], where)
     name = min(along, key=list(factors).index)
     return Quality(None, "", (f"{name} is {factors[name]}, and no score is {where} for that on {model}",))

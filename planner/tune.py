@@ -41,7 +41,7 @@ NUM_RERANKED, NUM_RERANKS = 4, 4  # finalists, and replays of each that choose a
 NUM_CONFIRMED = 8  # of a front
 MIN_REQUESTS = 20  # of a part of the trace
 PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # of a trial's requests are replayed first, where there are so many
-EXPLORE, EXHAUSTED = 3, 60  # proposals of nothing new: after which chance proposes, and after which the search ends
+EXPLORE, EXHAUSTED = 3, 200  # proposals of nothing new: after which chance proposes, and after which the search ends
 INFEASIBLE = 1.0  # violation of a setting that was not replayed
 RERANK, CONFIRM, BLOCKS, SAMPLER = 231, 232, 233, 234  # purposes of draws, apart from the engine's
 
@@ -324,6 +324,21 @@ def estimate(values: Sequence[float], scale: float = 1.0) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Estimate:
+    """The relative gain of a mean over that of the default, paired by replication; sign -1 where less is better.
+
+    The interval is that of a ratio: of each replication's distance from the line through zero that the ratio is.
+    """
+    mine, other = np.asarray(values, float), np.asarray(base, float)
+    mean = float(other.mean())
+    if not mean > 0:
+        return Estimate(math.nan, math.nan, math.nan)
+    ratio = float(mine.mean()) / mean
+    spread = estimate(list(sign * (mine - ratio * other)), mean)
+    value = sign * (ratio - 1)
+    return Estimate(value, value + spread.low, value + spread.high)
+
+
 class _Search:
     """A study and what it takes to run and finish it."""
 
@@ -574,9 +589,7 @@ class _Search:
         values, gains = [], []
         for i, sign in enumerate(self.signs):
             values.append(estimate([o.values[i] for o in mine]))
-            mean = abs(float(np.mean([o.values[i] for o in base])))
-            differences = [sign * (o.values[i] - b.values[i]) for o, b in zip(mine, base, strict=True)]
-            gains.append(estimate(differences, mean) if mean > 0 else Estimate(math.nan, math.nan, math.nan))
+            gains.append(gain([o.values[i] for o in mine], [o.values[i] for o in base], sign))
         return Finalist(
             candidate=candidate,
             quality=quality,

@@ -1,0 +1,137 @@
+"""Quality is what papers or users measured: looked up, interpolated between settings, never extrapolated or guessed."""
+
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.engine.policy import parse
+from dsim.planner.quality import load_table, parse_share, published, quality_of
+
+MODEL = "SDAR-8B"
+# Mean over GSM8K, Math500, HumanEval, MBPP, IFEval; the printed rows of FOCUS.
+BASE = (89.20 + 64.70 + 69.82 + 56.81 + 57.45) / 5
+CONF_8 = (87.57 + 59.30 + 65.85 + 50.78 + 58.69) / 5
+CONF_7 = (84.65 + 54.60 + 59.76 + 50.58 + 58.47) / 5
+DELAYED = (84.92 + 59.20 + 64.33 + 49.81 + 57.94) / 5
+NEIGHBOUR = (88.02 + 63.70 + 69.21 + 52.14 + 55.15) / 5
+
+
+def relative(spec: str, model: str = MODEL) -> float | None:
+    return quality_of(parse(spec), model).relative
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    return path
+
+
+def test_published_scores_are_looked_up() -> None:
+    assert relative("lmdeploy-bd32,threshold=0.8") == pytest.approx(CONF_8 / BASE)
+    assert relative("sglang-bd32,threshold=0.7") == pytest.approx(CONF_7 / BASE)
+    assert relative("delayed-cache") == pytest.approx(DELAYED / BASE)
+    assert relative("delayed-cache-plus") == pytest.approx(NEIGHBOUR / BASE)
+    found = quality_of(parse("delayed-cache"), MODEL)
+    assert found.source.startswith("FOCUS")
+    # MBPP: 49.81 of 56.81.
+    assert found.notes == ("mean of GSM8K, Math500, HumanEval, MBPP, IFEval; the worst is MBPP, 87.7 %",)
+    assert str(found) == "93.6 %"
+
+
+def test_the_full_cache_is_its_own_reference_on_any_model() -> None:
+    assert relative("lmdeploy-bd32") == relative("sglang-bd32") == relative("lmdeploy-bd32", "LLaDA2.0-mini") == 1.0
+
+
+def test_batching_and_memory_do_not_change_tokens() -> None:
+    for field in ("max_batch=4", "max_prefill_tokens=512", "num_loops=7", "prefill_interval=2", "decide_ahead=false"):
+        assert relative(f"lmdeploy-bd32,{field}") == 1.0
+    assert relative("lmdeploy-bd32,page_size=128,num_pages=999") == 1.0
+    assert relative("delayed-cache,sample_block=false") == pytest.approx(DELAYED / BASE)
+
+
+def test_between_published_thresholds_quality_is_on_a_line() -> None:
+    assert relative("lmdeploy-bd32,threshold=0.85") == pytest.approx((CONF_8 + BASE) / 2 / BASE)
+    assert relative("lmdeploy-bd32,threshold=0.72") == pytest.approx((0.8 * CONF_7 + 0.2 * CONF_8) / BASE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "reason"),
+    [
+        ("lmdeploy-bd32,threshold=0.6", MODEL, "threshold is 0.6, and scores are published at 0.7, 0.8, 0.9"),
+        ("lmdeploy-bd32,threshold=0.95", MODEL, "none is extrapolated"),
+        ("delayed-cache,threshold=0.8", MODEL, "threshold is 0.8"),
+        ("delayed-cache,visible=listed", MODEL, "visible is listed, and no score is published for that"),
+        ("lmdeploy-bd32:16", MODEL, "block_length is 16"),
+        ("lmdeploy-bd32,temperature=0.8", MODEL, "temperature is 0.8"),
+        ("chunk:8", MODEL, "no score is published for chunk on SDAR-8B"),
+        ("optimus,obs=true", MODEL, "no score is published for optimus on SDAR-8B"),
+        ("ar", MODEL, "another checkpoint"),
+        ("lmdeploy-bd32,threshold=0.8", "LLaDA2.0-mini", "on LLaDA2.0-mini"),
+    ],
+)
+def test_what_nobody_measured_is_unknown_and_says_why(spec: str, model: str, reason: str) -> None:
+    found = quality_of(parse(spec), model)
+    assert found.relative is None
+    assert reason in found.notes[0]
+
+
+def test_every_published_table_is_shipped() -> None:
+    scores = published().scores
+    by_system = {s.system: [t for t in scores if t.system == s.system] for s in scores}
+    sizes = {name: len(rows) for name, rows in by_system.items()}
+    assert sizes == {
+        "SDAR": 15, "FOCUS": 35, "Delayed cache": 5, "Delayed cache, neighbour-aware": 5,
+        "Sparse-dLLM": 27, "MaskKV": 12, "dLLM-Serve": 4,
+    }  # fmt: skip
+    [row] = [s for s in by_system["Sparse-dLLM"] if s.parameters == {"retention": "0.1", "pool_width": "5"}]
+    assert (row.score, row.baseline) == (52.77, 78.39)
+    [row] = [s for s in by_system["MaskKV"] if s.model == "Dream-7B" and s.parameters == {"budget": "64"}]
+    assert (row.score, row.baseline) == (28.85, 32.70)
+    assert all(s.source for s in scores)
+
+
+def test_a_users_table_replaces_the_published_ones(tmp_path: Path) -> None:
+    mine = load_table(table(tmp_path, "threshold,score\n0.9,80\n0.5,60\n"))
+    assert quality_of(parse("lmdeploy-bd32,threshold=0.5"), MODEL, mine).relative == 0.75
+    assert quality_of(parse("lmdeploy-bd32,threshold=0.7"), MODEL, mine).relative == pytest.approx(70 / 80)
+    assert quality_of(parse("delayed-cache"), MODEL, mine).relative is None
+
+
+def test_a_users_table_tells_the_quality_of_any_field(tmp_path: Path) -> None:
+    text = "policy,chunk,max_chunk,obs,score,baseline\nchunk,4,,,99,100\nchunk,8,,,97,100\noptimus,,,false,98,100\n"
+    mine = load_table(table(tmp_path, text))
+    assert quality_of(parse("chunk:8,max_batch=3"), MODEL, mine).relative == 0.97
+    assert quality_of(parse("chunk:6"), MODEL, mine).relative == pytest.approx(0.98)
+    # A blank cell is any value: obs of a chunk, max_chunk of an elastic one.
+    assert quality_of(parse("chunk:8,obs=true"), MODEL, mine).relative == 0.97
+    assert quality_of(parse("optimus:16"), MODEL, mine).relative == 0.98
+    refused = quality_of(parse("optimus,obs=true"), MODEL, mine)
+    assert refused.notes == (f"obs is True, and no score is in {mine.name} for that on SDAR-8B",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("threshold\n0.9\n", "its columns are threshold, expected one named score"),
+        ("treshold,score\n0.9,1\n", "there is no policy field 'treshold'"),
+        ("policy,score,baseline\noptimos,1,1\n", "no preset is named 'optimos' (did you mean optimus?)"),
+        ("threshold,score\n0.8,90\n", "has neither a baseline nor a row of the full cache"),
+        ("threshold,score\n0.9,x\n", "mine.csv:2: score is 'x', expected a number"),
+        ("threshold,score\n0.9,80,1\n", "mine.csv:2: it has"),
+        ("threshold,score,baseline\n2,80,1\n", "threshold is 2.0, expected more than 0 and at most 1"),
+        ("threshold,score\n", "holds no scores"),
+    ],
+)
+def test_a_bad_table_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DsimError) as caught:
+        load_table(table(tmp_path, text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_share_is_a_percentage_or_a_fraction() -> None:
+    assert parse_share("98%") == parse_share("0.98") == pytest.approx(0.98)
+    for text in ("98", "-1%", "much"):
+        with pytest.raises(DsimError, match=r"expected such as 98% or 0\.98"):
+            parse_share(text)

@@ -1,0 +1,429 @@
+"""A search finds known optima, its confirmed gain is unbiased, and what it kept is gone on with and never mixed up."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dsim.engine import chance
+from dsim.engine.errors import DsimError
+from dsim.engine.policy import parse, settings_of
+from dsim.planner import Scenario, tune
+from dsim.planner.quality import load_table, quality_of
+from dsim.planner.space import (
+    Candidate,
+    Choice,
+    Space,
+    candidate_of,
+    default_space,
+    guarded,
+    load_space,
+    runs_on,
+    space_of,
+)
+from dsim.planner.tune import Estimate, Evaluate, Outcome, Part, Replays, estimate, gain, resampled, split
+from dsim.profiler.profile import load
+from dsim.traces import synth
+
+SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
+PROFILE = load(SCENARIO.profile)
+CHECK = runs_on(PROFILE, None)
+SPACE = space_of(
+    {"policy": "chunk", "chunk": {"low": 2, "high": 32, "step": 2}, "max_batch": [16, 64, 128]}, "x", CHECK
+)
+DEFAULT = Candidate("chunk")  # chunk=8
+
+
+def fields(candidate: Candidate) -> dict[str, Any]:
+    return settings_of(candidate.policy)
+
+
+def noise(candidate: Candidate, part: Part, seed: int) -> float:
+    """A standard normal number for each candidate, traffic and search."""
+    name = int.from_bytes(candidate.spec.encode()[-8:], "big")
+    kind = ("search", "rerank", "confirm").index(part.kind)
+    u = chance.uniform(chance.key(seed, name, len(candidate.spec), kind, part.index))
+    return float(norm.ppf(u[0]))
+
+
+def smooth(candidate: Candidate) -> float:
+    """Best at a chunk of 20 and a batch of 64."""
+    f = fields(candidate)
+    batch = {16: 8.0, 64: 0.0, 128: 3.0}.get(f["max_batch"], 3.0)
+    return 100.0 - 0.2 * (f["chunk"] - 20) ** 2 - batch
+
+
+def found_by(evaluate: Evaluate, **more: Any) -> Any:
+    options: dict[str, Any] = {
+        "space": SPACE,
+        "default": DEFAULT,
+        "evaluate": evaluate,
+        "replications": 8,
+        "trials": 30,
+    }
+    scenario = replace(SCENARIO, seed=more.pop("seed", 0))
+    return tune(scenario, **{**options, **more})
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_optimum_of_a_smooth_landscape_is_found(seed: int, sampler: str) -> None:
+    best = found_by(lambda c, _: Outcome((smooth(c),)), seed=seed, sampler=sampler, trials=40)
+    assert best.recommended.spec == "chunk,max_batch=64,chunk=20"
+    assert best.confirmed
+    assert len(best.trials) == 40  # of 48 settings: none is tried twice
+    assert best.trials["policy"].is_unique
+    # 100 over 100 - 0.2 * 144 - 3.
+    assert best.winner.gains[0] == Estimate(*[pytest.approx(100 / 68.2 - 1)] * 3)
+
+
+def test_a_space_that_is_used_up_ends_the_search() -> None:
+    few = space_of({"policy": "chunk", "chunk": [4, 8, 12, 16], "max_batch": [16, 64]}, "x", CHECK)
+    best = found_by(lambda c, _: Outcome((smooth(c),)), space=few, trials=100)
+    assert len(best.trials) == 8
+    assert best.recommended.spec == "chunk,max_batch=64,chunk=16"
+
+
+def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
+    searched, confirmed, recommended = [], [], 0
+    for seed in range(60):
+        best = found_by(lambda c, p, s=seed: Outcome((100 + noise(c, p, s),)), seed=seed, trials=15)
+        searched.append(best.search_gain)
+        confirmed.append(best.winner.gains[0].value)
+        recommended += best.confirmed
+    error = float(np.std(confirmed, ddof=1)) / math.sqrt(len(confirmed))
+    # The search's own figure flatters itself by more than one standard deviation of its noise, 1 %.
+    assert np.mean(searched) > 0.01
+    assert abs(np.mean(confirmed)) < 2 * error
+    assert recommended <= 8  # 2.5 % of 60, and then some
+
+
+def test_the_confirmed_gain_of_a_true_one_is_covered() -> None:
+    def landscape(seed: int) -> Evaluate:
+        return lambda c, p: Outcome((smooth(c) + 2 * noise(c, p, seed),))
+
+    covered = 0
+    for seed in range(40):
+        best = found_by(landscape(seed), seed=seed, trials=20)
+        found = best.winner.gains[0]
+        truth = smooth(best.winner.candidate) / smooth(DEFAULT) - 1
+        covered += found.low <= truth <= found.high
+        assert best.confirmed
+        assert smooth(best.recommended) > 95
+    assert covered >= 35
+
+
+def test_a_front_is_what_nothing_beats() -> None:
+    def landscape(candidate: Candidate, _: Part) -> Outcome:
+        f = fields(candidate)
+        slow = 0.0 if f["max_batch"] == 64 else 5.0  # beaten in both
+        return Outcome((f["chunk"] - slow, float(f["chunk"]) ** 2 / 10 + slow))
+
+    best = found_by(landscape, objectives=("throughput", "latency"), trials=48)
+    front = [fields(f.candidate) for f in best.front]
+    assert {f["max_batch"] for f in front} == {64}
+    chunks = [f["chunk"] for f in front]
+    assert chunks == sorted(chunks, reverse=True)
+    assert (chunks[0], chunks[-1], len(chunks)) == (32, 2, 8)
+    assert best.recommended.spec == "chunk,max_batch=64,chunk=32"
+    json.dumps(best.to_json(), allow_nan=False)
+
+
+def test_what_misses_an_slo_is_not_recommended() -> None:
+    def landscape(candidate: Candidate, _: Part) -> Outcome:
+        over = fields(candidate)["chunk"] > 12
+        return Outcome((smooth(candidate),), 0.5 if over else 0.0, "p90:ttft=2s" if over else "")
+
+    assert found_by(landscape, trials=48).recommended.spec == "chunk,max_batch=64,chunk=12"
+    with pytest.raises(DsimError, match=r"no setting of 10 trials meets p90:ttft=1s; the closest, chunk.* by 40 %"):
+        found_by(lambda c, _: Outcome((smooth(c),), 0.4 + smooth(c) % 1e-9, "p90:ttft=1s"), trials=10)
+
+
+def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> None:
+    def landscape(candidate: Candidate, part: Part) -> Outcome:
+        return Outcome(
+            (smooth(candidate),), 1.0 if part.kind == "confirm" and candidate != DEFAULT else 0.0, "p90:ttft=2s"
+        )
+
+    best = found_by(landscape)
+    assert (best.recommended, best.confirmed) == (DEFAULT, False)
+    assert "misses an SLO in 100% of held-out replays" in best.notes[0]
+
+
+@pytest.mark.parametrize("name", ["study.journal", "study.db"])
+def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    calls = 0
+
+    def interrupted(candidate: Candidate, _: Part) -> Outcome:
+        nonlocal calls
+        calls += 1
+        if calls == 13:
+            raise KeyboardInterrupt
+        return Outcome((smooth(candidate),))
+
+    whole = found_by(lambda c, _: Outcome((smooth(c),)), trials=20)
+    with pytest.raises(KeyboardInterrupt):
+        found_by(interrupted, storage=path, trials=20)
+    calls = 100
+    resumed = found_by(interrupted, storage=path, trials=20)
+    # One trial has another number, for the interrupted one kept its own.
+    assert resumed.trials.drop(columns="trial").equals(whole.trials.drop(columns="trial"))
+    assert resumed.to_json() | {"num_replays": 0} == whole.to_json() | {"num_replays": 0}
+    searched = calls
+    more = found_by(interrupted, storage=path, trials=24)
+    assert len(more.trials) == 24
+    # Four new trials, the default, four finalists ranked four times, two of them and the default confirmed eight times.
+    assert calls - searched == 4 + 1 + 4 * 4 + 3 * 8
+
+
+def test_the_storage_of_another_search_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    found_by(lambda c, _: Outcome((smooth(c),)), storage=path, trials=5)
+    before = path.read_bytes()
+    other = space_of({"policy": "chunk", "chunk": [4, 8]}, "x", CHECK)
+    for more, message in (
+        ({"seed": 3}, "its seed is 0, this one's is 3"),
+        ({"space": other}, "its space is"),
+        ({"objectives": ("throughput",)}, 'its objectives is ["goodput"], this one\'s is ["throughput"]'),
+        ({"default": Candidate("chunk", (("chunk", "4"),))}, "its default is"),
+    ):
+        with pytest.raises(DsimError) as caught:
+            found_by(lambda c, _: Outcome((smooth(c),)), storage=path, **more)
+        assert f"{path} holds another search: {message}" in str(caught.value)
+    assert path.read_bytes() == before
+    for name in ("other.journal", "other.db"):
+        strange = tmp_path / name
+        strange.write_text("not a study\n")
+        with pytest.raises(DsimError, match="holds no trials of dsim tune"):
+            found_by(lambda c, _: Outcome((smooth(c),)), storage=strange)
+    with pytest.raises(DsimError, match="expected a file in a folder that exists"):
+        found_by(lambda c, _: Outcome((smooth(c),)), storage=tmp_path / "no" / "x.journal")
+
+
+def test_storage_holds_no_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    found_by(lambda c, _: Outcome((smooth(c),)), storage=path, trials=3)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        json.loads(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_bach = [1]", "there is no field 'max_bach' (did you mean max_batch?)"),
+        ('policy = ["optimos"]', "no preset is named 'optimos' (did you mean optimus?)"),
+        ("threshold = [0.9, 0.5]", "thresholds 0.90; this run asks for 0.50"),
+        ("[optimus]\nchunk = [4]", "[optimus] has no field 'chunk' (did you mean max_chunk?)"),
+        ("chunk = {low = 2, high = 40}", "chunk is 40, expected 2 to the block length 32"),
+        ("chunk = {low = 8, high = 2}", "expected numbers with low below high"),
+        ("chunk = {low = 8}", "chunk has low, expected low, high, and step or log"),
+        ("chunk = {low = 2, high = 8, step = 2, log = true}", "log takes no step"),
+        ("max_batch = []", "max_batch is [], expected a list of values"),
+        ('max_batch = ["many"]', "max_batch is 'many', expected a whole number"),
+        ("replicas = [0]", "replicas is 0, expected a whole number of at least 1"),
+        ('policy = ["ar"]\nthreshold = [0.9]', "there is no field 'threshold'"),
+        ('policy = ["ar"]\n[optimus]\nobs = [true]', "[optimus] is given, and policy is ar"),
+        ("policy = 3", "policy is 3, expected a list of presets"),
+        ("= 3", "cannot be read as TOML"),
+    ],
+)
+def test_a_bad_space_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text(text)
+    with pytest.raises(DsimError) as caught:
+        load_space(path, CHECK)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_goes_to_the_presets_that_have_it(tmp_path: Path) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text('policy = ["ar", "chunk"]\nnum_loops = [1, 4]\nchunk = [4, 8]\n[ar]\nmax_batch = [8, "none"]\n')
+    space = load_space(path, CHECK)
+    assert space.dimensions == {
+        "ar": {"num_loops": Choice((1,)), "max_batch": Choice((8, "none"))},  # ar refuses 4 loops
+        "chunk": {"num_loops": Choice((1, 4)), "chunk": Choice((4, 8))},
+    }
+
+
+def test_the_shipped_example_is_a_space() -> None:
+    example = Path(__file__).parents[2] / "examples" / "space.toml"
+    assert set(load_space(example, CHECK).dimensions) == {"chunk", "optimus"}
+
+
+def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
+    space = default_space(PROFILE, None)
+    assert list(space.dimensions) == ["ar", "lmdeploy-bd32", "chunk", "optimus"]
+    assert all("threshold" not in fields and "block_length" not in fields for fields in space.dimensions.values())
+
+
+def test_the_same_setting_has_one_name() -> None:
+    space = Space({})
+    plain = space.candidate("optimus", {"max_chunk": 32, "obs": False, "hysteresis": 0.0, "max_batch": "none"})
+    assert plain == candidate_of("optimus") == Candidate("optimus")
+    assert candidate_of("chunk:16,max_batch=8").spec == "chunk,max_batch=8,chunk=16"
+
+
+def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path) -> None:
+    table: dict[str, Any] = {
+        "policy": ["ar", "lmdeploy-bd32", "delayed-cache", "delayed-cache-plus", "optimus"], "max_batch": [16, 64],
+    }  # fmt: skip
+    space = space_of(table, "x", CHECK)
+
+    def kept(minimum: float, allow: bool = False) -> list[str]:
+        return list(guarded(space, lambda p: quality_of(p, "SDAR-8B"), minimum, allow).dimensions)
+
+    assert kept(0.98) == ["lmdeploy-bd32"]
+    assert kept(0.97) == ["lmdeploy-bd32", "delayed-cache-plus"]
+    assert kept(0.93) == ["lmdeploy-bd32", "delayed-cache", "delayed-cache-plus"]
+    assert kept(0.97, allow=True) == ["ar", "lmdeploy-bd32", "delayed-cache-plus", "optimus"]
+    path = tmp_path / "mine.csv"
+    path.write_text("policy,obs,score,baseline\noptimus,false,99,100\noptimus,true,90,100\n")
+    mine = load_table(path)
+    both = space_of({"policy": "optimus", "obs": [False, True], "hysteresis": [0.0, 0.1]}, "x", CHECK)
+    safe = guarded(both, lambda p: quality_of(p, "SDAR-8B", mine), 0.98, False)
+    assert safe.dimensions == {"optimus": {"obs": Choice((False,)), "hysteresis": Choice((0.0,))}}
+    assert safe.notes == (
+        "optimus: obs does not move to true: its quality is 90.0 %, expected at least 98 %",
+        "optimus: hysteresis does not move to 0.1: its quality is unknown: "
+        f"hysteresis is 0.1, and no score is in {path} for that on SDAR-8B",
+    )
+    nothing = space_of({"policy": "optimus"}, "x", CHECK)
+    with pytest.raises(DsimError, match="no policy of the space is known to keep 98 % of the quality"):
+        guarded(nothing, lambda p: quality_of(p, "SDAR-8B"), 0.98, False)
+
+
+def test_a_setting_below_the_quality_is_never_replayed(tmp_path: Path) -> None:
+    # Alone each keeps 98 %; together they were measured at 90 %.
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "policy,chunk,obs,score,baseline\n"
+        "chunk,8,false,100,100\nchunk,4,false,99,100\nchunk,8,true,99,100\nchunk,4,true,90,100\n"
+    )
+    replayed: set[str] = set()
+
+    def landscape(candidate: Candidate, _: Part) -> Outcome:
+        replayed.add(candidate.spec)
+        f = fields(candidate)
+        return Outcome((10.0 - f["chunk"] + 5.0 * f["obs"],))
+
+    space = space_of({"policy": "chunk", "chunk": [4, 8], "obs": [False, True]}, "x", CHECK)
+    best = found_by(landscape, space=space, min_quality=0.98, quality_table=load_table(path))
+    assert replayed == {"chunk", "chunk,chunk=4", "chunk,obs=true"}
+    assert best.recommended.spec == "chunk,obs=true"
+    refused = best.trials[best.trials["state"] == "refused"]
+    assert set(refused["policy"]) == {"chunk,chunk=4,obs=true"}
+    assert set(refused["reason"]) == {"quality 90.0 %, expected at least 98 %"}
+
+
+def test_an_unknown_quality_is_said() -> None:
+    best = found_by(lambda c, _: Outcome((smooth(c),)))
+    assert best.winner.quality.relative is None
+    assert best.notes == (
+        "the quality of the recommended policy is unknown: no score is published for chunk on SDAR-8B",
+    )
+
+
+def test_an_estimate_is_students() -> None:
+    # 1, 2, 3: mean 2, standard error 1/sqrt(3), t(0.975, 2) = 4.302653.
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.value == 2.0
+    assert found.high - 2.0 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert found.low == pytest.approx(4.0 - found.high)
+
+
+def test_a_gain_is_the_ratio_of_means_and_its_interval_that_of_a_ratio() -> None:
+    # Means 6 and 4; what is left of 5, 6, 7 after 1.5 times 3, 4, 5 is 0.5, 0, -0.5, over a mean of 4.
+    found = gain([5.0, 6.0, 7.0], [3.0, 4.0, 5.0], 1.0)
+    half = 4.302653 * 0.5 / math.sqrt(3) / 4
+    assert found.value == 0.5
+    assert (found.low, found.high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+    less = gain([2.0, 2.0], [4.0, 4.0], -1.0)
+    assert less == Estimate(0.5, 0.5, 0.5)
+
+
+def test_the_search_and_the_confirmation_share_no_request() -> None:
+    trace = synth("poisson", 2.0, num_requests=1000, seed=1)
+    seen, held = split(trace, 0.6)
+    assert len(seen) + len(held) == 1000
+    assert seen.duration <= 0.6 * trace.duration
+    assert held.output_length.tolist() == trace.output_length[len(seen) :].tolist()
+    again = resampled(held, 5)
+    assert len(again) == len(held)
+    assert set(again.output_length.tolist()) <= set(held.output_length.tolist())
+    assert again.rate == pytest.approx(held.rate, rel=0.25)
+    with pytest.raises(DsimError, match="leaves 3 requests for confirmation, expected at least 20"):
+        split(synth("poisson", 2.0, num_requests=100), 0.98)
+
+
+SMALL = Scenario(
+    "azure-conv", arrival="poisson", rate=4.0, lengths="sharegpt", num_requests=300,
+    slos=("norm_latency=40ms", "p90:ttft=30s"), replicas=1,
+)  # fmt: skip
+
+
+def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
+    busy = replace(SMALL, rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
+    replays = Replays(busy, ("goodput", "throughput", "latency"), None, "p90:norm_latency", 0.6)
+    outcome = replays(Candidate("ar"), Part("search"))
+    assert 0 <= outcome.values[0] < 20
+    assert outcome.values[1] > 100
+    assert outcome.violation > 0
+    assert outcome.missed == "p90:ttft=100ms"
+
+
+def test_cost_is_the_price_of_good_requests() -> None:
+    replays = Replays(SMALL, ("cost", "goodput"), 3.6, "p90:norm_latency", 0.6)
+    for replicas in (1, 2):
+        cost, goodput = replays(Candidate("optimus", (), replicas), Part("search")).values
+        # 1000 requests at `goodput` a second, at 0.001 $ a second and GPU.
+        assert cost == pytest.approx(1000 / goodput * 0.001 * replicas)
+
+
+def test_goodput_does_not_reward_a_shorter_tail() -> None:
+    replays = Replays(replace(SMALL, rate=0.5), ("goodput",), None, "p90:norm_latency", 0.6)
+    values = {replays(Candidate(preset), Part("search")).values for preset in ("optimus", "chunk")}
+    assert len(values) == 1
+
+
+def test_the_recommended_policy_replays_unchanged(tmp_path: Path) -> None:
+    space = space_of({"policy": ["optimus", "chunk"], "obs": [True, False], "max_batch": ["none", 48]}, "x", CHECK)
+    best = tune(SMALL, space=space, trials=6, replications=2, default=candidate_of("ar"))
+    assert best.recommended.preset in ("optimus", "chunk")
+    path = tmp_path / "policy.toml"
+    path.write_text(best.policy_toml)
+    assert replace(parse(str(path)), name="") == replace(best.recommended.policy, name="")
+    by_file = replace(SMALL, policy=str(path)).run()
+    by_spec = replace(SMALL, policy=best.recommended.spec).run()
+    assert replace(by_file, policy="") == replace(by_spec, policy="")
+    again = tune(SMALL, space=space, trials=6, replications=2, default=candidate_of("ar"))
+    assert again.to_json() == best.to_json()
+    assert again.trials.equals(best.trials)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tune(SCENARIO, objectives=("speed",)), "no objective is named speed"),
+        (lambda: tune(SCENARIO, objectives=("cost",)), "--gpu-hour is None, expected a price above 0"),
+        (lambda: tune(replace(SCENARIO, slos=())), "expected an --slo such as ttft=2s"),
+        (lambda: tune(SCENARIO, trials=0), "trials is 0, expected at least 1"),
+        (lambda: tune(SCENARIO, replications=1), "replications is 1, expected at least 2"),
+        (lambda: tune(SCENARIO, sampler="magic"), "no sampler is named magic"),
+        (lambda: tune(SCENARIO, train=1.0), "train is 1.0"),
+        (lambda: tune(SCENARIO, latency_metric="ttft"), "latency metric is 'ttft', expected STAT:METRIC"),
+        (lambda: tune(replace(SCENARIO, num_requests=30)), "requests for"),
+    ],
+)
+def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(DsimError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
