@@ -32,7 +32,7 @@ JOURNAL = "study.journal"
 def tune_command(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")],
     slo: Annotated[
-        list[str] | None, option("SLO", "[stat:]metric=bound, as ttft=2s or p90:tpot_chunk=50ms; repeat.", "--slo")
+        list[str] | None, option("SLO", "\\[stat:]metric=bound, as ttft=2s or p90:tpot_chunk=50ms; repeat.", "--slo")
     ] = None,
     objective: Annotated[
         list[str] | None, option("O", f"One of: {', '.join(OBJECTIVES)}; repeat for a Pareto front.", "--objective")
