@@ -17,7 +17,7 @@ from typing import Any
 from .. import __version__
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
-from ..engine.policy import parse, settings_of
+from ..engine.policy import PRESETS, settings_of
 from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
 from ..sim.router import ROUTERS
@@ -119,10 +119,13 @@ def _section(where: str, data: Mapping[str, Any], name: str) -> Json:
 
 def _flat(table: Mapping[str, Any]) -> Json:
     """`policy.chunk = 4` without quotes is a table in TOML."""
-    policy = table.get("policy")
-    if not isinstance(policy, Mapping):
-        return dict(table)
-    return {n: v for n, v in table.items() if n != "policy"} | {f"{POLICY}{n}": v for n, v in policy.items()}
+    flat: Json = {}
+    for name, value in table.items():
+        if name == "policy" and isinstance(value, Mapping):
+            flat |= {POLICY + field: setting for field, setting in value.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _value(place: str, name: str, value: Any) -> Any:
@@ -130,8 +133,8 @@ def _value(place: str, name: str, value: Any) -> Any:
     if name.startswith(POLICY):
         return _policy_value(place, value)
     if name not in TYPES:
-        known = [*TYPES, *(POLICY + field for field in settings_of(parse("optimus")))]
-        hint = _hint(name, known)
+        settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
+        hint = f" (did you mean {POLICY}{name}?)" if name in settings else _hint(name, list(TYPES))
         raise DsimError(f"{place}: there is no field {name!r}{hint}; there are {', '.join(TYPES)} and policy.*")
     kind = TYPES[name]
     if isinstance(kind, types.UnionType):

@@ -1,0 +1,78 @@
+"""How long a sweep takes and what a second core gives. `python benchmarks/sweep.py [cells|scaling ...]`
+
+cells: 200 cells, five policies x ten rates x four seeds, 1,500 requests of the Azure conversation trace each, two jobs
+(at most 300 s are asked). scaling: the same 16 cells of a second and more with one job and with two; efficiency is
+t(1) / (2 t(2)) (at least 85 % is asked). Each is begun with workers that have compiled nothing and loaded nothing. What
+else the machine does counts: a busy loop on each core, timed alone and together, says what two cores give at most.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from joblib import Parallel, delayed
+from joblib.externals.loky import get_reusable_executor
+
+from dsim.planner import sweep
+
+POLICIES = ["ar", "lmdeploy-bd32", "chunk:8", "optimus", "optimus,obs=true"]
+
+
+def timed(config: dict[str, Any], jobs: int) -> float:
+    """Seconds that the sweep takes, its folder included."""
+    get_reusable_executor().shutdown(wait=True)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        done = sweep(config, Path(folder) / "out", jobs=jobs)
+        took = time.perf_counter() - start
+    assert done.num_run == done.num_cells
+    assert done.table["error"].isna().all()
+    print(
+        f"{done.num_cells:4} cells with {jobs} job{'s' if jobs > 1 else ' '}: {took:6.1f} s, "
+        f"{took * jobs / done.num_cells:.2f} s of a core each; load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+    return took
+
+
+def spin(count: int) -> float:
+    """Seconds that a loop takes."""
+    start = time.perf_counter()
+    total = 0
+    for i in range(count):
+        total += i
+    return time.perf_counter() - start
+
+
+def ceiling() -> float:
+    """What share of twice the speed two plain processes reach here and now."""
+    with Parallel(2, backend="loky") as parallel:
+        parallel(delayed(spin)(1000) for _ in range(2))
+        alone = parallel(delayed(spin)(50_000_000) for _ in range(1))[0]
+        together = max(parallel(delayed(spin)(50_000_000) for _ in range(2)))
+    return float(alone / together)
+
+
+def main() -> None:
+    """Run the benchmarks named, or both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", nargs="*", default=["cells", "scaling"], help="cells, scaling")
+    which = parser.parse_args().which
+    base = {"trace": "azure-conv", "slos": ["ttft=2s", "norm_latency=60ms"]}
+    if "cells" in which:
+        rates = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0]
+        grid = {"policy": POLICIES, "rate": rates, "seed": [0, 1, 2, 3]}
+        timed({"base": base | {"num_requests": 1500}, "grid": grid}, jobs=2)
+    if "scaling" in which:
+        grid = {"policy": ["optimus", "chunk:8"], "rate": [1.0, 2.0], "seed": [0, 1, 2, 3]}
+        config = {"base": base | {"num_requests": 8000}, "grid": grid}
+        print(f"two plain loops at once reach {ceiling():.0%} of twice the speed", flush=True)
+        one, two = timed(config, jobs=1), timed(config, jobs=2)
+        print(f"efficiency on two cores: {one / (2 * two):.0%}")
+
+
+if __name__ == "__main__":
+    main()

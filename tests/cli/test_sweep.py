@@ -1,0 +1,128 @@
+"""dsim sweep, from arguments to what is printed, written and refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsim.planner import sweep
+
+from .command import dsim, held
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+[base]
+trace = "azure-conv"
+policy = "chunk"
+num_requests = 40
+
+[grid]
+rate = [1, 2]
+policy.chunk = [4, 8]
+"""
+FILES = ["cells.jsonl", "report.html", "results.csv", "results.parquet", "sweep.json"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text(CONFIG)
+
+
+def test_a_sweep_ends_with_what_it_did() -> None:
+    ran = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
+    assert (ran.code, ran.out) == (0, "4 cells; 4 run; estimated, not measured (a100-sdar-8b)\n")
+    assert ran.err == "Wrote runs/out/ (sweep.json, cells.jsonl, results.parquet, results.csv, report.html)\n"
+    assert held(Path("runs/out")) == FILES
+    again = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
+    assert again.out == "4 cells; 0 run; 4 there already; estimated, not measured (a100-sdar-8b)\n"
+    assert dsim("sweep", "c.toml", "-o", "runs/out", "--force", "--jobs", 1).out.startswith("4 cells; 4 run;")
+
+
+def test_json_is_one_object_with_the_api_s_rows() -> None:
+    ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json")
+    done = sweep("c.toml", "out")
+    assert ran.code == 0
+    assert (ran.json["num_cells"], ran.json["num_run"], done.num_reused) == (4, 4, 4)
+    assert ran.json["results"] == done.to_json()["results"]
+    assert [(row["rate"], row["policy.chunk"], row["spec"]) for row in ran.json["results"]] == [
+        (1.0, 4, "chunk,chunk=4"), (1.0, 8, "chunk,chunk=8"), (2.0, 4, "chunk,chunk=4"), (2.0, 8, "chunk,chunk=8"),
+    ]  # fmt: skip
+
+
+def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
+    Path("c.toml").write_text(CONFIG.replace("policy.chunk = [4, 8]", "policy.num_pages = [1, 'none']"))
+    ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1)
+    assert ran.code == 0
+    assert "4 cells; 4 run; 2 failed; " in ran.out
+    assert ran.err.count("none of its 40 requests fits") == 2
+    Path("c.toml").write_text(CONFIG.replace("[grid]", "'policy.num_pages' = 1\n[grid]"))
+    ran = dsim("sweep", "c.toml", "-o", "none", "--jobs", 1)
+    assert ran.code == 2
+    assert ran.err.splitlines()[3] == "Warning: 1 more cells failed: column error"
+    assert ran.err.splitlines()[-1].startswith(
+        "Error: every cell failed; the first: azure-conv: none of its 40 requests"
+    )
+    assert held(Path("none")) == FILES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch.toml", "-o", "out"], "Error: nosuch.toml: no such file, expected a sweep's TOML"),
+        (["c.toml", "-o", "c.toml"], "Error: c.toml: is a file, expected a folder to write to"),
+        (["c.toml", "-o", "out", "--jobs", 0], "Error: jobs is 0, expected at least 1"),
+        (["c.toml", "-o", "out", "--backend", "dask"], "Error: backend is dask, expected one of: local, ray"),
+        (["c.toml", "-o", "out", "--backend", "ray", "--address", "127.0.0.2:1"],
+         "Error: 127.0.0.2:1: no Ray cluster answers there: Connection refused"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[object], message: str) -> None:
+    ran = dsim("sweep", *arguments)
+    assert (ran.code, ran.out, ran.err) == (2, "", message + "\n")
+    assert held(Path()) == ["c.toml"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes(jobs: int) -> None:
+    Path("c.toml").write_text(
+        CONFIG.replace("num_requests = 40", "num_requests = 1000").replace("[4, 8]", "[2, 4, 8, 16]")
+    )
+    command = [sys.executable, "-m", "dsim", "sweep", "c.toml", "-o", "out", "--jobs", str(jobs)]
+    # As in a shell: Ctrl-C reaches the workers too.
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    journal, until = Path("out/cells.jsonl"), time.monotonic() + 60
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 1):
+        assert running.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    num = journal.read_bytes().count(b"\n")
+    assert 1 <= num < 8
+    assert err.splitlines()[-2:] == [
+        f"Interrupted: {num} of 8 cells are finished and kept; to go on: dsim sweep c.toml -o out",
+        "Wrote out/ (sweep.json, cells.jsonl, results.parquet, results.csv, report.html)",
+    ]
+    assert "Traceback" not in err
+    assert len(Path("out/results.csv").read_text().splitlines()) == 1 + num
+    ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 2, "--json")
+    assert (ran.json["num_run"], ran.json["num_reused"]) == (8 - num, num)
+    keys = [json.loads(line)["key"] for line in journal.read_text().splitlines()]
+    assert len(keys) == len(set(keys)) == 8
+
+
+def test_the_shipped_example_is_what_the_document_says() -> None:
+    from dsim.planner.grid import read_plan
+
+    plan = read_plan(ROOT / "examples" / "sweep.toml")
+    assert len(plan.cells) == 24
+    assert "dsim sweep examples/sweep.toml -o runs/sweep" in (ROOT / "docs" / "sweep.md").read_text(encoding="utf-8")

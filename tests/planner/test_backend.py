@@ -1,0 +1,179 @@
+"""Cells run once each, whoever runs them: in process, on cores that die, and on a Ray cluster that loses a worker."""
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.planner import sweep
+from dsim.planner.backend import run_cells
+
+CELLS = {f"cell {i}": i for i in range(7)}
+LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
+
+
+def collect(function: Any, **how: Any) -> list[tuple[str, Any, str | None, bool]]:
+    return sorted((o.key, o.value, o.error, o.refused) for o in run_cells(function, CELLS, **how))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_cells_exception_is_its_own(jobs: int) -> None:
+    def square(cell: int) -> int:
+        if cell == 2:
+            raise ValueError("not\n  two")
+        if cell == 4:
+            raise DsimError("four is 4, expected another")
+        return cell * cell
+
+    expected: list[tuple[str, Any, str | None, bool]] = [(key, i * i, None, False) for key, i in CELLS.items()]
+    expected[2] = ("cell 2", None, "ValueError: not two", False)
+    expected[4] = ("cell 4", None, "four is 4, expected another", True)
+    assert collect(square, jobs=jobs) == expected
+
+
+def test_a_killed_workers_cells_are_run_again(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+
+    def dies_once(cell: int) -> int:
+        if cell == 3 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return cell
+
+    assert collect(dies_once, jobs=2) == [(key, i, None, False) for key, i in CELLS.items()]
+    assert once.exists()
+
+
+def test_a_cell_that_always_kills_its_worker_ends_the_run() -> None:
+    def dies(cell: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return cell
+
+    with pytest.raises(DsimError, match=r"killed 3 times in a row.*7 of 7 cells are left: fewer jobs than 2"):
+        collect(dies, jobs=2)
+
+
+def test_results_come_as_they_finish() -> None:
+    def slow_first(cell: int) -> int:
+        time.sleep(2.0 if cell == 0 else 0.0)
+        return cell
+
+    outcomes = run_cells(slow_first, CELLS, jobs=2)
+    assert next(outcomes).key != "cell 0"
+    outcomes.close()
+
+
+def test_no_cells_need_no_cluster() -> None:
+    assert list(run_cells(abs, {}, backend="ray", address="127.0.0.1:1")) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"backend": "dask"}, "backend is dask, expected one of: local, ray"),
+        ({"jobs": 0}, "jobs is 0, expected at least 1"),
+        ({"address": "127.0.0.1:6379"}, "address is 127.0.0.1:6379 and backend is local, expected ray"),
+        ({"backend": "ray"}, "backend is ray without an address, expected HOST:PORT of a cluster, or auto"),
+        ({"backend": "ray", "address": "here"}, "address is here, expected HOST:PORT of a Ray cluster, or auto"),
+        ({"backend": "ray", "address": f"{LOOPBACK}:1"}, f"{LOOPBACK}:1: no Ray cluster answers there: "),
+    ],
+)
+def test_a_wrong_setting_is_one_line_before_any_cell(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(DsimError) as error:
+        run_cells(abs, CELLS, **how)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_what_answers_and_is_no_cluster_is_told_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.planner.backend.JOIN_TIMEOUT", 3.0)
+    with socket.create_server((LOOPBACK, 0)) as deaf:
+        address = f"{LOOPBACK}:{deaf.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(DsimError, match="answers, but not as a Ray cluster within 3 s"):
+            run_cells(abs, CELLS, backend="ray", address=address)
+    assert time.monotonic() - began < 10
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(DsimError, match=r"Ray is not installed: pip install 'dsim\[cluster\]'"):
+        run_cells(abs, CELLS, backend="ray", address="127.0.0.1:6379")
+
+
+class TwoWorkers:
+    """A Ray cluster on loopback: a head without CPUs, and two workers of one each."""
+
+    def __init__(self, folder: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        common = {"node_ip_address": LOOPBACK, "object_store_memory": 80 * 2**20}
+        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": str(folder), **common}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self.cluster.address
+        self.workers = [self.cluster.add_node(num_cpus=1, **common) for _ in range(2)]
+
+    def kill_a_worker(self) -> None:
+        self.cluster.remove_node(self.workers.pop(), allow_graceful=False)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoWorkers]:
+    pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # sockets want a short path
+        cluster = TwoWorkers(Path(folder))
+        try:
+            yield cluster
+        finally:
+            cluster.cluster.shutdown()
+
+
+def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(
+    cluster: TwoWorkers, tmp_path: Path
+) -> None:
+    config = {
+        "base": {"trace": "azure-conv", "num_requests": 500, "policy": "chunk"},
+        "grid": {"policy.chunk": [2, 4, 8], "rate": [1.0, 2.0, 3.0, 4.0]},
+    }
+    killed: list[int] = []
+
+    def kill(finished: int, total: int) -> None:
+        assert total == 12
+        if finished == 3 and not killed:
+            killed.append(finished)
+            cluster.kill_a_worker()
+
+    done = sweep(config, tmp_path / "ray", backend="ray", address=cluster.address, progress=kill)
+    assert (killed, done.num_run, done.num_reused, done.interrupted) == ([3], 12, 0, False)
+    lines = (tmp_path / "ray" / "cells.jsonl").read_text().splitlines()
+    assert len(lines) == 12
+    assert done.table["error"].isna().all()
+    assert done.table["key"].nunique() == 12
+    # The same answers as one core gives, byte for byte.
+    sweep(config, tmp_path / "local", jobs=1)
+    for name in ("results.csv", "results.parquet", "report.html", "sweep.json"):
+        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    # A cell's own errors stay with it there too, and a lost process is not the cell's.
+    once = tmp_path / "once"
+
+    def mixed(cell: int) -> int:
+        if cell == 2:
+            raise ValueError("not two")
+        if cell == 3 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return cell
+
+    expected: list[tuple[str, Any, str | None, bool]] = [(key, i, None, False) for key, i in CELLS.items()]
+    expected[2] = ("cell 2", None, "ValueError: not two", False)
+    assert collect(mixed, backend="ray", address=cluster.address, jobs=2) == expected
+    assert once.exists()

@@ -1,0 +1,484 @@
+"""Sweeps: the cells that a configuration makes, and a journal and tables that survive any end."""
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.planner import Scenario, sweep
+from dsim.planner.grid import key_of, read_plan
+from dsim.profiler.profile import load, save
+from dsim.report.metrics import Summary
+
+BASE = {"trace": "azure-conv", "num_requests": 40, "policy": "chunk"}
+
+
+def cells(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(cell.varied) for cell in read_plan(config).cells]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+# What a configuration means
+
+
+def test_a_grid_is_every_combination_the_last_field_fastest() -> None:
+    assert cells({"base": BASE, "grid": {"policy": ["ar", "optimus"], "rate": [1, 2.5], "replicas": [1]}}) == [
+        {"policy": "ar", "rate": 1.0, "replicas": 1},
+        {"policy": "ar", "rate": 2.5, "replicas": 1},
+        {"policy": "optimus", "rate": 1.0, "replicas": 1},
+        {"policy": "optimus", "rate": 2.5, "replicas": 1},
+    ]
+
+
+def test_list_cells_come_after_the_grid_and_take_what_they_lack_from_the_base() -> None:
+    config = {"base": BASE | {"rate": 3.0}, "grid": {"rate": [1.0]}, "list": [{"replicas": 2}, {"policy": "ar"}]}
+    assert cells(config) == [
+        {"rate": 1.0, "replicas": 1, "policy": "chunk"},
+        {"rate": 3.0, "replicas": 2, "policy": "chunk"},
+        {"rate": 3.0, "replicas": 1, "policy": "ar"},
+    ]
+
+
+def test_policy_fields_are_appended_to_the_spec() -> None:
+    config = {
+        "base": BASE | {"policy.threshold": 0.9},
+        "grid": {"policy": ["chunk", "optimus"], "policy.obs": [True, False]},
+    }
+    assert [cell.scenario.policy for cell in read_plan(config).cells] == [
+        "chunk,threshold=0.9,obs=true",
+        "chunk,threshold=0.9,obs=false",
+        "optimus,threshold=0.9,obs=true",
+        "optimus,threshold=0.9,obs=false",
+    ]
+    listed = read_plan({"base": BASE, "list": [{"policy": "optimus", "policy.candidates": [4, 32]}, {}]})
+    assert [cell.scenario.policy for cell in listed.cells] == ["optimus,candidates=4/32", "chunk"]
+    assert [cell.varied["policy.candidates"] for cell in listed.cells] == ["4/32", None]
+
+
+def test_toml_may_leave_the_quotes_of_a_policy_field_out(tmp_path: Path) -> None:
+    config = write(
+        tmp_path / "c.toml",
+        '[base]\ntrace = "azure-conv"\npolicy = "chunk"\n[grid]\npolicy.chunk = [2, 4]\nrate = [1]\n',
+    )
+    plan = read_plan(config)
+    assert plan.title == "c"
+    assert plan.varied == ("policy.chunk", "rate")
+    assert [cell.scenario.policy for cell in plan.cells] == ["chunk,chunk=2", "chunk,chunk=4"]
+
+
+def test_a_cell_named_twice_is_run_once() -> None:
+    assert cells({"base": BASE, "grid": {"rate": [1, 1.0, 2]}, "list": [{"rate": 2.0}]}) == [
+        {"rate": 1.0},
+        {"rate": 2.0},
+    ]
+
+
+def test_slos_and_nothing_are_values_too() -> None:
+    plan = read_plan(
+        {"base": BASE, "grid": {"slos": [["ttft=2s"], ["ttft=1s", "e2el=9s"]], "workload": ["none", "gsm8k"]}}
+    )
+    assert [(c.scenario.slos, c.scenario.workload) for c in plan.cells] == [
+        (("ttft=2s",), None), (("ttft=2s",), "gsm8k"),
+        (("ttft=1s", "e2el=9s"), None), (("ttft=1s", "e2el=9s"), "gsm8k"),
+    ]  # fmt: skip
+    assert plan.cells[2].varied == {"slos": "ttft=1s, e2el=9s", "workload": None}
+
+
+def test_files_are_looked_for_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    trace = write(tmp_path / "there" / "t.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 5}\n')
+    policy = write(tmp_path / "there" / "p.toml", 'policy = "chunk"\nchunk = 4\n')
+    config = write(tmp_path / "there" / "c.toml", '[base]\ntrace = "t.jsonl"\npolicy = "p.toml"\n[grid]\nseed = [1]\n')
+    monkeypatch.chdir(tmp_path)
+    (cell,) = read_plan(config.relative_to(tmp_path)).cells
+    assert (cell.scenario.trace, cell.scenario.policy) == (str(trace), str(policy))
+
+
+def test_a_key_follows_what_files_hold_not_where_they_lie(tmp_path: Path) -> None:
+    row = '{"timestamp": 0, "input_length": 5, "output_length": 5}\n'
+    a, b = write(tmp_path / "a.jsonl", row), write(tmp_path / "b.jsonl", row)
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        save(load("a100-sdar-8b"), tmp_path / folder / "p.json")
+    one = Scenario(trace=str(a), profile=str(tmp_path / "x" / "p.json"))
+    assert key_of(one) == key_of(Scenario(trace=str(b), profile=str(tmp_path / "y" / "p.json")))
+    assert key_of(one) != key_of(Scenario(trace=str(a), profile=str(tmp_path / "x" / "p.json"), seed=1))
+    was = key_of(one)
+    write(a, row + row)
+    assert key_of(one) != was
+    policy = write(tmp_path / "p.toml", 'policy = "chunk"\n')
+    by_file = Scenario(trace=str(a), policy=str(policy))
+    was = key_of(by_file)
+    write(policy, 'policy = "chunk"\nchunk = 4\n')
+    assert key_of(by_file) != was
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"base": BASE}, "config: there is nothing to vary, expected fields in [grid] or cells in [[list]]"),
+        ({"base": BASE, "grid": {}}, "config: there is nothing to vary"),
+        ({"base": BASE, "grid": {"rate": []}}, "config: grid.rate is an empty list, expected at least one value"),
+        ({"base": BASE, "grid": {"rate": 2.0}}, "config: grid.rate is 2.0, expected a list of values"),
+        ({"base": BASE, "gird": {}}, "config: there is no section 'gird' (did you mean grid?)"),
+        ({"base": BASE, "grid": {"raet": [1]}}, "config: grid.raet: there is no field 'raet' (did you mean rate?)"),
+        ({"base": BASE | {"chunk": 4}, "grid": {"rate": [1]}},
+         "config: base.chunk: there is no field 'chunk' (did you mean policy.chunk?)"),
+        ({"base": BASE, "grid": {"rate": ["fast"]}}, "config: grid.rate is 'fast', expected a number"),
+        ({"base": BASE, "grid": {"rate": [True]}}, "config: grid.rate is True, expected a number"),
+        ({"base": BASE, "grid": {"replicas": [1.5]}}, "config: grid.replicas is 1.5, expected a whole number"),
+        ({"base": BASE, "grid": {"eos": ["yes"]}}, "config: grid.eos is 'yes', expected true or false"),
+        ({"base": BASE, "grid": {"slos": ["ttft=2s"]}}, "config: grid.slos is 'ttft=2s', expected a list of SLOs"),
+        ({"base": BASE, "grid": {"slos": [["ttft=2"]]}}, "SLO 'ttft=2': bound '2' has no unit, expected s, ms or us"),
+        ({"base": BASE, "list": {"rate": 1}}, "config: list is {'rate': 1}, expected [[list]] tables of fields"),
+        ({"base": BASE, "list": [{"rte": 1}]}, "config: list 1, rte: there is no field 'rte' (did you mean rate?)"),
+        ({"grid": {"rate": [1]}}, "config: cell 1 (rate=1.0): there is no trace, expected one in"),
+        ({"base": BASE, "grid": {"rate": [1, -1]}}, "config: cell 2 (rate=-1.0): "),
+        ({"base": BASE, "grid": {"router": ["jsq", "best"]}},
+         "config: cell 2 (router=best): router is best, expected one of"),
+        ({"base": BASE, "grid": {"trace": ["nosuch"]}}, "config: cell 1 (trace=nosuch): no trace file nosuch"),
+        ({"base": BASE, "grid": {"profile": ["b200"]}}, "config: cell 1 (profile=b200): no profile file"),
+        ({"base": BASE, "grid": {"policy": ["optimos"]}},
+         "config: cell 1 (policy=optimos): policy 'optimos': no preset"),
+        ({"base": BASE, "grid": {"policy.chnk": [2]}},
+         "config: cell 1 (policy.chnk=2): policy 'chunk,chnk=2': there is no field 'chnk' (did you mean chunk?)"),
+        ({"base": BASE, "grid": {"policy.chunk": [0]}}, "config: cell 1 (policy.chunk=0): "),
+        ({"base": BASE, "grid": {"policy.threshold": [0.31]}},
+         "config: cell 1 (policy.threshold=0.31): profile a100-sdar-8b holds"),
+        ({"base": BASE, "grid": {"replicas": [0]}}, "config: cell 1 (replicas=0): replicas is 0, expected at least 1"),
+        ({"base": BASE | {"rate": 1.0}, "grid": {"concurrency": [4]}},
+         "config: cell 1 (concurrency=4): concurrency is 4: a closed loop"),
+        ({"base": BASE | {"fit": "azure-conv"}, "grid": {"seed": [1]}},
+         "config: cell 1 (seed=1): fit is azure-conv and arrival is trace"),
+        ({"base": BASE, "title": 3, "grid": {"seed": [1]}}, "config: title is 3, expected text"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_before_any_work(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DsimError) as error:
+        sweep(config, tmp_path / "out")
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_file_takes_no_further_fields(tmp_path: Path) -> None:
+    policy = write(tmp_path / "p.toml", 'policy = "chunk"\n')
+    with pytest.raises(DsimError, match=r"policy is the file .*p.toml and policy.chunk=4 is given"):
+        read_plan({"base": BASE, "list": [{"policy": str(policy), "policy.chunk": 4}]})
+
+
+def test_files_that_are_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(DsimError, match=r"nosuch.toml: no such file"):
+        read_plan(tmp_path / "nosuch.toml")
+    with pytest.raises(DsimError, match=r"bad.toml: cannot be read as TOML: .*line 1"):
+        read_plan(write(tmp_path / "bad.toml", "[base\n"))
+
+
+def test_the_document_s_examples_are_what_it_says(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
+    exec(compile(text.split("```python\n")[1].split("```")[0], "sweep.md", "exec"), {})
+    plan = read_plan(write(tmp_path / "c.toml", text.split("```toml\n")[1].split("```")[0]))
+    assert [(cell.scenario.policy, cell.scenario.rate) for cell in plan.cells] == [
+        *((f"{policy},threshold=0.9", rate) for policy in ("chunk", "optimus") for rate in (1.0, 2.0, 4.0)),
+        ("ar", 2.0),
+    ]
+    fields = [field.name for field in dataclasses.fields(Scenario)]
+    assert [name for name in fields if f"`{name}`" not in text] == []
+
+
+# What a sweep leaves behind
+
+
+def counts(journal: Path) -> dict[str, int]:
+    keys = [json.loads(line)["key"] for line in journal.read_text().splitlines()]
+    return {key: keys.count(key) for key in keys}
+
+
+def test_the_table_holds_what_each_scenario_says(tmp_path: Path) -> None:
+    config = {"base": BASE | {"slos": ["ttft=2s", "p90:itl=1s"]}, "grid": {"rate": [1, 2]}}
+    done = sweep(config, tmp_path / "out", quality=lambda scenario: scenario.rate)
+    assert list(done.table["rate"]) == [1.0, 2.0]
+    for rate, (_, row) in zip((1.0, 2.0), done.table.iterrows(), strict=True):
+        slos = ("ttft=2s", "p90:itl=1s")
+        alone: Summary = Scenario("azure-conv", num_requests=40, policy="chunk", rate=rate, slos=slos).run()
+        assert row["goodput"] == alone.goodput
+        assert row["ttft_ms_p90"] == alone.ttft_ms.p90
+        assert row["batch_max"] == alone.batch.max
+        assert row["ttft=2s attainment"] == alone.slos[0].attainment
+        assert (row["p90:itl=1s observed_ms"], row["p90:itl=1s met"]) == (alone.slos[1].observed_ms, True)
+        assert row["stable"] == alone.stable
+        assert row["quality"] == rate
+    assert not {"ttft=2s met", "ttft=2s observed_ms", "policy"} & set(done.table)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "results.parquet"), done.table)
+    with (tmp_path / "out" / "results.csv").open() as file:
+        text = list(csv.DictReader(file))
+    assert [float(row["goodput"]) for row in text] == list(done.table["goodput"])
+    assert [row["stable"] for row in text] == ["true", "true"]
+    assert list(text[0]) == list(done.table)
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(sweep({"base": BASE, "grid": {"rate": [1, 2]}}, jobs=1).table) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_does_not_depend_on_its_jobs(tmp_path: Path) -> None:
+    config = {"base": BASE, "grid": {"policy": ["ar", "chunk", "optimus"], "rate": [1, 4], "seed": [0, 1]}}
+    assert sweep(config, tmp_path / "one", jobs=1).num_run == 12
+    assert sweep(config, tmp_path / "two", jobs=2).num_run == 12
+    for name in ("results.csv", "results.parquet", "report.html", "sweep.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_finished_cell_is_not_run_again_and_a_new_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = spy(monkeypatch)
+    first = sweep({"base": BASE, "grid": {"rate": [1, 2]}}, tmp_path / "out", jobs=1)
+    again = sweep({"base": BASE, "grid": {"rate": [1, 2]}}, tmp_path / "out", jobs=1)
+    assert (ran, again.num_run, again.num_reused) == ([1.0, 2.0], 0, 2)
+    pd.testing.assert_frame_equal(first.table, again.table)
+    # A changed configuration keeps what it shares, in its own order.
+    more = sweep({"base": BASE, "grid": {"rate": [3, 2]}}, tmp_path / "out", jobs=1)
+    assert (ran, more.num_run, more.num_reused) == ([1.0, 2.0, 3.0], 1, 1)
+    assert list(more.table["rate"]) == [3.0, 2.0]
+    forced = sweep({"base": BASE, "grid": {"rate": [1]}}, tmp_path / "out", jobs=1, force=True)
+    assert (ran, forced.num_run) == ([1.0, 2.0, 3.0, 1.0], 1)
+    assert len(counts(tmp_path / "out" / "cells.jsonl")) == 1
+
+
+def test_a_torn_line_is_left_out_and_its_cell_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
+    out = tmp_path / "out"
+    sweep(config, out, jobs=1)
+    whole = {name: (out / name).read_bytes() for name in ("cells.jsonl", "results.csv", "results.parquet")}
+    for cut in (1, 2, 200):  # the end of the line, of the object, the middle of it
+        (out / "cells.jsonl").write_bytes(whole["cells.jsonl"][:-cut])
+        ran = spy(monkeypatch)
+        sweep(config, out, jobs=1)
+        assert ran == [3.0]
+        assert {name: (out / name).read_bytes() for name in whole} == whole
+        monkeypatch.undo()
+
+
+def test_a_broken_line_elsewhere_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    config = {"base": BASE, "grid": {"rate": [1, 2]}}
+    sweep(config, tmp_path / "out", jobs=1)
+    journal = tmp_path / "out" / "cells.jsonl"
+    broken = b"x" + journal.read_bytes()
+    journal.write_bytes(broken)
+    with pytest.raises(DsimError, match=r"cells.jsonl:1: not a finished cell"):
+        sweep(config, tmp_path / "out", jobs=1)
+    assert journal.read_bytes() == broken
+
+
+def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
+
+    def run(work: tuple[str, Scenario]) -> dict[str, Any]:
+        ran.append(work[1].rate)
+        if work[1].rate == 1:
+            raise DsimError("none of its 40 requests fits")
+        if work[1].rate == 2:
+            raise MemoryError("no room\nleft")
+        return work[1].run().to_json()
+
+    ran: list[float | None] = []
+    monkeypatch.setattr(sys.modules["dsim.planner.sweep"], "_run", run)
+    done = sweep(config, tmp_path / "out", jobs=1)
+    assert list(done.table["error"])[:2] == ["none of its 40 requests fits", "MemoryError: no room left"]
+    assert done.table["error"].isna().tolist() == [False, False, True]
+    assert done.table["goodput"].isna().all()
+    assert np.isnan(done.table["ttft_ms_p50"][0])
+    assert done.to_json()["num_failed"] == 2
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "MemoryError: no room left" in page
+    assert "2 of 3 cells" in page
+    assert sweep(config, tmp_path / "out", jobs=1).num_reused == 2
+    assert ran == [1.0, 2.0, 3.0, 2.0]
+
+
+def test_all_cells_may_fail(tmp_path: Path) -> None:
+    config = {"base": BASE | {"policy.num_pages": 1}, "grid": {"rate": [1, 2]}}
+    done = sweep(config, tmp_path / "out", jobs=1)
+    assert done.table["error"].str.contains("none of its 40 requests fits").all()
+    assert done.to_json()["num_failed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", "{}", "holds run.json, which no sweep wrote: choose another folder"),
+        ("sweep.json", '{"schema": "dsim-run"}', "sweep.json: schema is 'dsim-run', expected 'dsim-sweep'"),
+        ("sweep.json", '{"schema": "dsim-sweep", "version": 9}', "version is 9, this dsim reads up to 1: upgrade dsim"),
+        ("sweep.json", "{", "sweep.json: cannot be read as JSON"),
+        ("results.csv", "", "holds results.csv and no sweep.json: choose another folder"),
+    ],
+)
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path, name: str, content: str, message: str) -> None:
+    write(tmp_path / name, content)
+    for force in (False, True):
+        with pytest.raises(DsimError) as error:
+            sweep({"base": BASE, "grid": {"rate": [1]}}, tmp_path, jobs=1, force=force)
+        assert message in str(error.value)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, content)]
+
+
+def test_an_unreachable_cluster_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    config = {"base": BASE, "grid": {"rate": [1]}}
+    sweep(config, tmp_path / "out", jobs=1)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for out, force in ((tmp_path / "out", True), (tmp_path / "new", False)):
+        with pytest.raises(DsimError, match=r"127.0.0.2:1: no Ray cluster answers there"):
+            sweep(config, out, backend="ray", address="127.0.0.2:1", force=force)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
+    config = {"base": BASE, "grid": {"rate": [1, 2]}}
+    told: list[str] = []
+
+    def intrude(finished: int, total: int) -> None:
+        if finished == 1:
+            with pytest.raises(DsimError, match="another sweep is writing there") as error:
+                sweep(config, tmp_path / "out", jobs=1)
+            told.append(str(error.value))
+
+    assert sweep(config, tmp_path / "out", jobs=1, progress=intrude).num_run == 2
+    assert len(told) == 1
+    assert set(counts(tmp_path / "out" / "cells.jsonl").values()) == {1}
+
+
+def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
+    config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
+
+    def stop(finished: int, total: int) -> None:
+        if finished == 2:
+            raise KeyboardInterrupt
+
+    done = sweep(config, tmp_path / "out", jobs=1, progress=stop)
+    assert done.interrupted
+    assert list(done.table["rate"]) == [1.0, 2.0]
+    assert "INTERRUPTED" in (tmp_path / "out" / "report.html").read_text()
+    assert not json.loads((tmp_path / "out" / "sweep.json").read_text())["complete"]
+    rest = sweep(config, tmp_path / "out", jobs=1)
+    assert (rest.num_run, rest.num_reused, rest.interrupted) == (1, 2, False)
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text())["complete"]
+
+
+COUNTED = """
+import os, sys, time
+from dsim.planner import sweep
+
+module = sys.modules["dsim.planner.sweep"]
+plain, counter = module._run, sys.argv[3]
+
+def counted(work):
+    time.sleep(0.3)
+    summary = plain(work)
+    with open(counter, "a") as file:  # one short write: whole lines, whoever writes
+        file.write(f"{work[1].rate}\\n")
+    return summary
+
+module._run = counted
+sweep(sys.argv[1], sys.argv[2], jobs=int(sys.argv[4]))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(tmp_path: Path, jobs: int) -> None:
+    config = write(
+        tmp_path / "c.toml",
+        '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n'
+        "[grid]\nrate = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n",
+    )
+    out, counter = tmp_path / "out", tmp_path / "ran"
+    command = [sys.executable, "-c", COUNTED, str(config), str(out), str(counter), str(jobs)]
+    running = subprocess.Popen(command)
+    journal = out / "cells.jsonl"
+    until = time.monotonic() + 60
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
+        assert running.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    time.sleep(1.0)  # a worker may be at the end of a cell that no one will record
+    finished = [line for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    assert 3 <= len(finished) < 10
+    rates = [json.loads(line)["cell"]["rate"] for line in finished]
+    before = counter.read_text().split()
+    subprocess.run(command, check=True)
+    after = counter.read_text().split()[len(before) :]
+    # Run again is only what was not recorded: what is finished is kept, byte for byte.
+    assert sorted([*rates, *map(float, after)]) == [float(i) for i in range(1, 11)]
+    assert journal.read_bytes().startswith(b"".join(finished))
+    assert list(counts(journal).values()) == [1] * 10
+    sweep(config, tmp_path / "whole", jobs=1)
+    for name in ("results.csv", "results.parquet", "report.html"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """The rates of the cells that are run, as they are."""
+    module = sys.modules["dsim.planner.sweep"]
+    plain, ran = module._run, []
+
+    def run(work: tuple[str, Scenario]) -> dict[str, Any]:
+        ran.append(work[1].rate)
+        summary: dict[str, Any] = plain(work)
+        return summary
+
+    monkeypatch.setattr(module, "_run", run)
+    return ran
+
+
+# The page
+
+
+def page_of(tmp_path: Path, config: dict[str, Any]) -> str:
+    sweep({"base": BASE} | config, tmp_path / "out", jobs=1)
+    return (tmp_path / "out" / "report.html").read_text()
+
+
+def test_two_numeric_fields_make_maps_and_one_makes_curves(tmp_path: Path) -> None:
+    page = page_of(tmp_path, {"grid": {"rate": [1, 2], "policy.chunk": [4, 8], "router": ["jsq", "round-robin"]}})
+    assert "Output throughput by rate and policy.chunk" in page
+    assert page.count('id="map-output_throughput-') == 2  # one a router
+    assert page.count('id="curve-output_throughput"') == 1
+    assert "Estimated, not measured." in page
+    page = page_of(tmp_path, {"grid": {"rate": [1, 2], "policy": ["ar", "chunk"], "seed": [0, 1]}})
+    assert 'id="map-' not in page
+    assert 'id="curve-ttft_ms_p90"' in page
+    assert "Means over seeds" in page
+    page = page_of(tmp_path, {"grid": {"policy": ["ar", "chunk"]}})
+    assert 'id="curve-' not in page
+    assert 'id="bar-ttft_ms_p90"' in page
+
+
+def test_an_overloaded_cell_is_marked(tmp_path: Path) -> None:
+    page = page_of(tmp_path, {"base": BASE | {"num_requests": 400}, "grid": {"rate": [1, 40]}})
+    assert "1 of 2 cells, marked" in page
+    assert page.count("✕ overloaded") == 1
+    assert '"x-thin"' in page
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    assert "<script>alert" not in page_of(tmp_path, {"title": "<script>alert(1)</script>", "grid": {"rate": [1, 2]}})
