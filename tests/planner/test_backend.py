@@ -122,7 +122,10 @@ class TwoWorkers:
         self.workers = [self.cluster.add_node(num_cpus=1, **common) for _ in range(2)]
 
     def kill_a_worker(self) -> None:
-        self.cluster.remove_node(self.workers.pop(), allow_graceful=False)
+        import ray
+
+        own = ray.get_runtime_context().get_node_id()  # the one that this process has joined by
+        self.cluster.remove_node(next(w for w in self.workers if w.node_id != own), allow_graceful=False)
 
 
 @pytest.fixture
