@@ -21,9 +21,10 @@ from .limits import Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 from .scenario import Scenario
 
-FEWEST, MANY = 4000, 20_000  # requests in a replay: the trace's number, within these
+FEWEST, MANY = 6000, 10_000  # requests in a replay: the trace's number, within these; more below a precision of 2 %
+USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it must stay below the interval
 PER_REPLICA = 1000  # and at least so many for each replica
-BLOCKS = 20  # of consecutive requests, in a replay
+BLOCK, BLOCKS = 100, 20  # consecutive requests that are resampled together; and a replay has at least 20 blocks
 FIRST = 6  # replications before the interval is looked at
 MOST = 64  # replications
 SHARPNESS = 1 / 3  # of the precision, or of the spread between replications: how closely a capacity is bracketed
@@ -159,7 +160,7 @@ def capacity(
     A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with what is known.
     """
     _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
-    search = _search(scenario, attainment, num_requests, block)
+    search = _search(scenario, precision, attainment, num_requests, block)
     run = _Run(search, precision, confidence, max_replications, jobs, progress)
     return _finish(run, gpu_hour, curve)
 
@@ -195,7 +196,7 @@ def fewest_replicas(
     def enough(replicas: int) -> bool:
         nonlocal replays
         if replicas not in runs:
-            search = _search(replace(scenario, replicas=replicas), attainment, num_requests, block)
+            search = _search(replace(scenario, replicas=replicas), precision, attainment, num_requests, block)
             runs[replicas] = _Run(search, precision, confidence, max_replications, jobs, progress, rate, replays)
             replays = runs[replicas].num_replays
         return runs[replicas].interval.low >= rate
@@ -366,7 +367,7 @@ def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
 def _pilot(search: Search) -> tuple[float, int]:
     """About where the capacity is, from shorter runs, and how many; a DsimError if it is nowhere."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
-    short = replace(search, num_requests=fewer, block=-(-fewer // BLOCKS))
+    short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // BLOCKS)))
     read = short.requests(PILOT)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
@@ -491,7 +492,9 @@ def _shown(criterion: Criterion, value: float) -> float:
     return value if criterion.share is not None else 1e3 * value
 
 
-def _search(scenario: Scenario, attainment: float, num_requests: int | None, block: int | None) -> Search:
+def _search(
+    scenario: Scenario, precision: float, attainment: float, num_requests: int | None, block: int | None
+) -> Search:
     """The scenario's search, with its defaults and checks."""
     for name in ("rate", "concurrency", "time_scale"):
         if (value := getattr(scenario, name)) is not None:
@@ -505,9 +508,12 @@ def _search(scenario: Scenario, attainment: float, num_requests: int | None, blo
     classes = {str(name) for name in named if name is not None}
     slos = [Slo.parse(text, classes) for text in scenario.slos]
     if num_requests is None:
-        num_requests = max(min(max(len(source), FEWEST), MANY), PER_REPLICA * scenario.replicas)
+        longer = max(1.0, USUAL_PRECISION / precision)
+        num_requests = max(
+            min(max(len(source), int(FEWEST * longer)), int(MANY * longer)), PER_REPLICA * scenario.replicas
+        )
     if block is None:
-        block = -(-min(num_requests, len(source)) // BLOCKS)
+        block = min(BLOCK, -(-min(num_requests, len(source)) // BLOCKS))
     return Search(scenario, criteria_of(slos, attainment), num_requests, block)
 
 

@@ -1,0 +1,128 @@
+"""dsim capacity, from arguments to what is printed, written and refused."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsim.cli.capacity import percent
+from dsim.engine.errors import DsimError
+from dsim.planner.capacity import Found, Search
+from dsim.report.capacity import FILES
+
+from .command import dsim
+
+# A queue of one prefill step a request: cheap to replay.
+QUEUE = [
+    "capacity", "azure-conv", "--policy", "ar,max_batch=1", "--arrival", "poisson", "--lengths", "fixed:512,1",
+    "--slo", "mean:e2el=150ms", "--num-requests", "150", "--precision", "50%",
+]  # fmt: skip
+KEYS = ["rate", "replicas", "binding_slo", "limited_by", "curve", "num_replays", "profile"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_json_is_one_object_with_the_interval_and_the_same_bytes_again() -> None:
+    ran = dsim(*QUEUE, "--jobs", 1, "--json", "-o", "runs/queue")
+    assert ran.code == 0
+    assert list(ran.json)[:7] == KEYS
+    rate = ran.json["rate"]
+    assert rate["low"] < rate["value"] < rate["high"]
+    assert ran.json["replicas"] == 1
+    assert ran.json["binding_slo"] == "mean:e2el=150ms"
+    assert ran.json["profile"] == "a100-sdar-8b"
+    assert ran.json["estimated"] is True
+    assert ran.err == "Wrote runs/queue/ (capacity.json, report.html)\n"
+    assert sorted(os.listdir("runs/queue")) == sorted(FILES)
+    assert json.loads(Path("runs/queue/capacity.json").read_text(encoding="utf-8")) == ran.json
+    page = Path("runs/queue/report.html").read_bytes()
+    assert b"Estimated, not measured" in page
+    assert b"src=" not in page.replace(b"<script src=", b"src=")[-4000:]
+    again = dsim(*QUEUE, "--jobs", 1, "--json", "-o", "runs/queue", "--force")
+    assert again.out == ran.out
+    assert Path("runs/queue/report.html").read_bytes() == page
+    refused = dsim(*QUEUE, "-o", "runs/queue")
+    assert (refused.code, refused.out) == (2, "")
+    assert "pass --force" in refused.err
+
+
+def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
+    ran = dsim(*QUEUE, "--jobs", 1, "--gpu-hour", 2)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("ar,max_batch=1 sustains ")
+    assert " at 95% confidence on 1 replica" in lines[0]
+    assert any(line.startswith("Binding SLO: mean:e2el=150ms (in ") for line in lines)
+    assert any(line.startswith("Limited by: ") for line in lines)
+    assert any(line.startswith("Cost: 2.00 an hour for 1 GPU, ") for line in lines)
+    assert "Profile: a100-sdar-8b: estimated, not measured" in lines
+    assert sum("meets all" in line for line in lines) >= 3
+
+
+def test_a_rate_asks_for_replicas() -> None:
+    quick = [*QUEUE[:-4], "--num-requests", "150", "--precision", "30%", "--jobs", 1, "--json"]
+    one = dsim(*quick).json["rate"]["value"]
+    found = dsim(*quick, "--rate", f"{1.5 * one:.3f}", "--max-replicas", 8, "--gpu-hour", 2.5)
+    assert found.code == 0
+    assert found.json["replicas"] in (2, 3)
+    assert found.json["rate"]["low"] >= 1.5 * one - 0.01
+    assert found.json["one_fewer"]["low"] < 1.5 * one
+    assert found.json["cost"]["per_hour"] == 2.5 * found.json["replicas"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--slo", "p90:latency=1s"], "unknown metric 'latency', expected one of ttft"),
+        (["--precision", "0"], "--precision is 0, expected a share above 0% and up to 100%, such as 2%"),
+        (["--precision", "60%"], "precision is 60%, expected 0.1% to 50%"),
+        (["--precision", "narrow"], "--precision is narrow, expected a share"),
+        (["--attainment", "120%"], "--attainment is 120%, expected a share"),
+        (["--rate", "-1"], "rate is -1.0 req/s, expected above 0 and finite"),
+        (["--rate", "3", "--replicas", "2"], "--rate is 3 and --replicas is 2, expected one"),
+        (["--max-replicas", "2"], "--max-replicas is 2, expected a --rate with it"),
+        (["--jobs", "0"], "--jobs is 0, expected -1 or at least 1"),
+        (["--slo", "mean:e2el=1us", "--jobs", "1"], "SLO 'mean:e2el=1us' holds at no rate: mean of e2el is "),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
+    ran = dsim(*QUEUE, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_share_is_a_percentage_or_a_number() -> None:
+    assert percent("--x", "2%") == percent("--x", "0.02") == 0.02
+    for text in ("0%", "-1%", "nan", "x%", "101%"):
+        with pytest.raises(DsimError, match=f"--x is {text}, expected a share"):
+            percent("--x", text)
+
+
+def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[Search.__module__]  # in the package, `capacity` is the function
+    search, calls = module._own_capacity, iter(range(1000))
+
+    def stopped_after(some: int) -> Callable[..., Found]:
+        def own_capacity(*arguments: Any) -> Found:
+            if next(calls) >= some:
+                raise KeyboardInterrupt
+            found: Found = search(*arguments)
+            return found
+
+        return own_capacity
+
+    monkeypatch.setattr(module, "_own_capacity", stopped_after(3))
+    some = dsim(*QUEUE, "--jobs", 1)
+    assert some.code == 130
+    assert some.out.startswith("INTERRUPTED: this is what 3 replications say\nar,max_batch=1 sustains ")
+    none = dsim(*QUEUE, "--jobs", 1)
+    assert (none.code, none.out) == (130, "")
+    assert none.err == "Interrupted before two replications were done: nothing is known yet\n"

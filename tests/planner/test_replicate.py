@@ -1,0 +1,91 @@
+"""Replications: evenly resampled, the same at every rate, and judged as the SLOs say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dsim.planner.replicate import Criterion, criteria_of, growth, interval, measure, replication, resample
+from dsim.planner.scenario import Scenario
+from dsim.report.slo import Slo
+
+from ..report.test_stable import single_server
+
+AZURE = Scenario("azure-conv", policy="ar,max_batch=4")
+
+
+def criteria(*texts: str, attainment: float = 0.99) -> tuple[Criterion, ...]:
+    return criteria_of([Slo.parse(text) for text in texts], attainment)
+
+
+def test_a_replication_as_long_as_the_trace_holds_every_row_once() -> None:
+    rows = resample(1000, 1000, 50, seed=3)
+    assert sorted(rows.tolist()) == list(range(1000))
+    # Blocks of consecutive rows, around the ring's end.
+    assert ((np.diff(rows.reshape(20, 50), axis=1) - 1) % 1000 == 0).all()
+    assert not np.array_equal(rows, resample(1000, 1000, 50, seed=4))
+    assert np.array_equal(rows, resample(1000, 1000, 50, seed=3))
+
+
+def test_a_replication_longer_than_the_trace_repeats_it_evenly() -> None:
+    counts = np.bincount(resample(60, 600, 6, seed=0), minlength=60)
+    assert counts.tolist() == [10] * 60
+
+
+def test_every_row_is_equally_likely() -> None:
+    counts = sum(np.bincount(resample(40, 10, 5, seed), minlength=40) for seed in range(2000))
+    # Each of 40 rows is drawn 500 times on average; a row's count varies as a coin's, by 19.
+    assert np.abs(np.asarray(counts) - 500).max() < 5 * 20
+
+
+def test_a_replication_keeps_each_request_with_its_lengths_and_the_gap_before_it() -> None:
+    source = AZURE.source()
+    _, requests = replication(AZURE, 0, 400, 100)
+    rows = resample(len(source), 400, 100, replication(AZURE, 0, 400, 100)[0].seed)
+    assert requests.input_length.tolist() == source.input_length[rows].tolist()
+    assert requests.output_length.tolist() == source.output_length[rows].tolist()
+    inside = [i for i in range(1, 400) if rows[i] == rows[i - 1] + 1]
+    gaps, own = np.diff(requests.arrival), np.diff(source.arrival)
+    scale = gaps[inside[0] - 1 : inside[90]].sum() / own[rows[inside[0]] - 1 : rows[inside[90]]].sum()
+    assert np.allclose(gaps[np.array(inside) - 1], scale * own[rows[inside] - 1], atol=1e-9)
+    assert requests.rate == pytest.approx(1.0)
+
+
+def test_replications_differ_in_requests_and_luck_and_a_fresh_one_of_the_same_index_does_not() -> None:
+    (first, a), (again, b), (other, c) = (replication(AZURE, k, 300, 30) for k in (0, 0, 1))
+    assert first.seed == again.seed != other.seed
+    assert a.arrival.tolist() == b.arrival.tolist() != c.arrival.tolist()
+    poisson = Scenario("azure-conv", arrival="poisson")
+    assert not np.allclose(replication(poisson, 0, 300, 30)[1].arrival, replication(poisson, 1, 300, 30)[1].arrival)
+
+
+def test_latency_rises_with_the_rate_within_a_replication() -> None:
+    own, requests = replication(AZURE, 0, 300, 30)
+    judged = criteria("p50:e2el=20s", "90%:ttft=1s")
+    readings = [measure(own, judged, requests, rate) for rate in (0.05, 0.2, 1.0, 4.0)]
+    values = [reading.values[0] for reading in readings]
+    assert values == sorted(values)
+    shares = [reading.values[1] for reading in readings]
+    assert shares == sorted(shares, reverse=True)
+    assert readings[0].holds
+    assert not readings[-1].holds
+
+
+def test_slos_without_a_statistic_are_met_together() -> None:
+    found = criteria("ttft=2s", "p90:e2el=9s", "tpot=50ms", "95%:ttft=1s")
+    assert [c.text for c in found] == ["p90:e2el=9s", "95%:ttft=1s", "99% meet ttft=2s and tpot=50ms"]
+    assert [c.bound for c in found] == [9.0, 0.95, 0.99]
+
+
+def test_growth_is_the_share_that_a_saturated_server_leaves_behind() -> None:
+    for load in (1.25, 2.0):
+        assert growth(single_server(load, 0, n=4000)) == pytest.approx(1 - 1 / load, abs=0.05)
+    assert growth(single_server(0.5, 0, n=4000)) < 0.02
+
+
+def test_an_interval_is_students_of_the_logs() -> None:
+    found = interval([math.exp(x) for x in (1.0, 2.0, 3.0)], 0.95)
+    # t at 97.5 % with two degrees of freedom is 4.302653; the standard error is 1 / sqrt(3).
+    half = 4.302653 / math.sqrt(3)
+    assert [math.log(v) for v in (found.value, found.low, found.high)] == pytest.approx([2.0, 2.0 - half, 2.0 + half])
+    assert interval([5.0], 0.95).high == math.inf
