@@ -18,7 +18,10 @@ from dsim.traces import synth
 
 RATES = (0.5, 4.0, 6.0, 8.0, 12.0, 20.0)  # req/s
 CHUNKS = (4, 8, 12, 16, 24, 32)
-POLICIES = ("optimus", *(f"chunk:{c}" for c in CHUNKS), "lmdeploy-bd32", "lmdeploy-bd32,num_loops=1", "ar")
+POLICIES = (
+    "optimus", *(f"chunk:{c}" for c in CHUNKS), "lmdeploy-bd32", "lmdeploy-bd32,num_loops=1", "ar",
+    "optimus,max_prefill_tokens=8192", "chunk:4,max_prefill_tokens=8192", "lmdeploy-bd32,max_prefill_tokens=8192",
+)  # fmt: skip
 SLOS = ("ttft=5s", "norm_latency=50ms")
 
 
@@ -52,13 +55,15 @@ def main() -> None:
     parser.add_argument("--graphs", action="store_true", help="captured graphs in place of eager mode")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--rates", type=float, nargs="*", default=RATES)
+    parser.add_argument("--policies", nargs="*", default=POLICIES)
     args = parser.parse_args()
     profile = "a100-sdar-8b-graphs" if args.graphs else "a100-sdar-8b"
-    for rate in RATES:
+    for rate in args.rates:
         print(f"\n{profile}, {rate:g} req/s\n")
         print("| policy | norm_latency p50 (ms) | p90 (ms) | good (%) | req/s | step (ms) | batch | chunk | use (%) |")
         print("|---|---|---|---|---|---|---|---|---|", flush=True)
-        for policy in POLICIES:
+        for policy in args.policies:
             c = cell(policy, rate, profile, args.requests, args.seeds)
             p50, e50 = c.mean("norm_latency_ms.p50")
             p90, e90 = c.mean("norm_latency_ms.p90")

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .. import __version__
+from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.policy import to_toml
 from ..planner.quality import load_table, parse_share
@@ -68,6 +69,13 @@ def tune_command(
         str | None, option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.")
     ] = None,
     num_requests: Annotated[int | None, option("N", "How many requests to replay.")] = None,
+    time_scale: Annotated[float | None, option("X", "Multiply the trace's gaps.")] = None,
+    time_unit: Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
+    emit: Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.")] = "block",
+    eos: Annotated[
+        bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
+    ] = False,
     drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds of each replay.")] = 0.0,
     missing_fails: Annotated[
         bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
@@ -92,6 +100,11 @@ def tune_command(
         cv=cv,
         lengths=lengths,
         num_requests=num_requests,
+        time_scale=time_scale,
+        time_unit=time_unit,
+        skip_bad=skip_bad,
+        emit=emit,
+        eos=eos,
         slos=tuple(str(Slo.parse(text)) for text in slo or []),
         missing_passes=not missing_fails,
         drop_warmup=drop_warmup,

@@ -41,7 +41,7 @@ NUM_RERANKED, NUM_RERANKS = 4, 4  # finalists, and replays of each that choose a
 NUM_CONFIRMED = 8  # of a front
 MIN_REQUESTS = 20  # of a part of the trace
 PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # of a trial's requests are replayed first, where there are so many
-EXPLORE, EXHAUSTED = 3, 200  # proposals of nothing new: after which chance proposes, and after which the search ends
+EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
 INFEASIBLE = 1.0  # violation of a setting that was not replayed
 RERANK, CONFIRM, BLOCKS, SAMPLER = 231, 232, 233, 234  # purposes of draws, apart from the engine's
 
@@ -200,12 +200,12 @@ def tune(
         **{name: value for name, value in asdict(scenario).items() if name not in ("policy", "slos")},
         "slos": list(scenario.slos),
         "trace_content": _digest(scenario) if evaluate is None else "",
-        "profile_content": repr(profile) if evaluate is None else "",
+        "profile_content": _hash(repr(profile).encode()),
         "objectives": list(objectives),
         "space": declared.to_json(),
         "default": str(default),
         "min_quality": min_quality,
-        "quality_table": None if quality_table is None else repr(quality_table),
+        "quality_table": None if quality_table is None else _hash(repr(quality_table).encode()),
         "allow_unknown_quality": allow_unknown_quality,
         "gpu_hour": gpu_hour,
         "latency_metric": latency_metric,
@@ -774,7 +774,10 @@ def _requests(scenario: Scenario, held_out: bool, train: float) -> Trace:
 
 def _digest(scenario: Scenario) -> str:
     trace = scenario.source()
-    data = b"".join(c.tobytes() for c in (trace.arrival, trace.input_length, trace.output_length))
+    return _hash(b"".join(c.tobytes() for c in (trace.arrival, trace.input_length, trace.output_length)))
+
+
+def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 

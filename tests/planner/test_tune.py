@@ -15,7 +15,7 @@ from dsim.engine import chance
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse, settings_of
 from dsim.planner import Scenario, tune
-from dsim.planner.quality import load_table, quality_of
+from dsim.planner.quality import NEUTRAL, load_table, quality_of
 from dsim.planner.space import (
     Candidate,
     Choice,
@@ -72,7 +72,7 @@ def found_by(evaluate: Evaluate, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_optimum_of_a_smooth_landscape_is_found(seed: int, sampler: str) -> None:
     best = found_by(lambda c, _: Outcome((smooth(c),)), seed=seed, sampler=sampler, trials=40)
     assert best.recommended.spec == "chunk,max_batch=64,chunk=20"
@@ -84,16 +84,16 @@ def test_the_optimum_of_a_smooth_landscape_is_found(seed: int, sampler: str) -> 
 
 
 def test_a_space_that_is_used_up_ends_the_search() -> None:
-    few = space_of({"policy": "chunk", "chunk": [4, 8, 12, 16], "max_batch": [16, 64]}, "x", CHECK)
+    few = space_of({"policy": "chunk", "chunk": [8, 16], "max_batch": [16, 64]}, "x", CHECK)
     best = found_by(lambda c, _: Outcome((smooth(c),)), space=few, trials=100)
-    assert len(best.trials) == 8
+    assert len(best.trials) == 4
     assert best.recommended.spec == "chunk,max_batch=64,chunk=16"
 
 
 def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
     searched, confirmed, recommended = [], [], 0
-    for seed in range(60):
-        best = found_by(lambda c, p, s=seed: Outcome((100 + noise(c, p, s),)), seed=seed, trials=15)
+    for seed in range(40):
+        best = found_by(lambda c, p, s=seed: Outcome((100 + noise(c, p, s),)), seed=seed, trials=12)
         searched.append(best.search_gain)
         confirmed.append(best.winner.gains[0].value)
         recommended += best.confirmed
@@ -101,7 +101,7 @@ def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
     # The search's own figure flatters itself by more than one standard deviation of its noise, 1 %.
     assert np.mean(searched) > 0.01
     assert abs(np.mean(confirmed)) < 2 * error
-    assert recommended <= 8  # 2.5 % of 60, and then some
+    assert recommended <= 5  # 2.5 % of 40, and then some
 
 
 def test_the_confirmed_gain_of_a_true_one_is_covered() -> None:
@@ -109,14 +109,14 @@ def test_the_confirmed_gain_of_a_true_one_is_covered() -> None:
         return lambda c, p: Outcome((smooth(c) + 2 * noise(c, p, seed),))
 
     covered = 0
-    for seed in range(40):
+    for seed in range(25):
         best = found_by(landscape(seed), seed=seed, trials=20)
         found = best.winner.gains[0]
         truth = smooth(best.winner.candidate) / smooth(DEFAULT) - 1
         covered += found.low <= truth <= found.high
         assert best.confirmed
         assert smooth(best.recommended) > 95
-    assert covered >= 35
+    assert covered >= 21
 
 
 def test_a_front_is_what_nothing_beats() -> None:
@@ -427,3 +427,28 @@ def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None
         call()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_example_in_the_docs_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    page = root / "docs" / "tune.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    exec(compile(code, str(page), "exec"), {})
+    assert "Estimate(value=" in capsys.readouterr().out
+
+
+def test_the_space_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    space = tmp_path / "space.toml"
+    space.write_text((docs / "tune.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
+    assert "replicas" in load_space(space, CHECK).dimensions["optimus"]
+    scores = tmp_path / "scores.csv"
+    scores.write_text((docs / "quality.md").read_text(encoding="utf-8").split("```csv\n")[1].split("```")[0])
+    mine = load_table(scores)
+    assert quality_of(parse("optimus"), "SDAR-8B", mine).relative == pytest.approx((88.9 + 69.5) / (89.2 + 69.8))
+
+
+def test_the_docs_name_every_neutral_field() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "quality.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in NEUTRAL)
