@@ -20,8 +20,8 @@ def show(found: Capacity) -> None:
     """Print the result."""
     rate = found.rate
     print(
-        f"{found.policy}: {rate.value:.3f} req/s ({rate.low:.3f} to {rate.high:.3f}), ±{100 * rate.half_width:.2f} % of "
-        f"{100 * found.precision:g} % asked; {len(found.replications)} replications, {found.num_replays} replays of "
+        f"{found.policy}: {rate.value:.3f} req/s ({rate.low:.3f} to {rate.high:.3f}), ±{100 * rate.half_width:.2f} % "
+        f"(asked: {100 * found.precision:g} %); {len(found.replications)} replications, {found.num_replays} replays of "
         f"{found.num_requests:,} requests; {found.binding_slo} binds, {found.limited_by} limits"
     )
 

@@ -1,12 +1,16 @@
 """SLO specs: what they mean, and what a wrong one is told."""
 
 import contextlib
+import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsim.engine.errors import DsimError
+from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, StepTotals
+from dsim.report.metrics import summarize
 from dsim.report.slo import METRIC_KEYS, STATS, UNITS, Slo
 
 
@@ -40,6 +44,10 @@ def test_an_slo_says_metric_bound_and_statistic(text: str, metric: str, bound: f
         ("ttft", "expected [stat:]metric=bound"),
         ("ttft=1s=2s", "expected [stat:]metric=bound"),
         ("latency=2s", "unknown metric 'latency', expected one of " + ", ".join(METRIC_KEYS)),
+        ("0%:ttft=2s", "share of arrivals is 0%, expected above 0% and up to 100%"),
+        ("101%:ttft=2s", "share of arrivals is 101%, expected above 0% and up to 100%"),
+        ("95%:itl=20ms", "needs a statistic, such as p99:itl=20ms"),
+        ("chat/ttft=2s", "names the class 'chat', and here all requests are judged alike"),
         ("p42:ttft=2s", "unknown statistic 'p42', expected one of " + ", ".join(STATS)),
         (":ttft=2s", "unknown statistic '', expected one of"),
         ("itl=20ms", "needs a statistic, such as p99:itl=20ms"),
@@ -64,3 +72,36 @@ def test_an_slo_reads_back_from_its_text(metric: str, stat: str, number: int, un
     slo = Slo.parse(f"{stat}:{metric}={number}{unit}")
     assert Slo.parse(str(slo)) == slo
     assert slo.bound == pytest.approx(number * UNITS[unit])
+
+
+def test_a_share_of_arrivals_is_a_statistic_of_the_run() -> None:
+    slo = Slo.parse("95%:ttft=2s")
+    assert (slo.stat, slo.share, slo.metric, slo.bound) == ("95%", 0.95, "ttft", 2.0)
+    assert Slo.parse("99.5 %:ttft=2s").share == pytest.approx(0.995)
+    assert Slo.parse("p95:ttft=2s").share is None
+
+
+def test_an_slo_may_name_a_class_of_the_trace() -> None:
+    classes = {"chat", "batch"}
+    assert Slo.parse("chat/p90:ttft=1s", classes).slo_class == "chat"
+    assert Slo.parse("batch/ttft=9s", classes).slo_class == "batch"
+    assert Slo.parse("ttft=9s", classes).slo_class is None
+    for text, known, says in (
+        ("video/ttft=1s", classes, "no request is of class 'video': the trace holds batch, chat"),
+        ("chat/ttft=1s", set(), "no request is of class 'chat': the trace has no column slo_class"),
+        ("chat/p99:itl=1s", classes, "itl is pooled over all requests, expected no class"),
+    ):
+        with pytest.raises(DsimError) as error:
+            Slo.parse(text, known)
+        assert str(error.value) == f"SLO '{text}': {says}"
+
+
+def test_a_run_meets_a_share_when_enough_arrivals_meet_the_bound() -> None:
+    columns = {name: np.zeros(20, dtype) for name, dtype in REQUEST_COLUMNS.items()}
+    columns |= {"first_emission": np.arange(1.0, 21.0), "num_tokens": np.ones(20, np.int32)}
+    columns["status"][:] = STATUSES.index("completed")
+    run = summarize("any", columns, StepTotals(), [Slo.parse(f"{share}%:ttft=19s") for share in (90, 95, 96)])
+    assert [verdict.attainment for verdict in run.slos] == [0.95] * 3
+    assert [verdict.met for verdict in run.slos] == [True, True, False]
+    # It judges the run: no request is good or bad by it.
+    assert math.isnan(run.goodput)
