@@ -100,6 +100,9 @@ def sweep(
                     progress(len(done), len(wanted))
         except KeyboardInterrupt:
             interrupted = True
+        except DsimError as error:
+            kept = f"; {len(done)} of {len(wanted)} cells are finished and kept: the same command goes on"
+            raise type(error)(f"{error}{kept if out is not None and done else ''}") from None
         finally:
             outcomes.close()
         columns = _columns(plan, done, quality)
@@ -156,6 +159,7 @@ class _Journal:
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._file is None:
                 self._file = _locked(self._folder / "cells.jsonl")
+                _sync_folder(self._folder)
                 if self._force:
                     self._file.truncate(0)
                     for name in FILES:
@@ -268,6 +272,17 @@ def _locked(path: Path) -> BinaryIO:
             file.close()
             raise DsimError(f"{path.parent}: another sweep is writing there: wait for it, or choose another") from None
     return file
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file is safe once its folder is on the disk too."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _manifest(plan: Plan, complete: bool) -> bytes:

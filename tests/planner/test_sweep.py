@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +350,24 @@ def test_an_unreachable_cluster_leaves_the_folder_as_it_was(tmp_path: Path) -> N
             sweep(config, out, backend="ray", address="127.0.0.2:1", force=force)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert not (tmp_path / "new").exists()
+
+
+def test_a_backend_that_gives_up_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
+    module = sys.modules["dsim.planner.sweep"]
+    plain = module.run_cells
+
+    def gives_up(*arguments: Any, **how: Any) -> Iterator[Any]:
+        yield next(plain(*arguments, **how))
+        raise DsimError("the cluster is gone")
+
+    monkeypatch.setattr(module, "run_cells", gives_up)
+    with pytest.raises(DsimError) as error:
+        sweep(config, tmp_path / "out", jobs=1)
+    told = "the cluster is gone; 1 of 3 cells are finished and kept: the same command goes on"
+    assert str(error.value) == told
+    monkeypatch.undo()
+    assert sweep(config, tmp_path / "out", jobs=1).num_reused == 1
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
