@@ -76,7 +76,7 @@ def _share(stat: str, text: str) -> str:
 
 def _check_class(slo_class: str, classes: Collection[str] | None, metric: str, text: str) -> None:
     if classes is None:
-        raise DsimError(f"SLO '{text}' names the class '{slo_class}', and here all requests are judged alike")
+        raise DsimError(f"SLO '{text}': it names the class '{slo_class}', and here all requests are judged alike")
     if slo_class not in classes:
         known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
         raise DsimError(f"SLO '{text}': no request is of class '{slo_class}': the trace {known}")

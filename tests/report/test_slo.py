@@ -47,7 +47,7 @@ def test_an_slo_says_metric_bound_and_statistic(text: str, metric: str, bound: f
         ("0%:ttft=2s", "share of arrivals is 0%, expected above 0% and up to 100%"),
         ("101%:ttft=2s", "share of arrivals is 101%, expected above 0% and up to 100%"),
         ("95%:itl=20ms", "needs a statistic, such as p99:itl=20ms"),
-        ("chat/ttft=2s", "names the class 'chat', and here all requests are judged alike"),
+        ("chat/ttft=2s", "it names the class 'chat', and here all requests are judged alike"),
         ("p42:ttft=2s", "unknown statistic 'p42', expected one of " + ", ".join(STATS)),
         (":ttft=2s", "unknown statistic '', expected one of"),
         ("itl=20ms", "needs a statistic, such as p99:itl=20ms"),
