@@ -140,7 +140,7 @@ def ended(journal: Path) -> int:
 
 
 def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on() -> None:
-    Path("trace.jsonl").write_text(rows(4000))
+    Path("trace.jsonl").write_text(rows(600))
     command = [
         sys.executable, "-m", "dsim", "tune", "trace.jsonl", "--slo", "norm_latency=20ms", "-o", "tuned",
         "--replications", "2",

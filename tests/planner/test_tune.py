@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from scipy.stats import norm
 
 from dsim.engine import chance
@@ -181,6 +184,17 @@ def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(tmp_path: Path
     assert len(more.trials) == 24
     # Four new trials, the default, four finalists ranked four times, two of them and the default confirmed eight times.
     assert calls - searched == 4 + 1 + 4 * 4 + 3 * 8
+
+
+def test_a_trial_whose_process_was_killed_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    found_by(lambda c, _: Outcome((smooth(c),)), storage=path, trials=5)
+    # What a kill leaves: a trial that runs for ever, its setting already chosen.
+    study = optuna.load_study(study_name="dsim-tune", storage=JournalStorage(JournalFileBackend(str(path))))
+    study.ask().suggest_int("chunk.chunk", 2, 32, step=2)
+    best = found_by(lambda c, _: Outcome((smooth(c),)), storage=path, trials=8)
+    assert len(best.trials) == 8
+    assert set(best.trials["state"]) == {"complete"}
 
 
 def test_the_storage_of_another_search_is_refused(tmp_path: Path) -> None:
