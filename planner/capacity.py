@@ -6,6 +6,8 @@ replications have a mean and Student's interval. Replications are added until it
 """
 
 import math
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +29,7 @@ PER_REPLICA = 1000  # and at least so many for each replica
 BLOCK, BLOCKS = 100, 20  # consecutive requests that are resampled together; and a replay has at least 20 blocks
 FIRST = 6  # replications before the interval is looked at
 MOST = 64  # replications
-SHARPNESS = 1 / 3  # of the precision, or of the spread between replications: how closely a capacity is bracketed
+SHARPNESS = 0.5  # of the precision, or of the spread between replications: how closely a capacity is bracketed
 IDLE = 1e-3  # of saturation: a rate at which requests hardly meet
 BEYOND = 4.0  # times saturation: if an SLO holds even there, it says nothing
 LOWEST = 20.0  # log rate below the first guess where a search gives up
@@ -303,10 +305,13 @@ class _Run:
 
 def _each(pool: Parallel, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
     """The results in order, as they come."""
-    yield from pool(delayed(_call)(call) for call in calls)
+    yield from pool(delayed(_call)(call, os.getpid()) for call in calls)
 
 
-def _call(call: Callable[[], T]) -> T:
+def _call(call: Callable[[], T], owner: int) -> T:
+    if os.getpid() != owner:
+        # Ctrl-C reaches every process of a terminal; the one that the user started ends the others.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return call()
 
 
