@@ -105,7 +105,9 @@ class Tuned:
     front: tuple[Finalist, ...]  # several objectives: settings of which none beats another in all; else empty
     search_gain: float  # the winner's, relative, in the search itself: what luck flattered
     trials: pd.DataFrame
-    importance: Mapping[str, float]  # of parameters, in the first objective; empty where it says nothing
+    importance: Mapping[
+        str, float
+    ]  # of the winner's preset's fields, in the first objective; empty if too little is known
     space: Space
     notes: tuple[str, ...]
     num_replays: int
@@ -469,7 +471,7 @@ class _Search:
             front=() if one else tuple(finalists[c] for c in chosen),
             search_gain=self.signs[0] * (found - base) / abs(base) if base else math.nan,
             trials=self._frame(judge),
-            importance=self._importance(),
+            importance=self._importance(winner.candidate.preset),
             space=self.space,
             notes=(*self.space.notes, *notes),
             num_replays=self.num_replays,
@@ -656,13 +658,14 @@ class _Search:
             rows.append(row)
         return pd.DataFrame(rows)
 
-    def _importance(self) -> dict[str, float]:
-        """How much of the first objective each parameter that every trial has explains (PED-ANOVA)."""
-        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    def _importance(self, preset: str) -> dict[str, float]:
+        """How much of the first objective each of a preset's parameters explains (PED-ANOVA)."""
+        counted = [t for t in self._counted() if t.state == TrialState.COMPLETE]
+        complete = [t for t in counted if self._candidate_of(t).preset == preset]
         if len(complete) < 10 or len({t.values[0] for t in complete}) < 3:
             return {}
-        shared = set.intersection(*(set(t.params) for t in complete))
-        if not shared:
+        shared = set.intersection(*(set(t.params) for t in complete)) - {"policy"}
+        if len(shared) < 2:
             return {}
         try:
             found = optuna.importance.get_param_importances(

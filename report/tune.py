@@ -56,19 +56,24 @@ def answer(info: Json) -> str:
     """The result in a sentence."""
     name = next(iter(info["objectives"]))
     winner, default = info["winner"], info["default"]
-    if winner["policy"] == default["policy"] and winner["replicas"] == default["replicas"]:
+    if _is_default(info, winner):
         return f"{default['policy']}, the default, is the best of the {info['num_trials']} settings tried."
-    gain = f"{gain_text(winner['gains'][name])} {name} over {default['policy']} on traffic that the search never saw"
+    change = change_text(name, winner["gains"][name])
+    gain = f"{name} {change} against {spelt(default)}, on traffic that the search never saw"
     if info["confirmed"]:
         return f"{spelt(winner)}: {gain}."
-    return f"Keep {spelt(default)}: the best found, {spelt(winner)}, shows {gain}."
+    return f"Keep {spelt(default)}: the best found, {spelt(winner)}, has {gain}."
 
 
-def gain_text(gain: Json) -> str:
-    """A relative gain with its interval."""
+def change_text(name: str, gain: Json) -> str:
+    """By how much an objective changes, with its interval: more goodput is above zero, less cost below."""
     if gain["value"] is None:
-        return "no comparable gain in"
-    return f"{100 * gain['value']:+.1f} % (95 %: {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f})"
+        return "not comparable"
+    ends = [gain["value"], gain["low"], gain["high"]]
+    if name not in HIGHER:
+        ends = [-ends[0], -ends[2], -ends[1]]
+    value, low, high = (100 * end for end in ends)
+    return f"{value:+.1f} % (95 %: {low:+.1f} to {high:+.1f})"
 
 
 def spelt(finalist: Json) -> str:
@@ -84,9 +89,7 @@ def finalists(info: Json) -> list[tuple[str, Json]]:
         front = [("winner", info["winner"])]
         if info["runner_up"] is not None:
             front.append(("runner-up", info["runner_up"]))
-    is_default = [
-        f["policy"] == info["default"]["policy"] and f["replicas"] == info["default"]["replicas"] for _, f in front
-    ]
+    is_default = [_is_default(info, f) for _, f in front]
     rows = [(f"{role}, default" if same else role, f) for (role, f), same in zip(front, is_default, strict=True)]
     return rows if any(is_default) else [*rows, ("default", info["default"])]
 
@@ -99,16 +102,20 @@ def row(info: Json, finalist: Json) -> list[str]:
         value, gain = finalist["values"][name], finalist["gains"][name]
         half = (value["high"] - value["low"]) / 2
         cells.append(f"{value['value']:.4g} ± {half:.2g}")
-        cells.append("" if finalist["policy"] == info["default"]["policy"] else gain_text(gain))
+        cells.append("" if _is_default(info, finalist) else change_text(name, gain))
     share = finalist["attainment"]
     return [*cells, "" if share is None else f"{100 * share:.1f} %"]
+
+
+def _is_default(info: Json, finalist: Json) -> bool:
+    return all(finalist[key] == info["default"][key] for key in ("policy", "replicas"))
 
 
 def columns(info: Json) -> list[str]:
     """The heads of those cells."""
     heads = ["quality"]
     for name, unit in info["objectives"].items():
-        heads += [f"{name} ({unit})", "gain over the default"]
+        heads += [f"{name} ({unit})", "against the default"]
     return [*heads, "good requests"]
 
 
@@ -152,7 +159,7 @@ def _table(info: Json) -> str:
         '<section class="card table"><h2>Confirmed</h2><div class="scroll"><table><thead><tr>'
         f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
         '<p class="caption">Means over fresh luck and the part of the trace that the search did not see, each with its '
-        "95 % interval; gains are paired with the default, above zero is better.</p></section>"
+        "95 % interval; changes are paired with the default.</p></section>"
     )
 
 
@@ -174,13 +181,13 @@ def _figures(info: Json, trials: pd.DataFrame) -> dict[str, tuple[str, str, go.F
     )
     found["gains"] = (
         "Confirmed gain",
-        f"Over the default in {first}, on held-out traffic, with 95 % intervals.",
+        f"In {first}, on held-out traffic, with 95 % intervals; to the right of zero is better.",
         _gains(info, first),
     )
     if info["importance"]:
         found["importance"] = (
             "What mattered",
-            "Share of the best trials' difference from the rest that each parameter explains (PED-ANOVA).",
+            "Share of the difference between good and other settings of the winner's preset that each field explains.",
             _importance(info["importance"]),
         )
     return found
@@ -257,6 +264,7 @@ def _gains(info: Json, name: str) -> go.Figure:
     )
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     figure.update_xaxes(tickformat="+.1%")
+    figure.update_yaxes(autorange="reversed")
     return figure
 
 
