@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats would take a second to import
 
 from ..engine import chance
 from ..engine.errors import TraceError
@@ -200,7 +200,7 @@ def interval(values: Sequence[float], confidence: float) -> Interval:
     n = len(logs)
     half = math.inf
     if n > 1:
-        half = float(student.ppf((1 + confidence) / 2, n - 1)) * float(logs.std(ddof=1)) / math.sqrt(n)
+        half = float(stdtrit(n - 1, (1 + confidence) / 2)) * float(logs.std(ddof=1)) / math.sqrt(n)
     mean = float(logs.mean())
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half) if half < math.inf else math.inf)
 

@@ -17,7 +17,7 @@ from joblib import Parallel, delayed
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats would take a second to import
 
 from ..engine import chance
 from ..engine.errors import DsimError, TraceError
@@ -322,7 +322,7 @@ def estimate(values: Sequence[float], scale: float = 1.0) -> Estimate:
     mean = float(data.mean())
     half = math.inf
     if len(data) > 1:
-        half = float(student.ppf((1 + CONFIDENCE) / 2, len(data) - 1)) * float(data.std(ddof=1)) / math.sqrt(len(data))
+        half = float(stdtrit(len(data) - 1, (1 + CONFIDENCE) / 2)) * float(data.std(ddof=1)) / math.sqrt(len(data))
     return Estimate(mean, mean - half, mean + half)
 
 
