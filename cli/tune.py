@@ -21,7 +21,7 @@ from ..planner.space import candidate_of, load_space, runs_on
 from ..planner.tune import BASELINE, LATENCY_METRIC, OBJECTIVES, SAMPLERS, Tuned, tune
 from ..profiler.profile import DEFAULT
 from ..report.slo import Slo
-from ..report.tune import answer, columns, finalists, page, row, spelt
+from ..report.tune import answer, columns, finalists, row, spelt
 from ..sim.router import ROUTERS
 from ..traces import ARRIVALS, LENGTHS, shipped_names
 from ..traces.lengths import FORMS
@@ -182,6 +182,9 @@ def _info(scenario: Scenario, tuned: Tuned) -> dict[str, Any]:
 
 
 def _write(out: Path, tuned: Tuned, info: dict[str, Any]) -> list[str]:
+    # Imported here: a search without a folder draws nothing and need not load Plotly.
+    from ..report.tune_page import page
+
     files = {
         "policy.toml": tuned.policy_toml,
         "tune.json": json.dumps(info, indent=1) + "\n",

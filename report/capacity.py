@@ -1,19 +1,12 @@
-"""A capacity in words, as a table and as a page: how much a fleet sustains, what binds, and the latency-rate curve."""
+"""A capacity in words and as a table: how much a fleet sustains, what binds, and the latency-rate curve."""
 
 import json
 import math
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.io import to_json
-from plotly.offline import get_plotlyjs
-
 from ..engine.errors import DsimError
-from .figures import COLOURS, GRID, HEIGHT, INK
-from .html import PLOT, STYLE
 from .table import number
 
 FILES = ("capacity.json", "report.html")
@@ -106,6 +99,9 @@ def curve_rows(found: Json) -> tuple[list[str], list[list[str]]]:
 
 def write(folder: str | Path, found: Json, *, force: bool = False) -> None:
     """Write capacity.json and report.html; the same capacity gives the same bytes."""
+    # Imported here: an answer on the terminal draws nothing and need not load Plotly.
+    from .capacity_page import page
+
     folder = check(folder, force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,96 +126,15 @@ def check(folder: str | Path, *, force: bool = False) -> Path:
     return folder
 
 
-def page(found: Json) -> str:
-    """The report as one page that needs no network."""
-    drawn = [(f"curve-{i}", name, _figure(found, name)) for i, name in enumerate(found["bounds"])]
-    caution = (
-        f'<p class="caution"><strong>Estimated, not measured.</strong> The profile <code>{escape(found["profile"])}'
-        "</code> was not measured on this device.</p>"
-        if found["estimated"]
-        else ""
-    )
-    cards = "".join(
-        f'<figure class="card"><h3>{escape(name)}</h3><p class="caption">Mean and extremes of replications at each '
-        f'rate. Dashed: the bound. Shaded: the capacity\'s interval.</p><div class="plot" id="{key}" '
-        f'style="height:{HEIGHT}px"></div></figure>'
-        for key, name, _ in drawn
-    )
-    head, rows = curve_rows(found)
-    keep = [i for i, name in enumerate(head) if name]
-    table = "".join(f"<tr>{''.join(f'<td>{escape(row[i])}</td>' for i in [*keep, len(row) - 1])}</tr>" for row in rows)
-    titles = "".join(f'<th scope="col">{escape(head[i])}</th>' for i in keep) + "<th></th>"
-    config = json.dumps(PLOT)
-    plots = "\n".join(
-        f'Plotly.newPlot("{key}", Object.assign({to_json(figure, engine="json")}, {{config: {config}}}));'
-        for key, _, figure in drawn
-        if found["curve"]
-    )
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>dsim: capacity of {escape(found['policy'])}</title>",
-            f"<style>{STYLE}</style>",
-            f"<script>{get_plotlyjs()}</script>",
-            "</head><body><main><header><h1>How much traffic meets the SLOs?</h1>",
-            f'<p class="answer">{escape(answer(found))}.</p>',
-            *(f'<p class="alarm" role="alert">{escape(line)}</p>' for line in warnings(found)),
-            caution,
-            "<dl>",
-            *(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(found)),
-            f"</dl></header><section><h2>Latency against rate</h2><div class='grid'>{cards}</div></section>",
-            '<section class="card table"><h2>The curve in numbers</h2><div class="scroll"><table>'
-            f"<thead><tr>{titles}</tr></thead><tbody>{table}</tbody></table></div></section>",
-            f"<script>{plots}</script>",
-            "</main></body></html>\n",
-        ]
-    )
-
-
-def _figure(found: Json, name: str) -> go.Figure:
-    share = _is_share(found, name)
-    points = [p for p in found["curve"] if p["values"][name] is not None]
-    x = [p["rate"] for p in points]
-    y, low, high = ([p[key][name] for p in points] for key in ("values", "low", "high"))
-    figure = go.Figure()
-    figure.add_trace(
-        go.Scatter(
-            x=x, y=y, mode="lines+markers", line={"color": COLOURS[0], "width": 2}, name=name,
-            marker={"symbol": ["circle" if p["stable"] else "x" for p in points], "size": 8},
-            error_y={
-                "type": "data", "symmetric": False, "array": [b - a for a, b in zip(y, high, strict=True)],
-                "arrayminus": [b - a for a, b in zip(low, y, strict=True)], "width": 3, "thickness": 1,
-            },
-            hovertemplate="%{y:.3~g} at %{x:.3~g} req/s",
-        )
-    )  # fmt: skip
-    rate = found["rate"]
-    if rate["high"] is not None:
-        figure.add_vrect(x0=rate["low"], x1=rate["high"], fillcolor=COLOURS[2], opacity=0.25, line_width=0)
-    figure.add_vline(x=rate["value"], line={"color": COLOURS[2], "width": 1.5})
-    figure.add_hline(y=found["bounds"][name], line={"color": INK, "width": 1.2, "dash": "dash"})
-    axis = {"gridcolor": GRID, "linecolor": "#bdc1c6", "zeroline": False, "automargin": True, "rangemode": "tozero"}
-    figure.update_layout(
-        template=go.layout.Template(), height=HEIGHT, showlegend=False, paper_bgcolor="white", plot_bgcolor="white",
-        margin={"l": 56, "r": 18, "t": 22, "b": 36}, font={"size": 12, "color": INK},
-    )  # fmt: skip
-    figure.update_xaxes(**axis, title_text="requests per second")
-    figure.update_yaxes(**axis, title_text="share of arrivals" if share else "ms")
-    if share:
-        figure.update_yaxes(tickformat=".0~%", range=[0, 1.02])
-    return figure
-
-
-def _is_share(found: Json, name: str) -> bool:
+def is_share(found: Json, name: str) -> bool:
+    """Whether a bound is on a share of arrivals rather than on a time."""
     return name in found["share_criteria"]
 
 
 def _shown(found: Json, name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{100 * value:.1f}%" if _is_share(found, name) else f"{number(value)} ms"
+    return f"{100 * value:.1f}%" if is_share(found, name) else f"{number(value)} ms"
 
 
 def _half(rate: Json) -> float:
