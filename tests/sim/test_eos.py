@@ -1,4 +1,4 @@
-"""What an EOS in a prompt's partial block does (block-diffusion.md 1.6), and a prefill that is cut to its memory."""
+"""An EOS in a prompt's partial block (block-diffusion.md 1.6), and a prefill that is cut to its memory."""
 
 from dataclasses import replace
 
