@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.sim.twin import limits_of, simulate
