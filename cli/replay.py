@@ -5,12 +5,12 @@ import math
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import __version__
 from ..engine.engine import EMIT
@@ -26,6 +26,7 @@ from ..sim.router import ROUTERS
 from ..sim.twin import Result, commit_model_of
 from ..traces import ARRIVALS, LENGTHS, Trace, shipped_names
 from ..traces.lengths import FORMS
+from .bar import Bar
 
 INTERRUPTED = 130
 AR_EMITS = "an autoregressive policy token by token"
@@ -135,11 +136,12 @@ def replay(
     with nullcontext() if out is None else RunWriter(out, force=force) as writer:
         for scenario in scenarios:
             name = scenario.policy
-            with _Progress(screen, name, len(requests)) as progress:
+            with Bar(screen, name, "requests", len(requests), "starting (the first run compiles)") as bar:
+                progress = partial(_show, bar)
                 result = scenario.simulate(
                     requests,
                     append=None if writer is None else writer.steps(name).append,
-                    progress=progress.update if screen.is_terminal else None,
+                    progress=progress if screen.is_terminal else None,
                 )
             results.append(result)
             summaries.append(scenario.summarize(result))
@@ -223,32 +225,6 @@ def _manifest(scenario: Scenario, requests: Trace, results: list[Result], summar
     )
 
 
-class _Progress:
-    """A bar on a terminal, nothing in a pipe."""
-
-    def __init__(self, screen: Console, name: str, total: int) -> None:
-        self._screen = screen
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("requests"),
-            TextColumn("[dim]{task.fields[clock]}"),
-            TimeElapsedColumn(),
-            console=screen,
-            transient=True,
-        )
-        self._task = self._bar.add_task(name, total=total, clock="starting (the first run compiles)")
-
-    def __enter__(self) -> "_Progress":
-        if self._screen.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._screen.is_terminal:
-            self._bar.stop()
-
-    def update(self, ended: int, now: float) -> None:
-        """So many requests have ended at this simulated time."""
-        self._bar.update(self._task, completed=ended, clock=f"{now:,.0f} s simulated")
+def _show(bar: Bar, ended: int, now: float) -> None:
+    """So many requests have ended at this simulated time."""
+    bar.update(ended, note=f"{now:,.0f} s simulated")

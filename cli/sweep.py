@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..engine.errors import DsimError
 from ..planner.backend import BACKENDS
 from ..planner.sweep import FILES, Sweep
 from ..planner.sweep import sweep as run_sweep
-
-INTERRUPTED = 130
+from .bar import Bar
+from .replay import INTERRUPTED
 
 
 def sweep(
@@ -37,7 +36,7 @@ def sweep(
     dsim sweep examples/sweep.toml -o runs/sweep
     """
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    with _Progress(screen) as bar:
+    with Bar(screen, "sweep", "cells") as bar:
         done = run_sweep(
             config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update
         )  # fmt: skip
@@ -72,28 +71,3 @@ def _account(done: Sweep) -> str:
     if done.plan.estimated:
         parts.append(f"estimated, not measured ({', '.join(done.plan.estimated)})")
     return "; ".join(parts)
-
-
-class _Progress:
-    """A bar on a terminal, nothing in a pipe."""
-
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-        self._bar = Progress(
-            TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn(),
-            TimeRemainingColumn(), console=screen, transient=True,
-        )  # fmt: skip
-        self._task = self._bar.add_task("sweep", total=None)
-
-    def __enter__(self) -> "_Progress":
-        if self._screen.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._screen.is_terminal:
-            self._bar.stop()
-
-    def update(self, finished: int, total: int) -> None:
-        """So many cells of so many are finished."""
-        self._bar.update(self._task, completed=finished, total=total)

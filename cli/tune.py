@@ -3,12 +3,12 @@
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import __version__
@@ -25,6 +25,7 @@ from ..report.tune import answer, columns, finalists, row, spelt
 from ..sim.router import ROUTERS
 from ..traces import ARRIVALS, LENGTHS, shipped_names
 from ..traces.lengths import FORMS
+from .bar import Bar
 from .replay import INTERRUPTED, option
 
 JOURNAL = "study.journal"
@@ -115,7 +116,7 @@ def tune_command(
     table = None if quality_table is None else load_table(quality_table)
     kept = _prepare(out, storage, force)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    bar = _Bar(screen)
+    bar = Bar(screen, "searching")
     try:
         with bar:
             tuned = tune(
@@ -135,7 +136,7 @@ def tune_command(
                 sampler=sampler,
                 prune=prune,
                 jobs=jobs,
-                progress=bar.update,
+                progress=partial(_show, bar),
             )
     except KeyboardInterrupt:
         where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"
@@ -215,31 +216,6 @@ def _render(info: dict[str, Any], console: Console) -> None:
         console.print(f"Note: {note}", markup=False, style="yellow")
 
 
-class _Bar:
-    """A bar on a terminal, nothing in a pipe."""
-
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("[dim]{task.fields[best]}", markup=True),
-            TimeElapsedColumn(),
-            console=screen,
-            transient=True,
-        )
-        self._task = self._bar.add_task("searching", total=None, best="")
-
-    def __enter__(self) -> "_Bar":
-        if self._screen.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._screen.is_terminal:
-            self._bar.stop()
-
-    def update(self, doing: str, done: int, of: int, best: str) -> None:
-        """So much of it is done, and this is the best so far."""
-        self._bar.update(self._task, description=doing, completed=done, total=of, best=best)
+def _show(bar: Bar, doing: str, done: int, of: int, best: str) -> None:
+    """So much of it is done, and this is the best so far."""
+    bar.update(done, of, doing, best)

@@ -2,12 +2,15 @@
 
 import importlib
 import logging
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -80,6 +83,19 @@ def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator
         yield _attempt(function, key, cell)
 
 
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Processes begun in here ignore Ctrl-C, which a terminal sends to all: the one that began them ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> Generator[Outcome[R], None, None]:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -89,7 +105,8 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
     while left:
         # One cell a task: a batch would hold finished cells back, and lose them with the worker.
         parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
-        outcomes = parallel(delayed(_attempt)(function, key, cell) for key, cell in left.copy().items())
+        with deaf_to_interrupts():
+            outcomes = parallel(delayed(_attempt)(function, key, cell) for key, cell in left.copy().items())
         try:
             for outcome in outcomes:
                 del left[outcome.key]

@@ -19,6 +19,7 @@ from joblib import Parallel, delayed
 from ..engine.errors import DsimError
 from ..report.slo import Slo
 from ..sim.twin import limits_of
+from .backend import deaf_to_interrupts
 from .limits import Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 from .scenario import Scenario
@@ -305,7 +306,9 @@ class _Run:
 
 def _each(pool: Parallel, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
     """The results in order, as they come."""
-    yield from pool(delayed(_call)(call, os.getpid()) for call in calls)
+    with deaf_to_interrupts():
+        results = pool(delayed(_call)(call, os.getpid()) for call in calls)
+    yield from results
 
 
 def _call(call: Callable[[], T], owner: int) -> T:
