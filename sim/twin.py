@@ -161,6 +161,7 @@ def simulate(
                 env.run(None if drain else last)
     except KeyboardInterrupt:
         interrupted = True
+    interrupted = interrupted or env.stopping  # it may have come as the last event was processed
     totals = StepTotals()
     for engine in engines:
         totals.merge(engine.totals)
@@ -183,10 +184,10 @@ def _past_eos(trace: Trace, block: int) -> tuple[Trace, npt.NDArray[np.bool_]]:
 @contextmanager
 def _stop_on_interrupt(env: Clock) -> Iterator[None]:
     """Ctrl-C ends the run between two events, so that nothing is half done; a second one ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
+        yield  # a worker that is to ignore it goes on ignoring it
+        return
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
         env.stopping = True
