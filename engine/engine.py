@@ -146,6 +146,7 @@ class Engine:
         self._loops_left = 0
         self._next: tuple[str, Ints] | None = None  # decided ahead
         self._preempted: list[int] = []
+        self._freed: list[int] = []  # requests whose pages came free since the last plan
         self._plan: StepPlan | None = None
         self._seqs = sequences(0, self._width)
         self._grow(16)
@@ -339,6 +340,7 @@ class Engine:
         # LMDeploy orders by the last update, so a preempted sequence goes behind those that wait.
         self._waiting.append(_Waiting(request, slot))
         self._preempted.append(index)
+        self._freed.append(index)
         t["num_preemptions"][index] += 1
         self.totals.preemptions += 1
 
@@ -423,10 +425,11 @@ class Engine:
         window: npt.NDArray[np.bool_], status: npt.NDArray[np.uint8], chunk: int, features: Features,
     ) -> StepPlan:  # fmt: skip
         q = self._seqs
+        freed, self._freed = tuple(self._freed), []
         return StepPlan(
             now, self.num_steps, prefill, q.request[slots], phases, num, keys, window, status,
             q.evaluations[slots], q.start[slots], q.prompt[slots], q.end[slots], chunk, features, slots,
-            len(self._waiting), len(self._running), self.pages_held, self.submitted, tuple(self._preempted),
+            len(self._waiting), len(self._running), self.pages_held, self.submitted, tuple(self._preempted), freed,
         )  # fmt: skip
 
     # ---- leap ------------------------------------------------------------------------------------------------
@@ -566,6 +569,7 @@ class Engine:
             self.pages_held -= int(self._seqs.pages[slots].sum())
             self._seqs.pages[slots] = 0
             self._free_slots.extend(int(s) for s in slots)
+            self._freed.extend(int(i) for i in self._seqs.request[slots])
 
     def _account(self, plan: StepPlan, outcome: StepOutcome) -> None:
         totals, latency = self.totals, outcome.latency

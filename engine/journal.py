@@ -45,6 +45,7 @@ STEP_COLUMNS: dict[str, str] = {
     "step": "int32",  # from 0 on each replica
     "start": "float64",
     "latency": "float64",
+    "device": "float64",  # of the latency, time in which the device was at work; NaN where nobody measured it
     "prefill": "bool",  # a prefill step; otherwise a decode step
     "batch": "int32",  # rows computed
     "chunk": "int32",  # most positions a row may compute (decode steps; 0 in prefill)
@@ -162,7 +163,7 @@ class StepRecorder:
         if at + n > len(self._lists["requests"]):
             self._grow(2 * (at + n))
         values = (
-            replica, plan.step, plan.now, outcome.latency, plan.prefill, f.batch, plan.chunk, f.tokens, f.sum_q_kv,
+            replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill, f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
             plan.pages, plan.submitted, len(done), len(plan.preempted),
         )  # fmt: skip
@@ -194,7 +195,7 @@ class StepRecorder:
         known = {
             "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
             "num_forwards": 1, "waiting": waiting, "running": running, "submitted": submitted, "finished": 0,
-            "preempted": 0, "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
+            "preempted": 0, "device": np.nan, "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
         }  # fmt: skip
         for k, name in enumerate(LEAP_COLUMNS):
             known[name] = steps.wholes[:num_steps, k]

@@ -38,6 +38,19 @@ def select_window(status: Bytes, reach: Ints, chunk: int, pending_first: bool) -
     return window
 
 
+def visible(status: Bytes, window: Bools, listed: bool) -> Bools:
+    """The positions of each row's blocks whose keys are there for queries of the same or a later block.
+
+    listed: the cached and the computed ones. Otherwise every position up to the last computed one.
+    """
+    if listed:
+        cached: Bools = window | (status == CACHED)
+        return cached
+    # True from the first column to the last one computed.
+    upto: Bools = np.logical_or.accumulate(window[:, ::-1], axis=1)[:, ::-1]
+    return upto
+
+
 def visible_keys(
     status: Bytes, window: Bools, block_length: int, listed: bool
 ) -> tuple[Ints, Ints, npt.NDArray[np.int64]]:

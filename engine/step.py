@@ -43,6 +43,7 @@ class StepPlan:
     pages: int  # KV pages held
     submitted: int  # requests submitted before the plan
     preempted: tuple[int, ...] = ()  # requests that lost their pages to it
+    freed: tuple[int, ...] = ()  # requests whose pages came free since the last plan, the preempted ones included
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,3 +52,4 @@ class StepOutcome:
 
     latency: float  # s
     committed: npt.NDArray[np.bool_]  # [rows, width] masks that were committed
+    device: float = float("nan")  # s of `latency` in which the device was at work; NaN where nobody measured it

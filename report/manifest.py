@@ -43,6 +43,9 @@ class Manifest(TypedDict, total=False):
     question: str
     command: str
     dsim: str  # version
+    driver: str  # "twin" or "live"; a run that does not say is the twin's
+    commits: str  # live: "model", the weights decided what commits, or "twin", a profile's keyed draws did
+    live: dict[str, Any]  # live: device, versions, model and settings, and the host's time beside the device's
     trace: TraceInfo
     profile: ProfileInfo
     commit_models: list[CommitInfo]

@@ -50,10 +50,14 @@ class Run:
         """A policy's steps, some thousands at a time; scalar columns only."""
         names = list(columns or STEP_COLUMNS)
         with pq.ParquetFile(self.folder / "steps.parquet") as file:
-            for batch in file.iter_batches(columns=["policy", *names]):
+            held = set(file.schema_arrow.names)  # a run of before the column was kept lacks it
+            for batch in file.iter_batches(columns=["policy", *(name for name in names if name in held)]):
                 mine = batch.filter(pc.equal(batch["policy"].cast(pa.string()), policy))
                 if len(mine):
-                    yield {name: _numpy(mine[name], STEP_COLUMNS[name]) for name in names}
+                    yield {
+                        name: _numpy(mine[name], STEP_COLUMNS[name]) if name in held else np.full(len(mine), np.nan)
+                        for name in names
+                    }
 
     def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         """A policy's step columns, whole."""

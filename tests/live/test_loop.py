@@ -119,7 +119,7 @@ def crowd(n: int = 25, seed: int = 0, grain: float = 0.125) -> Trace:
 
 
 def plain_steps(journal: Collector) -> dict[str, npt.NDArray[Any]]:
-    return {name: values for name, values in journal.steps.items() if name not in ("start", "latency")}
+    return {name: values for name, values in journal.steps.items() if name not in ("start", "latency", "device")}
 
 
 # ---- the keystone ---------------------------------------------------------------------------------------------
