@@ -15,3 +15,7 @@ class ProfileError(DsimError):
 
 class PolicyError(DsimError):
     """A policy that does not exist, or a field or value that it does not have."""
+
+
+class ModelError(DsimError):
+    """A model that cannot be loaded, or a device that cannot run it."""

@@ -13,20 +13,7 @@ from .batching import Batching, BlockSynchronous, Continuous
 from .errors import PolicyError
 from .eviction import DelayedCache, Eviction, NoEviction
 from .granularity import Autoregressive, ElasticChunk, FixedBlock, FixedChunk, Granularity
-
-
-@dataclass(frozen=True)
-class Unmasking:
-    """Which computed masks commit: those whose confidence reaches the threshold, at least the best (1.4)."""
-
-    threshold: float = 0.9
-    temperature: float | None = None  # None: whatever the profile's commit model was fitted at
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise PolicyError(f"threshold is {self.threshold}, expected more than 0 and at most 1")
-        if self.temperature is not None and not self.temperature >= 0:
-            raise PolicyError(f"temperature is {self.temperature}, expected at least 0")
+from .unmasking import Unmasking
 
 
 @dataclass(frozen=True)

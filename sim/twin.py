@@ -68,6 +68,11 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
     if policy.autoregressive:
         return None
     unmasking = policy.unmasking
+    if unmasking.strategy != "low_confidence_dynamic":
+        raise PolicyError(
+            f"{policy.name}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
+            "the twin draws no other (dsim live runs it)"
+        )
     return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
 
 

@@ -1,0 +1,63 @@
+"""Unmasking: which of the computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import PolicyError
+
+STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential")
+
+
+@dataclass(frozen=True)
+class Unmasking:
+    """Which computed masks commit; always at least one.
+
+    low_confidence_dynamic: those whose confidence reaches the threshold (strict: exceeds it), and the best.
+    low_confidence_static: the n most confident. sequential: those among the n positions from the first mask on.
+    n = max(1, block_length // denoising_steps), and 1 where denoising_steps is not given.
+    """
+
+    threshold: float = 0.9
+    temperature: float | None = None  # None: whatever the profile's commit model was fitted at, or 1
+    strategy: str = "low_confidence_dynamic"
+    denoising_steps: int | None = None
+    strict: bool = False  # SDAR's script and SGLang compare with >, LMDeploy with >=
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise PolicyError(f"threshold is {self.threshold}, expected more than 0 and at most 1")
+        if self.temperature is not None and not self.temperature >= 0:
+            raise PolicyError(f"temperature is {self.temperature}, expected at least 0")
+        if self.strategy not in STRATEGIES:
+            raise PolicyError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
+        if self.denoising_steps is not None and self.denoising_steps < 1:
+            raise PolicyError(f"denoising_steps is {self.denoising_steps}, expected at least 1")
+
+
+def unmask(
+    rule: Unmasking, confidence: npt.NDArray[np.float32], masked: npt.NDArray[np.bool_], block_length: int
+) -> npt.NDArray[np.bool_]:
+    """The masks that commit, of the computed ones `masked` [rows, width]; of equal confidences the leftmost wins."""
+    if not masked.size:
+        return masked.copy()
+    score = np.where(masked, confidence, -np.inf)
+    num = max(1, block_length // (rule.denoising_steps or block_length))
+    if rule.strategy == "sequential":
+        first = np.argmax(masked, axis=1)[:, None]
+        column = np.arange(masked.shape[1])
+        ahead: npt.NDArray[np.bool_] = masked & (column >= first) & (column < first + num)
+        return ahead
+    if rule.strategy == "low_confidence_static":
+        order = np.argsort(-score, axis=1, kind="stable")[:, :num]
+        best = np.zeros_like(masked)
+        np.put_along_axis(best, order, True, axis=1)
+        return best & masked
+    # A threshold is a number of the confidences' own kind, or 0.9 would be missed by the float32 nearest to it.
+    bound = confidence.dtype.type(rule.threshold)
+    chosen = masked & (confidence > bound if rule.strict else confidence >= bound)
+    rows = np.arange(len(masked))
+    chosen[rows, np.argmax(score, axis=1)] = True
+    certain: npt.NDArray[np.bool_] = chosen & masked
+    return certain

@@ -1,0 +1,72 @@
+"""The unmasking rules on blocks worked by hand (block-diffusion.md 1.4)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsim.engine.errors import PolicyError
+from dsim.engine.unmasking import STRATEGIES, Unmasking, unmask
+
+MASKED = np.array([[1, 0, 1, 1, 0, 1, 1, 0]], np.bool_)
+CONFIDENCE = np.array([[0.5, 1.0, 0.9, 0.95, 1.0, 0.6, 0.9, 1.0]], np.float32)
+
+
+def columns(rule: Unmasking, confidence: np.ndarray = CONFIDENCE, masked: np.ndarray = MASKED) -> list[int]:
+    return np.flatnonzero(unmask(rule, confidence, masked, 8)[0]).tolist()
+
+
+def test_dynamic_commits_what_reaches_the_threshold_and_always_the_best() -> None:
+    assert columns(Unmasking(0.9)) == [2, 3, 6]
+    assert columns(Unmasking(0.9, strict=True)) == [3]
+    assert columns(Unmasking(0.99)) == [3]
+
+
+def test_of_equally_confident_masks_the_leftmost_commits() -> None:
+    level = np.full((1, 8), 0.25, np.float32)
+    assert columns(Unmasking(0.9), level) == [0]
+    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=4), level) == [0, 2]
+
+
+def test_static_commits_the_n_most_confident_and_what_there_is_where_fewer_are_left() -> None:
+    assert columns(Unmasking(strategy="low_confidence_static")) == [3]
+    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=4)) == [2, 3]
+    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=1)) == [0, 2, 3, 5, 6]
+    # More steps than positions: one at a time.
+    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=100)) == [3]
+
+
+def test_sequential_leaves_alone_what_is_committed_among_the_n_positions_from_the_first_mask_on() -> None:
+    assert columns(Unmasking(strategy="sequential")) == [0]
+    assert columns(Unmasking(strategy="sequential", denoising_steps=2)) == [0, 2, 3]
+    late = np.array([[0, 0, 0, 0, 0, 0, 1, 1]], np.bool_)
+    assert columns(Unmasking(strategy="sequential", denoising_steps=2), masked=late) == [6, 7]
+
+
+def test_a_row_without_masks_commits_nothing() -> None:
+    for strategy in STRATEGIES:
+        assert not unmask(Unmasking(strategy=strategy), CONFIDENCE, np.zeros_like(MASKED), 8).any()
+    assert unmask(Unmasking(), np.zeros((0, 8), np.float32), np.zeros((0, 8), np.bool_), 8).shape == (0, 8)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(STRATEGIES), st.integers(1, 40))
+def test_only_computed_masks_commit_and_at_least_one_where_there_is_one(seed: int, strategy: str, steps: int) -> None:
+    chance = np.random.default_rng(seed)
+    masked = chance.random((5, 32)) < chance.random((5, 1))
+    rule = Unmasking(0.9, strategy=strategy, denoising_steps=steps)
+    chosen = unmask(rule, chance.random((5, 32)).astype(np.float32), masked, 32)
+    assert not (chosen & ~masked).any()
+    assert (chosen.any(axis=1) == masked.any(axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    ("given_", "says"),
+    [
+        ({"strategy": "entropy"}, "strategy is 'entropy', expected one of low_confidence_dynamic, "),
+        ({"denoising_steps": 0}, "denoising_steps is 0, expected at least 1"),
+        ({"threshold": 0.0}, "threshold is 0.0, expected more than 0"),
+    ],
+)
+def test_a_mistake_is_one_line(given_: dict[str, object], says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        Unmasking(**given_)  # type: ignore[arg-type]
