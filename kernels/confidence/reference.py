@@ -1,0 +1,24 @@
+"""The most probable token of each row and its probability, in plain PyTorch and fp32: the specification."""
+
+import torch
+
+
+def confidence(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the launcher."""
+    logits = logits.float()
+    tokens = logits.argmax(-1)
+    below = logits - logits.gather(1, tokens[:, None])
+    return tokens, 1.0 / (below / (temperature or 1.0)).exp().sum(-1)
+
+
+def confidence_of_hidden(
+    hidden: torch.Tensor, head: torch.Tensor, temperature: float, max_num_logits: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the launcher."""
+    tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+    probabilities = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+    head = head.float().T
+    for low in range(0, len(hidden), max_num_logits):
+        rows = slice(low, low + max_num_logits)
+        tokens[rows], probabilities[rows] = confidence(hidden[rows].float() @ head, temperature)
+    return tokens, probabilities

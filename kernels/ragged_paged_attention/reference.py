@@ -1,0 +1,53 @@
+"""Attention of ragged queries over paged keys, in plain PyTorch and fp32: the specification, and the path of a CPU."""
+
+import itertools
+
+import torch
+
+TILE = 256  # queries taken together: bounds the scores in memory, and lets early blocks skip the keys of later ones
+
+
+def ragged_paged_attention(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    query_start: torch.Tensor,
+    positions: torch.Tensor,
+    history: torch.Tensor,
+    listed: torch.Tensor,
+    block_length: int,
+    scale: float,
+) -> torch.Tensor:
+    """See the launcher. One gather of pages a sequence, one soft-max a tile of its queries."""
+    _, page_size, num_kv_heads, head_dim = k_pages.shape
+    group = q.shape[1] // num_kv_heads
+    out = torch.zeros_like(q)
+    # Keys that a sequence may see: its history, and its block up to the last listed position.
+    width = torch.arange(1, listed.shape[1] + 1, device=q.device)
+    num_listed = (listed * width).amax(1) if listed.shape[1] else torch.zeros_like(history)
+    starts, lengths, total = query_start.tolist(), history.tolist(), (history + num_listed).tolist()
+    for s, (first, last) in enumerate(itertools.pairwise(starts)):
+        if first == last or total[s] == 0:
+            continue
+        pages = page_table[s, : -(-total[s] // page_size)]
+        k = k_pages[pages].flatten(0, 1)[: total[s]].float().permute(1, 2, 0)  # [Hkv, D, keys]
+        v = v_pages[pages].flatten(0, 1)[: total[s]].float().transpose(0, 1)  # [Hkv, keys, D]
+        blocks = torch.arange(total[s], device=q.device) // block_length
+        offered = torch.ones(total[s], dtype=torch.bool, device=q.device)
+        offered[lengths[s] :] = listed[s, : total[s] - lengths[s]]
+        v = v.masked_fill(~offered[:, None], 0.0)  # a slot that nobody wrote may hold NaN
+        for low in range(first, last, TILE):
+            high = min(low + TILE, last)
+            own_blocks = positions[low:high] // block_length
+            num_keys = min(total[s], (int(own_blocks.max()) + 1) * block_length)
+            visible = offered[:num_keys] & (blocks[:num_keys] <= own_blocks[:, None])  # [queries, keys]
+            b_q = q[low:high].float().reshape(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+            shape = (num_kv_heads, group, high - low, -1)
+            scores = (b_q.flatten(1, 2) @ k[:, :, :num_keys]).mul_(scale).view(shape)
+            weights = scores.masked_fill_(~visible, -torch.inf).softmax(-1)
+            if not bool(visible.any(1).all()):
+                weights = weights.masked_fill(~visible, 0.0)  # a query that sees no key
+            b_out = (weights.flatten(1, 2) @ v[:, :num_keys]).view(shape)
+            out[low:high] = b_out.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
+    return out

@@ -1,0 +1,52 @@
+"""One switch decides which path a kernel takes, and nothing is loaded before it is needed."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dsim.kernels import path_for, taken, use
+from dsim.kernels.confidence import confidence
+
+
+def test_a_tensor_on_the_cpu_takes_the_reference_unless_told_otherwise() -> None:
+    assert path_for(torch.zeros(1)) == "reference"
+    with use("triton"):
+        assert path_for(torch.zeros(1)) == "triton"
+        with use("auto"):
+            assert path_for(torch.zeros(1)) == "reference"
+        assert path_for(torch.zeros(1)) == "triton"
+    assert path_for(torch.zeros(1)) == "reference"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_tensor_on_a_gpu_takes_the_kernel_unless_told_otherwise() -> None:
+    assert path_for(torch.zeros(1, device="cuda")) == "triton"
+    with use("reference"):
+        assert path_for(torch.zeros(1, device="cuda")) == "reference"
+
+
+def test_the_path_taken_is_on_record() -> None:
+    before = taken.copy()
+    confidence(torch.zeros(2, 3))
+    assert taken - before == {("confidence", "reference"): 1}
+
+
+def test_a_path_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="path is 'cuda', expected auto, reference or triton"), use("cuda"):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "never"),
+    [
+        ("import dsim, dsim.kernels", ["torch", "triton"]),
+        ("import torch, dsim.kernels.confidence as c; c.confidence(torch.zeros(2, 3))", ["triton"]),
+    ],
+)
+def test_nothing_is_loaded_before_it_is_needed(code: str, never: list[str]) -> None:
+    code = f"{code}; import sys; print(' '.join(n for n in {never} if n in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
