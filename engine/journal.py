@@ -163,7 +163,8 @@ class StepRecorder:
         if at + n > len(self._lists["requests"]):
             self._grow(2 * (at + n))
         values = (
-            replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill, f.batch, plan.chunk, f.tokens, f.sum_q_kv,
+            replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
+            f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
             plan.pages, plan.submitted, len(done), len(plan.preempted),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Unmasking: which of the computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
+"""Unmasking: which computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
 
 from dataclasses import dataclass
 

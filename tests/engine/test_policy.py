@@ -112,7 +112,8 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
 
 
 AR_FIELDS = (
-    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, threshold, temperature, strategy, denoising_steps, strict, page_size, "
+    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, threshold, "
+    "temperature, strategy, denoising_steps, strict, page_size, "
     "num_pages"
 )
 

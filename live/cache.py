@@ -1,0 +1,78 @@
+"""The paged KV cache: tensors on the device, and on the host which pages are whose."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..engine.errors import ModelError
+from .config import ModelConfig
+
+Ints = npt.NDArray[np.int32]
+
+
+class PagedCache:
+    """Keys and values of all layers in pages of `page_size` tokens, [pages, page_size, kv_heads, head_dim] a layer."""
+
+    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, device: str, dtype: torch.dtype) -> None:
+        self.page_size = page_size
+        self.num_pages = num_pages
+        shape = (config.layers, num_pages, page_size, config.kv_heads, config.head_dim)
+        size = 2 * int(np.prod(shape)) * dtype.itemsize
+        try:
+            # Zeros, not whatever was there: a masked key still meets its weight of nought, and NaN times that is NaN.
+            self.keys: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+            self.values: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise ModelError(
+                f"{num_pages} KV pages of {page_size} tokens take {size / 1e9:.1f} GB, which {device} does not have: "
+                f"set num_pages or max_batch lower ({str(error).splitlines()[0]})"
+            ) from None
+        self._free = list(range(num_pages - 1, -1, -1))
+        self.table: Ints = np.full((16, 4), -1, np.int32)  # [slots, pages of a sequence]
+        self._count: Ints = np.zeros(16, np.int32)  # pages a slot holds
+
+    @property
+    def num_free(self) -> int:
+        """Pages that no sequence holds."""
+        return len(self._free)
+
+    def reserve(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> None:
+        """See that each slot has pages for so many tokens."""
+        need = -(-tokens // self.page_size)
+        self._grow(int(slots.max()) + 1, int(need.max()))
+        for i in np.flatnonzero(need > self._count[slots]).tolist():
+            slot = int(slots[i])
+            more = int(need[i] - self._count[slot])
+            # The engine accounts for every page: it would have preempted someone.
+            assert more <= len(self._free), f"{more} pages wanted, {len(self._free)} of {self.num_pages} free"
+            taken = [self._free.pop() for _ in range(more)]
+            self.table[slot, self._count[slot] : self._count[slot] + more] = taken
+            self._count[slot] += more
+
+    def release(self, slot: int) -> None:
+        """Take back a slot's pages."""
+        held = int(self._count[slot])
+        self._free.extend(self.table[slot, :held].tolist()[::-1])
+        self.table[slot, :held] = -1
+        self._count[slot] = 0
+
+    def places(self, slots: Ints, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the keys and values of positions go: page x page_size + offset. Both [rows]."""
+        pages = self.table[slots, positions // self.page_size]
+        assert (pages >= 0).all(), "a position without a page"
+        return pages.astype(np.int64) * self.page_size + positions % self.page_size
+
+    def tables(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> Ints:
+        """The page table of slots, as wide as so many tokens need, [slots, pages]."""
+        return self.table[slots, : max(1, int(-(-tokens.max() // self.page_size)))]
+
+    def _grow(self, slots: int, pages: int) -> None:
+        have = self.table.shape
+        if slots <= have[0] and pages <= have[1]:
+            return
+        table = np.full((max(slots, 2 * have[0]), max(pages, 2 * have[1])), -1, np.int32)
+        table[: have[0], : have[1]] = self.table
+        count = np.zeros(len(table), np.int32)
+        count[: have[0]] = self._count
+        self.table, self._count = table, count

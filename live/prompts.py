@@ -1,0 +1,88 @@
+"""What requests ask: a trace has lengths, not words, so prompts are cut from a text or made up of random tokens."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.chance import PROMPT, key
+from ..engine.errors import ModelError
+from .config import ModelConfig
+
+Tokens = npt.NDArray[np.int32]
+Prompts = Callable[[int, int], Tokens]  # request, length -> token ids
+
+SHIPPED = Path(__file__).parent / "tiny" / "prompts"
+WORKLOADS = ("source", "records")  # the tiny model's
+
+
+def random_prompts(config: ModelConfig, seed: int) -> Prompts:
+    """Token ids drawn by request and position, the mask never among them."""
+
+    def prompt(request: int, length: int) -> Tokens:
+        drawn = (key(seed, PROMPT, request, np.arange(length)) % np.uint64(config.vocab - 1)).astype(np.int32)
+        return drawn + (drawn >= config.mask_token)
+
+    return prompt
+
+
+def prompts_from(tokens: Tokens, seed: int) -> Prompts:
+    """Each request's prompt begins at a place of its own in a stream of tokens, which goes on at its start."""
+
+    def prompt(request: int, length: int) -> Tokens:
+        begin = int(key(seed, PROMPT, request)[0] % np.uint64(len(tokens)))
+        return tokens[(begin + np.arange(length)) % len(tokens)]
+
+    return prompt
+
+
+def read_tokens(path: str, model: str, config: ModelConfig) -> Tokens:
+    """The token ids of a file: a .jsonl with a list of ids in each line, or a text, tokenised as the model has it.
+
+    `path` may name a shipped workload of the tiny model. The model directory's tokenizer.json makes a text's tokens;
+    a byte-level model, of 256 bytes and a few special tokens, needs none. Raises ModelError.
+    """
+    if path in WORKLOADS and not Path(path).is_file():
+        path = str(SHIPPED / f"{path}.txt")
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    if path.endswith(".jsonl"):
+        tokens = _token_lines(path, raw)
+    elif config.vocab < 512:
+        tokens = np.frombuffer(raw, np.uint8).astype(np.int32)
+    else:
+        tokens = _tokenise(path, raw, Path(model))
+    if not len(tokens):
+        raise ModelError(f"{path}: holds no tokens, expected at least 1")
+    if tokens.min() < 0 or tokens.max() >= config.vocab:
+        wrong = int(tokens[(tokens < 0) | (tokens >= config.vocab)][0])
+        raise ModelError(f"{path}: holds token {wrong}, expected 0 to {config.vocab - 1}, the model's vocabulary")
+    return tokens
+
+
+def _token_lines(path: str, raw: bytes) -> Tokens:
+    found: list[int] = []
+    for number, line in enumerate(raw.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            ids = json.loads(line)
+        except ValueError:
+            ids = None
+        if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 2**31 for i in ids):
+            raise ModelError(f"{path}:{number}: is {line[:40].decode(errors='replace')}, expected a list of token ids")
+        found += ids
+    return np.array(found, np.int32)
+
+
+def _tokenise(path: str, raw: bytes, folder: Path) -> Tokens:
+    from tokenizers import Tokenizer  # imported here: token ids and bytes need none
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError(f"{path}: is text and {folder} has no tokenizer.json: give token ids, a list a line (.jsonl)")
+    return np.array(Tokenizer.from_file(str(file)).encode(raw.decode("utf-8", "replace")).ids, np.int32)

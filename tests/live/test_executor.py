@@ -1,0 +1,218 @@
+"""The executor against a plain one: no pages, no ragged batch, one sequence and one dense array of keys at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import ModelError
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.rows import CACHED, MASKED
+from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.live.cache import PagedCache
+from dsim.live.executor import ModelExecutor
+from dsim.live.forward import Batch, Forward, Sampled
+from dsim.live.loop import serve
+from dsim.live.model import Decoder
+from dsim.live.prompts import random_prompts
+from dsim.live.weights import random_model
+
+from ..worlds import Collector
+from .dense import SMALL
+
+LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001)
+SMALL_WORLD = ",max_batch=4,page_size=8,max_prefill_tokens=24"
+LENGTHS = [(1, 9), (5, 3), (8, 16), (13, 1), (40, 12), (3, 20), (17, 5), (0, 6)]
+
+
+def small(name: str, extra: str = "") -> Policy:
+    return parse(name + SMALL_WORLD + ("" if name == "ar" else ",block_length=4") + extra)
+
+
+def decoder() -> Decoder:
+    model = random_model(SMALL, "cpu", torch.float32, seed=1)
+    with torch.no_grad():  # confidences of every size
+        model.embedding.weight.mul_(40.0)
+    return model
+
+
+class Watched(Forward):
+    """Keeps what the last forwards were asked and said."""
+
+    seen: list[tuple[Batch, Sampled]]
+
+    def run(self, batch: Batch) -> Sampled:
+        out = super().run(batch)
+        self.seen.append((batch, out))
+        return out
+
+
+class Plain:
+    """One request's keys and values by layer and absolute position, and what it says of a plan's row."""
+
+    def __init__(self, model: Decoder, policy: Policy) -> None:
+        self.model, self.policy = model, policy
+        shape = (SMALL.layers, 200, SMALL.kv_heads, SMALL.head_dim)
+        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+
+    def confidences(self, tokens: list[int], positions: list[int], seen: Callable[[int, int], bool]) -> Tensor:
+        """Best probability of each computed position; `seen(p, j)`: whether p sees key j."""
+        at = torch.tensor(positions)
+        mask = torch.tensor([[seen(p, j) for j in range(200)] for p in positions])
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.keys[layer, at], self.values[layer, at] = k, v
+            parts = (q, self.keys[layer], self.values[layer])
+            q, k, v = (x.transpose(0, 1)[None] for x in parts)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+            return out[0].transpose(0, 1)
+
+        with torch.no_grad():
+            hidden = self.model(torch.tensor(tokens), at, attend)
+            return self.model.logits(hidden).softmax(-1).max(-1).values
+
+
+class Checked:
+    """An executor whose every step is computed again, plainly."""
+
+    def __init__(self, executor: ModelExecutor, forward: Watched, model: Decoder, policy: Policy) -> None:
+        self.executor, self.forward, self.policy = executor, forward, policy
+        self.plain = {}
+        self.new = lambda: Plain(model, policy)
+        self.texts: dict[int, list[int]] = {}
+        self.compared = 0
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        self.forward.seen = []
+        before = {int(r): self.tokens(plan, i) for i, r in enumerate(plan.requests)} if not plan.prefill else {}
+        outcome = self.executor.step(plan)
+        said = np.concatenate([out.confidence for _, out in self.forward.seen])
+        expected = []
+        block = self.policy.block_length
+        for i, request in enumerate(plan.requests.tolist()):
+            start = int(plan.block_start[i])
+            if plan.prefill:
+                self.plain[request] = self.new()
+                canvas = self.tokens(plan, i, int(plan.num_tokens[i]))
+                status = plan.status[i, :block]
+                masked = [start + c for c in range(block) if status[c] == MASKED]
+                tokens = [SMALL.mask_token if p in masked else canvas[p] for p in range(len(canvas))]
+                positions = list(range(len(tokens)))
+                best = self.plain[request].confidences(tokens, positions, lambda p, j: j // block <= p // block)
+                # Only keys that exist: a query never sees beyond its own block, and the last block is the last.
+                expected.append(best[-block:])
+                continue
+            columns = np.flatnonzero(plan.window[i])
+            if plan.phases[i] == Phase.IDLE:
+                columns = np.arange(block)
+            canvas = before[request]
+            masks = plan.status[i] == MASKED if not self.policy.autoregressive else np.zeros(1, np.bool_)
+            tokens = [SMALL.mask_token if masks[c] else canvas[start + c] for c in columns]
+            listed = {start + c for c in np.flatnonzero(plan.status[i] == CACHED).tolist()} | {
+                start + int(c) for c in columns
+            }
+            if self.executor._listed is False:
+                listed = set(range(start, start + int(columns.max()) + 1))
+
+            def seen(p: int, j: int, start: int = start, listed: set[int] = listed) -> bool:
+                return j // block <= p // block and (j < start or j in listed)
+
+            best = self.plain[request].confidences(tokens, [start + int(c) for c in columns], seen)
+            expected.append(best)
+        torch.testing.assert_close(torch.from_numpy(said), torch.cat(expected), rtol=1e-4, atol=1e-5)
+        self.compared += len(said)
+        return outcome
+
+    def tokens(self, plan: StepPlan, row: int, length: int | None = None) -> list[int]:
+        text = self.executor.text(int(plan.requests[row]), int(plan.slots[row]), length or 200)
+        return text.tolist()
+
+
+def run(
+    policy: Policy, *, num_pages: int = 200, draws: CommitDraws | None = None, lengths: list[tuple[int, int]] = LENGTHS
+) -> tuple[Checked, RequestTable, Collector, Engine, Any]:
+    model = decoder()
+    cache = PagedCache(SMALL, num_pages, policy.memory.page_size, "cpu", torch.float32)
+    forward = Watched(model, cache)
+    prompts = random_prompts(SMALL, 7)
+    executor = ModelExecutor(forward, policy, prompts, draws, policy.batching.max_prefill_tokens)
+    checked = Checked(executor, forward, model, policy)
+    table = RequestTable(len(lengths))
+    limits = Limits(num_pages, 256, policy.batching.max_batch or 4)
+    engine = Engine(policy, limits, table, latency=LATENCY)
+    journal = Collector()
+    recorder = StepRecorder(journal, policy.block_length * (2 if policy.obs else 1))
+    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
+    serve(engine, checked, requests, recorder=recorder)
+    recorder.flush()
+    return checked, table, journal, engine, limits
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@torch.no_grad()
+def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replays(name: str) -> None:
+    policy = small(name)
+    checked, table, journal, _, limits = run(policy)
+    assert (table["status"] == 0).all()
+    assert checked.compared > 140 or name == "ar"
+    fresh = Engine(policy, limits, RequestTable(len(LENGTHS)), latency=LATENCY)
+    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+    # The latency holds the device's time, and the host's on top of it.
+    assert (journal.steps["device"] > 0).all()
+    assert (journal.steps["device"] <= journal.steps["latency"]).all()
+
+
+@pytest.mark.parametrize("extra", ["", ",obs=true", ",window=in-order"])
+def test_streaming_over_blocks_and_in_order_computes_what_a_plain_executor_does(extra: str) -> None:
+    checked, table, *_ = run(small("chunk:3", extra))
+    assert (table["status"] == 0).all()
+    assert checked.compared > 140
+
+
+@pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "ar"])
+def test_preempted_sequences_get_their_tokens_and_pages_again(name: str) -> None:
+    # So few pages that sequences lose theirs; the cache asserts that no page is lost or had twice.
+    checked, table, *_ = run(small(name), num_pages=9)
+    assert table["num_preemptions"].sum() > 0
+    assert (table["status"] == 0).all()
+    cache = checked.forward.cache
+    held = cache.table[cache.table >= 0].tolist()
+    assert len(set(held)) == len(held)
+    assert len(held) + cache.num_free == 9
+
+
+@pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "optimus"])
+def test_the_twins_draws_commit_on_the_device_as_they_do_in_the_twin(name: str) -> None:
+    policy = small(name)
+    model = CommitModel("toy", 4, 0.9, None, (0.7, 0.5, 0.4, 0.3), request_spread=0.3)
+    prompts, outputs = (np.array(side) for side in zip(*LENGTHS, strict=True))
+    draws = CommitDraws(model, 3, prompts, outputs, 4)
+    _, _, journal, *_ = run(policy, draws=draws)
+    words, _ = journal.lists["commits"]
+    assert words.sum() > 0
+    # The same seed draws the same, whatever the weights say.
+    _, _, again, *_ = run(policy, draws=CommitDraws(model, 3, prompts, outputs, 4))
+    assert np.array_equal(words, again.lists["commits"][0])
+
+
+def test_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Forward, batch: Batch) -> Sampled:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(Forward, "run", full)
+    with pytest.raises(ModelError, match=r"out of memory in a step of \d+ tokens and \d sequences: set num_pages"):
+        run(small("chunk:3"))
+
+
+def test_a_cache_that_does_not_fit_says_what_to_change() -> None:
+    with pytest.raises(ModelError, match=r"1000000000000 KV pages of 64 tokens take .* GB, which cpu does not have"):
+        PagedCache(SMALL, 10**12, 64, "cpu", torch.float32)

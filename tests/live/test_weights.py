@@ -1,0 +1,140 @@
+"""Loading: the logits of a Qwen3 that transformers made and saved, and every way in which a directory can be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dsim.engine.errors import ModelError
+from dsim.live.config import PRESETS
+from dsim.live.weights import config_of, load, random_model, read_model, save_model
+
+from .dense import SMALL, Dense, block_causal, logits
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+SIZES: dict[str, Any] = {
+    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+    "intermediate_size": 80, "vocab_size": 97, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A Qwen3 of transformers' own making, and where it saved itself in shards."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.Qwen3Config(**SIZES, rope_theta=5e4, tie_word_embeddings=request.param)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():  # norms of one would hide a norm left out
+            weight.add_(0.1 * torch.randn_like(weight))
+    folder = tmp_path_factory.mktemp("qwen")
+    model.save_pretrained(folder, max_shard_size="60KB", safe_serialization=True)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return model, folder
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_qwen3_that_transformers_saved_gives_its_logits(qwen: tuple[Any, Path], block: int) -> None:
+    theirs, folder = qwen
+    ours = read_model(folder, "cpu", torch.float32)
+    tokens = torch.tensor([TOKENS])
+    # transformers adds a float mask of its own shape to the scores.
+    seen = block_causal(len(TOKENS), block)
+    mask = torch.zeros(1, 1, len(TOKENS), len(TOKENS)).masked_fill(~seen, float("-inf"))
+    with torch.no_grad():
+        expected = theirs(input_ids=tokens, attention_mask=mask).logits[0]
+        if block == 1:
+            torch.testing.assert_close(theirs(input_ids=tokens).logits[0], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(ours, TOKENS, block), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_saved_model_reads_back_the_same_and_in_transformers(tmp_path: Path) -> None:
+    model = random_model(SMALL, "cpu", torch.float32, seed=3)
+    save_model(model, tmp_path / "m", torch.float32)
+    back = read_model(tmp_path / "m", "cpu", torch.float32)
+    assert back.config == SMALL
+    assert torch.equal(logits(back, TOKENS, 4), logits(model, TOKENS, 4))
+
+
+def test_the_same_seed_makes_the_same_weights_and_another_seed_others() -> None:
+    one, same, other = (random_model(SMALL, "cpu", torch.float32, seed=s) for s in (0, 0, 1))
+    assert torch.equal(one.head_weight, same.head_weight)
+    assert not torch.equal(one.head_weight, other.head_weight)
+
+
+@pytest.mark.parametrize(("name", "params"), [("sdar-8b", 8_190_735_360), ("sdar-4b", 4_411_424_256)])
+def test_presets_have_the_published_number_of_parameters(name: str, params: int) -> None:
+    # Half the bytes of the published safetensors indices: 16,381,470,720 and 8,822,848,512 (block-diffusion.md 3).
+    assert PRESETS[name].num_params == params
+    with torch.device("meta"):
+        from dsim.live.model import Decoder
+
+        assert sum(w.numel() for w in Decoder(PRESETS[name]).parameters()) == params
+
+
+def test_bfloat16_weights_keep_their_angles_in_float32() -> None:
+    assert random_model(SMALL, "cpu", torch.bfloat16).frequencies.dtype == torch.float32
+
+
+# ---- what can be wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_model(random_model(SMALL, "cpu", torch.float32), tmp_path / "m", torch.float32)
+    return tmp_path / "m"
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "architecture is LlamaForCausalLM, expected one of: Qwen3"),
+        ({"architectures": None}, "architecture is None, expected one of"),
+        ({"hidden_size": "48"}, "hidden_size is 48, expected a whole number of at least 1"),
+        ({"mask_token_id": None}, "mask_token_id is None, expected a whole number"),
+        ({"mask_token_id": 97}, "mask_token_id is 97, expected below vocab_size, 97"),
+        ({"attention_bias": True}, "attention_bias is True, expected False"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is yarn, expected default"),
+        ({"intermediate_size": 96}, r"down_proj.weight is \[48, 80\], expected \[48, 96\] by config.json"),
+        ({"num_hidden_layers": 3}, r"lacks model.layers.2.input_layernorm.weight \(11 of 36 weights are missing\)"),
+        ({"num_hidden_layers": 1}, "holds model.layers.1.input_layernorm.weight, which small of 1 layers has no place"),
+    ],
+)
+def test_a_wrong_config_is_one_line_with_both_values(saved: Path, values: dict[str, Any], says: str) -> None:
+    change(saved, **values)
+    with pytest.raises(ModelError, match=says):
+        read_model(saved, "cpu", torch.float32)
+
+
+def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
+        read_model(saved, "cpu", torch.float32)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"lacks model-00001-of-00002.safetensors \(1 of 1 shards are missing\)"):
+        read_model(saved, "cpu", torch.float32)
+    (saved / "model-00001-of-00002.safetensors").write_bytes(b"not one")
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        read_model(saved, "cpu", torch.float32)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        read_model(tmp_path / "empty", "cpu", torch.float32)
+
+
+def test_an_unknown_model_lists_the_presets() -> None:
+    for ask in (lambda: load("sdar-9b", "cpu", torch.float32), lambda: config_of("sdar-9b")):
+        with pytest.raises(ModelError, match=r"model is sdar-9b, expected a directory or one of: sdar-1.7b, sdar-4b"):
+            ask()
+
+
+def test_the_mask_of_a_dense_sequence_is_block_causal() -> None:
+    assert Dense(block_causal(4, 2)).mask.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
