@@ -196,7 +196,8 @@ class StepRecorder:
         known = {
             "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
             "num_forwards": 1, "waiting": waiting, "running": running, "submitted": submitted, "finished": 0,
-            "preempted": 0, "device": np.nan, "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
+            "preempted": 0, "device": np.nan,
+            "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
         }  # fmt: skip
         for k, name in enumerate(LEAP_COLUMNS):
             known[name] = steps.wholes[:num_steps, k]

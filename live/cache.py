@@ -57,6 +57,11 @@ class PagedCache:
         self.table[slot, :held] = -1
         self._count[slot] = 0
 
+    def clear(self) -> None:
+        """Take back every page."""
+        for slot in np.flatnonzero(self._count).tolist():
+            self.release(slot)
+
     def places(self, slots: Ints, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Where the keys and values of positions go: page x page_size + offset. Both [rows]."""
         pages = self.table[slots, positions // self.page_size]

@@ -1,4 +1,4 @@
-"""Weights: a Hugging Face directory (config.json and safetensors, names as SDAR's and Qwen3's) read, written, made up."""
+"""Weights: a Hugging Face directory (config.json, safetensors; SDAR's and Qwen3's names) read, written, or made up."""
 
 import json
 import math

@@ -20,7 +20,8 @@ from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.policy import Policy
 from ..engine.request import Request
-from ..profiler.profile import Profile
+from ..profiler.hardware import default_max_batch
+from ..profiler.profile import MemoryModel, Profile
 from ..traces import Trace
 from .clock import Clock
 from .replica import Replica
@@ -46,16 +47,21 @@ class Result:
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
     """What one replica of the policy holds on the profile's device."""
+    return limits_on(policy, profile.memory, profile.device.name, profile.model.context_limit)
+
+
+def limits_on(policy: Policy, memory: MemoryModel, device: str, context_limit: int) -> Limits:
+    """What one replica of the policy holds in such a memory, on the device of that name."""
     batching = policy.batching
     max_batch = batching.max_batch
     if max_batch is None:
         # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
-        max_batch = min(profile.default_max_batch, max(1, batching.max_prefill_tokens // policy.block_length))
+        max_batch = min(default_max_batch(device), max(1, batching.max_prefill_tokens // policy.block_length))
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
         # A prefill so large that its logits leave no room for pages is made smaller.
-        num_pages, budget = profile.memory.fit(policy.memory.page_size, max_batch, budget)
-    return Limits(num_pages, profile.model.context_limit, max_batch, budget)
+        num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget)
+    return Limits(num_pages, context_limit, max_batch, budget)
 
 
 def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:
@@ -108,7 +114,7 @@ def simulate(
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
     limits = limits_of(policy, profile)
-    _check_fit(trace, limits, policy)
+    check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
     width = policy.block_length * (2 if policy.obs else 1)
     draws = None
@@ -250,7 +256,8 @@ class _ClosedLoop:
                 workers -= 1
 
 
-def _check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
+def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
+    """TraceError unless at least one of the trace's requests could ever be served."""
     length = trace.input_length + trace.output_length
     block, page = policy.block_length, policy.memory.page_size
     pages = -(-(-(-length // block) * block) // page)

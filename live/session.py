@@ -1,0 +1,124 @@
+"""A live run: one policy's engine and executor over a list of requests, with warm-up, interruption and failure in hand."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+
+import numpy as np
+
+from ..engine.commits import CommitDraws
+from ..engine.engine import Engine, Limits
+from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
+from ..engine.latency import LatencyModel
+from ..engine.policy import Policy
+from ..engine.request import Request
+from .cache import PagedCache
+from .executor import ModelExecutor
+from .forward import Forward
+from .loop import serve
+from .model import Decoder
+from .prompts import Prompts
+
+WARM_UP = 4  # requests served before the clock starts
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """What became of a live run."""
+
+    limits: Limits
+    table: RequestTable
+    totals: StepTotals
+    seconds: float
+    interrupted: bool
+    failure: Exception | None  # what ended it; the requests finished before are in the table
+
+
+def run(
+    model: Decoder,
+    policy: Policy,
+    limits: Limits,
+    requests: Sequence[Request],
+    prompts: Prompts,
+    *,
+    draws: CommitDraws | None = None,
+    latency: LatencyModel | None = None,
+    emit: str = "block",
+    append: Append | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    max_num_logits: int = 8192,
+) -> LiveRun:
+    """Serve requests (in order of arrival, s from the start) in real time on the model's device.
+
+    draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
+    chosen by. append: receives the journal's steps in batches. Ctrl-C ends the run between two steps. A step that
+    fails ends it too: the journal keeps what was done, and `failure` says why.
+    """
+    limits = replace(limits, num_pages=min(limits.num_pages, _pages_of_use(policy, limits, requests)))
+    weight = model.embedding.weight
+    cache = PagedCache(model.config, limits.num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
+    forward = Forward(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
+    budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
+    _warm_up(forward, policy, limits, latency, requests, prompts, budget)
+    executor = ModelExecutor(forward, policy, prompts, draws, budget)
+    table = RequestTable(len(requests))
+    engine = Engine(policy, limits, table, latency=latency, emit=emit)
+    width = policy.block_length * (2 if policy.obs else 1)
+    recorder = None if append is None else StepRecorder(append, width)
+    failure: Exception | None = None
+    begin = time.monotonic()
+    with _told_to_stop() as told:
+        try:
+            serve(engine, executor, requests, recorder=recorder, sleep=told.wait, stop=told.is_set, progress=progress)
+        except Exception as error:  # whatever it was, what is done is not lost: the caller writes it, then raises this
+            failure = error
+    seconds = time.monotonic() - begin
+    if recorder is not None:
+        recorder.flush()
+    return LiveRun(limits, table, engine.totals, seconds, told.is_set(), failure)
+
+
+def _pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int:
+    """More pages than the largest batch of the longest requests takes are never touched."""
+    block, page = policy.block_length, policy.memory.page_size
+    longest = max(request.input_length + request.output_length for request in requests)
+    canvas = -(-min(longest, limits.context_limit) // block) * block
+    return max(1, limits.max_batch * -(-canvas // page))
+
+
+def _warm_up(
+    forward: Forward, policy: Policy, limits: Limits, latency: LatencyModel | None, requests: Sequence[Request],
+    prompts: Prompts, budget: int,
+) -> None:  # fmt: skip
+    """Serve some of the requests with the clock's hands off, so that the first measured step compiles nothing."""
+    few = [
+        Request(i, 0.0, r.input_length, min(r.output_length, 2 * policy.block_length))
+        for i, r in enumerate(requests[:WARM_UP])
+    ]
+    engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
+    serve(engine, ModelExecutor(forward, policy, prompts, None, budget), few)
+    forward.cache.clear()
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets; a second Ctrl-C ends the run at once."""
+    told = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
+        yield told
+        return
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        told.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGINT, before)
