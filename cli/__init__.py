@@ -8,9 +8,9 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError
-from . import capacity, lists, metrics, profile, replay, sweep, trace, tune
+from . import capacity, lists, live, metrics, profile, replay, sweep, trace, tune
+from .options import INTERRUPTED
 
-INTERRUPTED = 130
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("replay")(replay.replay)
+app.command("live")(live.live_command)
 app.command("sweep")(sweep.sweep)
 app.command("capacity")(capacity.capacity_command)
 app.command("tune")(tune.tune_command)
@@ -38,7 +39,7 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def options(
+def of_all_commands(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Options of dsim itself."""

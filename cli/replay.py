@@ -7,13 +7,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from .. import __version__
-from ..engine.engine import EMIT
 from ..engine.errors import DsimError, PolicyError
 from ..planner.scenario import Scenario, arrived
 from ..profiler.profile import DEFAULT
@@ -22,64 +21,48 @@ from ..report.manifest import CommitInfo, Manifest
 from ..report.metrics import Summary
 from ..report.slo import Slo
 from ..report.text import render
-from ..sim.router import ROUTERS
 from ..sim.twin import Result, commit_model_of
-from ..traces import ARRIVALS, LENGTHS, Trace, shipped_names
-from ..traces.lengths import FORMS
+from ..traces import Trace
+from . import options
 from .bar import Bar
+from .options import INTERRUPTED, option
 
-INTERRUPTED = 130
 AR_EMITS = "an autoregressive policy token by token"
 
 
-def option(metavar: str, text: str, *names: str) -> Any:
-    """An option that takes a value."""
-    return typer.Option(*names, metavar=metavar, help=text)
-
-
 def replay(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")],
+    trace: options.TraceName,
     policy: Annotated[
         list[str] | None, option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy")
     ] = None,
-    profile: Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.")] = DEFAULT,
-    workload: Annotated[
-        str | None, option("W", "The profile's commit model to draw from; its first by default.")
-    ] = None,
-    replicas: Annotated[int, option("N", "Replicas behind the router.")] = 1,
-    router: Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.")] = "round-robin",
-    arrival: Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.")] = "trace",
-    rate: Annotated[float | None, option("R", "Requests per second; the trace's own by default.")] = None,
-    cv: Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.")] = None,
+    profile: options.ProfileName = DEFAULT,
+    workload: options.Workload = None,
+    replicas: options.Replicas = 1,
+    router: options.Router = "round-robin",
+    arrival: options.Arrival = "trace",
+    rate: options.Rate = None,
+    cv: options.Cv = None,
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
-    lengths: Annotated[
-        str | None, option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.")
-    ] = None,
+    lengths: options.Lengths = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
-    num_requests: Annotated[int | None, option("N", "How many requests to replay.")] = None,
-    time_scale: Annotated[float | None, option("X", "Multiply the trace's gaps.")] = None,
+    num_requests: options.NumRequests = None,
+    time_scale: options.TimeScale = None,
     jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
-    time_unit: Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
+    time_unit: options.TimeUnit = None,
+    skip_bad: options.SkipBad = False,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")] = False,
-    emit: Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.")] = "block",
-    eos: Annotated[
-        bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
-    ] = False,
+    emit: options.Emit = "block",
+    eos: options.Eos = False,
     drain: Annotated[
         bool, typer.Option("--drain/--no-drain", help="Serve what is in flight after the last arrival, or count it.")
     ] = True,
     drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
-    slo: Annotated[
-        list[str] | None, option("SLO", "\\[stat:]metric=bound, as ttft=2s or p90:tpot_chunk=50ms; repeat.", "--slo")
-    ] = None,
-    missing_fails: Annotated[
-        bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
-    ] = False,
-    seed: Annotated[int, option("S", "Same seed, same bytes.")] = 0,
+    slo: options.Slos = None,
+    missing_fails: options.MissingFails = False,
+    seed: options.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
 ) -> None:
     """Replay a trace through the twin and report what its clients would have seen.
@@ -149,7 +132,7 @@ def replay(
                 writer.requests(name, arrived(result))
             if result.interrupted:
                 break
-        manifest = _manifest(first, requests, results, summaries)
+        manifest = manifest_of(first, requests, results, summaries)
         if writer is not None:
             writer.finish(manifest)
     interrupted = results[-1].interrupted
@@ -171,7 +154,7 @@ def replay(
         raise typer.Exit(INTERRUPTED)
 
 
-def _manifest(scenario: Scenario, requests: Trace, results: list[Result], summaries: list[Summary]) -> Manifest:
+def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summaries: list[Summary]) -> Manifest:
     """What the run was. Nothing of when or where it ran: the same inputs give the same bytes."""
     source, profile = scenario.source(), scenario.loaded_profile()
     notes = source.notes

@@ -1,0 +1,62 @@
+"""The options that several commands share, each with one name, one help text and one check."""
+
+from typing import Annotated, Any
+
+import typer
+
+from ..engine.engine import EMIT
+from ..planner.backend import BACKENDS
+from ..sim.router import ROUTERS
+from ..traces import ARRIVALS, LENGTHS, shipped_names
+from ..traces.lengths import FORMS
+
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
+
+def option(metavar: str, text: str, *names: str) -> Any:
+    """An option that takes a value."""
+    return typer.Option(*names, metavar=metavar, help=text)
+
+
+# What is replayed.
+TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")]
+ProfileName = Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.", "--profile")]
+Workload = Annotated[
+    str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
+]
+Router = Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.", "--router")]
+Replicas = Annotated[int, option("N", "Replicas behind the router.", "--replicas")]
+
+# Its traffic.
+Arrival = Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.", "--arrival")]
+Rate = Annotated[float | None, option("R", "Requests per second; the trace's own by default.", "--rate")]
+Cv = Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.", "--cv")]
+Lengths = Annotated[
+    str | None,
+    option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.", "--lengths"),
+]
+NumRequests = Annotated[int | None, option("N", "How many requests to replay.", "--num-requests")]
+TimeScale = Annotated[float | None, option("X", "Multiply the trace's gaps.", "--time-scale")]
+TimeUnit = Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.", "--time-unit")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
+
+# What its clients see, and what is good enough.
+Slos = Annotated[
+    list[str] | None,
+    option("SLO", "\\[class/]\\[stat:]metric=bound: ttft=2s, p90:tpot_chunk=50ms, chat/95%:ttft=2s; repeat.", "--slo"),
+]
+Emit = Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.", "--emit")]
+Eos = Annotated[
+    bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
+]
+MissingFails = Annotated[
+    bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
+]
+
+# Where it runs, and what comes out.
+Backend = Annotated[str, option("B", f"One of: {', '.join(BACKENDS)}.", "--backend")]
+Address = Annotated[str | None, option("ADDR", "HOST:PORT of a running Ray cluster, or auto.", "--address")]
+Jobs = Annotated[int | None, option("N", "Replays at once; by default all cores, on Ray all its CPUs.", "--jobs")]
+GpuHour = Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.", "--gpu-hour")]
+Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
