@@ -14,37 +14,27 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..planner.capacity import MOST, Capacity, Interrupted, capacity, fewest_replicas
 from ..planner.replicate import Interval
 from ..planner.scenario import Scenario
 from ..profiler.profile import DEFAULT
 from ..report import capacity as report
-from ..sim.router import ROUTERS
-from ..traces import ARRIVALS, LENGTHS, shipped_names
-from ..traces.lengths import FORMS
-from .replay import INTERRUPTED, option
+from . import options
+from .options import INTERRUPTED, option
 
 
 def capacity_command(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")],
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "SLO", "[class/][stat:]metric=bound: p90:tpot_chunk=50ms, 95%:ttft=2s, chat/p90:ttft=1s; repeat.", "--slo"
-        ),
-    ] = None,
+    trace: options.TraceName,
+    slo: options.Slos = None,
     policy: Annotated[str, option("SPEC", "name[:value][,field=value...] or a TOML file.")] = "optimus",
-    profile: Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.")] = DEFAULT,
-    workload: Annotated[
-        str | None, option("W", "The profile's commit model to draw from; its first by default.")
-    ] = None,
+    profile: options.ProfileName = DEFAULT,
+    workload: options.Workload = None,
     replicas: Annotated[int | None, option("N", "Replicas behind the router; 1 by default.")] = None,
-    router: Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.")] = "round-robin",
+    router: options.Router = "round-robin",
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
-    gpu_hour: Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.")] = None,
+    gpu_hour: options.GpuHour = None,
     attainment: Annotated[
         str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
     ] = "99%",
@@ -58,21 +48,19 @@ def capacity_command(
         option("N", "Consecutive requests that are resampled together; 100 by default."),
     ] = None,
     max_replications: Annotated[int, option("N", "Stop after N replications, however wide the interval.")] = MOST,
-    arrival: Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.")] = "trace",
-    cv: Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.")] = None,
-    lengths: Annotated[
-        str | None, option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.")
-    ] = None,
-    time_unit: Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
-    emit: Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.")] = "block",
-    missing_fails: Annotated[
-        bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
-    ] = False,
-    jobs: Annotated[int, option("N", "Processes; -1: all cores. The result does not depend on it.")] = -1,
-    seed: Annotated[int, option("S", "Same seed, same bytes.")] = 0,
+    arrival: options.Arrival = "trace",
+    cv: options.Cv = None,
+    lengths: options.Lengths = None,
+    time_unit: options.TimeUnit = None,
+    skip_bad: options.SkipBad = False,
+    emit: options.Emit = "block",
+    missing_fails: options.MissingFails = False,
+    jobs: options.Jobs = None,
+    backend: options.Backend = "local",
+    address: options.Address = None,
+    seed: options.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write capacity.json and report.html.", "-o", "--out")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
 ) -> None:
     """Find the highest request rate at which every SLO holds, or the fewest replicas for a rate.
@@ -83,8 +71,6 @@ def capacity_command(
         raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
     if rate is not None and replicas is not None:
         raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
-    if jobs == 0 or jobs < -1:
-        raise DsimError(f"--jobs is {jobs}, expected -1 or at least 1")
     if out is not None:
         report.check(out, force=force)
     scenario = Scenario(
@@ -122,6 +108,8 @@ def capacity_command(
                 max_replications=max_replications,
                 gpu_hour=gpu_hour,
                 jobs=jobs,
+                backend=backend,
+                address=address,
                 progress=shown.update if screen.is_terminal else None,
             )
     except Interrupted as stop:

@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..planner.backend import BACKENDS
 from ..planner.sweep import FILES, Sweep
 from ..planner.sweep import sweep as run_sweep
+from . import options
 from .bar import Bar
-from .replay import INTERRUPTED
+from .options import INTERRUPTED
 
 
 def sweep(
@@ -21,15 +21,11 @@ def sweep(
         Path,
         typer.Option("-o", "--out", metavar="DIR", help="Where results go; what is there already is not run again."),
     ],
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Cells at once; by default all cores, on Ray all its CPUs.")
-    ] = None,
-    backend: Annotated[str, typer.Option(metavar="B", help=f"One of: {', '.join(BACKENDS)}.")] = "local",
-    address: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="HOST:PORT of a running Ray cluster, or auto.")
-    ] = None,
+    jobs: options.Jobs = None,
+    backend: options.Backend = "local",
+    address: options.Address = None,
     force: Annotated[bool, typer.Option("--force", help="Start anew: forget what the folder holds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Run every cell of a sweep and write a table and a report; interrupted, it goes on where it stopped.
 

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+from .. import __version__
 from ..engine.errors import DsimError
 
 C = TypeVar("C")
@@ -35,56 +37,114 @@ class Outcome(Generic[R]):
     value: R | None = None
     error: str | None = None
     refused: bool = False  # the error is a DsimError: the cell asks for what cannot be, today and tomorrow
+    trace: str | None = None  # the traceback of any other exception
 
 
-def run_cells(
-    function: Callable[[C], R],
-    cells: Mapping[str, C],
-    *,
-    backend: str = "local",
-    jobs: int | None = None,
-    address: str | None = None,
-) -> Generator[Outcome[R], None, None]:
-    """One outcome a cell, in the order in which they finish; the rest goes on when one fails.
+class Pool:
+    """Where cells run: in this process, on its machine's cores, or on a Ray cluster. Used as a context, it leaves it.
 
-    `function` and the cells travel to other processes by pickle. `jobs` is how many run at once: all cores by default,
-    on Ray as many as the cluster has CPUs. A lost worker's cells are run again. Close the generator to stop early.
-    A DsimError tells a wrong setting or an unreachable cluster at once, before the first cell.
+    `jobs` is how many cells run at once: all cores by default, on Ray as many as the cluster has CPUs. A DsimError
+    tells a wrong setting at once, and an unreachable cluster with the first cells, before any is begun.
     """
-    if backend not in BACKENDS:
-        raise DsimError(f"backend is {backend}, expected one of: {', '.join(BACKENDS)}")
-    if jobs is not None and jobs < 1:
-        raise DsimError(f"jobs is {jobs}, expected at least 1")
-    if backend == "local" and address is not None:
-        raise DsimError(f"address is {address} and backend is local, expected ray")
-    if not cells:
-        return _in_process(function, cells)
-    if backend == "ray":
-        shut_down = _join(address)
-        return _on_ray(function, cells, jobs, shut_down)
-    from joblib import cpu_count  # imported here: most commands run nothing in parallel
 
-    jobs = min(jobs or cpu_count(), len(cells))
-    return _in_process(function, cells) if jobs == 1 else _on_cores(function, cells, jobs)
+    def __init__(self, backend: str = "local", jobs: int | None = None, address: str | None = None) -> None:
+        if backend not in BACKENDS:
+            raise DsimError(f"backend is {backend}, expected one of: {', '.join(BACKENDS)}")
+        if jobs is not None and jobs < 1:
+            raise DsimError(f"jobs is {jobs}, expected at least 1")
+        if backend == "local" and address is not None:
+            raise DsimError(f"address is {address} and backend is local, expected ray")
+        self._backend, self._jobs, self._address = backend, jobs, address
+        self._workers = 1  # local processes so far: never fewer again, since a change of their number costs seconds
+        self._leave: Callable[[], None] | None = None  # the cluster
+        self._last: Generator[Any, None, None] | None = None
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._last is not None:
+            self._last.close()  # what was begun and is no longer wanted
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+
+    def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
+        """One outcome a cell, in the order in which they finish; the rest goes on when one fails.
+
+        `function` and the cells travel to other processes by pickle. A lost worker's cells are run again. Close the
+        generator to stop early.
+        """
+        self._last = outcomes = self._begin(function, cells)
+        return outcomes
+
+    def map(self, function: Callable[[C], R], cells: Iterable[C]) -> Generator[R, None, None]:
+        """The values in the order of the cells, as they come; the first failure ends it.
+
+        What dsim refuses is a DsimError again, as is a worker lost for good; any other exception is a fault of the
+        code, and comes with its traceback.
+        """
+        outcomes = self.run(function, {str(i): cell for i, cell in enumerate(cells)})
+        early: dict[str, Outcome[R]] = {}
+        given = 0
+        try:
+            for outcome in outcomes:
+                early[outcome.key] = outcome
+                while str(given) in early:
+                    yield _value(early.pop(str(given)))
+                    given += 1
+        finally:
+            outcomes.close()
+
+    def _begin(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
+        if not cells:
+            return _in_process(function, cells)
+        if self._backend == "ray":
+            if self._leave is None:
+                self._leave = _join(self._address)
+            return _on_ray(function, cells, self._jobs)
+        from joblib import cpu_count  # imported here: most commands run nothing in parallel
+
+        wanted = min(self._jobs or cpu_count(), len(cells))
+        if wanted == 1:
+            return _in_process(function, cells)
+        self._workers = max(self._workers, wanted)
+        return _on_cores(function, cells, self._workers)
 
 
-def _attempt(function: Callable[[C], R], key: str, cell: C) -> Outcome[R]:
+def _value(outcome: Outcome[R]) -> R:
+    if outcome.error is None:
+        return cast(R, outcome.value)
+    if outcome.trace is not None:
+        raise RuntimeError(f"in a worker:\n{outcome.trace}")
+    raise DsimError(outcome.error)
+
+
+def _attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
     """Run a cell where it is; its exceptions stay with it."""
     try:
+        if version != __version__:
+            raise DsimError(f"the worker has dsim {__version__} and this machine {version}, expected the same")
         return Outcome(key, function(cell))
     except DsimError as error:
-        return Outcome(key, error=_line(error), refused=True)
+        return Outcome(key, error=_line(error), refused=version == __version__)
     except Exception as error:
-        return Outcome(key, error=f"{type(error).__name__}: {_line(error)}")
+        return Outcome(key, error=f"{type(error).__name__}: {_line(error)}", trace=traceback.format_exc())
+
+
+def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
+    """In a process of this machine, even one that took another's place in the middle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _attempt(function, version, key, cell)
 
 
 def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
     for key, cell in cells.items():
-        yield _attempt(function, key, cell)
+        yield _attempt(function, __version__, key, cell)
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
+def _deaf_to_interrupts() -> Iterator[None]:
     """Processes begun in here ignore Ctrl-C, which a terminal sends to all: the one that began them ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -105,8 +165,10 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
     while left:
         # One cell a task: a batch would hold finished cells back, and lose them with the worker.
         parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
-        with deaf_to_interrupts():
-            outcomes = parallel(delayed(_attempt)(function, key, cell) for key, cell in left.copy().items())
+        with _deaf_to_interrupts():
+            outcomes = parallel(
+                delayed(_deaf_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
+            )
         try:
             for outcome in outcomes:
                 del left[outcome.key]
@@ -178,9 +240,7 @@ def _check_cpus(ray: Any) -> None:
         raise DsimError("the Ray cluster has no CPU for tasks, expected at least 1")
 
 
-def _on_ray(
-    function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None, shut_down: Callable[[], None]
-) -> Generator[Outcome[R], None, None]:
+def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
     ray = _ray()
     # A cell's own exceptions come back as values; what is retried is the loss of a worker or a node.
     task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(_attempt)
@@ -192,7 +252,7 @@ def _on_ray(
         while waiting or flying:
             while waiting and (jobs is None or len(flying) < jobs):
                 key, cell = waiting.pop()
-                flying[task.remote(shared, key, cell)] = key
+                flying[task.remote(shared, __version__, key, cell)] = key
             ready, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
             if ready or ray.cluster_resources().get("CPU", 0) >= 1:
                 fed = time.monotonic()
@@ -209,7 +269,6 @@ def _on_ray(
                     yield Outcome(key, error=f"{type(error).__name__}: {_line(error)}")
     finally:
         _cancel(ray, flying)
-        shut_down()
 
 
 def _cancel(ray: Any, refs: Iterable[Any]) -> None:

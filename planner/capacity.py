@@ -6,21 +6,17 @@ replications have a mean and Student's interval. Replications are added until it
 """
 
 import math
-import os
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
-
-from joblib import Parallel, delayed
+from typing import Any
 
 from ..engine.errors import DsimError
 from ..report.slo import Slo
 from ..sim.twin import limits_of
-from .backend import deaf_to_interrupts
-from .limits import Shares, limited_by
+from .backend import Pool
+from .limits import Limit, Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 from .scenario import Scenario
 
@@ -40,8 +36,6 @@ PILOT_SHARE, PILOT_FEWEST = 8, 500  # its requests: an eighth, but not fewer
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
 GRID_REPLICATIONS = 4  # at each of these rates
 STABILITY = "stability"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,8 @@ class Capacity:
     replicas: int
     binding_slo: str  # the one violated just above capacity, or "stability": the queue grows without end first
     binding_share: float  # of the replications in which that one binds
-    limited_by: str
+    limited_by: str  # compute, KV memory, activation budget or host overhead
+    limiting_setting: str  # of a pool: what makes it as large as it is
     shares: dict[str, float]  # of the busy time at capacity, see limits.py
     criteria: tuple[str, ...]
     bounds: dict[str, float]  # of each criterion: ms, or share of arrivals
@@ -152,20 +147,24 @@ def capacity(
     block: int | None = None,
     max_replications: int = MOST,
     gpu_hour: float | None = None,
-    jobs: int = -1,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
     curve: bool = True,
     progress: Progress | None = None,
 ) -> Capacity:
     """The highest rate at which the scenario's fleet meets all of its `slos`, within `precision` at `confidence`.
 
     An SLO without a statistic must be met by a share `attainment` of arrivals, together with the others of its class.
-    `num_requests` a replay and `block`s of resampled requests have defaults; `jobs` processes change no result.
+    `num_requests` a replay and `block`s of resampled requests have defaults; `jobs`, `backend` and `address`, for which
+    see `Pool`, change no result.
     A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with what is known.
     """
     _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
     search = _search(scenario, precision, attainment, num_requests, block)
-    run = _Run(search, precision, confidence, max_replications, jobs, progress)
-    return _finish(run, gpu_hour, curve)
+    with Pool(backend, jobs, address) as pool:
+        run = _Run(search, pool, precision, confidence, max_replications, progress)
+        return _finish(run, gpu_hour, curve)
 
 
 def fewest_replicas(
@@ -180,7 +179,9 @@ def fewest_replicas(
     block: int | None = None,
     max_replications: int = MOST,
     gpu_hour: float | None = None,
-    jobs: int = -1,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
     curve: bool = True,
     progress: Progress | None = None,
 ) -> Capacity:
@@ -200,32 +201,33 @@ def fewest_replicas(
         nonlocal replays
         if replicas not in runs:
             search = _search(replace(scenario, replicas=replicas), precision, attainment, num_requests, block)
-            runs[replicas] = _Run(search, precision, confidence, max_replications, jobs, progress, rate, replays)
+            runs[replicas] = _Run(search, pool, precision, confidence, max_replications, progress, rate, replays)
             replays = runs[replicas].num_replays
         return runs[replicas].interval.low >= rate
 
-    low, high = 0, math.inf  # too few, and enough
-    ask = 1
-    while high - low > 1:
-        if enough(ask):
-            high = ask
-        else:
-            low = ask
-            if low == max_replicas:
-                most = runs[max_replicas].interval
-                raise DsimError(
-                    f"{max_replicas} replicas sustain {most.value:.3g} req/s ({most.low:.3g} to {most.high:.3g}), "
-                    f"expected at least {rate:g}: allow more, or relax the SLOs"
-                )
-        # A fleet's capacity is nearly its size times what one of the last fleet's replicas sustains.
-        guess = math.ceil(ask * rate / runs[ask].interval.value)
-        ask = int(min(max(guess, low + 1), high - 1, max_replicas))
-    chosen = runs[int(high)]
-    chosen.num_replays = replays
-    chosen.target = None
-    chosen.sharpen()
-    found = _finish(chosen, gpu_hour, curve, rate)
-    return replace(found, one_fewer=runs[int(high) - 1].interval if high > 1 else None)
+    with Pool(backend, jobs, address) as pool:
+        low, high = 0, math.inf  # too few, and enough
+        ask = 1
+        while high - low > 1:
+            if enough(ask):
+                high = ask
+            else:
+                low = ask
+                if low == max_replicas:
+                    most = runs[max_replicas].interval
+                    raise DsimError(
+                        f"{max_replicas} replicas sustain {most.value:.3g} req/s ({most.low:.3g} to {most.high:.3g}), "
+                        f"expected at least {rate:g}: allow more, or relax the SLOs"
+                    )
+            # A fleet's capacity is nearly its size times what one of the last fleet's replicas sustains.
+            guess = math.ceil(ask * rate / runs[ask].interval.value)
+            ask = int(min(max(guess, low + 1), high - 1, max_replicas))
+        chosen = runs[int(high)]
+        chosen.num_replays = replays
+        chosen.target = None
+        chosen.sharpen()
+        found = _finish(chosen, gpu_hour, curve, rate)
+        return replace(found, one_fewer=runs[int(high) - 1].interval if high > 1 else None)
 
 
 class _Run:
@@ -234,23 +236,23 @@ class _Run:
     def __init__(
         self,
         search: Search,
+        pool: Pool,
         precision: float,
         confidence: float,
         most: int,
-        jobs: int,
         progress: Progress | None,
         target: float | None = None,
         num_replays: int = 0,
     ) -> None:
-        self.search, self.precision, self.confidence, self.most = search, precision, confidence, most
+        self.search, self.pool = search, pool
+        self.precision, self.confidence, self.most = precision, confidence, most
         self.target = target  # a rate: whether the capacity lies above or below it is all that is asked
         self.found: list[Found] = []
         self.num_replays = num_replays
         self._progress = progress
-        self.pool = Parallel(n_jobs=jobs, return_as="generator")
         try:
             self.tell()
-            self.centre, used = _pilot(search)
+            [(self.centre, used)] = pool.map(_pilot, [search])
             self.num_replays += used
             self.width = 2 * PILOT_SHARPNESS
             self._add(min(FIRST, most))
@@ -278,7 +280,7 @@ class _Run:
 
     def interrupt(self) -> Interrupted:
         """What is known so far, without a curve."""
-        return Interrupted(None if len(self.found) < 2 else _result(self, {}, "unknown", ()))
+        return Interrupted(None if len(self.found) < 2 else _result(self, {}, Limit("unknown"), ()))
 
     def tell(self) -> None:
         if self._progress is not None:
@@ -295,30 +297,14 @@ class _Run:
             spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(1, first - 1))
             self.centre, self.width = math.exp(mean), max(spread, self.precision / 2)
             sharp = max(self.precision, spread) * SHARPNESS
-        calls = (
-            partial(_own_capacity, self.search, i, self.centre, self.width, sharp) for i in range(first, first + count)
-        )
-        for found in _each(self.pool, calls):
+        own = partial(_own_capacity, self.search, self.centre, self.width, sharp)
+        for found in self.pool.map(own, range(first, first + count)):
             self.found.append(found)
             self.num_replays += found.num_replays
             self.tell()
 
 
-def _each(pool: Parallel, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
-    """The results in order, as they come."""
-    with deaf_to_interrupts():
-        results = pool(delayed(_call)(call, os.getpid()) for call in calls)
-    yield from results
-
-
-def _call(call: Callable[[], T], owner: int) -> T:
-    if os.getpid() != owner:
-        # Ctrl-C reaches every process of a terminal; the one that the user started ends the others.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return call()
-
-
-def _own_capacity(search: Search, index: int, centre: float, width: float, sharp: float) -> Found:
+def _own_capacity(search: Search, centre: float, width: float, sharp: float, index: int) -> Found:
     """The capacity of one replication, to a relative `sharp`."""
     return find(search.requests(index), search.criteria, centre, width, sharp)
 
@@ -411,13 +397,13 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
     """What limits at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
-        shares, limit = _at_capacity(search, rate)
+        [(shares, limit)] = run.pool.map(partial(_at_capacity, search), [rate])
         run.num_replays += 1
         points = []
         if curve:
-            grid = [(GRID[i] * rate, k) for i in range(len(GRID)) for k in range(GRID_REPLICATIONS)]
+            grid = [(share * rate, k) for share in GRID for k in range(GRID_REPLICATIONS)]
             readings = []
-            for reading in _each(run.pool, (partial(_one, search, k, x) for x, k in grid)):
+            for reading in run.pool.map(partial(_one, search), grid):
                 readings.append(reading)
                 run.num_replays += 1
                 run.tell()
@@ -435,7 +421,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
     return replace(found, asked_rate=asked)
 
 
-def _result(run: _Run, shares: dict[str, float], limit: str, points: tuple[Point, ...]) -> Capacity:
+def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...]) -> Capacity:
     search, profile = run.search, run.search.scenario.loaded_profile()
     criteria = search.criteria
     # The most frequent, the first given of those that tie.
@@ -446,7 +432,8 @@ def _result(run: _Run, shares: dict[str, float], limit: str, points: tuple[Point
         replicas=search.scenario.replicas,
         binding_slo=STABILITY if binding < 0 else criteria[binding].text,
         binding_share=counts[binding] / len(run.found),
-        limited_by=limit,
+        limited_by=limit.name,
+        limiting_setting=limit.setting,
         shares=shares,
         criteria=tuple(c.text for c in criteria),
         bounds={c.text: _shown(c, c.bound) for c in criteria},
@@ -466,7 +453,7 @@ def _result(run: _Run, shares: dict[str, float], limit: str, points: tuple[Point
     )
 
 
-def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], str]:
+def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit]:
     """Where the busy time goes at a rate, and what that says."""
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
     policy, profile = own.parsed_policy(), own.loaded_profile()
@@ -475,11 +462,12 @@ def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], str]:
     if result.interrupted:
         raise KeyboardInterrupt
     found = shares.shares()
-    return found, limited_by(found, result.totals.preemptions / len(requests))
+    return found, limited_by(found, result.totals.preemptions / len(requests), policy, profile)
 
 
-def _one(search: Search, index: int, rate: float) -> Reading:
-    """A replication's reading at one rate."""
+def _one(search: Search, at: tuple[float, int]) -> Reading:
+    """A rate's reading in one replication."""
+    rate, index = at
     return search.requests(index)(rate)
 
 

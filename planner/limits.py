@@ -1,4 +1,4 @@
-"""What limits a replica: where its busy time goes at capacity, or which pool the waiting requests wait for."""
+"""What limits a replica: which pool the waiting requests wait for, or else where its busy time goes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,23 @@ import numpy.typing as npt
 
 from ..engine.engine import Limits
 from ..engine.latency import LatencyModel
+from ..engine.policy import Policy
+from ..profiler.profile import Profile
+from ..sim.twin import limits_of
+
+COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
 FULL = 0.9  # of the KV pool: requests that wait then wait for pages
 WAITED = 0.25  # of the busy time with requests waiting for a pool: the pool limits
 THRASH = 0.01  # preemptions a request
 
-COMPUTE, KV_MEMORY, BATCH, PREFILL, HOST = "compute", "KV memory", "batch limit", "prefill", "host overhead"
+
+@dataclass(frozen=True)
+class Limit:
+    """What limits, and for a pool the setting that makes it as large as it is."""
+
+    name: str  # one of the four above
+    setting: str = ""
 
 
 @dataclass
@@ -24,7 +35,7 @@ class Shares:
     latency: LatencyModel
     limits: Limits
     busy: float = 0.0
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys((COMPUTE, KV_MEMORY, BATCH, PREFILL, HOST), 0))
+    sums: dict[str, float] = field(default_factory=dict)
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
         """Count a batch of the journal's steps."""
@@ -32,33 +43,44 @@ class Shares:
         # What a step takes beyond its work on the device: the launch floor where it binds, and the host's own terms.
         device = np.minimum(device_time(self.latency, steps), took)
         waiting = steps["waiting"] > 0
-        full = steps["pages"] >= FULL * self.limits.num_pages
-        crowded = (steps["running"] >= self.limits.max_batch) & ~full
+        full = waiting & (steps["pages"] >= FULL * self.limits.num_pages)
+        crowded = waiting & (steps["running"] >= self.limits.max_batch) & ~full
+        # A prefill that leaves requests out though there are rows and pages, or a prompt in several forwards: the
+        # token budget. What a larger one would save is what such steps take beyond their tokens' own work.
+        cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
+        fixed = np.clip(took - token_time(self.latency, steps), 0.0, None)
         self.busy += float(took.sum())
         for name, amount in (
-            (COMPUTE, device[~prefill]),
-            (PREFILL, device[prefill]),
-            (HOST, took - device),
-            (KV_MEMORY, took[waiting & full]),
-            (BATCH, took[waiting & crowded]),
+            ("decode", device[~prefill]),
+            ("prefill", device[prefill]),
+            ("host", took - device),
+            ("waiting for pages", took[full]),
+            ("waiting for rows", took[crowded]),
+            ("cut prefills", fixed[cut]),
         ):
-            self.sums[name] += float(amount.sum())
+            self.sums[name] = self.sums.get(name, 0.0) + float(amount.sum())
 
     def shares(self) -> dict[str, float]:
-        """Of the busy time: on the device in decode and in prefill, on the host, and waiting for pages or for a row."""
+        """Of the busy time: on the device in decode and in prefill, on the host, and waiting for each of the pools."""
         return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
 
 
-def limited_by(shares: Mapping[str, float], preemptions: float) -> str:
-    """The resource that limits: a pool that requests wait for, or else where most of the busy time goes.
+def limited_by(shares: Mapping[str, float], preemptions: float, policy: Policy, profile: Profile) -> Limit:
+    """The resource that limits: the pool that requests wait for most, or else where most of the busy time goes.
 
     preemptions: a request.
     """
-    if shares[KV_MEMORY] > WAITED or preemptions > THRASH:
-        return KV_MEMORY
-    if shares[BATCH] > WAITED:
-        return BATCH
-    return max((COMPUTE, PREFILL, HOST), key=lambda name: shares[name])
+    limits = limits_of(policy, profile)
+    pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))
+    if preemptions > THRASH or (pages > WAITED and pages >= max(rows, tokens)):
+        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}")
+    if rows > WAITED and rows >= tokens:
+        return Limit(ACTIVATION, _rows_setting(policy, profile, limits))
+    if tokens > WAITED:
+        budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
+        return Limit(ACTIVATION, f"max_prefill_tokens={budget}")
+    device = shares["decode"] + shares["prefill"]
+    return Limit(COMPUTE if device >= shares["host"] else HOST)
 
 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
@@ -67,11 +89,36 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
     x = steps["tokens"] / n
     knots = np.array(model.knots)
     layers = np.interp(x, knots[:, 0], knots[:, 1]) + model.slope * np.maximum(x - knots[-1, 0], 0)
+    total: npt.NDArray[np.float64] = n * layers + _beside_layers(model, steps)
+    return total
+
+
+def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+    """What each step's tokens and rows would take in a step so large that its fixed costs vanish (s)."""
     total: npt.NDArray[np.float64] = (
-        n * layers
-        + model.attention * steps["sum_q_kv"]
+        model.slope * steps["tokens"] + _beside_layers(model, steps) + model.host_request * steps["batch"]
+    )
+    return total
+
+
+def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+    total: npt.NDArray[np.float64] = (
+        model.attention * steps["sum_q_kv"]
         + model.kv_read * steps["sum_kv"]
         + model.head * steps["head_rows"]
         + model.sample * steps["sampled_rows"]
     )
     return total
+
+
+def _rows_setting(policy: Policy, profile: Profile, limits: Limits) -> str:
+    """Where the bound on running sequences comes from."""
+    batching = policy.batching
+    if batching.max_batch is not None:
+        return f"max_batch={limits.max_batch}"
+    if limits.max_batch == profile.default_max_batch:
+        return f"max_batch={limits.max_batch}, the profile's default"
+    return (
+        f"max_batch={limits.max_batch}, which is max_prefill_tokens={batching.max_prefill_tokens} "
+        f"over block_length={policy.block_length}"
+    )

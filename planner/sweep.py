@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .. import __version__
 from ..engine.errors import DsimError
-from .backend import Outcome, run_cells
+from .backend import Outcome, Pool
 from .grid import Cell, Plan, read_plan
 from .scenario import Scenario
 
@@ -74,18 +74,17 @@ def sweep(
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
     With `out`, each finished cell is on the disk before the next is counted, and a sweep into the same folder runs
-    only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `run_cells`; the results do not depend
-    on them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
+    only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `Pool`; the results do not depend on
+    them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
     Ctrl-C ends the sweep early, with what is done.
     """
     plan = read_plan(config)
-    with _Journal(None if out is None else Path(out), force) as journal:
+    with Pool(backend, jobs, address) as pool, _Journal(None if out is None else Path(out), force) as journal:
         wanted = {cell.key: cell.scenario for cell in plan.cells}
         done = {key: entry for key, entry in journal.entries.items() if key in wanted and not entry.get("again")}
         reused = len(done)
         varied = {cell.key: dict(cell.varied) for cell in plan.cells}
-        work = {key: (__version__, scenario) for key, scenario in wanted.items() if key not in done}
-        outcomes = run_cells(_run, work, backend=backend, jobs=jobs, address=address)
+        outcomes = pool.run(_run, {key: scenario for key, scenario in wanted.items() if key not in done})
         interrupted = False
         try:
             # Only now: a cluster that cannot be reached leaves the folder as it was.
@@ -110,11 +109,8 @@ def sweep(
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted)
 
 
-def _run(work: tuple[str, Scenario]) -> Json:
+def _run(scenario: Scenario) -> Json:
     """One cell, wherever it runs."""
-    version, scenario = work
-    if version != __version__:
-        raise RuntimeError(f"the worker has dsim {__version__} and the sweep {version}, expected the same")
     result = scenario.simulate()
     if result.interrupted:  # the twin answers Ctrl-C with what it has: not what a cell asks for
         raise KeyboardInterrupt

@@ -59,7 +59,8 @@ def facts(found: Json) -> list[tuple[str, str]]:
     lines.append(("Binding SLO", f"{binding} (in {100 * found['binding_share']:.0f}% of replications)"))
     if found["shares"]:
         shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
-        lines.append(("Limited by", f"{found['limited_by']} (of the busy time: {shares})"))
+        setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
+        lines.append(("Limited by", f"{found['limited_by']}{setting} (of the busy time: {shares})"))
     if found["cost"] is not None:
         cost = found["cost"]
         lines.append(

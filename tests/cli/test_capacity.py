@@ -60,7 +60,7 @@ def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
     assert lines[0].startswith("ar,max_batch=1 sustains ")
     assert " at 95% confidence on 1 replica" in lines[0]
     assert any(line.startswith("Binding SLO: mean:e2el=150ms (in ") for line in lines)
-    assert any(line.startswith("Limited by: ") for line in lines)
+    assert any(line.startswith("Limited by: activation budget, max_batch=1 (of the busy time: ") for line in lines)
     assert any(line.startswith("Cost: 2.00 an hour for 1 GPU, ") for line in lines)
     assert "Profile: a100-sdar-8b: estimated, not measured" in lines
     assert sum("meets all" in line for line in lines) >= 3
@@ -88,7 +88,10 @@ def test_a_rate_asks_for_replicas() -> None:
         (["--rate", "-1"], "rate is -1.0 req/s, expected above 0 and finite"),
         (["--rate", "3", "--replicas", "2"], "--rate is 3 and --replicas is 2, expected one"),
         (["--max-replicas", "2"], "--max-replicas is 2, expected a --rate with it"),
-        (["--jobs", "0"], "--jobs is 0, expected -1 or at least 1"),
+        (["--jobs", "0"], "jobs is 0, expected at least 1"),
+        (["--backend", "dask"], "backend is dask, expected one of: local, ray"),
+        (["--address", "127.0.0.2:1"], "address is 127.0.0.2:1 and backend is local, expected ray"),
+        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
         (["--slo", "mean:e2el=1us", "--jobs", "1"], "SLO 'mean:e2el=1us' holds at no rate: mean of e2el is "),
     ],
 )

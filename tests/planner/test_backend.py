@@ -7,21 +7,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner import sweep
-from dsim.planner.backend import run_cells
+from dsim.planner import Scenario, capacity, fewest_replicas, sweep
+from dsim.planner.backend import Pool, _attempt
 
 CELLS = {f"cell {i}": i for i in range(7)}
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
 
 
 def collect(function: Any, **how: Any) -> list[tuple[str, Any, str | None, bool]]:
-    return sorted((o.key, o.value, o.error, o.refused) for o in run_cells(function, CELLS, **how))
+    with Pool(**how) as pool:
+        return sorted((o.key, o.value, o.error, o.refused) for o in pool.run(function, CELLS))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -61,18 +63,61 @@ def test_a_cell_that_always_kills_its_worker_ends_the_run() -> None:
         collect(dies, jobs=2)
 
 
-def test_results_come_as_they_finish() -> None:
-    def slow_first(cell: int) -> int:
-        time.sleep(2.0 if cell == 0 else 0.0)
+def test_results_come_as_they_finish_and_a_map_s_in_order(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+
+    def last(cell: int) -> int:
+        """The first cell ends after another has."""
+        until = time.monotonic() + 60
+        while cell == 0 and not others.exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        others.touch()
         return cell
 
-    outcomes = run_cells(slow_first, CELLS, jobs=2)
-    assert next(outcomes).key != "cell 0"
-    outcomes.close()
+    with Pool(jobs=2) as pool:
+        assert next(pool.run(last, CELLS)).key != "cell 0"
+    others.unlink()
+    with Pool(jobs=2) as pool:
+        assert list(pool.map(last, range(7))) == list(range(7))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_map_ends_with_the_first_failure(jobs: int) -> None:
+    def fails(cell: int) -> int:
+        if cell == 2:
+            raise DsimError("two is 2, expected another")
+        if cell == 4:
+            raise KeyError("four")
+        return cell
+
+    with Pool(jobs=jobs) as pool:
+        given = []
+        with pytest.raises(DsimError, match="two is 2, expected another"):
+            given.extend(pool.map(fails, range(5)))
+        with pytest.raises(RuntimeError, match=r"in a worker:\nTraceback(.|\n)*KeyError: 'four'"):
+            given.extend(pool.map(fails, [0, 4]))
+    assert given == [0, 1, 0]
+
+
+def test_a_worker_of_another_dsim_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What travels is this machine's version; here the worker is this process, and finds its own to differ.
+    monkeypatch.setattr("dsim.planner.backend._attempt", partial(_as_of_another, _attempt))
+    with Pool(jobs=1) as pool:
+        [outcome] = pool.run(abs, {"x": -1})
+    assert outcome.error is not None
+    assert outcome.error.startswith("the worker has dsim ")
+    assert outcome.error.endswith(" and this machine 0.0.0, expected the same")
+    assert not outcome.refused  # with the same dsim it may run
+
+
+def _as_of_another(attempt: Any, function: Any, _version: str, key: str, cell: int) -> Any:
+    return attempt(function, "0.0.0", key, cell)
 
 
 def test_no_cells_need_no_cluster() -> None:
-    assert list(run_cells(abs, {}, backend="ray", address="127.0.0.1:1")) == []
+    with Pool("ray", address="127.0.0.1:1") as pool:
+        assert list(pool.run(abs, {})) == []
 
 
 @pytest.mark.parametrize(
@@ -87,8 +132,8 @@ def test_no_cells_need_no_cluster() -> None:
     ],
 )
 def test_a_wrong_setting_is_one_line_before_any_cell(how: dict[str, Any], message: str) -> None:
-    with pytest.raises(DsimError) as error:
-        run_cells(abs, CELLS, **how)
+    with pytest.raises(DsimError) as error, Pool(**how) as pool:
+        pool.run(abs, CELLS)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
@@ -98,15 +143,21 @@ def test_what_answers_and_is_no_cluster_is_told_in_bounded_time(monkeypatch: pyt
     with socket.create_server((LOOPBACK, 0)) as deaf:
         address = f"{LOOPBACK}:{deaf.getsockname()[1]}"
         began = time.monotonic()
-        with pytest.raises(DsimError, match="answers, but not as a Ray cluster within 3 s"):
-            run_cells(abs, CELLS, backend="ray", address=address)
+        with (
+            pytest.raises(DsimError, match="answers, but not as a Ray cluster within 3 s"),
+            Pool("ray", address=address) as pool,
+        ):
+            pool.run(abs, CELLS)
     assert time.monotonic() - began < 10
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(DsimError, match=r"Ray is not installed: pip install 'dsim\[cluster\]'"):
-        run_cells(abs, CELLS, backend="ray", address="127.0.0.1:6379")
+    with (
+        pytest.raises(DsimError, match=r"Ray is not installed: pip install 'dsim\[cluster\]'"),
+        Pool("ray", address="127.0.0.1:6379") as pool,
+    ):
+        pool.run(abs, CELLS)
 
 
 class TwoWorkers:
@@ -116,7 +167,7 @@ class TwoWorkers:
         from ray.cluster_utils import Cluster
 
         common = {"node_ip_address": LOOPBACK, "object_store_memory": 80 * 2**20}
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": str(folder), **common}
+        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": str(folder / "ray"), **common}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
         self.workers = [self.cluster.add_node(num_cpus=1, **common) for _ in range(2)]
@@ -133,11 +184,25 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # sockets want a short path
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        (Path(folder) / "ray").mkdir()
         cluster = TwoWorkers(Path(folder))
         try:
             yield cluster
         finally:
             cluster.cluster.shutdown()
+
+
+def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) -> None:
+    # A queue of one prefill step a request: cheap to replay.
+    queue = Scenario(
+        "azure-conv", policy="ar,max_batch=1", arrival="poisson", lengths="fixed:512,1", slos=("mean:e2el=150ms",)
+    )
+    how: dict[str, Any] = {"num_requests": 150, "precision": 0.5}
+    there = capacity(queue, backend="ray", address=cluster.address, **how)
+    assert there == capacity(queue, jobs=1, **how)
+    fleet = fewest_replicas(queue, 12.0, backend="ray", address=cluster.address, **how)
+    assert fleet == fewest_replicas(queue, 12.0, jobs=1, **how)
 
 
 def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(

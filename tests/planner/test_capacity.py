@@ -12,8 +12,9 @@ import pytest
 
 import dsim.planner as planner
 from dsim.engine.errors import DsimError
+from dsim.engine.policy import parse
 from dsim.planner.capacity import Interrupted, Search, capacity, fewest_replicas, find
-from dsim.planner.limits import device_time, limited_by
+from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of, replication
 from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import load, save
@@ -74,7 +75,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "requests", lambda self, index: lindley(self)(index))
     # Not by its dotted name: in the package, `capacity` is the function.
     module = sys.modules[Search.__module__]
-    monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"compute": 1.0}, "compute"))
+    monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"decode": 1.0}, Limit("compute")))
 
 
 def quick(scenario: Scenario, **options: Any) -> planner.Capacity:
@@ -86,7 +87,8 @@ def test_the_capacity_of_the_twin_is_the_closed_form_of_m_d_1(md1: Scenario) -> 
     assert found.rate.low < md1_capacity(2.0) < found.rate.high
     assert found.precise
     assert found.binding_slo == MEAN
-    assert found.limited_by in ("batch limit", "prefill")
+    assert found.limited_by == "activation budget"
+    assert found.limiting_setting == "max_batch=1"
     assert found.estimated
 
 
@@ -117,7 +119,7 @@ def test_a_flood_that_no_bound_stops_is_limited_by_stability(md1: Scenario) -> N
     # The server saturates at 1 req/s; the bound holds up to 0.99.
     assert found.binding_slo == "stability"
     assert found.rate.value == pytest.approx(1.0, rel=0.08)
-    assert found.limited_by == "batch limit"
+    assert found.limited_by == "activation budget"
 
 
 def test_the_same_seed_gives_the_same_numbers_whatever_the_jobs(md1: Scenario) -> None:
@@ -282,13 +284,76 @@ def test_an_interrupt_tells_what_is_known(md1: Scenario) -> None:
     assert len(some.value.found.replications) == 4
 
 
+EAGER, GRAPHS = "a100-sdar-8b", "a100-sdar-8b-graphs"
+
+
+@pytest.mark.parametrize(
+    ("profile", "lengths", "slo", "policy", "more", "limit", "setting"),
+    [
+        (EAGER, "fixed:1000,1", "p90:ttft=4s", "chunk:8", "device", "compute", ""),
+        (EAGER, "fixed:200,64", "p90:e2el=1800ms", "chunk:8", "launch", "host overhead", ""),
+        (GRAPHS, "fixed:200,64", "p90:e2el=8s", "chunk:8,num_pages=40", "num_pages=160", "KV memory", "num_pages=40"),
+        (GRAPHS, "fixed:200,64", "p90:e2el=8s", "chunk:8,max_batch=4", "max_batch=8",
+         "activation budget", "max_batch=4"),
+        (EAGER, "fixed:100,1", "p90:ttft=4s", "chunk:8,max_batch=64,max_prefill_tokens=128", "max_prefill_tokens=512",
+         "activation budget", "max_prefill_tokens=128"),
+    ],
+)  # fmt: skip
+def test_more_of_what_limits_is_more_capacity(
+    tmp_path: Path, profile: str, lengths: str, slo: str, policy: str, more: str, limit: str, setting: str
+) -> None:
+    base = Scenario("azure-conv", policy, profile, arrival="poisson", lengths=lengths, slos=(slo,))
+    found = quick(base, num_requests=300, precision=0.4)
+    assert (found.limited_by, found.limiting_setting) == (limit, setting)
+    if "=" in more:
+        field = more.partition("=")[0]
+        kept = [item for item in policy.split(",") if not item.startswith(field)]
+        relaxed = dataclasses.replace(base, policy=",".join([*kept, more]))
+    else:
+        own = load(profile)
+        model = own.latency
+        if more == "launch":
+            faster = dataclasses.replace(model, launch=model.launch / 2)
+        else:
+            knots = tuple((x, y / 2) for x, y in model.knots)
+            halves = {name: getattr(model, name) / 2 for name in ("slope", "attention", "kv_read", "head", "sample")}
+            faster = dataclasses.replace(model, knots=knots, **halves)
+        save(dataclasses.replace(own, name="faster", latency=faster), tmp_path / "faster.json")
+        relaxed = dataclasses.replace(base, profile=str(tmp_path / "faster.json"))
+    assert quick(relaxed, num_requests=300, precision=0.4).rate.value > 1.25 * found.rate.value
+
+
 def test_limits_are_read_from_where_the_time_goes() -> None:
-    shares = dict.fromkeys(("compute", "KV memory", "batch limit", "prefill", "host overhead"), 0.0)
-    assert limited_by(shares | {"compute": 0.6, "host overhead": 0.4}, 0.0) == "compute"
-    assert limited_by(shares | {"compute": 0.3, "host overhead": 0.4, "prefill": 0.3}, 0.0) == "host overhead"
-    assert limited_by(shares | {"prefill": 0.9, "batch limit": 0.5}, 0.0) == "batch limit"
-    assert limited_by(shares | {"prefill": 0.9, "batch limit": 0.5, "KV memory": 0.4}, 0.0) == "KV memory"
-    assert limited_by(shares | {"prefill": 0.9}, 0.2) == "KV memory"
+    policy, profile = parse("chunk:8"), load(EAGER)
+    pools = ("waiting for pages", "waiting for rows", "cut prefills")
+    shares = dict.fromkeys(("decode", "prefill", "host", *pools), 0.0)
+
+    def limit(preemptions: float = 0.0, **given: float) -> str:
+        named = {name.replace("_", " "): share for name, share in given.items()}
+        return limited_by(shares | named, preemptions, policy, profile).name
+
+    assert limit(decode=0.4, prefill=0.15, host=0.45) == "compute"
+    assert limit(decode=0.3, prefill=0.15, host=0.55) == "host overhead"
+    assert limit(decode=0.9, waiting_for_rows=0.5) == "activation budget"
+    assert limit(decode=0.9, waiting_for_rows=0.5, waiting_for_pages=0.6) == "KV memory"
+    assert limit(decode=0.9, waiting_for_rows=0.5, waiting_for_pages=0.4) == "activation budget"
+    assert limit(prefill=0.9, cut_prefills=0.3) == "activation budget"
+    assert limit(prefill=0.9, cut_prefills=0.2) == "compute"
+    assert limit(prefill=0.9, preemptions=0.2) == "KV memory"
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("chunk:8,max_batch=16", "max_batch=16"),
+        ("chunk:8", "max_batch=128, which is max_prefill_tokens=4096 over block_length=32"),
+        ("chunk:8,max_prefill_tokens=16384", "max_batch=384, the profile's default"),
+    ],
+)
+def test_a_bound_on_rows_says_where_it_comes_from(policy: str, says: str) -> None:
+    shares = dict.fromkeys(("decode", "prefill", "host", "waiting for pages", "cut prefills"), 0.0)
+    found = limited_by(shares | {"waiting for rows": 0.9}, 0.0, parse(policy), load(EAGER))
+    assert (found.name, found.setting) == ("activation budget", says)
 
 
 def test_the_devices_time_is_the_latency_models_less_the_hosts() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.planner import Scenario, sweep
+from dsim.planner.backend import Pool
 from dsim.planner.grid import key_of, read_plan
 from dsim.profiler.profile import load, save
 from dsim.report.metrics import Summary
@@ -354,14 +355,13 @@ def test_an_unreachable_cluster_leaves_the_folder_as_it_was(tmp_path: Path) -> N
 
 def test_a_backend_that_gives_up_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
-    module = sys.modules["dsim.planner.sweep"]
-    plain = module.run_cells
+    plain = Pool.run
 
-    def gives_up(*arguments: Any, **how: Any) -> Iterator[Any]:
-        yield next(plain(*arguments, **how))
+    def gives_up(*arguments: Any) -> Iterator[Any]:
+        yield next(plain(*arguments))
         raise DsimError("the cluster is gone")
 
-    monkeypatch.setattr(module, "run_cells", gives_up)
+    monkeypatch.setattr(Pool, "run", gives_up)
     with pytest.raises(DsimError) as error:
         sweep(config, tmp_path / "out", jobs=1)
     told = "the cluster is gone; 1 of 3 cells are finished and kept: the same command goes on"
