@@ -574,6 +574,8 @@ class Engine:
     def _account(self, plan: StepPlan, outcome: StepOutcome) -> None:
         totals, latency = self.totals, outcome.latency
         totals.page_time += plan.pages * latency
+        if outcome.device == outcome.device:  # not NaN: someone measured it
+            totals.host.add(max(0.0, latency - outcome.device))
         totals.max_waiting = max(totals.max_waiting, plan.waiting)
         t = self.table
         num = outcome.committed.sum(axis=1)

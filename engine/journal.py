@@ -79,6 +79,7 @@ class StepTotals:
 
     step_latency: TimeHistogram = field(default_factory=TimeHistogram)  # decode steps
     itl: TimeHistogram = field(default_factory=TimeHistogram)  # gaps between a request's emissions
+    host: TimeHistogram = field(default_factory=TimeHistogram)  # latency less the device's time, where it was measured
     batch: CountHistogram = field(default_factory=CountHistogram)  # rows of decode steps
     chunk: CountHistogram = field(default_factory=CountHistogram)  # chunk of decode steps
     num_decode_steps: int = 0
@@ -96,7 +97,7 @@ class StepTotals:
 
     def merge(self, other: "StepTotals") -> None:
         """Add another replica's totals to these."""
-        for name in ("step_latency", "itl", "batch", "chunk"):
+        for name in ("step_latency", "itl", "host", "batch", "chunk"):
             getattr(self, name).merge(getattr(other, name))
         for name in (
             "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "tokens", "committed",

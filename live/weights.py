@@ -34,6 +34,11 @@ def load(model: str, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
     return random_model(PRESETS[model], device, dtype, seed)
 
 
+def is_trained(model: str) -> bool:
+    """Whether the weights mean something: a directory's do, and the shipped model's; a preset's are random."""
+    return model == "tiny" or Path(model).is_dir()
+
+
 def config_of(model: str) -> ModelConfig:
     """The dimensions of a preset's name or of a directory, read without its weights."""
     if model != "tiny" and model in PRESETS and not Path(model).is_dir():

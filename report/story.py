@@ -56,6 +56,8 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         if "arrival" in trace:
             parts.append(f"arrivals: {trace['arrival']}")
         lines.append(("Trace", ", ".join(part for part in parts if part)))
+    if manifest.get("driver") == "live":
+        lines.append(("Measured on", _device(manifest)))
     if "profile" in manifest:
         lines.append(("Profile", _profile(manifest)))
     lines += [("Commit model", text) for text in dict.fromkeys(map(_commit, manifest.get("commit_models", [])))]
@@ -78,7 +80,7 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
 
 def estimated(manifest: Manifest) -> bool:
     """Whether the profile was derived or calibrated; so it is unless the profile says that it was measured."""
-    return bool(manifest.get("profile", {}).get("estimated", True))
+    return manifest.get("driver") != "live" and bool(manifest.get("profile", {}).get("estimated", True))
 
 
 def notes(manifest: Manifest) -> list[str]:
@@ -119,6 +121,17 @@ def _rejections(policies: Sequence[Json]) -> list[str]:
         "context limit"
         for name, p in who
     ]
+
+
+def _device(manifest: Manifest) -> str:
+    live = manifest.get("live", {})
+    about = ", ".join(str(live[key]) for key in ("device", "model", "dtype") if live.get(key))
+    decided = {"model": "the weights decide what commits", "twin": "the profile's draws decide what commits"}
+    host = [f"{name} {number(ms['p50'])} ms" for name, ms in live.get("host_ms", {}).items()]
+    return (
+        f"{about}; {decided.get(manifest.get('commits', ''), 'what commits is not said')}"
+        + (f"; host's time a step beside the device's: {', '.join(host)}" if host else "")
+    )
 
 
 def _profile(manifest: Manifest) -> str:

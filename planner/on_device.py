@@ -1,0 +1,102 @@
+"""A scenario on a device instead of in the twin: the same policy, requests and report, with measured steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..engine.commits import CommitDraws
+from ..engine.errors import DsimError, PolicyError
+from ..engine.granularity import ElasticChunk
+from ..profiler.profile import Profile
+from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, limits_of, limits_on
+from ..traces import Trace
+from .scenario import Scenario
+
+if TYPE_CHECKING:
+    from ..profiler.measure import Loaded
+
+COMMITS = ("model", "twin")
+
+
+def run_on_device(
+    scenario: Scenario,
+    loaded: Loaded,
+    profile: Profile | None,
+    requests: Trace,
+    *,
+    commits: str,
+    prompts: str | None = None,
+    append: Append | None = None,
+    progress: Progress | None = None,
+) -> tuple[Result, Exception | None]:
+    """Serve the requests in real time on one replica; what became of them, and what ended the run early if anything.
+
+    commits: "model", the weights decide what commits, or "twin", the profile's keyed draws do. prompts: what the
+    requests ask (live/prompts.py); random tokens by default. A profile is needed for the twin's draws and for an
+    elastic chunk. Raises DsimError where the two do not fit together.
+    """
+    from ..live.prompts import prompts_from, random_prompts, read_tokens  # imported here: they load PyTorch
+    from ..live.session import run
+
+    config = loaded.model.config
+    policy = scenario.parsed_policy()
+    check_live(scenario, loaded, profile, commits)
+    memory, device = loaded.memory, loaded.device.name
+    limits = limits_on(policy, memory, device, config.context_limit) if profile is None else limits_of(policy, profile)
+    check_fit(requests, limits, policy)
+    model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
+    draws = None
+    if model is not None:
+        width = policy.block_length * (2 if policy.obs else 1)
+        draws = CommitDraws(model, scenario.seed, requests.input_length, requests.output_length, width)
+    if prompts is None:
+        ask = random_prompts(config, scenario.seed)
+    else:
+        ask = prompts_from(read_tokens(prompts, loaded.name, config), scenario.seed)
+    order = np.argsort(requests.arrival, kind="stable")
+    done = run(
+        loaded.model,
+        policy,
+        limits,
+        [requests.request(int(i)) for i in order],
+        ask,
+        draws=draws,
+        latency=None if profile is None else profile.latency,
+        emit=scenario.emit,
+        append=append,
+        progress=progress,
+    )
+    result = Result(policy, done.limits, model, done.table, done.totals, done.seconds, done.interrupted)
+    return result, done.failure
+
+
+def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
+    """DsimError unless the scenario can run on the device: told before anything is measured."""
+    from ..profiler.measure import check_same_model
+
+    policy = scenario.parsed_policy()
+    config = loaded.model.config
+    if commits not in COMMITS:
+        raise DsimError(f"commits is {commits}, expected one of: {', '.join(COMMITS)}")
+    if commits == "twin" and profile is None:
+        raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
+    if commits == "model" and not loaded.trained:
+        raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
+    if isinstance(policy.granularity, ElasticChunk) and profile is None:
+        raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
+    if commits == "model" and not policy.autoregressive and policy.block_length > config.block_length:
+        raise PolicyError(
+            f"{policy.name}: block_length is {policy.block_length}, and {config.name} was trained with "
+            f"{config.block_length}: expected at most that"
+        )
+    if scenario.replicas != 1:
+        raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
+    if profile is not None:
+        check_same_model(profile, config)
+        if commits == "twin":
+            commit_model_of(policy, profile, scenario.workload)
+
+
