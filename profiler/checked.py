@@ -72,6 +72,22 @@ class Section:
         values = self.items(key)
         return [Section(self.path, f"{self._key(key)}[{i}]", value, keys) for i, value in enumerate(values)]
 
+    def free(self, key: str) -> "Section":
+        """The object under `key`, whatever its keys are."""
+        given = self.values[key]
+        return self.section(key, tuple(given) if isinstance(given, dict) else ())
+
+    def all_numbers(self) -> dict[str, float]:
+        """Every value, each a number and at least 0."""
+        return {key: self.number(key) for key in self.values}
+
+    def all_plain(self) -> dict[str, str | int | float | bool | None]:
+        """Every value, each a text, a number, true, false or null."""
+        for key, value in self.values.items():
+            if not isinstance(value, str | int | float | bool | None):
+                raise self.error(key, value, "a text, a number, true, false or null")
+        return dict(self.values)
+
     def part(self, values: dict[str, object]) -> "Section":
         """A section of other values under the same name: the elements of a list, say."""
         return Section(self.path, self.name, values, tuple(values))

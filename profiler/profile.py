@@ -1,9 +1,11 @@
 """The profile: what a step costs and what it yields, for one device, model and implementation, and its JSON file."""
 
+import math
 import os
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from ..engine.commits import CommitModel, choose
 from ..engine.errors import ProfileError
@@ -13,13 +15,15 @@ from .hardware import default_max_batch
 from .models import Experts, ModelShape
 
 SCHEMA = "dsim-profile"
-VERSION = 1
+VERSION = 2
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence")
 REGIMES = ("memory-bound", "transition", "compute-bound")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
 MIN_PAGES = 16
+
+Setting = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,31 @@ class Device:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Errors on points that a latency model was not fitted to: |predicted / measured - 1|."""
+
+    num_points: int
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True)
 class Fit:
-    """Where a latency model holds and how far to trust it."""
+    """Where a latency model holds and how far to trust it. What only a measurement knows is None without one."""
 
     domain: tuple[float, float]  # tokens: the fewest and the most that a step was measured, or is trusted, at
     regimes: tuple[str, ...]  # one for each knot: of the piece that begins there
     residual: float | None  # root mean square of (predicted - measured) / measured; None where nothing was measured
     standard_errors: dict[str, float] | None  # by latency coefficient
     relative_uncertainty: float | None  # of an estimate, as stated by whoever made it
+    num_points: int | None = None  # fitted; each the median of its repeats
+    held_out: HeldOut | None = None
+    domains: dict[str, tuple[float, float]] | None = None  # fewest and most measured, by feature
+    noise: float | None = None  # relative standard deviation of a point's repeats, the median over points
+    drift: float | None = None  # relative change of repeated points from the first measurement to the last
+    unidentified: tuple[str, ...] = ()  # coefficients that the measured steps say nothing about, left at 0
+    valid: bool | None = None  # whether the fit believes itself
+    doubts: tuple[str, ...] = ()  # why not, a line each
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,49 @@ class Provenance:
     seed: int | None = None
     torch: str | None = None  # the versions it was measured with
     driver: str | None = None
+    clocks: str | None = None  # of the device while it was measured
+    prompts: str | None = None  # what the commit logs were taken on
+    settings: dict[str, Setting] = field(default_factory=dict)  # unmasking strategy, dtype, graphs, page size ...
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One figure of held-out commit logs beside what the commit model says of it."""
+
+    name: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True)
+class CommitFit:
+    """How well the profile's commit model of these four keys predicts requests it was not fitted to."""
+
+    workload: str
+    block_length: int
+    threshold: float
+    temperature: float | None
+    num_requests: int  # fitted
+    num_steps: int  # of those, each a sequence's denoise step
+    num_held_out: int  # requests
+    standard_errors: dict[str, float]  # of the spreads, the stage's gain and the common log-odds
+    predictions: tuple[Prediction, ...]
+    valid: bool
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FocusDeltas:
+    """Importance deltas (FOCUS) of the tokens that a step could decode, and of those that it could not."""
+
+    decodable_mean: float
+    decodable_std: float
+    undecodable_mean: float
+    undecodable_std: float
 
 
 @dataclass(frozen=True)
@@ -103,6 +167,8 @@ class Profile:
     memory: MemoryModel
     commits: tuple[CommitModel, ...]  # the first one's workload is the default
     provenance: Provenance
+    commit_fits: tuple[CommitFit, ...] = ()  # of the commit models that were fitted to logs
+    focus: FocusDeltas | None = None
 
     @property
     def is_estimate(self) -> bool:
@@ -115,6 +181,12 @@ class Profile:
     @property
     def workloads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(m.workload for m in self.commits))
+
+    def commit_fit(self, model: CommitModel) -> CommitFit | None:
+        """How well one of the profile's commit models was fitted; None for a published one."""
+        wanted = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
+        fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
+        return next(fits, None)
 
     @property
     def default_max_batch(self) -> int:
@@ -185,6 +257,8 @@ def from_json(data: object, path: str) -> Profile:
             f"{path} is a {SCHEMA} of version {version}, this dsim reads up to {VERSION}: upgrade dsim, "
             f"or make the profile again with this one"
         )
+    if version == 1:
+        data = _of_version_1(data)
     top = Section(path, "", data, ("schema", "version", *(f for f in _names(Profile) if f != "fit")))
     latency = top.section("latency", _names(LatencyModel) + _names(Fit))
     return Profile(
@@ -200,7 +274,26 @@ def from_json(data: object, path: str) -> Profile:
         memory=_memory(top.section("memory", _names(MemoryModel))),
         commits=tuple(_commits(s) for s in top.sections("commits", _names(CommitModel))),
         provenance=_provenance(top.section("provenance", _names(Provenance))),
+        commit_fits=tuple(_commit_fit(s) for s in top.sections("commit_fits", _names(CommitFit))),
+        focus=None if top.is_null("focus") else _focus(top.section("focus", _names(FocusDeltas))),
     )
+
+
+def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    """A file of version 1 with what version 2 added, as a profile has it where nobody said."""
+    new: dict[str, dict[str, object]] = {
+        "": {"commit_fits": [], "focus": None},
+        "latency": {
+            "num_points": None, "held_out": None, "domains": None, "noise": None, "drift": None, "unidentified": [],
+            "valid": None, "doubts": [],
+        },
+        "provenance": {"clocks": None, "prompts": None, "settings": {}},
+    }  # fmt: skip
+    data = {**data, **new[""]}
+    for part in ("latency", "provenance"):
+        if isinstance(data.get(part), dict):
+            data[part] = {**data[part], **new[part]}
+    return data
 
 
 def gb(num_bytes: float) -> str:
@@ -261,16 +354,37 @@ def _fit(s: Section) -> Fit:
         raise s.error("domain[1]", high, f"at least domain[0], {low:g}")
     errors = None
     if not s.is_null("standard_errors"):
-        given = s.values["standard_errors"]
-        part = s.section("standard_errors", tuple(given) if isinstance(given, dict) else ())
-        errors = {key: part.number(key) for key in part.values}
+        errors = s.free("standard_errors").all_numbers()
     return Fit(
         domain=(low, high),
         regimes=tuple(s.texts("regimes", REGIMES, length=len(s.items("knots")))),
         residual=None if s.is_null("residual") else s.number("residual"),
         standard_errors=errors,
         relative_uncertainty=None if s.is_null("relative_uncertainty") else s.number("relative_uncertainty"),
+        num_points=None if s.is_null("num_points") else s.integer("num_points", 1),
+        held_out=None if s.is_null("held_out") else _held_out(s.section("held_out", _names(HeldOut))),
+        domains=None if s.is_null("domains") else _domains(s),
+        noise=None if s.is_null("noise") else s.number("noise"),
+        drift=None if s.is_null("drift") else s.number("drift", -1.0),
+        unidentified=tuple(s.texts("unidentified")),
+        valid=None if s.is_null("valid") else s.flag("valid"),
+        doubts=tuple(s.texts("doubts")),
     )
+
+
+def _held_out(s: Section) -> HeldOut:
+    return HeldOut(s.integer("num_points", 1), s.number("median"), s.number("p95"))
+
+
+def _domains(s: Section) -> dict[str, tuple[float, float]]:
+    part = s.free("domains")
+    domains = {}
+    for key in part.values:
+        low, high = part.numbers(key, length=2)
+        if high < low:
+            raise part.error(f"{key}[1]", high, f"at least {key}[0], {low:g}")
+        domains[key] = (low, high)
+    return domains
 
 
 def _memory(s: Section) -> MemoryModel:
@@ -310,7 +424,37 @@ def _provenance(s: Section) -> Provenance:
         seed=None if s.is_null("seed") else s.integer("seed"),
         torch=None if s.is_null("torch") else s.text("torch"),
         driver=None if s.is_null("driver") else s.text("driver"),
+        clocks=None if s.is_null("clocks") else s.text("clocks"),
+        prompts=None if s.is_null("prompts") else s.text("prompts"),
+        settings=s.free("settings").all_plain(),
     )
+
+
+def _commit_fit(s: Section) -> CommitFit:
+    return CommitFit(
+        workload=s.text("workload"),
+        block_length=s.integer("block_length", 1),
+        threshold=s.number("threshold", 0.0, 1.0),
+        temperature=None if s.is_null("temperature") else s.number("temperature"),
+        num_requests=s.integer("num_requests", 1),
+        num_steps=s.integer("num_steps", 1),
+        num_held_out=s.integer("num_held_out"),
+        standard_errors=s.free("standard_errors").all_numbers(),
+        predictions=tuple(
+            Prediction(p.text("name"), p.number("measured"), p.number("predicted"))
+            for p in s.sections("predictions", _names(Prediction))
+        ),
+        valid=s.flag("valid"),
+        doubts=tuple(s.texts("doubts")),
+    )
+
+
+def _focus(s: Section) -> FocusDeltas:
+    least = -math.inf  # a delta may be negative
+    return FocusDeltas(
+        s.number("decodable_mean", least), s.number("decodable_std"),
+        s.number("undecodable_mean", least), s.number("undecodable_std"),
+    )  # fmt: skip
 
 
 def _names(of: type) -> tuple[str, ...]:

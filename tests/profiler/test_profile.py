@@ -81,15 +81,15 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
-    assert refusal(tmp_path, good | {"version": 2}) == (
-        "p.json is a dsim-profile of version 2, this dsim reads up to 1: upgrade dsim, "
+    assert refusal(tmp_path, good | {"version": 3}) == (
+        "p.json is a dsim-profile of version 3, this dsim reads up to 2: upgrade dsim, "
         "or make the profile again with this one"
     )
 
 
 BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
-    (("version",), "1", "p.json: version is '1', expected 1"),
+    (("version",), "1", "p.json: version is '1', expected 2"),
     (("origin",), "guessed", 'p.json: origin is "guessed", expected one of measured, calibrated, roofline'),
     (("family",), 3, "p.json: family is 3, expected a string"),
     (("device",), [1], "p.json: device is a list of 1, expected an object"),

@@ -1,0 +1,98 @@
+"""Measured steps: what each computed and how long it took. Repeats of one step shape make a point, by their median."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.errors import ProfileError
+from ..engine.latency import Features
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+FEATURES = Features._fields
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Measured steps, in the order in which they were taken: one entry a step."""
+
+    features: Floats  # [steps, 8], columns as in Features
+    latency: Floats  # s, host time included
+    device: Floats  # s of `latency` from the device's first work to its last; NaN where nobody measured it
+    group: Ints  # equal for repeats of the same step shape
+
+    def column(self, name: str) -> Floats:
+        """A feature of every step, by its name in Features."""
+        return self.features[:, FEATURES.index(name)]
+
+    def __len__(self) -> int:
+        return len(self.latency)
+
+    def __getitem__(self, keep: "Bools | Ints | slice") -> "Samples":
+        return Samples(*(getattr(self, f.name)[keep] for f in fields(self)))
+
+    def __add__(self, later: "Samples") -> "Samples":
+        """These steps, then those of `later`; a step shape of both is one group."""
+        return samples(
+            np.concatenate([self.features, later.features]),
+            np.concatenate([self.latency, later.latency]),
+            np.concatenate([self.device, later.device]),
+        )
+
+
+def samples(
+    features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None
+) -> Samples:
+    """Measured steps in the order in which they were taken; equal features are repeats of one step shape."""
+    table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
+    taken = np.asarray(latency, np.float64).reshape(-1)
+    within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
+    if not len(table) == len(taken) == len(within):
+        raise ProfileError(f"{len(table)} steps have {len(taken)} latencies and {len(within)} device times")
+    for name, values in (("latency", taken), ("device", within)):
+        bad = np.flatnonzero(~(values > 0) & ~((name == "device") & np.isnan(values)) | np.isinf(values))
+        if len(bad):
+            raise ProfileError(f"step {bad[0]}: {name} is {values[bad[0]]:g} s, expected more than 0")
+    group = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+    return Samples(table, taken, within, np.asarray(group, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Step shapes that were measured, ordered by their features: the median over each one's repeats."""
+
+    features: Floats  # [points, 8]
+    latency: Floats  # s
+    device: Floats  # s; NaN where nobody measured it
+    repeats: Ints
+    spread: Floats  # relative standard deviation of the repeats' latencies; NaN of a single one
+
+    def column(self, name: str) -> Floats:
+        """A feature of every point, by its name in Features."""
+        return self.features[:, FEATURES.index(name)]
+
+    def __len__(self) -> int:
+        return len(self.latency)
+
+    def __getitem__(self, keep: "Bools | Ints") -> "Points":
+        return Points(*(getattr(self, f.name)[keep] for f in fields(self)))
+
+
+def points(taken: Samples) -> Points:
+    """One point for each step shape."""
+    order = np.argsort(taken.group, kind="stable")
+    ends = np.flatnonzero(np.diff(taken.group[order], append=-1)) + 1
+    groups = np.split(order, ends[:-1]) if len(order) else []
+    first = [g[0] for g in groups]
+    spread = [taken.latency[g].std(ddof=1) / taken.latency[g].mean() if len(g) > 1 else np.nan for g in groups]
+    return Points(
+        taken.features[first].reshape(-1, len(FEATURES)),
+        np.array([np.median(taken.latency[g]) for g in groups]),
+        np.array([np.median(taken.device[g]) for g in groups]),
+        np.array([len(g) for g in groups], np.int64),
+        np.array(spread),
+    )
