@@ -85,14 +85,16 @@ def _check_values(
         raise ValueError(f"query_start is {starts}, expected to rise from 0 to the {num_queries} rows of q")
     if num_queries and int(positions.min()) < 0:
         raise ValueError(f"positions holds {int(positions.min())}, expected at least 0")
-    if len(history) and int(history.min()) < 0:
+    if not num_queries:
+        return
+    if int(history.min()) < 0:
         raise ValueError(f"history holds {int(history.min())}, expected at least 0")
     num_listed = torch.zeros_like(history)
     if listed.shape[1]:
         num_listed = (listed * torch.arange(1, listed.shape[1] + 1)).amax(1)
     num_keys = (history + num_listed) * (query_start.diff() > 0)
     capacity = page_table.shape[1] * page_size
-    if len(num_keys) and int(num_keys.max()) > capacity:
+    if int(num_keys.max()) > capacity:
         s = int(num_keys.argmax())
         raise ValueError(f"sequence {s} has {int(num_keys[s])} keys, expected at most the {capacity} of its pages")
     needed = torch.arange(page_table.shape[1]) * page_size < num_keys[:, None]

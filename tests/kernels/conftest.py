@@ -1,8 +1,28 @@
 """Without CUDA the kernels run under Triton's interpreter, which must be asked for before triton is imported."""
 
 import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory_is_never_clean() -> Iterator[None]:
+    """Whatever is allocated without a value holds NaN, or an absurd number: what a kernel forgets to write shows."""
+
+    def dirty(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def allocated(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(torch.nan if tensor.is_floating_point() else 77)
+
+        return allocated
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("empty", "empty_like"):
+            patch.setattr(torch, name, dirty(getattr(torch, name)))
+        yield

@@ -17,12 +17,12 @@ class Place(NamedTuple):
     device: str
 
     @contextmanager
-    def proved(self, operation: str) -> Iterator[None]:
-        """Take this place's path, and hold that it, and it alone, was taken."""
+    def proved(self, *operations: str) -> Iterator[None]:
+        """Take this place's path, and hold that it, and it alone, was taken by these operations and no other."""
         before = taken.copy()
         with use(self.path):
             yield
-        assert set(taken - before) == {(operation, self.path)}
+        assert set(taken - before) == {(operation, self.path) for operation in operations}
 
 
 REFERENCE = Place("reference", "cpu")

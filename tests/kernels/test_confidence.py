@@ -5,9 +5,7 @@ import torch
 
 from dsim.kernels.confidence import confidence, confidence_of_hidden
 
-from .places import REFERENCE, Place
-
-PLACES = [pytest.param(REFERENCE, id="reference")]
+from .places import EVERYWHERE, KERNEL, Place
 
 
 def expected(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -16,7 +14,7 @@ def expected(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, to
     return tokens, (logits.double() / (temperature or 1.0)).softmax(-1).gather(1, tokens[:, None]).squeeze(1)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(0, 7), (1, 1), (3, 63), (5, 1000), (2, 32001)])
 def test_the_token_is_the_arg_max_and_its_probability_that_of_the_soft_max(
@@ -31,7 +29,7 @@ def test_the_token_is_the_arg_max_and_its_probability_that_of_the_soft_max(
     torch.testing.assert_close(probabilities.cpu().double(), probabilities_expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_ties_go_to_the_lowest_index(place: Place, dtype: torch.dtype) -> None:
     # A coarse grid of values: hundreds of tokens share the maximum.
@@ -45,7 +43,20 @@ def test_ties_go_to_the_lowest_index(place: Place, dtype: torch.dtype) -> None:
     torch.testing.assert_close(probabilities.cpu().double(), expected(logits, 1.0)[1], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", KERNEL)
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 99])
+def test_a_row_may_be_split_among_any_number_of_programs(place: Place, num_splits: int) -> None:
+    from dsim.kernels.confidence.kernel import confidence as launch
+
+    logits = torch.randint(-6, 7, (3, 9000), generator=torch.Generator().manual_seed(2)).float()
+    logits[1, :8192] = -torch.inf
+    with place.proved():  # below the launcher
+        tokens, probabilities = launch(logits.to(place.device), 0.5, num_splits=num_splits)
+    assert tokens.tolist() == expected(logits, 0.5)[0].tolist()
+    torch.testing.assert_close(probabilities.cpu().double(), expected(logits, 0.5)[1], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_logits_of_minus_infinity_count_for_nothing_and_a_nan_is_not_hidden(place: Place) -> None:
     logits = torch.zeros(4, 2000)
     logits[0, :1500] = -torch.inf
@@ -59,7 +70,7 @@ def test_logits_of_minus_infinity_count_for_nothing_and_a_nan_is_not_hidden(plac
     assert probabilities[1:3].isnan().all()
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_rows", "num_tokens", "width"), [(0, 5, 8), (1, 1, 16), (7, 63, 24), (33, 1000, 96)])
 def test_the_confidence_of_hidden_states_is_that_of_their_logits(
