@@ -49,6 +49,7 @@ class Manifest(TypedDict, total=False):
     trace: TraceInfo
     profile: ProfileInfo
     commit_models: list[CommitInfo]
+    limits: list[dict[str, Any]]  # what a replica of each policy could hold: `policy`, and Limits' fields
     replicas: int
     router: str
     emit: str

@@ -1,0 +1,135 @@
+"""A recorded run once more, on a fresh engine: what it was built from, and with other latencies or commits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.engine import Engine, Limits
+from ..engine.errors import DsimError
+from ..engine.journal import RequestTable
+from ..engine.policy import Policy, parse
+from ..engine.replay import replay
+from ..engine.request import Request
+from ..engine.step import StepOutcome, StepPlan
+from ..profiler.profile import Profile
+from .compare_commits import Commits
+from .compare_steps import Lists
+from .run import Columns, Run
+
+Tick = Callable[[], None]
+
+
+class Price(Protocol):
+    """What a step takes, in seconds."""
+
+    def __call__(self, plan: StepPlan) -> float: ...
+
+
+@dataclass(frozen=True)
+class World:
+    """What every engine of a run is built from."""
+
+    policy: Policy
+    limits: Limits
+    profile: Profile
+    emit: str
+
+    @property
+    def width(self) -> int:
+        """Columns of a plan's window."""
+        return self.policy.block_length * (2 if self.policy.obs else 1)
+
+
+def world_of(run: Run, name: str, profile: Profile) -> World:
+    """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
+    policy, emit = parse(name), run.info.get("emit", "block").split(" ")[0]
+    for kept in run.info.get("limits", []):
+        if kept["policy"] == name:
+            return World(policy, Limits(**{k: v for k, v in kept.items() if k != "policy"}), profile, emit)
+    summary = next(p for p in run.info["policies"] if p["policy"] == name)
+    num_pages = summary["kv_pages"] // max(1, run.info.get("replicas", 1))
+    batching = policy.batching
+    max_batch = batching.max_batch
+    if max_batch is None:  # as LMDeploy clamps it (block-diffusion.md 1.1)
+        max_batch = min(profile.default_max_batch, max(1, batching.max_prefill_tokens // policy.block_length))
+    budget = batching.max_prefill_tokens
+    if policy.memory.num_pages is None:
+        budget = profile.memory.fit(policy.memory.page_size, max_batch, budget)[1]
+    limits = Limits(num_pages, profile.model.context_limit, max_batch, budget)
+    return World(policy, limits, profile, emit)
+
+
+def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> None:
+    """Replay a journal plan for plan, and take down into `commits` what it committed; a DsimError where it differs."""
+    table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
+    for replica in np.unique(steps["replica"]).tolist():
+        engine = _Watched(world, table, replica)
+        engine.commits = commits
+        for line in replay(engine, replica, requests, steps, lists):
+            raise DsimError(
+                f"{run.folder}: {world.policy.name} does not replay plan for plan with profile {world.profile.name}: "
+                f"{line} (--no-parts compares without a decomposition)"
+            )
+
+
+def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
+    """What becomes of the requests on the twin's clock when steps take `price` and positions commit as in `commits`.
+
+    Each goes to the replica that `requests` says. `tick` is called once a step.
+    """
+    table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
+    for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
+        mine = {name: column[requests["replica"] == replica] for name, column in requests.items()}
+        _serve(_engine(world, table, replica), mine, price, commits, tick)
+    return table.columns
+
+
+def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, tick: Tick) -> None:
+    order = np.lexsort((requests["request"], requests["arrival"]))
+    names = ("request", "arrival", "input_length", "output_length")
+    coming = [Request(*values) for values in zip(*(requests[name][order].tolist() for name in names), strict=True)]
+    now, taken = 0.0, 0
+    while True:
+        while taken < len(coming) and coming[taken].arrival <= now:
+            engine.submit(coming[taken])
+            taken += 1
+        plan = engine.schedule(now)
+        if plan is None:
+            if taken == len(coming):
+                return
+            now = coming[taken].arrival
+            continue
+        outcome = StepOutcome(price(plan), commits.of(plan))
+        now += outcome.latency
+        engine.commit(outcome, now)
+        tick()
+
+
+def _engine(world: World, table: RequestTable, replica: int) -> Engine:
+    return Engine(
+        world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit
+    )  # fmt: skip
+
+
+class _Watched(Engine):
+    """An engine that takes down what it is told has committed."""
+
+    commits: Commits
+
+    def __init__(self, world: World, table: RequestTable, replica: int) -> None:
+        super().__init__(
+            world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit
+        )
+        self._seen: StepPlan | None = None
+
+    def schedule(self, now: float) -> StepPlan | None:
+        self._seen = super().schedule(now)
+        return self._seen
+
+    def commit(self, outcome: StepOutcome, now: float) -> npt.NDArray[np.int32]:
+        assert self._seen is not None
+        self.commits.see(self._seen, outcome.committed)
+        return super().commit(outcome, now)

@@ -1,0 +1,113 @@
+"""Step by step: how far latencies are apart where two runs planned the same steps, and what a profile says of each."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.latency import Features, LatencyModel
+from .compare_errors import Errors, Floats, errors, ks_distance
+from .run import Columns
+
+Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
+
+# What a step computes, whoever waits beside it.
+COMPUTED = ("prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards")
+KINDS = ("decode", "prefill")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The decode or the prefill steps of two runs."""
+
+    num_predicted: int
+    num_measured: int
+    paired: Errors | None  # of the predicted run's steps; None unless both runs planned the same steps
+    priced: Errors | None  # of the profile's price of each measured step; None without a profile
+    ks: float
+    host: float  # s a measured step beyond the device's own time, mean; NaN where nobody measured it
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Two runs' steps."""
+
+    num_same: int  # steps that both planned alike, from the first on, over all replicas
+    same: bool  # all of them, and no others
+    decode: Kind
+    prefill: Kind
+
+
+def compare_steps(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists, latency: LatencyModel | None) -> Steps:
+    """Compare the steps of a predicted run with those of a measured one."""
+    num_same = 0
+    for replica in np.union1d(p["replica"], m["replica"]):
+        num_same += same_plans(*of_replica(p, p_lists, replica), *of_replica(m, m_lists, replica))
+    same = num_same == len(p["step"]) == len(m["step"])
+    priced = None if latency is None else prices(latency, m)
+    kinds = []
+    for prefill in (False, True):
+        mine, theirs = p["prefill"] == prefill, m["prefill"] == prefill
+        a, b = p["latency"][mine], m["latency"][theirs]
+        paired = None
+        if same:
+            # The replicas' steps may lie otherwise in the two files.
+            order = [np.lexsort((steps["step"], steps["replica"])) for steps in (p, m)]
+            x, y = (steps["latency"][o] for steps, o in zip((p, m), order, strict=True))
+            keep = p["prefill"][order[0]] == prefill
+            paired = errors(x[keep], y[keep])
+        by_profile = None if priced is None else errors(priced[theirs], b)
+        host = b - m["device"][theirs]
+        known = host[~np.isnan(host)]
+        mean_host = float(known.mean()) if len(known) else math.nan
+        kinds.append(Kind(len(a), len(b), paired, by_profile, ks_distance(a, b), mean_host))
+    return Steps(num_same, same, *kinds)
+
+
+def prices(latency: LatencyModel, steps: Columns) -> Floats:
+    """What a latency model says of each step by its features, in seconds."""
+    return np.array([latency.step(features) for features in features_of(steps)], np.float64)
+
+
+def features_of(steps: Columns) -> list[Features]:
+    """The features of recorded steps."""
+    names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
+    columns = [steps[name].tolist() for name in names]
+    prefill = np.where(steps["prefill"], steps["tokens"], 0).tolist()
+    return [Features(*values) for values in zip(*columns, prefill, steps["num_forwards"].tolist(), strict=True)]
+
+
+def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lists]:
+    """One replica's steps."""
+    rows = np.flatnonzero(steps["replica"] == replica)
+    if len(rows) == len(steps["replica"]):
+        return steps, lists
+    mine = {}
+    for name, (values, offsets) in lists.items():
+        lengths = np.diff(offsets)[rows]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        # Each step's values, one after another.
+        at = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
+        mine[name] = (values[at], ends)
+    return {name: column[rows] for name, column in steps.items()}, mine
+
+
+def same_plans(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists) -> int:
+    """How many steps of one replica, from the first on, computed the same positions of the same requests."""
+    n = min(len(p["step"]), len(m["step"]))
+    same = np.ones(n, np.bool_)
+    for name in COMPUTED:
+        same &= p[name][:n] == m[name][:n]
+    for name in ("requests", "window"):
+        (_, po), (_, mo) = p_lists[name], m_lists[name]
+        same &= np.diff(po)[:n] == np.diff(mo)[:n]
+    n = int(np.argmin(same)) if not same.all() else n
+    for name in ("requests", "window"):
+        (pv, po), (mv, _) = p_lists[name], m_lists[name]
+        other = np.flatnonzero(pv[: po[n]] != mv[: po[n]])
+        if len(other):
+            n = int(np.searchsorted(po, other[0], side="right")) - 1
+    return n
