@@ -1,0 +1,298 @@
+"""Predicted against measured: runs of the same requests side by side, policy by policy, and what their errors are."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import DsimError
+from ..engine.policy import parse
+from ..profiler.profile import Profile
+from . import compare_errors, compare_ranking
+from .compare_bounds import Bound, Judged, judge
+from .compare_errors import Errors, errors, ks_distance, plain, relative_error
+from .compare_parts import COMPLETED, Parts, parts, per_request
+from .compare_ranking import Verdict, rankings
+from .compare_steps import Steps, compare_steps
+from .metrics import METRICS, Floats
+from .run import Columns, Run
+
+Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
+
+STATS = ("mean", "p50", "p90", "p95", "p99")
+PER_REQUEST = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time")
+DISTRIBUTIONS = (*PER_REQUEST, "step_latency")
+# Numbers of a whole run, in the order of the table: name, its place in a summary.
+TOTALS = {
+    "completed": "completed", "rejected": "rejected", "unfinished": "unfinished", "duration_s": "duration_s",
+    "request_throughput": "request_throughput", "output_throughput": "output_throughput", "goodput": "goodput",
+    "slo_attainment": "slo_attainment", "tokens_per_emission": "tokens_per_emission", "batch": "batch.mean",
+    "chunk": "chunk.mean", "tpf": "tpf", "token_utilization": "token_utilization",
+    "wasted_canvas_tokens": "wasted_canvas_tokens", "num_decode_steps": "num_decode_steps",
+    "num_prefill_steps": "num_prefill_steps", "prefill_time_share": "prefill_time_share", "busy_share": "busy_share",
+    "kv_utilization": "kv_utilization", "preemptions": "preemptions",
+}  # fmt: skip
+DEFINITIONS = compare_errors.DEFINITIONS | compare_ranking.DEFINITIONS
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where a run's numbers come from."""
+
+    folder: str
+    driver: str  # "twin" or "live"
+    device: str
+    model: str
+    profile: str  # its name; empty for a live run that used none
+    estimated: bool  # the profile was derived or calibrated: nobody measured it
+    commits: str  # "twin": a profile's keyed draws; "model": the weights'
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A latency metric of both runs, in its unit, and its error."""
+
+    unit: str
+    predicted: dict[str, float | None]  # by statistic, over all that completed in that run
+    measured: dict[str, float | None]
+    error: dict[str, float]
+    ks: float  # of the requests' values; NaN for step_latency, whose steps are apart
+    requests: Errors | None  # request by request; None where their commits are not paired
+
+
+@dataclass(frozen=True)
+class Total:
+    """A number of a whole run, and its error."""
+
+    unit: str
+    predicted: float | None
+    measured: float | None
+    error: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy in a pair of runs."""
+
+    pair: int  # index
+    policy: str
+    unpaired: str  # why requests are not compared one by one; empty where they are
+    num_both: int  # requests that completed in both runs
+    left_out: dict[str, int]  # requests, by reason
+    metrics: dict[str, Metric]
+    totals: dict[str, Total]
+    steps: Steps
+    parts: Parts | None
+    no_parts: str  # why there is no decomposition; empty where there is
+
+    @property
+    def name(self) -> str:
+        """The policy, and the pair unless it is the first."""
+        return self.policy if self.pair == 0 else f"{self.policy} (pair {self.pair + 1})"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Cells that served the same requests, ranked by each metric."""
+
+    cells: list[str]
+    metrics: dict[str, Verdict]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All of it; the fields are the keys of `--json`."""
+
+    pairs: list[tuple[Side, Side]]
+    cells: list[Cell]
+    overall: dict[str, Errors]  # by metric, over the requests of all paired cells together
+    rankings: list[Ranking]
+    bounds: list[Judged]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints: what is not a number becomes null."""
+        pairs = [{"predicted": asdict(p), "measured": asdict(m)} for p, m in self.pairs]
+        out: dict[str, Any] = plain({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs})
+        return out
+
+
+def compare_runs(
+    pairs: Sequence[tuple[Run, Run]],
+    profiles: Callable[[str], Profile],
+    bounds: Sequence[Bound] = (),
+    *,
+    with_parts: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare pairs of (predicted, measured) runs; a DsimError says where a pair is not of the same requests.
+
+    profiles: a profile by the name that a run gives. with_parts: re-run each policy to decompose its error.
+    """
+    cells: list[Cell] = []
+    notes: list[str] = []
+    relative: dict[str, list[tuple[Floats, Floats]]] = {}
+    served: dict[bytes, list[int]] = {}
+    summaries: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    for i, (p, m) in enumerate(pairs):
+        _check_pair(p, m)
+        shared = [name for name in p.policies if name in m.policies]
+        alone = [name for name in (*p.policies, *m.policies) if name not in shared]
+        if alone:
+            notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
+        for policy in shared:
+            cell, values, traffic = _cell(i, p, m, policy, profiles, with_parts, progress)
+            if not cell.unpaired:
+                for name, sides in values.items():
+                    relative.setdefault(name, []).append(sides)
+            served.setdefault(traffic, []).append(len(cells))
+            cells.append(cell)
+            summaries.append((_summary(p, policy), _summary(m, policy)))
+    rankings_ = []
+    for group in served.values():
+        found = rankings([cells[j].name for j in group], *zip(*(summaries[j] for j in group), strict=True))
+        if found:
+            rankings_.append(Ranking([cells[j].name for j in group], found))
+    overall = {name: errors(*map(np.concatenate, zip(*sides, strict=True))) for name, sides in relative.items()}
+    verdicts = [judge(bound, cell.name, cell.metrics, cell.unpaired) for bound in bounds for cell in cells]
+    return Comparison([(side(p), side(m)) for p, m in pairs], cells, overall, rankings_, verdicts, notes)
+
+
+def side(run: Run) -> Side:
+    """Where a run's numbers come from, by its manifest."""
+    info = run.info
+    profile, live = info.get("profile", {}), info.get("live", {})
+    driver = info.get("driver", "twin")
+    device = live.get("device", profile.get("device", "unknown"))
+    return Side(
+        str(run.folder),
+        driver,
+        str(device),
+        str(live.get("model", profile.get("model", "unknown"))),
+        profile.get("name", ""),
+        bool(profile.get("estimated", True)),
+        info.get("commits", "twin"),
+        bool(info.get("interrupted", False)),
+    )
+
+
+def not_paired(predicted: Run, measured: Run, policy: str) -> str:
+    """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
+    if parse(policy).autoregressive:
+        return ""
+    for run in (predicted, measured):
+        if run.info.get("commits", "twin") == "model":
+            return f"the weights decided the commits of {run.folder}"
+    seeds = [run.info.get("seed") for run in (predicted, measured)]
+    if seeds[0] != seeds[1]:
+        return f"commits were drawn with seed {seeds[0]} and with seed {seeds[1]}"
+    return ""
+
+
+def _cell(
+    pair: int, p: Run, m: Run, policy: str, profiles: Callable[[str], Profile], with_parts: bool,
+    progress: Progress | None,
+) -> tuple[Cell, dict[str, tuple[Floats, Floats]], bytes]:  # fmt: skip
+    requests = p.requests(policy), m.requests(policy)
+    index, left_out, traffic = _shared_requests(p, m, policy, *requests)
+    values = [per_request(columns, index) for columns in requests]
+    both = {name: (values[0][name], values[1][name]) for name in PER_REQUEST}
+    unpaired = not_paired(p, m, policy)
+    summaries = _summary(p, policy), _summary(m, policy)
+    metrics = {}
+    for name in DISTRIBUTIONS:
+        sides = [{stat: s[f"{name}_ms"][stat] for stat in STATS} for s in summaries]
+        metrics[name] = Metric(
+            METRICS[name].unit,
+            sides[0],
+            sides[1],
+            {stat: relative_error(sides[0][stat], sides[1][stat]) for stat in STATS},
+            ks_distance(*both[name]) if name in both else np.nan,
+            errors(*both[name]) if name in both and not unpaired else None,
+        )
+    totals = {}
+    for name, path in TOTALS.items():
+        x, y = (compare_ranking.value(s, path) for s in summaries)
+        if x is not None and y is not None:
+            totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
+    latency, found, why = None, None, "not asked for"
+    if with_parts:
+        why = _no_parts(p, m)
+        if not why:
+            p_profile = profiles(side(p).profile)
+            # A live run whose weights decide may have none.
+            m_profile = profiles(side(m).profile) if side(m).profile else p_profile
+            latency = p_profile.latency
+            tick = None if progress is None else lambda done, total: progress(policy, done, total)
+            found = parts(p, m, policy, p_profile, m_profile, index, tick)
+    steps = compare_steps(p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), latency)
+    cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
+                steps, found, why)  # fmt: skip
+    return cell, both, traffic
+
+
+def _shared_requests(p: Run, m: Run, policy: str, a: Columns, b: Columns) -> tuple[Any, dict[str, int], bytes]:
+    """Indices of the requests that both runs saw after the warm-up, how many were left out and why, and their traffic.
+
+    A DsimError where they are not the same requests.
+    """
+    cut = side(p).interrupted or side(m).interrupted
+    if len(a["request"]) != len(b["request"]) and not cut:
+        raise DsimError(
+            f"{p.folder} holds {len(a['request'])} requests of {policy}, {m.folder} holds {len(b['request'])}: "
+            "expected two runs of the same trace"
+        )
+    index, i, j = np.intersect1d(a["request"], b["request"], return_indices=True)
+    if not len(index):
+        raise DsimError(f"{p.folder} and {m.folder} share no request of {policy}")
+    closed = bool(p.info.get("closed_loop"))
+    for name in ("input_length", "output_length", "arrival"):
+        x, y = a[name][i], b[name][j]
+        if name == "arrival" and closed:
+            continue  # they follow from latencies
+        other = np.flatnonzero(~np.isclose(x, y, rtol=1e-9, atol=1e-9))
+        if len(other):
+            k = other[0]
+            raise DsimError(
+                f"request {index[k]} has {name} {x[k]:g} in {p.folder} and {y[k]:g} in {m.folder}: expected two runs "
+                "of the same trace"
+            )
+    traffic = b"".join(b[name][j].tobytes() for name in ("request", "input_length", "output_length", "arrival"))
+    warm = b["arrival"][j] >= b["arrival"].min() + m.info.get("drop_warmup", 0.0)
+    done = (a["status"][i] == COMPLETED) & (b["status"][j] == COMPLETED)
+    left_out = {
+        "in the warm-up": int((~warm).sum()),
+        "not completed in both": int((warm & ~done).sum()),
+        "not arrived in both": len(a["request"]) + len(b["request"]) - 2 * len(index),
+    }
+    return index[warm].astype(np.int64), left_out, traffic
+
+
+def _check_pair(p: Run, m: Run) -> None:
+    """That a pair of runs can be compared at all."""
+    if side(p).driver == "live" and side(m).driver == "twin":
+        raise DsimError(f"{p.folder} is a live run and {m.folder} a twin's: expected PREDICTED before MEASURED")
+    if not set(p.policies) & set(m.policies):
+        raise DsimError(
+            f"{p.folder} holds policies {', '.join(p.policies)}, {m.folder} holds {', '.join(m.policies)}: "
+            "expected at least one in both"
+        )
+    for key, default in (("emit", "block"), ("replicas", 1), ("closed_loop", False), ("drop_warmup", 0.0)):
+        x, y = (run.info.get(key, default) for run in (p, m))
+        if x != y:
+            raise DsimError(f"{key} is {x} in {p.folder} and {y} in {m.folder}: expected the same in both")
+
+
+def _no_parts(p: Run, m: Run) -> str:
+    """Why an error cannot be decomposed; empty where it can."""
+    if side(p).driver == "live":
+        return f"{p.folder} is a live run: there is no prediction to take apart"
+    if p.info.get("closed_loop"):
+        return "in a closed loop arrivals follow from latencies"
+    return ""
+
+
+def _summary(run: Run, policy: str) -> dict[str, Any]:
+    return next(summary for summary in run.info["policies"] if summary["policy"] == policy)

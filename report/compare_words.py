@@ -1,0 +1,234 @@
+"""A comparison in words and rows, for the terminal and the page: what each side is, and how far they are apart."""
+
+import math
+
+from .compare import DEFINITIONS, PER_REQUEST, STATS, Cell, Comparison, Ranking, Side
+from .compare_errors import Errors
+from .table import number
+
+Table = tuple[list[str], list[list[str]]]  # head, rows
+
+PARTS = {
+    "latency": "latency model",
+    "commits": "commit model",
+    "scheduling": "scheduling",
+}
+
+
+def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
+    """What the two columns of numbers are called: only a device's are measured."""
+    drivers = [side.driver for side in pair]
+    return (
+        ("predicted", "measured")
+        if drivers == ["twin", "live"]
+        else (f"first ({drivers[0]})", f"second ({drivers[1]})")
+    )
+
+
+def about(side: Side) -> str:
+    """What made a run, in words."""
+    what = f"{side.model} on {side.device}"
+    if side.driver == "twin":
+        verdict = "estimated, not measured" if side.estimated else "measured"
+        return f"{side.folder}: the twin, {what}, by profile {side.profile} ({verdict})"
+    commits = "the weights" if side.commits == "model" else f"the draws of profile {side.profile}"
+    return f"{side.folder}: live, {what}; {commits} decide what commits"
+
+
+def warnings(found: Comparison) -> list[str]:
+    """What a reader must know before any number."""
+    lines = []
+    for p, m in found.pairs:
+        if m.driver != "live":
+            lines.append(f"NOT MEASURED: {m.folder} was made by the twin, so both sides are predictions")
+        elif p.driver == "live":
+            lines.append(f"NOT PREDICTED: {p.folder} was measured too, so the error is the device's own noise")
+        lines += [f"INTERRUPTED: {side.folder} was stopped before its end" for side in (p, m) if side.interrupted]
+    for cell in found.cells:
+        if cell.left_out["not completed in both"]:
+            lines.append(
+                f"UNFINISHED {cell.name}: {cell.left_out['not completed in both']:,} requests completed in one run at "
+                "most, and are in no error of requests"
+            )
+        if cell.unpaired:
+            lines.append(f"UNPAIRED {cell.name}: {cell.unpaired}, so only distributions are compared")
+    return lines
+
+
+def answer(found: Comparison) -> str:
+    """The comparison in a sentence or two."""
+    paired = [cell for cell in found.cells if cell.metrics["e2el"].requests is not None]
+    sentences = []
+    if paired:
+        worst = max(paired, key=lambda cell: _known(cell.metrics["e2el"].requests))
+        told = f"A request's e2el is off by {share(_known(found.overall['e2el']))} on average (MAPE)"
+        if len(paired) > 1:
+            told += f", at worst by {share(_known(worst.metrics['e2el'].requests))} ({worst.name})"
+        sentences.append(told + ".")
+    rest = [cell for cell in found.cells if cell not in paired]
+    if rest:
+        worst = max(rest, key=lambda cell: abs(cell.metrics["e2el"].error["mean"]))
+        error = worst.metrics["e2el"].error["mean"]
+        sentences.append(f"Mean e2el of the unpaired is off by at most {share(abs(error))} ({worst.name}).")
+    for ranking in found.rankings:
+        verdict = ranking.metrics.get("mean:e2el")
+        if verdict is not None:
+            right = "right" if verdict.tau == 1 else f"with tau {verdict.tau:.2f}"
+            cost = (
+                f"choosing {verdict.choice} costs {share(verdict.regret)}" if verdict.regret else "the choice is best"
+            )
+            sentences.append(f"The order of {len(ranking.cells)} policies by mean e2el is {right}; {cost}.")
+    return " ".join(sentences)
+
+
+def error_table(found: Comparison, cell: Cell) -> Table:
+    """Means, and the error of every statistic; then the requests' errors where they are paired."""
+    head = [
+        "",
+        "unit",
+        *(f"{name} mean" for name in heads(found.pairs[cell.pair])),
+        *(f"{s} error" for s in STATS),
+        "KS",
+    ]
+    if not cell.unpaired:
+        head += ["MAPE", "median", "p95", "bias", "requests"]
+    rows = []
+    for name, metric in cell.metrics.items():
+        if metric.measured["mean"] is None and metric.predicted["mean"] is None:
+            continue
+        row = [name, metric.unit, number(metric.predicted["mean"]), number(metric.measured["mean"])]
+        row += [signed(metric.error[stat]) for stat in STATS]
+        row.append("" if math.isnan(metric.ks) else f"{metric.ks:.3f}")
+        if metric.requests is not None:
+            e = metric.requests
+            row += [share(e.mape), share(e.median), share(e.p95), signed(e.bias), f"{e.num:,}"]
+        elif not cell.unpaired:
+            row += [""] * 5
+        rows.append(row)
+    return head, rows
+
+
+def full_table(found: Comparison, cell: Cell) -> Table:
+    """Every statistic of every metric, and every number of the whole run."""
+    head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
+    rows = []
+    for name, metric in cell.metrics.items():
+        for stat in STATS:
+            p, m = metric.predicted[stat], metric.measured[stat]
+            if p is not None or m is not None:
+                rows.append([f"{name} {stat}", metric.unit, number(p), number(m), signed(metric.error[stat])])
+    return head, rows + totals_table(found, cell)[1]
+
+
+def totals_table(found: Comparison, cell: Cell) -> Table:
+    """The numbers of the whole run."""
+    head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
+    rows = [
+        [name, t.unit, number(t.predicted), number(t.measured), signed(t.error)]
+        for name, t in cell.totals.items()
+        if t.predicted or t.measured
+    ]
+    return head, rows
+
+
+def parts_table(cell: Cell) -> Table:
+    """What the error of each mean is made of, as shares of the measured mean."""
+    head = ["", "unit", "error", "of measured", *PARTS.values(), "requests"]
+    rows = []
+    if cell.parts is not None:
+        for name in PER_REQUEST:
+            part = cell.parts.metrics.get(name)
+            if part is None or not part.measured:
+                continue
+            shares = [v / part.measured for v in (part.error, part.latency, part.commits, part.scheduling)]
+            rows.append([name, "ms", number(1e3 * part.error), *map(signed, shares), f"{part.num:,}"])
+    return head, rows
+
+
+def ranking_table(ranking: Ranking) -> Table:
+    """What each metric's ranking says."""
+    head = ["", "tau", "the twin's choice", "measured best", "regret"]
+    rows = [
+        [name, "–" if math.isnan(v.tau) else f"{v.tau:.2f}", v.choice, v.best, share(v.regret)]
+        for name, v in ranking.metrics.items()
+    ]
+    return head, rows
+
+
+def step_lines(cell: Cell) -> list[str]:
+    """What the steps say."""
+    steps = cell.steps
+    num = steps.decode.num_measured + steps.prefill.num_measured
+    if steps.same:
+        lines = [f"Both runs planned the same {num:,} steps."]
+    else:
+        lines = [f"Both runs planned the same first {steps.num_same:,} of {num:,} steps, then went apart."]
+    for name, kind in (("decode", steps.decode), ("prefill", steps.prefill)):
+        if not kind.num_measured:
+            continue
+        if kind.paired is not None:
+            lines.append(f"Latency of a {name} step: {_steps(kind.paired)}.")
+        else:
+            lines.append(f"Latency of {name} steps, as distributions: KS {kind.ks:.3f}.")
+        if kind.priced is not None:
+            lines.append(f"The profile's price of a measured {name} step: {_steps(kind.priced)}.")
+        if not math.isnan(kind.host):
+            lines.append(f"Of a measured {name} step, {number(1e3 * kind.host)} ms is not the device's.")
+    return lines
+
+
+def part_lines(cell: Cell) -> list[str]:
+    """How much of the decomposition is looked up, and how much is guessed; or why there is none."""
+    parts = cell.parts
+    if parts is None:
+        return [f"The error is not decomposed: {cell.no_parts}."]
+    return [
+        f"Measured latencies priced {parts.latency_steps:,} re-run steps; {parts.latency_nearest:,} of them were never "
+        "measured and take the correction of the nearest.",
+        f"Recorded commits answered for {parts.commit_rows:,} rows of re-runs; in {parts.commit_forced:,} none was due "
+        f"and the soonest was taken, and {parts.commit_unknown:,} of {parts.commit_masks:,} masks had no record.",
+    ]
+
+
+def definition_lines() -> list[str]:
+    """What the words mean."""
+    return [f"{name}: {text}" for name, text in DEFINITIONS.items()]
+
+
+def left_out_line(cell: Cell) -> str:
+    """Which requests the errors cover."""
+    out = [f"{count:,} {why}" for why, count in cell.left_out.items() if count]
+    line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(out) or 'none'}"
+    lacking = [
+        f"{name} {e.num_missing - cell.left_out['not completed in both']:,} without, {e.num_zero:,} measured as zero"
+        for name, metric in cell.metrics.items()
+        if (e := metric.requests) is not None and (e.num_zero or e.num_missing > cell.left_out["not completed in both"])
+    ]
+    return line + (f"; of {'; of '.join(lacking)}" if lacking else "") + "."
+
+
+def share(value: float) -> str:
+    """A share as a percentage."""
+    if math.isnan(value):
+        return "–"
+    return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.3g} %"
+
+
+def signed(value: float) -> str:
+    """A change as a percentage with its sign."""
+    if math.isnan(value):
+        return "–"
+    size = abs(value)
+    if size < 5e-5:
+        return "0 %"
+    return f"{100 * value:+.2f} %" if size < 0.01 else f"{100 * value:+.1f} %"
+
+
+def _steps(e: Errors) -> str:
+    if not e.num:
+        return "none has a latency"
+    return f"median error {share(e.median)}, p95 {share(e.p95)}, bias {signed(e.bias)} ({e.num:,} steps)"
+
+
+def _known(e: Errors | None) -> float:
+    return -1.0 if e is None or math.isnan(e.mape) else e.mape

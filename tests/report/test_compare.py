@@ -1,0 +1,440 @@
+"""Runs beside runs whose difference is known: the errors are it, and the parts say where it lies."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.engine import Engine
+from dsim.engine.errors import DsimError
+from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import parse
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.live.loop import serve
+from dsim.profiler.profile import Profile
+from dsim.report.compare import Cell, Comparison, compare_runs
+from dsim.report.compare_bounds import Bound
+from dsim.report.compare_files import write
+from dsim.report.files import RunWriter
+from dsim.report.metrics import summarize
+from dsim.report.run import Run, read_run
+from dsim.sim.step_model import StepModel
+from dsim.sim.twin import commit_model_of, limits_of, simulate
+from dsim.traces import Trace
+
+from ..worlds import TOY_MODEL, toy_profile, toy_trace
+
+SMALL = ",max_batch=4,num_pages=64,page_size=8"
+CHUNK = "chunk:2,block_length=4" + SMALL
+LMDEPLOY = "lmdeploy-bd32,block_length=4" + SMALL
+OPTIMUS = "optimus,block_length=4" + SMALL
+AR = "ar" + SMALL
+ALL = (LMDEPLOY, CHUNK, OPTIMUS, AR)
+
+LATENCY = LatencyModel(((0.0, 0.02), (16.0, 0.03)), 0.001, attention=1e-6, host_request=0.001)
+SLOWER = LatencyModel(((0.0, 0.022), (16.0, 0.033)), 0.0011, attention=1.1e-6, host_request=0.0011)
+EAGER = dataclasses.replace(TOY_MODEL, pass_probability=(0.95, 0.8, 0.6, 0.4))
+
+
+def profile(name: str, latency: LatencyModel = LATENCY, commits: CommitModel = TOY_MODEL) -> Profile:
+    return dataclasses.replace(toy_profile(commits, latency), name=name)
+
+
+PROFILES = {
+    p.name: p
+    for p in (
+        profile("twin"),
+        profile("slower", SLOWER),
+        profile("eager", commits=EAGER),
+        profile("both", SLOWER, EAGER),
+    )
+}
+
+
+def traffic(n: int = 40, seed: int = 0, gap: float = 0.3) -> Trace:
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(gap, n))
+    return toy_trace(arrival - arrival[0], rng.integers(1, 50, n), rng.integers(2, 40, n))
+
+
+def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model: Profile, **manifest: Any) -> None:
+    replicas = manifest.get("replicas", 1)
+    summaries = []
+    for policy, (table, totals) in policies.items():
+        columns = {name: column[table["replica"] >= 0] for name, column in table.items()}
+        writer.requests(policy, columns)
+        summaries.append(summarize(policy, columns, totals, replicas=replicas).to_json())
+    about = {"name": model.name, "device": "toy", "model": "toy", "estimated": True}
+    writer.finish({"profile": about, "seed": 0, "emit": "block", "replicas": 1, **manifest, "policies": summaries})
+
+
+def twin(
+    folder: Path, name: str = "twin", *, policies: tuple[str, ...] = (CHUNK,), trace: Trace | None = None,
+    seed: int = 0, replicas: int = 1, **manifest: Any,
+) -> Run:  # fmt: skip
+    done = {}
+    with RunWriter(folder) as writer:
+        for policy in policies:
+            sink = writer.steps(policy)
+            result = simulate(
+                trace or traffic(), PROFILES[name], parse(policy), seed=seed, replicas=replicas, append=sink.append
+            )
+            done[policy] = (result.table.columns, result.totals)
+        finish(writer, done, PROFILES[name], seed=seed, replicas=replicas, **manifest)
+    return read_run(folder)
+
+
+class NoisyDevice:
+    """A clock, and an executor that takes a step's price times what `factor` says of it, and 1 ms of the host."""
+
+    def __init__(self, model: StepModel, factor: Callable[[int], float]) -> None:
+        self.now = 0.0
+        self._model = model
+        self._factor = factor
+        self._steps = itertools.count()
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = self._model.step(plan)
+        device = outcome.latency * self._factor(next(self._steps))
+        self.now += device + 0.001
+        return dataclasses.replace(outcome, device=device)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + 0.002  # it wakes late
+
+
+def live(
+    folder: Path, policy: str = CHUNK, *, factor: Callable[[int], float] = lambda i: 1.0, trace: Trace | None = None,
+    **manifest: Any,
+) -> Run:  # fmt: skip
+    """What the live driver writes, on a device that is the profile's times a factor."""
+    trace, model, spec = trace or traffic(), PROFILES["twin"], parse(policy)
+    limits = limits_of(spec, model)
+    table = RequestTable(len(trace))
+    engine = Engine(spec, limits, table, latency=model.latency)
+    width = spec.block_length * (2 if spec.obs else 1)
+    commits = commit_model_of(spec, model, None)
+    draws = None if commits is None else CommitDraws(commits, 0, trace.input_length, trace.output_length, width)
+    device = NoisyDevice(StepModel(model.latency, draws), factor)
+    with RunWriter(folder) as writer:
+        recorder = StepRecorder(writer.steps(policy).append, width)
+        requests = [trace.request(i) for i in range(len(trace))]
+        serve(engine, device, requests, recorder=recorder, clock=lambda: device.now, sleep=device.sleep)
+        recorder.flush()
+        about = {"driver": "live", "commits": "twin", "live": {"device": "toy GPU", "model": "toy"}}
+        finish(writer, {policy: (table.columns, engine.totals)}, model, **(about | manifest))
+    return read_run(folder)
+
+
+def compared(p: Run, m: Run, *bounds: str, **how: Any) -> Comparison:
+    return compare_runs([(p, m)], PROFILES.__getitem__, [Bound.parse(b) for b in bounds], **how)
+
+
+def cells(p: Run, m: Run) -> list[Cell]:
+    return compared(p, m).cells
+
+
+def adds_up(cell: Cell) -> None:
+    assert cell.parts is not None
+    for name, part in cell.parts.metrics.items():
+        total = part.latency + part.commits + part.scheduling
+        assert total == pytest.approx(part.error, abs=1e-12), name
+
+
+# ---- the parts ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(tmp_path: Path) -> None:
+    run = twin(tmp_path / "a", policies=ALL, replicas=2)
+    for cell in cells(run, run):
+        for metric in cell.metrics.values():
+            assert metric.ks != metric.ks or metric.ks == 0.0
+            assert {error for error in metric.error.values() if error == error} <= {0.0}
+            assert metric.requests is None or not metric.requests.num or metric.requests.mape == 0.0
+        assert cell.steps.same
+        assert cell.steps.decode.paired is not None
+        assert (cell.steps.decode.paired.p95, cell.steps.decode.ks) == (0.0, 0.0)
+        assert cell.parts is not None
+        assert cell.parts.latency_nearest == cell.parts.commit_forced == cell.parts.commit_unknown == 0
+        assert cell.parts.metrics["e2el"].num == 40
+        for part in cell.parts.metrics.values():
+            assert (part.error, part.latency, part.commits, part.scheduling) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_slower_steps_alone_are_the_latency_models_part(tmp_path: Path) -> None:
+    fast, slow = twin(tmp_path / "a", policies=ALL), twin(tmp_path / "b", "slower", policies=ALL)
+    for cell in cells(fast, slow):
+        adds_up(cell)
+        assert cell.parts is not None
+        part = cell.parts.metrics["e2el"]
+        assert part.error < -0.08 * part.measured
+        assert part.latency == pytest.approx(part.error, rel=0.02)
+        assert part.scheduling == pytest.approx(0, abs=1e-12)
+        assert cell.steps.decode.priced is not None
+        assert cell.steps.decode.priced.bias == pytest.approx(1 / 1.1 - 1)
+        if not cell.policy.startswith("optimus"):  # its chunks are chosen by latencies
+            assert part.commits == pytest.approx(0, abs=1e-12)
+
+
+def test_another_yield_alone_is_the_commit_models_part(tmp_path: Path) -> None:
+    base, eager = twin(tmp_path / "a", policies=ALL), twin(tmp_path / "b", "eager", policies=ALL)
+    for cell in cells(base, eager):
+        adds_up(cell)
+        assert cell.parts is not None
+        part = cell.parts.metrics["e2el"]
+        # Steps that were never taken are priced by the nearest, which here are the profile's own price.
+        assert part.latency == pytest.approx(0, abs=1e-9)
+        assert part.scheduling == pytest.approx(0, abs=1e-12)
+        assert part.commits == pytest.approx(part.error, abs=1e-9)
+        if cell.policy == AR:
+            assert part.error == 0.0
+        else:
+            assert part.error > 0.05 * part.measured
+        assert cell.parts.commit_unknown == 0
+
+
+def test_two_causes_are_told_apart(tmp_path: Path) -> None:
+    base, both = twin(tmp_path / "a"), twin(tmp_path / "b", "both")
+    (cell,) = cells(base, both)
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    # The twin's steps are too fast and its yield is too small.
+    assert part.latency < -0.05 * part.measured
+    assert part.commits > 0.05 * part.measured
+    assert part.scheduling == pytest.approx(0, abs=1e-12)
+
+
+def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(tmp_path: Path) -> None:
+    a, b = twin(tmp_path / "a"), twin(tmp_path / "b", seed=1)
+    (cell,) = cells(a, b)
+    adds_up(cell)
+    assert cell.unpaired == "commits were drawn with seed 0 and with seed 1"
+    assert cell.metrics["e2el"].requests is None
+    assert 0 < cell.metrics["e2el"].ks < 1
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    assert part.commits == pytest.approx(part.error, abs=1e-9)
+    assert part.error != 0
+    # An autoregressive model draws nothing.
+    (cell,) = cells(twin(tmp_path / "c", policies=(AR,)), twin(tmp_path / "d", policies=(AR,), seed=1))
+    assert cell.unpaired == ""
+
+
+def test_a_device_that_is_a_tenth_slower_is_the_latency_models_part(tmp_path: Path) -> None:
+    (cell,) = cells(twin(tmp_path / "a"), live(tmp_path / "b", factor=lambda i: 1.1))
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    assert part.error < -0.1 * part.measured
+    assert part.latency == pytest.approx(part.error, rel=0.05)
+    assert cell.steps.decode.host == pytest.approx(0.001)
+
+
+def test_waking_late_is_schedulings_part(tmp_path: Path) -> None:
+    # Requests far apart: each finds an idle server, which sees it 2 ms late.
+    trace = toy_trace(np.arange(10) * 30.0, [8] * 10, [8] * 10)
+    (cell,) = cells(twin(tmp_path / "a", trace=trace), live(tmp_path / "b", trace=trace))
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["queue_time"]
+    assert part.measured == pytest.approx(0.0018)  # the first one is there when the clock starts
+    assert (part.latency, part.commits) == (0.0, 0.0)
+    assert part.scheduling == pytest.approx(-0.0018)
+    assert cell.steps.same
+    assert cell.steps.decode.paired is not None
+    assert cell.steps.decode.paired.bias < 0  # the host's time
+
+
+def test_noise_of_the_device_leaves_the_yields_part_small(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    noise = rng.normal(1.0, 0.05, 10_000)
+    trace = traffic(100)
+    (cell,) = cells(twin(tmp_path / "a", trace=trace), live(tmp_path / "b", factor=lambda i: noise[i], trace=trace))
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    assert abs(part.commits) < 0.005 * part.measured
+    assert abs(part.scheduling) < 0.02 * part.measured
+
+
+# ---- what is compared -----------------------------------------------------------------------------------------
+
+
+def test_requests_steps_and_ranking_of_several_policies(tmp_path: Path) -> None:
+    p, m = twin(tmp_path / "a", policies=ALL), twin(tmp_path / "b", "slower", policies=ALL)
+    found = compared(p, m)
+    assert [cell.policy for cell in found.cells] == list(ALL)
+    cell = found.cells[1]
+    mine, theirs = (run.requests(CHUNK) for run in (p, m))
+    e2el = [columns["finish"] - columns["arrival"] for columns in (mine, theirs)]
+    assert cell.metrics["e2el"].requests is not None
+    assert cell.metrics["e2el"].requests.mape == pytest.approx(np.mean(np.abs(e2el[0] - e2el[1]) / e2el[1]))
+    assert found.overall["e2el"].num == 160
+    (ranking,) = found.rankings
+    assert ranking.cells == list(ALL)
+    assert ranking.metrics["mean:e2el"].tau == 1.0
+    assert ranking.metrics["mean:e2el"].regret == 0.0
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["cells"][0]["policy"] == LMDEPLOY
+
+
+def test_pairs_of_the_same_requests_are_ranked_together_and_others_apart(tmp_path: Path) -> None:
+    other = traffic(seed=5)
+    pairs = [
+        tuple(twin(tmp_path / f"{n}{i}", n, policies=(spec,), trace=t) for n in ("twin", "slower"))
+        for i, (spec, t) in enumerate([(CHUNK, None), (AR, None), (CHUNK, other)])
+    ]  # fmt: skip
+    found = compare_runs([(p, m) for p, m in pairs], PROFILES.__getitem__, with_parts=False)
+    assert [ranking.cells for ranking in found.rankings] == [[CHUNK, f"{AR} (pair 2)"]]
+    assert [cell.name for cell in found.cells] == [CHUNK, f"{AR} (pair 2)", f"{CHUNK} (pair 3)"]
+    assert {cell.no_parts for cell in found.cells} == {"not asked for"}
+
+
+def test_the_warm_up_and_what_did_not_complete_are_left_out_and_counted(tmp_path: Path) -> None:
+    lengths = traffic().input_length.copy()
+    lengths[3] = 5000  # fits nothing
+    trace = dataclasses.replace(traffic(), input_length=lengths)
+    warm = float(trace.arrival[9]) + 1e-6
+    p, m = (twin(tmp_path / n, name, trace=trace, drop_warmup=warm) for n, name in (("a", "twin"), ("b", "slower")))
+    (cell,) = cells(p, m)
+    assert cell.left_out == {"in the warm-up": 10, "not completed in both": 0, "not arrived in both": 0}
+    assert cell.num_both == 30
+    p, m = (twin(tmp_path / n, name, trace=trace) for n, name in (("c", "twin"), ("d", "slower")))
+    (cell,) = cells(p, m)
+    assert (cell.left_out["not completed in both"], cell.num_both) == (1, 39)
+    assert cell.metrics["e2el"].requests is not None
+    assert (cell.metrics["e2el"].requests.num, cell.metrics["e2el"].requests.num_missing) == (39, 1)
+
+
+def test_weights_that_decide_leave_requests_unpaired(tmp_path: Path) -> None:
+    found = compared(twin(tmp_path / "a"), live(tmp_path / "b", commits="model"), "mean:e2el=50%")
+    (cell,) = found.cells
+    assert cell.unpaired == f"the weights decided the commits of {tmp_path}/b"
+    assert all(metric.requests is None for metric in cell.metrics.values())
+    assert found.overall == {}
+    assert found.bounds[0].met
+    with pytest.raises(DsimError, match="not paired, since the weights decided"):
+        compared(twin(tmp_path / "c"), live(tmp_path / "d", commits="model"), "e2el=3%")
+
+
+def test_a_bound_is_kept_or_missed(tmp_path: Path) -> None:
+    p, m = twin(tmp_path / "a"), twin(tmp_path / "b", "slower")
+    (cell,) = compared(p, m, with_parts=False).cells
+    error = -100 * cell.metrics["step_latency"].error["mean"]
+    assert error > 5
+    around = f"mean:step_latency={error - 0.01}%", f"mean:step_latency={error + 0.01}%"
+    found = compared(p, m, "e2el=50%", "e2el=1%", *around, with_parts=False)
+    assert [b.met for b in found.bounds] == [True, False, False, True]
+    mape = 100 * found.overall["e2el"].mape
+    assert str(found.bounds[1]) == f"e2el=1%: {CHUNK} has {mape:.3g} %, missed"
+
+
+def test_two_measured_runs_are_compared_without_parts(tmp_path: Path) -> None:
+    found = compared(live(tmp_path / "a"), live(tmp_path / "b", factor=lambda i: 1.01))
+    assert found.cells[0].parts is None
+    assert found.cells[0].no_parts == f"{tmp_path}/a is a live run: there is no prediction to take apart"
+
+
+def test_limits_that_a_run_kept_are_those_of_its_engine(tmp_path: Path) -> None:
+    limits = {"policy": CHUNK, "num_pages": 64, "context_limit": 4096, "max_batch": 4, "max_prefill_tokens": 1 << 20}
+    run = twin(tmp_path / "a", limits=[limits])
+    assert compared(run, run).cells[0].parts is not None
+    wrong = twin(tmp_path / "b", limits=[limits | {"max_batch": 2}])
+    with pytest.raises(DsimError, match=r"b: chunk:2.* does not replay plan for plan with profile twin: replica 0"):
+        compared(run, wrong)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------
+
+
+def refused(p: Run, m: Run, **how: Any) -> str:
+    with pytest.raises(DsimError) as error:
+        compared(p, m, **how)
+    return str(error.value)
+
+
+def test_other_requests_are_refused(tmp_path: Path) -> None:
+    a, b, c = (twin(tmp_path / n, trace=t) for n, t in (("a", traffic()), ("b", traffic(39)), ("c", traffic(seed=1))))
+    assert refused(a, b) == (
+        f"{tmp_path}/a holds 40 requests of {CHUNK}, {tmp_path}/b holds 39: expected two runs of the same trace"
+    )
+    assert refused(a, c).startswith("request 0 has input_length ")
+    late = dataclasses.replace(traffic(), arrival=traffic().arrival + 0.01 * (np.arange(40) == 7))
+    assert refused(a, twin(tmp_path / "d", trace=late)).startswith(
+        f"request 7 has arrival {traffic().arrival[7]:g} in {tmp_path}/a and {late.arrival[7]:g} in {tmp_path}/d"
+    )
+
+
+def test_other_policies_replicas_and_emissions_are_refused(tmp_path: Path) -> None:
+    a = twin(tmp_path / "a")
+    assert refused(a, twin(tmp_path / "b", policies=(AR,))) == (
+        f"{tmp_path}/a holds policies {CHUNK}, {tmp_path}/b holds {AR}: expected at least one in both"
+    )
+    told = f"replicas is 1 in {tmp_path}/a and 2 in {tmp_path}/c: expected the same in both"
+    assert refused(a, twin(tmp_path / "c", replicas=2)) == told
+    assert refused(a, twin(tmp_path / "d", emit="step")).startswith("emit is block in ")
+
+
+def test_measured_before_predicted_is_refused(tmp_path: Path) -> None:
+    assert refused(live(tmp_path / "a"), twin(tmp_path / "b")) == (
+        f"{tmp_path}/a is a live run and {tmp_path}/b a twin's: expected PREDICTED before MEASURED"
+    )
+
+
+def test_a_policy_of_one_run_alone_is_left_out_and_said(tmp_path: Path) -> None:
+    found = compared(twin(tmp_path / "a", policies=(CHUNK, AR)), twin(tmp_path / "b"), with_parts=False)
+    assert [cell.policy for cell in found.cells] == [CHUNK]
+    assert found.notes == [f"pair 1: only one of its runs holds {AR}: left out"]
+
+
+def test_a_profile_that_did_not_price_the_predicted_run_is_found_out(tmp_path: Path) -> None:
+    run = twin(tmp_path / "a")
+    with pytest.raises(DsimError, match=r"step 0 of chunk:2.* took .* s and profile slower prices it at .* s: give"):
+        compare_runs([(run, run)], lambda name: PROFILES["slower"])
+
+
+def test_a_run_without_step_lists_is_refused(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "a") as writer:
+        sink = writer.steps(CHUNK)
+        result = simulate(traffic(), PROFILES["twin"], parse(CHUNK), append=lambda steps, lists: sink.append(steps))
+        finish(writer, {CHUNK: (result.table.columns, result.totals)}, PROFILES["twin"])
+    bare = read_run(tmp_path / "a")
+    assert "steps.parquet: column 'requests' is empty: the run kept scalar columns only" in refused(bare, bare)
+
+
+# ---- the folder -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(tmp_path: Path) -> None:
+    p, m = twin(tmp_path / "a"), live(tmp_path / "b", factor=lambda i: 1.1)
+    found = compared(p, m, "e2el=1%")
+    for folder in ("x", "y"):
+        write(tmp_path / folder, found, [(p, m)])
+    files = [{path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("x", "y")]
+    assert files[0] == files[1]
+    assert set(files[0]) == {"compare.json", "report.html"}
+    text = files[0]["report.html"].decode()
+    assert "live, toy on toy GPU; the draws of profile twin decide what commits" in text
+    assert "the twin, toy on toy, by profile twin (estimated, not measured)" in text
+    assert "NOT MEASURED" not in text
+    assert "e2el=1%: " in text
+    assert "<script src=" not in text
+    with pytest.raises(DsimError, match=r"exists and holds compare.json, report.html"):
+        write(tmp_path / "x", found, [(p, m)])
+    write(tmp_path / "x", found, [(p, m)], force=True)
+
+
+def test_a_twin_in_the_measured_place_is_never_called_measured(tmp_path: Path) -> None:
+    p, m = twin(tmp_path / "a"), twin(tmp_path / "b", "slower")
+    write(tmp_path / "x", compared(p, m), [(p, m)])
+    text = (tmp_path / "x" / "report.html").read_text()
+    assert "NOT MEASURED" in text
+    assert "second (twin) mean" in text
+    assert '<th scope="col">measured mean' not in text
