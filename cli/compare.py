@@ -1,0 +1,94 @@
+"""dsim compare: predicted runs against measured ones."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..engine.errors import DsimError
+from ..profiler.profile import Profile, load
+from ..report import compare_files
+from ..report.compare import compare_runs
+from ..report.compare_bounds import Bound
+from ..report.compare_text import render
+from ..report.run import read_run
+from .bar import Bar
+from .options import option
+
+MISSED = 1
+
+
+def compare_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PREDICTED MEASURED [PREDICTED MEASURED ...]",
+            help="Run folders, in pairs of the same requests: the twin's first, then the device's.",
+            show_default=False,
+        ),
+    ],
+    profile: Annotated[
+        list[str] | None,
+        option("FILE", "A profile that a run names and that is not shipped; repeat.", "--profile"),
+    ] = None,
+    parts: Annotated[
+        bool, typer.Option("--parts/--no-parts", help="Re-run each policy to take its error apart, or do not.")
+    ] = True,
+    bound: Annotated[
+        list[str] | None,
+        option(
+            "BOUND", "\\[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "--bound"
+        ),
+    ] = None,
+    out: Annotated[Path | None, option("DIR", "Write compare.json and report.html.", "-o", "--out")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
+) -> None:
+    """Say how far predictions are from measurements, and what the error is made of.
+
+    dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
+    """
+    if len(runs) % 2:
+        raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
+    bounds = [Bound.parse(text) for text in bound or []]
+    if out is not None:
+        compare_files.check(out, force=force)
+    given = {found.name: found for found in map(load, profile or [])}
+    pairs = [(read_run(p), read_run(m)) for p, m in zip(runs[::2], runs[1::2], strict=True)]
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    with Bar(screen, "reading", "steps") as bar:
+        found = compare_runs(
+            pairs,
+            partial(_profile, given),
+            bounds,
+            with_parts=parts,
+            progress=lambda policy, done, total: bar.update(done, total, policy),
+        )
+    if as_json:
+        print(json.dumps(found.to_json(), allow_nan=False))
+    else:
+        render(found, Console(soft_wrap=not sys.stdout.isatty()))
+    if out is not None:
+        compare_files.write(out, found, pairs, force=force)
+        screen.print(f"Wrote {out}/ ({', '.join(compare_files.FILES)})", markup=False)
+    missed = [judged for judged in found.bounds if not judged.met]
+    for judged in missed:
+        screen.print(str(judged), style="bold red", markup=False)
+    if missed:
+        raise typer.Exit(MISSED)
+
+
+def _profile(given: dict[str, Profile], name: str) -> Profile:
+    """The profile that a run names."""
+    if name in given:
+        return given[name]
+    try:
+        return load(name)
+    except DsimError:
+        raise DsimError(
+            f"profile {name}, which a run names, is not shipped: give its file with --profile, or --no-parts"
+        ) from None

@@ -1,0 +1,113 @@
+"""dsim compare, from arguments to what is printed, written and refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from dsim.profiler.profile import load, save
+
+from .command import dsim, held, rows
+
+
+@pytest.fixture(autouse=True)
+def _two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs `a`, and `b` with every step a twentieth slower."""
+    monkeypatch.chdir(tmp_path)
+    Path("small.jsonl").write_text(rows(12))
+    base = load("a100-sdar-8b")
+    latency = base.latency
+    slower = dataclasses.replace(
+        latency,
+        knots=tuple((x, 1.05 * y) for x, y in latency.knots),
+        **{f.name: 1.05 * getattr(latency, f.name) for f in dataclasses.fields(latency) if f.name != "knots"},
+    )
+    save(dataclasses.replace(base, name="slower", latency=slower), "slower.json")
+    policies = ["--policy", "chunk:8", "--policy", "ar"]
+    assert dsim("replay", "small.jsonl", *policies, "-o", "a").code == 0
+    assert dsim("replay", "small.jsonl", *policies, "--profile", "slower.json", "-o", "b").code == 0
+
+
+SLOWER = ("--profile", "slower.json")
+
+
+def test_the_report_says_the_error_and_its_parts() -> None:
+    ran = dsim("compare", "a", "b", *SLOWER)
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "NOT MEASURED: b was made by the twin, so both sides are predictions"
+    assert lines[1] == (
+        "A request's e2el is off by 4.8 % on average (MAPE), at worst by 4.9 % (chunk:8). "
+        "The order of 2 policies by mean e2el is right; the choice is best."
+    )
+    assert lines[2] == (
+        "First (twin): a: the twin, SDAR-8B on A100-80GB, by profile a100-sdar-8b (estimated, not measured)"
+    )
+    parts = lines[lines.index("The error of each mean, and its parts as shares of the measured mean") :]
+    (e2el,) = [line.split() for line in parts[:9] if line.startswith(" e2el") or line.startswith("e2el")]
+    assert e2el[0] == "e2el"
+    assert e2el[3:11] == ["-4.9", "%", "-4.9", "%", "0", "%", "0", "%"]
+    assert any("mape: mean of |predicted - measured| / measured" in line for line in lines)
+
+
+def test_json_is_one_object_alone() -> None:
+    ran = dsim("compare", "a", "b", *SLOWER, "--bound", "e2el=10%", "--json")
+    assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
+    found = ran.json
+    assert set(found) == {"definitions", "pairs", "cells", "overall", "rankings", "bounds", "notes"}
+    assert [cell["policy"] for cell in found["cells"]] == ["chunk:8", "ar"]
+    for cell in found["cells"]:
+        part = cell["parts"]["metrics"]["e2el"]
+        assert part["latency"] + part["commits"] + part["scheduling"] == pytest.approx(part["error"], abs=1e-12)
+        assert cell["metrics"]["e2el"]["requests"]["mape"] == pytest.approx(1 - 1 / 1.05, rel=0.05)
+        assert cell["steps"]["decode"]["priced"]["bias"] == pytest.approx(1 / 1.05 - 1)
+    assert found["rankings"][0]["metrics"]["mean:e2el"]["tau"] == 1.0
+    assert [b["met"] for b in found["bounds"]] == [True, True]
+    assert found["pairs"][0]["predicted"]["estimated"] is True
+
+
+def test_a_missed_bound_is_a_line_and_exit_1() -> None:
+    ran = dsim("compare", "a", "b", "--no-parts", "--bound", "e2el=1%", "--bound", "mean:ttft=50%")
+    assert ran.code == 1
+    assert [line.split(" has ")[0] for line in ran.err.splitlines()] == ["e2el=1%: chunk:8", "e2el=1%: ar"]
+    assert all(line.endswith("%, missed") for line in ran.err.splitlines())
+
+
+def test_o_writes_a_folder_and_keeps_what_is_there(tmp_path: Path) -> None:
+    ran = dsim("compare", "a", "b", "--no-parts", "-o", "out")
+    assert (ran.code, ran.err) == (0, "Wrote out/ (compare.json, report.html)\n")
+    assert held(tmp_path / "out") == ["compare.json", "report.html"]
+    assert json.loads(Path("out/compare.json").read_text())["cells"][0]["no_parts"] == "not asked for"
+    ran = dsim("compare", "a", "b", "--no-parts", "-o", "out")
+    assert ran.code == 2
+    assert "--force" in ran.err
+    assert dsim("compare", "a", "b", "--no-parts", "-o", "out", "--force").code == 0
+    ran = dsim("compare", "a", "b", "-o", "a")
+    assert ran.err == "Error: a: holds requests.parquet, which is not of a comparison: choose another folder\n"
+
+
+def refused(*arguments: object) -> str:
+    ran = dsim("compare", *arguments)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    return ran.err
+
+
+def test_what_cannot_be_compared_is_one_line() -> None:
+    assert refused("a") == "Error: 1 run folders are given, expected pairs: PREDICTED MEASURED\n"
+    assert refused("a", "nothing") == "Error: nothing: no such folder; `dsim replay -o nothing` writes one\n"
+    assert refused("a", "b", "--bound", "e2el") == (
+        "Error: bound 'e2el': expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%\n"
+    )
+    assert refused("a", "b") == (
+        "Error: profile slower, which a run names, is not shipped: give its file with --profile, or --no-parts\n"
+    )
+    Path("more.jsonl").write_text(rows(13))
+    assert dsim("replay", "more.jsonl", "--policy", "ar", "-o", "c").code == 0
+    assert refused("a", "c") == "Error: a holds 12 requests of ar, c holds 13: expected two runs of the same trace\n"
+
+
+def test_a_newer_run_is_refused() -> None:
+    path = Path("b/run.json")
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2', 1))
+    assert refused("a", "b") == "Error: b/run.json: version is 2, this dsim reads up to 1: update dsim\n"
