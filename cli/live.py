@@ -2,7 +2,8 @@
 
 import json
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,18 +13,16 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError, PolicyError
-from ..planner.on_device import check_live, run_on_device
-from ..planner.scenario import Scenario, arrived
+from ..planner.on_device import about_live, check_live, on_device
+from ..planner.record import FILES, record
+from ..planner.scenario import Scenario
 from ..profiler.profile import DEFAULT
-from ..report.files import RunWriter
-from ..report.metrics import Summary
 from ..report.slo import Slo
 from ..report.text import render
-from ..sim.twin import Result
+from ..sim.twin import Progress
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED, option
-from .replay import manifest_of
 
 
 def live_command(
@@ -34,8 +33,10 @@ def live_command(
     ] = None,
     commits: Annotated[
         str | None,
-        option("C", "What decides what commits: model, the weights; twin, the profile's draws, the default of random "
-               "weights."),
+        option(
+            "C",
+            "What decides what commits: model, the weights; twin, the profile's draws, the default of random weights.",
+        ),
     ] = None,
     profile: Annotated[
         str | None, option("P", "A profile of this model: for --commits twin and elastic chunks.", "--profile")
@@ -96,63 +97,39 @@ def live_command(
         raise DsimError(f"commits is model and no prompts are given: {model} has nothing to answer (--prompts FILE)")
     for scenario in scenarios:  # every mistake is told before the work begins
         check_live(scenario, loaded, held, commits)
-    results: list[Result] = []
-    summaries: list[Summary] = []
-    failure: Exception | None = None
-    with nullcontext() if out is None else RunWriter(out, force=force) as writer:
-        for scenario in scenarios:
-            name = scenario.policy
-            with Bar(screen, name, "requests", len(requests), "warming up") as bar:
-                result, failure = run_on_device(
-                    scenario, loaded, held, requests, commits=commits, prompts=prompts,
-                    append=None if writer is None else writer.steps(name).append, progress=partial(_show, bar),
-                )  # fmt: skip
-            # Requests that had not come when it ended are no one's.
-            result = replace(result, interrupted=result.interrupted or failure is not None)
-            results.append(result)
-            summaries.append(scenario.summarize(result))
-            if writer is not None:
-                writer.requests(name, arrived(result))
-            if result.interrupted:
-                break
-        manifest = manifest_of(first, requests, results, summaries)
-        manifest["question"] = "What did its clients see?"
-        manifest["driver"], manifest["commits"] = "live", commits
-        host = {summary.policy: _host(result) for summary, result in zip(summaries, results, strict=True)}
-        manifest["live"] = loaded.settings | {"prompts": prompts or "random tokens", "host_ms": host}
-        if held is None:
-            del manifest["profile"]
-        if commits == "model":
-            manifest["commit_models"] = []
-        if writer is not None:
-            writer.finish(manifest)
+
+    @contextmanager
+    def watch(name: str) -> Iterator[Progress | None]:
+        with Bar(screen, name, "requests", len(requests), "warming up") as bar:
+            yield partial(_show, bar) if screen.is_terminal else None
+
+    serve = partial(on_device, loaded, held, commits, prompts)
+    about = about_live(loaded, held, commits, prompts)
+    recorded = record(scenarios, requests, serve, out=out, force=force, about=about, watch=watch)
+    summaries, manifest = recorded.summaries, recorded.manifest
     if as_json:
-        shown = {name: manifest[name] for name in ("policies", "live", "commits", "interrupted")}  # type: ignore[literal-required]
+        shown = {
+            "policies": manifest["policies"], "live": manifest["live"], "commits": commits,
+            "interrupted": recorded.interrupted,
+        }  # fmt: skip
         print(json.dumps(shown))
     else:
         render(summaries, manifest, Console(soft_wrap=not sys.stdout.isatty()))
-    if results[-1].interrupted:
-        done = summaries[-1].completed
-        line = f"Interrupted: {results[-1].policy.name} had served {done} of {len(requests)} requests"
-        if len(results) < len(specs):
-            line += f", and {len(specs) - len(results)} of {len(specs)} policies were not begun"
+    if recorded.interrupted:
+        line = (
+            f"Interrupted: {specs[len(summaries) - 1]} had served {summaries[-1].completed} of {len(requests)} requests"
+        )
+        if len(summaries) < len(specs):
+            line += f", and {len(specs) - len(summaries)} of {len(specs)} policies were not begun"
         screen.print(line, style="bold red", markup=False)
     if out is not None:
-        screen.print(f"Wrote {out}/ (run.json, requests.parquet, steps.parquet, report.html)", markup=False)
-    if failure is not None:
-        raise failure
-    if results[-1].interrupted:
+        screen.print(f"Wrote {out}/ ({FILES})", markup=False)
+    if recorded.failure is not None:
+        raise recorded.failure
+    if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _host(result: Result) -> dict[str, float]:
-    """The host's time a step that no device time hides, in ms."""
-    times = result.totals.host
-    return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}
 
 
 def _show(bar: Bar, ended: int, now: float) -> None:
     """So many requests have ended at this time."""
     bar.update(ended, note=f"{now:,.1f} s")
-
-

@@ -3,7 +3,8 @@
 import json
 import math
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,22 +13,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import __version__
 from ..engine.errors import DsimError, PolicyError
-from ..planner.scenario import Scenario, arrived
+from ..planner.record import FILES, in_twin, record
+from ..planner.scenario import Scenario
 from ..profiler.profile import DEFAULT
-from ..report.files import RunWriter
-from ..report.manifest import CommitInfo, Manifest
-from ..report.metrics import Summary
 from ..report.slo import Slo
 from ..report.text import render
-from ..sim.twin import Result, commit_model_of
-from ..traces import Trace
+from ..sim.twin import Progress, commit_model_of
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED, option
-
-AR_EMITS = "an autoregressive policy token by token"
 
 
 def replay(
@@ -114,28 +109,15 @@ def replay(
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     for warning in first.source().notes.warnings:
         screen.print(f"Warning: {warning}", style="yellow", markup=False)
-    results: list[Result] = []
-    summaries: list[Summary] = []
-    with nullcontext() if out is None else RunWriter(out, force=force) as writer:
-        for scenario in scenarios:
-            name = scenario.policy
-            with Bar(screen, name, "requests", len(requests), "starting (the first run compiles)") as bar:
-                progress = partial(_show, bar)
-                result = scenario.simulate(
-                    requests,
-                    append=None if writer is None else writer.steps(name).append,
-                    progress=progress if screen.is_terminal else None,
-                )
-            results.append(result)
-            summaries.append(scenario.summarize(result))
-            if writer is not None:
-                writer.requests(name, arrived(result))
-            if result.interrupted:
-                break
-        manifest = manifest_of(first, requests, results, summaries)
-        if writer is not None:
-            writer.finish(manifest)
-    interrupted = results[-1].interrupted
+
+    @contextmanager
+    def watch(name: str) -> Iterator[Progress | None]:
+        with Bar(screen, name, "requests", len(requests), "starting (the first run compiles)") as bar:
+            yield partial(_show, bar) if screen.is_terminal else None
+
+    recorded = record(scenarios, requests, in_twin, out=out, force=force, watch=watch)
+    results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
+    interrupted = recorded.interrupted
     if as_json:
         shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
         print(json.dumps(shown))
@@ -149,63 +131,9 @@ def replay(
             line += f", and {len(specs) - len(results)} of {len(specs)} policies were not begun"
         screen.print(line, style="bold red", markup=False)
     if out is not None:
-        screen.print(f"Wrote {out}/ (run.json, requests.parquet, steps.parquet, report.html)", markup=False)
+        screen.print(f"Wrote {out}/ ({FILES})", markup=False)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summaries: list[Summary]) -> Manifest:
-    """What the run was. Nothing of when or where it ran: the same inputs give the same bytes."""
-    source, profile = scenario.source(), scenario.loaded_profile()
-    notes = source.notes
-    emit = scenario.emit
-    if emit == "block" and any(result.policy.autoregressive for result in results):
-        emit += f" ({AR_EMITS})"
-    closed = scenario.concurrency is not None
-    commits: list[CommitInfo] = [
-        {
-            "policy": result.policy.name,
-            "workload": result.commit_model.workload,
-            "block_length": result.commit_model.block_length,
-            "threshold": result.commit_model.threshold,
-            "source": result.commit_model.source,
-            "extrapolated_from": result.commit_model.extrapolated_from,
-        }
-        for result in results
-        if result.commit_model is not None
-    ]
-    return Manifest(
-        question="Which scheduler settings serve this traffic best?",
-        dsim=__version__,
-        trace={
-            "name": source.name,
-            "num_requests": len(requests),
-            "arrival": f"closed loop of {scenario.concurrency}" if closed else scenario.arrival,
-            "rate": requests.rate if len(requests) > 1 and requests.duration > 0 else 0.0,
-            "skipped_bad": notes.num_skipped,
-            "failed_in_trace": notes.failed_in_trace,
-            "sorted_rows": notes.num_unsorted,
-            "hash_ids": notes.has_hash_ids,
-        },
-        profile={
-            "name": profile.name,
-            "device": profile.device.name,
-            "model": profile.model.name,
-            "implementation": profile.implementation,
-            "estimated": profile.is_estimate,
-        },
-        commit_models=commits,
-        replicas=scenario.replicas,
-        router=scenario.router,
-        emit=emit,
-        seed=scenario.seed,
-        slos=list(scenario.slos),
-        missing_passes=scenario.missing_passes,
-        drop_warmup=scenario.drop_warmup,
-        closed_loop=closed,
-        interrupted=results[-1].interrupted,
-        policies=[summary.to_json() for summary in summaries],
-    )
 
 
 def _show(bar: Bar, ended: int, now: float) -> None:

@@ -1,4 +1,4 @@
-"""A live run: one policy's engine and executor over a list of requests, with warm-up, interruption and failure in hand."""
+"""A live run: one policy's engine and executor over a list of requests, with warm-up, Ctrl-C and failure in hand."""
 
 import signal
 import threading
@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
-
-import numpy as np
 
 from ..engine.commits import CommitDraws
 from ..engine.engine import Engine, Limits

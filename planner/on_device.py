@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
 COMMITS = ("model", "twin")
 
 
-def run_on_device(
-    scenario: Scenario,
+def on_device(
     loaded: Loaded,
     profile: Profile | None,
-    requests: Trace,
-    *,
     commits: str,
-    prompts: str | None = None,
+    prompts: str | None,
+    scenario: Scenario,
+    requests: Trace,
     append: Append | None = None,
     progress: Progress | None = None,
 ) -> tuple[Result, Exception | None]:
     """Serve the requests in real time on one replica; what became of them, and what ended the run early if anything.
 
     commits: "model", the weights decide what commits, or "twin", the profile's keyed draws do. prompts: what the
-    requests ask (live/prompts.py); random tokens by default. A profile is needed for the twin's draws and for an
+    requests ask (live/prompts.py); random tokens where it is None. A profile is needed for the twin's draws and for an
     elastic chunk. Raises DsimError where the two do not fit together.
     """
     from ..live.prompts import prompts_from, random_prompts, read_tokens  # imported here: they load PyTorch
@@ -73,6 +72,30 @@ def run_on_device(
     return result, done.failure
 
 
+def about_live(
+    loaded: Loaded, profile: Profile | None, commits: str, prompts: str | None
+) -> Callable[[Sequence[Result]], dict[str, Any]]:
+    """What the manifest of a live run says of the device, its settings and the host's time."""
+
+    def about(results: Sequence[Result]) -> dict[str, Any]:
+        host = {result.policy.name: _host(result) for result in results}
+        found: dict[str, Any] = {
+            "question": "What did its clients see?",
+            "driver": "live",
+            "commits": commits,
+            "live": loaded.settings | {"prompts": prompts or "random tokens", "host_ms": host},
+        }
+        return found if profile is not None else found | {"profile": None}
+
+    return about
+
+
+def _host(result: Result) -> dict[str, float]:
+    """The host's time a step beside the device's, in ms."""
+    times = result.totals.host
+    return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}
+
+
 def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
     """DsimError unless the scenario can run on the device: told before anything is measured."""
     from ..profiler.measure import check_same_model
@@ -98,5 +121,3 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         check_same_model(profile, config)
         if commits == "twin":
             commit_model_of(policy, profile, scenario.workload)
-
-

@@ -2,17 +2,38 @@
 
 import os
 import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from .. import __version__
+from ..engine.commits import CommitModel
+from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
+from ..engine.journal import STEP_LISTS
+from ..engine.policy import parse
+from ..engine.request import Request
 from ..live import weights
+from ..live.cache import PagedCache
 from ..live.config import ModelConfig
+from ..live.forward import Forward
+from ..live.measure import Measured, Shape, features_of, shapes
+from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
+from ..live.prompts import WORKLOADS, prompts_from, read_tokens
+from ..live.session import run
+from .commit_log import CommitLog, from_journal
+from .design import next_shapes
+from .fit import fit_latency
+from .fit_commits import fit_commits
+from .hardware import default_max_batch
 from .models import ModelShape
-from .profile import Device, MemoryModel, Profile
+from .profile import Device, MemoryModel, Profile, Provenance
+from .samples import Samples, samples
 
 
 @dataclass(frozen=True)
@@ -25,6 +46,10 @@ class Loaded:
     shape: ModelShape
     memory: MemoryModel
     trained: bool  # whether its weights mean something
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.model.embedding.weight.is_cuda)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -114,3 +139,197 @@ def check_same_model(profile: Profile, config: ModelConfig) -> None:
                 f"profile {profile.name} is of {theirs.name} with {name} {getattr(theirs, name)}, "
                 f"and the model {config.name} has {getattr(ours, name)}"
             )
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------
+
+REPEATS = 7  # steps of a shape: its latency is their median
+ROUND = 12  # shapes measured between two fits
+PAGE = 64
+
+Told = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
+
+
+def measure_steps(
+    loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0,
+    told: Told | None = None,
+) -> Samples:  # fmt: skip
+    """Steps of many shapes, for about `budget` seconds: a spread of all first, then those the fit is least sure of.
+
+    One shape is measured again in every round, so that a device that slows down as it warms shows.
+    """
+    config = loaded.model.config
+    block = config.block_length
+    batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else 32)
+    context = min(max_context or config.context_limit, config.context_limit) - 2 * block
+    tokens = min(8192, batch * block)
+    pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * -(-(context + 2 * block) // PAGE))
+    offered = shapes(block, batch, tokens, context, PAGE, pages)
+    weight = loaded.model.embedding.weight
+    forward = Forward(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
+    chance = np.random.default_rng(seed)
+    begin = time.monotonic()
+    reference = offered[len(offered) // 2]
+    measure_shape(forward, offered[-1], block, 1)  # allocations and compilation
+    taken: list[Measured] = []
+    left = list(offered)
+    # As many of every size as the first round takes, so that all regimes are in the first fit.
+    first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
+    order = [left[i] for i in dict.fromkeys(first.tolist())]
+    chance.shuffle(order)
+    while order:
+        for shape in [*order, reference]:
+            if told is not None:
+                told(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
+            taken.append(measure_shape(forward, shape, block, REPEATS))
+            if time.monotonic() - begin > budget:
+                return _samples(taken)
+        left = [shape for shape in left if shape not in order]
+        wanted = next_shapes([features_of(shape, block) for shape in left], _samples(taken), ROUND) if left else []
+        order = [left[i] for i in wanted]
+    return _samples(taken)
+
+
+def _samples(taken: Sequence[Measured]) -> Samples:
+    features = [m.features for m in taken for _ in m.latency]
+    latency, device = (np.concatenate([getattr(m, name) for m in taken]) for name in ("latency", "device"))
+    return samples(features, latency, device)
+
+
+def _words(shape: Shape) -> str:
+    if shape.window == 0:
+        return f"prefill of {shape.batch} x {shape.context}"
+    return f"{shape.batch} x {shape.window} positions after {shape.context} keys"
+
+
+# ---- commits --------------------------------------------------------------------------------------------------
+
+
+def log_commits(
+    loaded: Loaded, prompts: str, threshold: float, temperature: float, num_requests: int, seed: int = 0
+) -> CommitLog:
+    """The commits of the model at work: whole blocks every step, on prompts cut from a text."""
+    config = loaded.model.config
+    block = config.block_length
+    spec = (
+        f"lmdeploy-bd32:{block},num_loops=1,decide_ahead=false,max_batch=8,threshold={threshold},"
+        f"temperature={temperature}"
+    )
+    policy = parse(spec)
+    tokens = read_tokens(prompts, loaded.name, config)
+    chance = np.random.default_rng(seed)
+    most = min(256, config.context_limit // 2)
+    requests = [
+        Request(i, 0.0, int(chance.integers(block, most)), int(chance.integers(2 * block, most)))
+        for i in range(num_requests)
+    ]
+    limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
+    parts: list[Mapping[str, Any]] = []
+    done = run(
+        loaded.model, policy, limits, requests, prompts_from(tokens, seed),
+        append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
+    )  # fmt: skip
+    if done.failure is not None:
+        raise done.failure
+    lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
+    length = np.array([r.input_length for r in requests])
+    return from_journal(block, length, lists["requests"], lists["phases"], lists["window"], lists["commits"])
+
+
+# ---- the profile ----------------------------------------------------------------------------------------------
+
+STEPS_SHARE = 0.7  # of the budget; the rest is the commit logs'
+LOG_REQUESTS = 24  # of one commit log: three quarters are fitted, the others judge
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a profile was fitted to."""
+
+    steps: Samples
+    logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
+
+
+def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
+    """Prompts by workload: the given file, by its name, or the tiny model's two; none where the weights are random."""
+    if not loaded.trained:
+        return {}
+    if prompts is not None:
+        return {os.path.splitext(os.path.basename(prompts))[0]: prompts}
+    if loaded.model.config.vocab >= 512:
+        raise ProfileError(f"{loaded.name} is asked nothing: its commits are logged on prompts (--prompts FILE)")
+    return {name: name for name in WORKLOADS}
+
+
+def profile_model(
+    loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
+    temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
+    max_context: int | None = None, seed: int = 0, told: Told | None = None,
+) -> tuple[Profile, Taken]:  # fmt: skip
+    """Measure a model on its device for about `budget` seconds and fit its profile.
+
+    workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
+    weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
+    """
+    if workloads and not loaded.trained:
+        raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
+    config = loaded.model.config
+    for prompts in workloads.values():  # read before anything is measured
+        read_tokens(prompts, loaded.name, config)
+    for_steps = budget * (STEPS_SHARE if workloads else 1.0)
+    steps = measure_steps(
+        loaded, for_steps, max_batch=max_batch, max_context=max_context, seed=seed,
+        told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
+    )  # fmt: skip
+    latency, fit = fit_latency(steps)
+    logs = {}
+    models: list[CommitModel] = list(yields)
+    fits = []
+    wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
+    for i, (workload, threshold) in enumerate(wanted):
+        if told is not None:
+            told(
+                f"commits on {workload} at threshold {threshold:g}",
+                (for_steps + i * (budget - for_steps) / len(wanted)) / budget,
+            )
+        log = log_commits(loaded, workloads[workload], threshold, temperature, LOG_REQUESTS, seed)
+        logs[workload, threshold] = log
+        source = f"dsim profile: {config.name} at work on {workload}, {LOG_REQUESTS} requests"
+        model, commit_fit = fit_commits(
+            log, workload=workload, threshold=threshold, temperature=temperature, source=source
+        )
+        models.append(model)
+        fits.append(commit_fit)
+    settings = loaded.settings
+    profile = Profile(
+        name=name,
+        description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
+        origin="measured",
+        family="block-diffusion" if config.block_length > 1 else "autoregressive",
+        implementation="dsim live",
+        device=loaded.device,
+        model=loaded.shape,
+        latency=latency,
+        fit=fit,
+        memory=loaded.memory,
+        commits=tuple(models),
+        provenance=Provenance(
+            sources=("measured by dsim profile", *dict.fromkeys(m.source for m in yields)),
+            date=time.strftime("%Y-%m-%d"),
+            tool_version=__version__,
+            seed=seed,
+            torch=str(settings.pop("torch")),
+            driver=settings.pop("driver", None),
+            clocks=f"{settings.pop('clock_mhz')} MHz" if "clock_mhz" in settings else None,
+            prompts=", ".join(workloads.values()) or None,
+            settings=settings
+            | {
+                "strategy": "low_confidence_dynamic",
+                "page_size": PAGE,
+                "graphs": False,
+                "block_length": config.block_length,
+            },
+        ),
+        commit_fits=tuple(fits),
+    )  # fmt: skip
+    return profile, Taken(steps, logs)

@@ -23,8 +23,8 @@ MAY_IMPORT = {
     "report": {"engine", "profiler"},
     "cli": {"engine", "traces", "kernels", "profiler", "sim", "live", "planner", "report"},
 }
-# Modules with a licence of their own: the one that measures a device, and the one that validates on it.
-EXCEPTIONS = {"profiler.measure": {"live"}, "planner.validate": {"live"}}
+# Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
+EXCEPTIONS = {"profiler.measure": {"live"}, "planner.on_device": {"live"}, "planner.validate": {"live"}}
 ONLY_IN = {
     "simpy": {"sim"},
     "torch": {"live", "kernels"},

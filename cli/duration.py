@@ -1,0 +1,17 @@
+"""A length of time as people write it."""
+
+import math
+import re
+
+from ..engine.errors import DsimError
+
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of `90`, `90s`, `5m` or `1.5h`; a DsimError otherwise."""
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", text)
+    seconds = float(found[1]) * UNITS[found[2]] if found else math.nan
+    if not seconds > 0:
+        raise DsimError(f"duration is {text!r}, expected more than 0 as in 90s, 5m or 1h")
+    return seconds

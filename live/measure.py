@@ -1,0 +1,143 @@
+"""Steps of a wanted shape, measured through the serving loop, so that the host's time is in them as it is in a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.commits import CommitDraws, CommitModel
+from ..engine.engine import Engine, Limits
+from ..engine.journal import STEP_COLUMNS, RequestTable, StepRecorder
+from ..engine.latency import Features
+from ..engine.policy import Policy, parse
+from ..engine.request import Request
+from ..engine.step import StepOutcome, StepPlan
+from .executor import ModelExecutor
+from .forward import Forward
+from .loop import serve
+from .prompts import random_prompts
+
+SETTLE = 2  # steps of a shape before its latencies count
+PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # nothing passes: one mask commits a step
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """A step of `batch` sequences that compute `window` positions each after `context` keys.
+
+    window 0: the prefill of `context` tokens each.
+    """
+
+    batch: int
+    window: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """Query positions of the step."""
+        return self.batch * (self.window or self.context)
+
+    def policy(self, block: int) -> Policy:
+        """The policy whose steps have this shape."""
+        batching = f"max_batch={self.batch},max_prefill_tokens={max(block, self.batch * max(1, self.context))}"
+        if self.window == 1:
+            return parse(f"ar,{batching}")
+        if self.window in (0, block):
+            return parse(f"lmdeploy-bd32:{block},num_loops=1,decide_ahead=false,{batching}")
+        return parse(f"chunk:{self.window},block_length={block},{batching}")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of one shape: their features, those of the middle one, and what each of them took."""
+
+    features: Features
+    latency: npt.NDArray[np.float64]  # [steps], s
+    device: npt.NDArray[np.float64]  # [steps], s
+
+
+def features_of(shape: Shape, block: int) -> Features:
+    """What a step of a shape will cost by, nearly: a chunk's visible keys change by a few as it moves on."""
+    n, keys = shape.batch, shape.context + (shape.window or 0)
+    if shape.window == 0:
+        pairs = n * shape.context * (shape.context + block) // 2
+        return Features(shape.tokens, pairs, n * keys, n * block, n * block, n, shape.tokens)
+    return Features(shape.tokens, shape.tokens * keys, n * keys, shape.tokens, shape.tokens, n, 0)
+
+
+def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measured:
+    """`repeats` steps of a shape, whose `context` is a multiple of `block`.
+
+    The keys of a decode step's context are never computed: what they hold changes no latency.
+    """
+    assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
+    policy = shape.policy(block)
+    limits = Limits(forward.cache.num_pages, 1 << 30, shape.batch)
+    rounds = repeats + SETTLE if shape.window == 0 else 1
+    output = 0 if shape.window == 0 else (repeats + SETTLE + 2) * block
+    requests = [Request(i, 0.0, shape.context, output) for i in range(shape.batch * rounds)]
+    lengths = np.full(len(requests), shape.context), np.full(len(requests), output)
+    draws = None if policy.autoregressive else CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block)
+    prompts = random_prompts(forward.model.config, 0)
+    executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape.window > 0)
+    engine = Engine(policy, limits, RequestTable(len(requests)))
+    parts: list[Mapping[str, Any]] = []
+    recorder = StepRecorder(lambda columns, lists: parts.append(columns), policy.block_length, batch=256)
+    wanted = repeats + SETTLE
+    try:
+        serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= wanted)
+    finally:
+        forward.cache.clear()
+    recorder.flush()
+    steps = {name: np.concatenate([part[name] for part in parts]) for name in STEP_COLUMNS}
+    counted = np.flatnonzero(steps["prefill"] == (shape.window == 0))[SETTLE:]
+    middle = counted[len(counted) // 2]
+    tokens, pairs, keys, head, sampled, batch, forwards = (
+        int(steps[name][middle])
+        for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards")
+    )
+    prefill = tokens if shape.window == 0 else 0
+    features = Features(tokens, pairs, keys, head, sampled, batch, prefill, forwards)
+    return Measured(features, steps["latency"][counted], steps["device"][counted])
+
+
+class _Contextual(ModelExecutor):
+    """An executor that takes prompts as read, where decode steps are what is measured."""
+
+    def __init__(self, *arguments: Any) -> None:
+        *rest, self._skip_prefill = arguments
+        super().__init__(*rest)
+        self.measured = 0
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        if plan.prefill and self._skip_prefill:
+            self._open(plan, plan.num_tokens.astype(np.int64))
+            return StepOutcome(0.0, np.ones_like(plan.window) & self._policy.autoregressive)
+        self.measured += 1
+        return super().step(plan)
+
+
+def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, page: int, num_pages: int) -> list[Shape]:
+    """Every shape worth measuring where so much fits, smallest first: powers of two and the middles between them."""
+    contexts = sorted({max(block, c // block * block) for c in _powers(block, most_context)})
+    windows = [w for w in _powers(1, block) if w <= block]
+    found = set()
+    for batch in _powers(1, most_batch):
+        for context in contexts:
+            if batch * -(-(context + 2 * block) // page) > num_pages:
+                continue
+            if batch * context <= most_tokens:
+                found.add(Shape(batch, 0, context))
+            found |= {Shape(batch, w, context) for w in windows if batch * w <= most_tokens}
+    return sorted(found, key=lambda s: (s.tokens, s))
+
+
+def _powers(first: int, last: int) -> list[int]:
+    """first, 1.5 first, 2 first, 3 first, 4 first ... and last."""
+    values = []
+    while first < last:
+        values += [first, 3 * first // 2]
+        first *= 2
+    return sorted({*(v for v in values if v < last), last})

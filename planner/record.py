@@ -1,0 +1,136 @@
+"""Runs recorded: scenarios served one after another by the twin or on a device, their journal and report written."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..report.files import RunWriter
+from ..report.manifest import CommitInfo, Manifest
+from ..report.metrics import Summary
+from ..sim.twin import Append, Progress, Result
+from ..traces import Trace
+from .scenario import Scenario, arrived
+
+AR_EMITS = "an autoregressive policy token by token"
+FILES = "run.json, requests.parquet, steps.parquet, report.html"
+
+# Serves a scenario's requests: what became of them, and what ended the run early if anything did.
+Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
+Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a policy's name -> who is told of its progress
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of the scenarios that were begun."""
+
+    results: list[Result]
+    summaries: list[Summary]
+    manifest: Manifest
+    failure: Exception | None  # the run that it ended is the last, and what was done until then is written
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last run was stopped, or failed, before its end."""
+        return self.results[-1].interrupted
+
+
+def record(
+    scenarios: Sequence[Scenario],
+    requests: Trace,
+    serve: Serve,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    about: Callable[[Sequence[Result]], dict[str, Any]] = lambda results: {},
+    watch: Watch = lambda name: nullcontext(),
+) -> Record:
+    """Serve each scenario (the same but for its policy) and write a run's folder, whole or not at all.
+
+    about: more of the manifest, once the results are known; a value of None takes a key out.
+    """
+    results: list[Result] = []
+    summaries: list[Summary] = []
+    failure = None
+    with nullcontext() if out is None else RunWriter(out, force=force) as writer:
+        for scenario in scenarios:
+            name = scenario.policy
+            with watch(name) as progress:
+                append = None if writer is None else writer.steps(name).append
+                result, failure = serve(scenario, requests, append, progress)
+            if failure is not None:  # requests that had not come when it ended are no one's
+                result = replace(result, interrupted=True)
+            results.append(result)
+            summaries.append(scenario.summarize(result))
+            if writer is not None:
+                writer.requests(name, arrived(result))
+            if result.interrupted:
+                break
+        manifest: dict[str, Any] = {**manifest_of(scenarios[0], requests, results, summaries), **about(results)}
+        held = Manifest(**{key: value for key, value in manifest.items() if value is not None})  # type: ignore[typeddict-item]
+        if writer is not None:
+            writer.finish(held)
+    return Record(results, summaries, held, failure)
+
+
+def in_twin(
+    scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None
+) -> tuple[Result, Exception | None]:
+    """Serve a scenario in the twin."""
+    return scenario.simulate(requests, append=append, progress=progress), None
+
+
+def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summaries: list[Summary]) -> Manifest:
+    """What the run was. Nothing of when or where it ran: the same inputs give the same bytes."""
+    source, profile = scenario.source(), scenario.loaded_profile()
+    notes = source.notes
+    emit = scenario.emit
+    if emit == "block" and any(result.policy.autoregressive for result in results):
+        emit += f" ({AR_EMITS})"
+    closed = scenario.concurrency is not None
+    commits: list[CommitInfo] = [
+        {
+            "policy": result.policy.name,
+            "workload": result.commit_model.workload,
+            "block_length": result.commit_model.block_length,
+            "threshold": result.commit_model.threshold,
+            "source": result.commit_model.source,
+            "extrapolated_from": result.commit_model.extrapolated_from,
+        }
+        for result in results
+        if result.commit_model is not None
+    ]
+    return Manifest(
+        question="Which scheduler settings serve this traffic best?",
+        dsim=__version__,
+        trace={
+            "name": source.name,
+            "num_requests": len(requests),
+            "arrival": f"closed loop of {scenario.concurrency}" if closed else scenario.arrival,
+            "rate": requests.rate if len(requests) > 1 and requests.duration > 0 else 0.0,
+            "skipped_bad": notes.num_skipped,
+            "failed_in_trace": notes.failed_in_trace,
+            "sorted_rows": notes.num_unsorted,
+            "hash_ids": notes.has_hash_ids,
+        },
+        profile={
+            "name": profile.name,
+            "device": profile.device.name,
+            "model": profile.model.name,
+            "implementation": profile.implementation,
+            "estimated": profile.is_estimate,
+        },
+        commit_models=commits,
+        replicas=scenario.replicas,
+        router=scenario.router,
+        emit=emit,
+        seed=scenario.seed,
+        slos=list(scenario.slos),
+        missing_passes=scenario.missing_passes,
+        drop_warmup=scenario.drop_warmup,
+        closed_loop=closed,
+        interrupted=results[-1].interrupted,
+        policies=[summary.to_json() for summary in summaries],
+    )

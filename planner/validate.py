@@ -1,0 +1,215 @@
+"""Validation: profile a model on a device, predict runs of several policies and loads, serve them, and compare.
+
+Every cell (a policy at a load) is a pair of run folders, predicted and measured, written as it ends: an interrupted
+validation goes on with the cells it lacks. Policies share the traffic of a load, so that their ranking can be judged:
+a load is a share of the predicted capacity of the policy that has the least.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import DsimError
+from ..profiler.profile import Profile
+from ..report.compare import Comparison, compare_runs
+from ..report.compare_bounds import Bound
+from ..report.run import Run, read_run
+from ..sim.twin import Progress
+from .on_device import about_live, check_live, on_device
+from .record import in_twin, record
+from .scenario import Scenario
+
+if TYPE_CHECKING:
+    from ..profiler.measure import Loaded
+
+LOADS = (0.3, 0.6, 0.8)
+POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
+PLAN = "validation.json"
+
+Watch = Callable[[str], AbstractContextManager[Progress | None]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A policy at a load. `again` is a second measurement of the same, beside which the twin's error is read."""
+
+    policy: str
+    load: float  # share of the predicted capacity
+    rate: float  # req/s
+    num_requests: int
+    again: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its folder."""
+        plain = "".join(c if c.isalnum() or c in ".-" else "_" for c in self.policy)
+        return f"{plain}-at-{self.load:g}"
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What a validation found."""
+
+    capacities: dict[str, float]  # predicted, req/s, by policy
+    cells: list[Cell]
+    comparison: Comparison  # predicted against measured, of all cells that were measured
+    noise: Comparison | None  # a measurement against its repetition: what no twin can do better than
+    pairs: list[tuple[Run, Run]]  # of the comparison
+    left: list[str]  # cells that the budget or an interrupt left out
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        noise = None if self.noise is None else self.noise.to_json()
+        return {
+            "capacities": self.capacities, "cells": [asdict(cell) for cell in self.cells], "left": self.left,
+            "comparison": self.comparison.to_json(), "noise": noise,
+        }  # fmt: skip
+
+    def noise_lines(self) -> list[str]:
+        """The noise floor in words: how far two runs of the same thing on the device are apart."""
+        if self.noise is None:
+            return ["Noise floor: no cell was measured twice"]
+        lines = []
+        for cell in self.noise.cells:
+            means = [f"{name} {100 * cell.metrics[name].error['mean']:+.1f} %" for name in ("e2el", "tpot", "ttft")]
+            lines.append(f"Noise floor, {cell.policy}: means of two runs on the device differ by {', '.join(means)}")
+        return lines
+
+
+def predicted_capacity(scenario: Scenario) -> float:
+    """Requests a second that the twin serves when there is always more to do."""
+    requests = scenario.requests()
+    result = replace(scenario, concurrency=max(1, len(requests) // 2)).simulate(requests)
+    return float((result.table["status"] == 0).sum()) / result.end
+
+
+def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: float) -> list[Cell]:
+    """The cells, the most telling first: every policy at the middle load, then at the highest, then the others.
+
+    seconds: how long the requests of a cell arrive. A cell of the middle load is measured twice.
+    """
+    least = min(capacities.values())
+    order = sorted(loads, key=lambda load: (abs(load - sorted(loads)[len(loads) // 2]), -load))
+    cells = []
+    for load in order:
+        rate = load * least
+        num = max(8, math.ceil(rate * seconds))
+        cells += [Cell(policy, load, rate, num, load == order[0]) for policy in capacities]
+    return cells
+
+
+def validate(
+    out: Path,
+    base: Scenario,
+    loaded: Loaded,
+    profile: Profile,
+    *,
+    policies: Sequence[str] = POLICIES,
+    loads: Sequence[float] = LOADS,
+    seconds: float = 20.0,
+    commits: str = "twin",
+    prompts: str | None = None,
+    bounds: Sequence[Bound] = (),
+    more: Callable[[], bool] = lambda: True,
+    watch: Watch = lambda name: nullcontext(),
+) -> Validated:
+    """Measure every cell and compare; `base` says the trace, the profile's file, the workload and the seed.
+
+    A cell whose folders are in `out` is not measured again. more: asked before each cell; False leaves the rest.
+    Raises DsimError for settings that cannot run, before anything is measured, and when no cell was measured.
+    """
+    for policy in policies:
+        check_live(replace(base, policy=policy), loaded, profile, commits)
+    held = _plan(out)
+    if held is None:
+        capacities = {policy: predicted_capacity(replace(base, policy=policy, arrival="trace")) for policy in policies}
+        cells = plan_cells(capacities, loads, seconds)
+        plan = {
+            "trace": base.trace, "lengths": base.lengths, "profile": base.profile, "seed": base.seed,
+            "commits": commits, "capacities": capacities, "cells": [asdict(cell) for cell in cells],
+        }  # fmt: skip
+        out.mkdir(parents=True, exist_ok=True)
+        (out / PLAN).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+    else:
+        if set(held["capacities"]) != set(policies):
+            raise DsimError(
+                f"{out}: holds a validation of {', '.join(held['capacities'])}, this one is of {', '.join(policies)}"
+            )
+        for key in ("trace", "lengths", "seed", "commits"):
+            wanted = commits if key == "commits" else getattr(base, key)
+            if held[key] != wanted:
+                raise DsimError(f"{out}: holds a validation with {key} {held[key]}, this one has {wanted}")
+        capacities = held["capacities"]
+        cells = [Cell(**cell) for cell in held["cells"]]
+    serve = partial(on_device, loaded, profile, commits, prompts)
+    about = about_live(loaded, profile, commits, prompts)
+    left = []
+    for cell in cells:
+        scenario = replace(base, policy=cell.policy, arrival="poisson", rate=cell.rate, num_requests=cell.num_requests)
+        requests = scenario.requests()
+        folder = out / cell.name
+        wanted = ["measured", *(["again"] if cell.again else [])]
+        if not (folder / "predicted").is_dir():
+            record([scenario], requests, in_twin, out=folder / "predicted")
+        for name in wanted:
+            if (folder / name).is_dir():
+                continue
+            if not more():
+                left.append(f"{cell.name}/{name}")
+                continue
+            recorded = record(
+                [scenario], requests, serve, out=folder / name, about=about, watch=partial(watch_cell, watch, cell)
+            )
+            if recorded.failure is not None:
+                raise recorded.failure
+            if recorded.interrupted:  # half a cell is none
+                _remove(folder / name)
+                raise KeyboardInterrupt
+    pairs = [_pair(out / cell.name, "predicted", "measured") for cell in cells]
+    again = [_pair(out / cell.name, "measured", "again") for cell in cells if cell.again]
+    measured = [pair for pair in pairs if pair is not None]
+    if not measured:
+        raise DsimError(f"{out}: no cell was measured within the budget: give it more")
+    repeated = [pair for pair in again if pair is not None]
+    comparison = compare_runs(measured, lambda _: profile, bounds)
+    noise = compare_runs(repeated, lambda _: profile, with_parts=False) if repeated else None
+    return Validated(capacities, cells, comparison, noise, measured, left)
+
+
+def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
+    """Tell of a cell by its own name."""
+    return watch(f"{cell.policy} at {cell.rate:.3g} req/s")
+
+
+def _pair(folder: Path, predicted: str, measured: str) -> tuple[Run, Run] | None:
+    if not (folder / measured).is_dir():
+        return None
+    return read_run(folder / predicted), read_run(folder / measured)
+
+
+def _plan(out: Path) -> dict[str, Any] | None:
+    path = out / PLAN
+    if not path.is_file():
+        if out.is_dir() and any(out.iterdir()):
+            raise DsimError(f"{out}: holds files and no {PLAN}: choose another folder")
+        return None
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DsimError(f"{path}: not JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(held, dict) or not {"capacities", "cells"} <= set(held):
+        raise DsimError(f"{path}: not a validation's plan")
+    return held
+
+
+def _remove(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
