@@ -1,14 +1,177 @@
 """Fit a latency model to measured steps, and say whether to believe it."""
 
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .profile import Fit
-from .samples import Bools, Samples
+from .pieces import LINEAR, Problem, digits, search
+from .profile import Fit, HeldOut
+from .samples import FEATURES, Bools, Floats, Points, Samples, points
+
+MIN_POINTS = 4
+
+# When a fit is doubted.
+FEW_POINTS = 3  # points for each coefficient
+NOISE = 0.05
+DRIFT = 0.03
+HELD_OUT_MEDIAN = 0.05
+HELD_OUT_P95 = 0.20
+
+DOMAINS = ("tokens", "batch", "prefill_tokens", "head_rows")
 
 
 def fit_latency(taken: Samples, held_out: Bools | None = None) -> tuple[LatencyModel, Fit]:
     """The model of least relative squares over the points (medians of repeats), and how far to trust it.
 
-    held_out: the points, in the order of `points(taken)`, that judge the fit and take no part in it; every fifth by
-    default.
+    held_out: the points, in the order of `points(taken)`, that judge the fit and take no part in it; as `split` has it
+    by default. Where every step's device time is known the host's terms are fitted to the rest of its latency;
+    otherwise host_step cannot be told from the other constants, and is left in them.
     """
-    raise NotImplementedError
+    every = points(taken)
+    judge = split(every) if held_out is None else held_out
+    fitted = every[~judge]
+    if len(fitted) < MIN_POINTS:
+        raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")
+    timed = not np.isnan(fitted.device).any()
+    solution = search(Problem(fitted, fitted.device if timed else fitted.latency, not timed))
+    errors = solution.standard_errors()
+    host = {"host_step": 0.0, "host_request": 0.0}
+    missing = list(solution.unidentified)
+    if timed:
+        host, host_errors = _host(fitted)
+        errors |= host_errors
+        missing += [name for name in host if name not in host_errors]
+    else:
+        host["host_request"] = solution.coefficients().get("host_request", 0.0)
+        missing.append("host_step")
+    model = solution.model(**host)
+    residuals = predict(model, fitted.features) / fitted.latency - 1.0
+    judged = None
+    if judge.any():
+        off = np.abs(predict(model, every.features[judge]) / every.latency[judge] - 1.0)
+        judged = HeldOut(int(judge.sum()), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
+    noise, (drift, drift_error) = _noise(every), _drift(taken)
+    num = solution.num_coefficients + sum(name in errors for name in host if timed)
+    doubts = _doubts(len(fitted), num, noise, drift, drift_error, judged)
+    return model, Fit(
+        domain=_range(fitted.column("tokens")),
+        regimes=_regimes(model, float((fitted.column("tokens") / fitted.column("num_forwards")).max())),
+        residual=digits(np.sqrt(np.mean(residuals**2)), 4),
+        standard_errors={name: digits(value, 3) for name, value in errors.items()},
+        relative_uncertainty=None,
+        num_points=len(fitted),
+        held_out=judged,
+        domains={name: _range(fitted.column(name)) for name in DOMAINS}
+        | {"keys": _range(fitted.column("sum_kv") / np.maximum(fitted.column("batch"), 1))},
+        noise=None if noise is None else digits(noise, 3),
+        drift=None if drift is None else digits(drift, 3),
+        unidentified=tuple(missing),
+        valid=not doubts,
+        doubts=doubts,
+    )
+
+
+def split(every: Points) -> Bools:
+    """The points held out: every fifth in the order of their features, never the extremes; none of fewer than ten."""
+    place = np.arange(len(every))
+    return np.asarray((place % 5 == 2) & (place < len(every) - 1) & (len(every) >= 10), np.bool_)
+
+
+def predict(model: LatencyModel, features: Floats) -> Floats:
+    """`model.step` of many steps at once: features [steps, 8] to seconds."""
+    f = dict(zip(FEATURES, features.T, strict=True))
+    n = f["num_forwards"]
+    tokens = f["tokens"] / n
+    x, y = np.array(model.knots).T
+    pieces = np.interp(tokens, x, y) + model.slope * np.maximum(tokens - x[-1], 0.0)
+    device = n * pieces + sum(getattr(model, name) * f[of] for name, of in LINEAR.items())
+    host = n * model.host_step + model.host_request * f["batch"]
+    return np.asarray(np.maximum(n * model.launch, device) + host, np.float64)
+
+
+def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
+    """host_step and host_request from what of each latency is not the device's, and their standard errors."""
+    weight = 1.0 / fitted.latency
+    table = np.column_stack([fitted.column("num_forwards"), fitted.column("batch")]) * weight[:, None]
+    target = (fitted.latency - fitted.device) * weight
+    ratio = fitted.column("batch") / fitted.column("num_forwards")
+    varied = bool(ratio.max() > ratio.min())
+    if not varied:
+        table = table[:, :1]
+    scale = np.linalg.norm(table, axis=0)
+    values = nnls(table / scale, target)[0] / scale
+    variance = float(((table @ values - target) ** 2).sum()) / max(1, len(target) - table.shape[1])
+    errors = np.sqrt(variance * np.diag(np.linalg.inv((table / scale).T @ (table / scale)))) / scale
+    names = ("host_step", "host_request")[: table.shape[1]]
+    found = dict(zip(names, values.tolist(), strict=True))
+    return {"host_step": 0.0, "host_request": 0.0} | found, dict(zip(names, errors.tolist(), strict=True))
+
+
+def _noise(every: Points) -> float | None:
+    """The typical spread between a point's repeats."""
+    known = every.spread[~np.isnan(every.spread)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _drift(taken: Samples) -> tuple[float | None, float]:
+    """The relative change of repeats from the first measurement to the last, and its standard error."""
+    when = np.arange(len(taken)) / max(1, len(taken) - 1)
+    num = np.bincount(taken.group)
+    mean = np.bincount(taken.group, taken.latency) / np.maximum(num, 1)
+    x = when - (np.bincount(taken.group, when) / np.maximum(num, 1))[taken.group]
+    y = taken.latency / mean[taken.group] - 1.0
+    degrees = int((num[num > 1] - 1).sum()) - 1
+    # Repeats taken back to back say nothing about the time between them.
+    if degrees < 3 or (x**2).mean() < 1e-3:
+        return None, np.inf
+    slope = float((x * y).sum() / (x**2).sum())
+    error = float(np.sqrt(((y - slope * x) ** 2).sum() / degrees / (x**2).sum()))
+    return slope, error
+
+
+def _doubts(
+    num_points: int, num_coefficients: int, noise: float | None, drift: float | None, drift_error: float,
+    judged: HeldOut | None,
+) -> tuple[str, ...]:  # fmt: skip
+    doubts = []
+    if num_points < FEW_POINTS * num_coefficients:
+        doubts.append(
+            f"too few points: {num_points} step shapes for {num_coefficients} coefficients, expected at least "
+            f"{FEW_POINTS * num_coefficients}"
+        )
+    if noise is not None and noise > NOISE:
+        doubts.append(f"noise: repeats of a step spread by {noise:.1%}, expected at most {NOISE:.0%}")
+    if drift is not None and abs(drift) > max(DRIFT, 3 * drift_error):
+        doubts.append(
+            f"drift: repeats took {drift:+.1%} by the end (standard error {drift_error:.1%}), expected within "
+            f"{DRIFT:.0%}: the device's clocks or its load changed"
+        )
+    if judged is None:
+        doubts.append(f"too few points: none of {num_points} could be held out, expected at least 10 to measure")
+        return tuple(doubts)
+    for name, value, bound in (
+        ("median", judged.median, HELD_OUT_MEDIAN),
+        ("95th percentile", judged.p95, HELD_OUT_P95),
+    ):
+        if value > bound:
+            doubts.append(f"held-out error: the {name} is {value:.1%}, expected at most {bound:.0%}")
+    return tuple(doubts)
+
+
+def _regimes(model: LatencyModel, most: float) -> tuple[str, ...]:
+    """By how far the layers' time grows with the tokens in the middle of each piece: d log(seconds) / d log(tokens)."""
+    x = [*(knot[0] for knot in model.knots), max(most, model.knots[-1][0])]
+    regimes = []
+    for start, end in pairwise(x):
+        middle = np.sqrt(max(start, 1.0) * max(end, 1.0))
+        rise = model.pieces(end) - model.pieces(start)
+        growth = rise / max(end - start, 1e-9) * middle / max(model.pieces(middle), 1e-30)
+        regimes.append("memory-bound" if growth < 1 / 3 else "transition" if growth < 2 / 3 else "compute-bound")
+    return tuple(regimes)
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    return float(values.min()), float(values.max())

@@ -1,0 +1,272 @@
+"""The least-squares search behind a latency fit: pieces with found bends, a launch floor, coefficients of at least 0.
+
+Given the bends (tokens at which the pieces meet) and which points ran into the launch floor, the model is linear in
+coefficients that may not be negative: so bends are searched on a grid, the floor's points found by turns from several
+starts, and the best is polished with the bends free. The number of pieces is the one of least BIC.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+from ..engine.latency import LatencyModel
+from .samples import Bools, Floats, Points
+
+MAX_PIECES = 3
+GRID = 5  # candidate bends at quantiles, twice as many at equal ratios
+STARTS = (0.15, 0.4, 0.7)  # share of the points first taken to have run into the launch floor
+ROUNDS = 8
+POLISHED = 2  # best candidates of each number of pieces, with and without a floor
+SEARCHED = 1500  # most points that the grid looks at; the polish takes all
+COLLINEAR = 0.01  # of a column, what the columns before it must leave unexplained
+
+LINEAR = {"attention": "sum_q_kv", "kv_read": "sum_kv", "head": "head_rows", "sample": "sampled_rows"}
+
+
+class Problem:
+    """Points to fit, weighted so that a residual is relative to the whole latency."""
+
+    def __init__(self, fitted: Points, target: Floats, with_host: bool) -> None:
+        self.points, self.with_host = fitted, with_host
+        self.forwards = fitted.column("num_forwards")
+        self.tokens = fitted.column("tokens") / self.forwards
+        self.weight = 1.0 / fitted.latency
+        self.target = target * self.weight
+        self.linear = {name: fitted.column(of) for name, of in LINEAR.items()}
+        if with_host:
+            self.linear["host_request"] = fitted.column("batch")
+
+    def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
+        """What each coefficient adds to each point: base, a slope for each piece, `names`, launch."""
+        rising = np.clip(self.tokens[:, None] - bends, 0.0, np.append(np.diff(bends), np.inf))
+        device = np.column_stack([self.forwards, self.forwards[:, None] * rising])
+        device[floor] = 0.0
+        others = [self.linear[name] * (1.0 if name == "host_request" else ~floor) for name in names]
+        table: Floats = np.column_stack([device, *others, self.forwards * floor]) * self.weight[:, None]
+        return table
+
+    def thinned(self) -> "Problem":
+        """The same over at most SEARCHED points."""
+        keep = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(np.int64))
+        target = (self.target / self.weight)[keep]
+        return Problem(self.points[keep], target, self.with_host) if len(self.points) > SEARCHED else self
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Coefficients (base, slopes, names, launch) of the pieces that begin at `bends`."""
+
+    problem: Problem
+    bends: Floats
+    names: tuple[str, ...]
+    values: Floats
+    unidentified: tuple[str, ...] = ()
+
+    def on(self, problem: Problem) -> "Solution":
+        return Solution(problem, self.bends, self.names, self.values, self.unidentified)
+
+    def floor(self) -> Bools:
+        """The points whose device would be done before its kernels are launched."""
+        nowhere = np.zeros(len(self.problem.points), np.bool_)
+        device = self.problem.columns(self.bends, self.names, nowhere)
+        if "host_request" in self.names:
+            device[:, 1 + len(self.bends) + self.names.index("host_request")] = 0.0
+        launch = self.values[-1] * self.problem.forwards * self.problem.weight
+        return np.asarray(device @ self.values < launch, np.bool_)
+
+    def residuals(self) -> Floats:
+        """predicted / measured - 1 of each point."""
+        out: Floats = self.problem.columns(self.bends, self.names, self.floor()) @ self.values - self.problem.target
+        return out
+
+    @property
+    def floored(self) -> bool:
+        """Whether any point ran into the launch floor."""
+        return bool(self.floor().any())
+
+    @property
+    def squares(self) -> float:
+        return float((self.residuals() ** 2).sum())
+
+    @property
+    def num_coefficients(self) -> int:
+        """Free ones: base, slopes, bends but the first, names, and the floor where points ran into it."""
+        return 2 * len(self.bends) + len(self.names) + int(self.floored)
+
+    @property
+    def bic(self) -> float:
+        n = len(self.problem.points)
+        # The floor counts three times, for its height and its choice of points: what a flat piece can say, it says.
+        num = self.num_coefficients + 2 * int(self.floored)
+        return float(n * np.log(max(self.squares, 1e-12 * n) / n) + num * np.log(n))
+
+    def coefficients(self) -> dict[str, float]:
+        return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
+
+    def model(self, host_step: float, host_request: float) -> LatencyModel:
+        others = {name: digits(value) for name, value in self.coefficients().items() if name != "host_request"}
+        heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1 : len(self.bends)]))
+        return LatencyModel(
+            knots=tuple((digits(x), digits(y)) for x, y in zip(self.bends, heights, strict=True)),
+            slope=digits(self.values[len(self.bends)]),
+            launch=digits(self.values[-1]) if self.floored else 0.0,
+            host_step=digits(host_step),
+            host_request=digits(host_request),
+            **others,
+        )
+
+    def jacobian(self) -> Floats:
+        """Of the residuals, by the coefficients and then by the bends but the first."""
+        table = self.problem.columns(self.bends, self.names, floor := self.floor())
+        slopes = self.values[1 : 1 + len(self.bends)]
+        beyond = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
+        turns = beyond * (slopes[:-1] - slopes[1:]) * (self.problem.forwards * self.problem.weight)[:, None]
+        return np.column_stack([table, turns])
+
+    def standard_errors(self) -> dict[str, float]:
+        """Of each coefficient, from the linearised fit and its own residuals, by name in the profile."""
+        table, num = self.jacobian(), len(self.bends)
+        free = np.linalg.norm(table, axis=0) > 0.0
+        degrees = max(1, len(table) - int(free.sum()))
+        scale = np.where(free, np.linalg.norm(table, axis=0), 1.0)
+        inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
+        covariance = self.squares / degrees * inverse / np.outer(scale, scale)
+        # Of what the profile states, by the coefficients: a knot's height is the base and all rises before it.
+        size, slopes = table.shape[1], self.values[1 : 1 + num]
+        unit = np.eye(size)
+        stated: dict[str, Floats] = {}
+        height = unit[0].copy()
+        for k in range(num):
+            if k:
+                at = len(self.values) + k - 1  # this bend's place among the coefficients
+                height = height + unit[k] * (self.bends[k] - self.bends[k - 1]) + unit[at] * slopes[k - 1]
+                if k > 1:
+                    height = height - unit[at - 1] * slopes[k - 1]
+                stated[f"knots[{k}][0]"] = unit[at]
+            stated[f"knots[{k}][1]"] = height
+        stated["slope"] = unit[num]
+        stated |= {name: unit[1 + num + i] for i, name in enumerate(self.names)}
+        if free[len(self.values) - 1]:
+            stated["launch"] = unit[len(self.values) - 1]
+        return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+
+
+def search(problem: Problem) -> Solution:
+    """The solution of least BIC over one to three pieces, on all points."""
+    few = problem.thinned()
+    names = _identified(few, np.zeros(len(few.points), np.bool_))
+    first, last = few.tokens.min(), few.tokens.max()
+    levels = np.unique(few.tokens)
+    even = np.quantile(levels, np.linspace(0, 1, GRID + 2)[1:-1])
+    grid = np.unique(np.append(even, np.geomspace(max(first, 1.0), max(last, 2.0), 2 * GRID + 2)[1:-1]))
+    grid = grid[(grid > levels[0]) & (grid < levels[-1])]
+    best: Solution | None = None
+    for pieces in range(1, MAX_PIECES + 1):
+        if len(levels) < 2 * pieces:  # a piece takes two levels to be seen
+            break
+        found = [s for bends in combinations(grid, pieces - 1) for s in _settle(few, np.array([first, *bends]), names)]
+        for floored in (False, True):
+            kind = (s for s in found if s.floored == floored)
+            for candidate in sorted(kind, key=lambda s: s.squares)[:POLISHED]:
+                polished = _polish(candidate.on(problem))
+                if best is None or polished.bic < best.bic:
+                    best = polished
+    assert best is not None
+    return _without_unidentified(best, tuple(problem.linear))
+
+
+def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Solution]:
+    """The best coefficients for these bends without a floor, and with one where points run into it.
+
+    By turns: fit, see which points run into the floor, and fit again.
+    """
+    nowhere = np.zeros(len(problem.points), np.bool_)
+    free = Solution(problem, bends, names, _solve(problem, bends, names, nowhere))
+    device = problem.columns(bends, names, nowhere) @ free.values / problem.weight / problem.forwards
+    best: Solution | None = None
+    for share in STARTS:
+        floor = device <= np.quantile(device, share)
+        for _ in range(ROUNDS):
+            found = Solution(problem, bends, names, _solve(problem, bends, names, floor))
+            again = found.floor()
+            if again.any() and (best is None or found.squares < best.squares):
+                best = found
+            if (again == floor).all() or again.all():
+                break
+            floor = again
+    return [free] if best is None else [free, best]
+
+
+def _solve(problem: Problem, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
+    table = problem.columns(bends, names, floor)
+    scale = np.linalg.norm(table, axis=0)
+    scale[scale == 0.0] = 1.0
+    return np.asarray(nnls(table / scale, problem.target)[0] / scale, np.float64)
+
+
+def _polish(start: Solution) -> Solution:
+    """The same with the bends free, each between the neighbouring ones."""
+    problem, num = start.problem, len(start.values)
+    bends = start.bends
+    edges = np.sqrt(bends[1:] * np.append(bends[2:], problem.tokens.max()))
+    low = np.append(np.zeros(num), np.maximum(np.append(bends[:1], edges[:-1]), bends[0] * 1.0001)[: len(bends) - 1])
+    high = np.append(np.full(num, np.inf), np.maximum(edges, low[num:] * 1.001))
+
+    def at(x: Floats) -> Solution:
+        return Solution(problem, np.append(bends[:1], x[num:]), start.names, x[:num])
+
+    x = np.clip(np.append(start.values, bends[1:]), low, high)
+
+    def residuals(x: Floats) -> Floats:
+        return at(x).residuals()
+
+    def jacobian(x: Floats) -> Floats:
+        return at(x).jacobian()
+
+    found = least_squares(
+        residuals, x, jacobian, bounds=(low, high), x_scale=_scale(start), xtol=1e-10, ftol=1e-10, gtol=1e-12,
+        max_nfev=60,
+    )  # fmt: skip
+    polished = at(found.x)
+    return polished if polished.bic <= start.bic else start
+
+
+def _scale(start: Solution) -> Floats:
+    """The change of each coefficient, and bend, that moves the typical point by all of its latency."""
+    norms = np.linalg.norm(start.jacobian(), axis=0) / np.sqrt(len(start.problem.points))
+    norms[norms == 0.0] = 1.0
+    return np.asarray(1.0 / norms, np.float64)
+
+
+def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Solution:
+    """The solution refitted without the coefficients that only points on the floor could have told."""
+    floor = solution.floor()
+    names = _identified(solution.problem, floor)
+    if names != solution.names:
+        values = _solve(solution.problem, solution.bends, names, floor)
+        solution = _polish(Solution(solution.problem, solution.bends, names, values))
+    missing = [name for name in wanted if name not in names] + ([] if solution.floor().any() else ["launch"])
+    return Solution(solution.problem, solution.bends, names, solution.values, tuple(missing))
+
+
+def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
+    """The coefficients whose columns the columns before them, and a line through the tokens, do not explain."""
+    seen = ~floor
+    basis = np.column_stack([problem.forwards, problem.tokens * problem.forwards])[seen] * problem.weight[seen, None]
+    basis = np.linalg.qr(basis)[0]
+    names = []
+    for name, column in problem.linear.items():
+        values = (column * problem.weight)[seen]
+        rest = values - basis @ (basis.T @ values)
+        size = np.linalg.norm(rest)
+        if size > COLLINEAR * np.linalg.norm(values):
+            names.append(name)
+            basis = np.column_stack([basis, rest / size])
+    return tuple(names)
+
+
+def digits(value: float, num: int = 6) -> float:
+    """Rounded to that many significant digits."""
+    return float(f"{value:.{num}g}")
