@@ -10,7 +10,19 @@ import pytest
 
 from dsim.engine.errors import ProfileError
 from dsim.profiler import ship
-from dsim.profiler.profile import DEFAULT, SHIPPED, MemoryModel, load, save, shipped, to_json
+from dsim.profiler.profile import (
+    DEFAULT,
+    SHIPPED,
+    CommitFit,
+    FocusDeltas,
+    HeldOut,
+    MemoryModel,
+    Prediction,
+    load,
+    save,
+    shipped,
+    to_json,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +52,42 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
     assert (measured.is_estimate, measured.verdict) == (False, "measured")
+
+
+def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
+    known = load(DEFAULT)
+    model = known.commits[0]
+    judged = CommitFit(
+        model.workload, 32, 0.9, None, 90, 4000, 30, {"step_spread": 0.1},
+        (Prediction("tokens per step", 4.0, 4.1),), False, ("too few requests",),
+    )  # fmt: skip
+    profile = replace(
+        known,
+        origin="measured",
+        fit=replace(
+            known.fit, num_points=120, held_out=HeldOut(30, 0.01, 0.04), domains={"keys": (32.0, 4096.0)}, noise=0.01,
+            drift=-0.002, unidentified=("launch",), valid=False, doubts=("noise",),
+        ),
+        provenance=replace(
+            known.provenance, clocks="1980 MHz", prompts="p.txt", settings={"dtype": "bf16", "graphs": True, "page": 64}
+        ),
+        commit_fits=(judged,),
+        focus=FocusDeltas(1.5, 0.5, -0.5, 0.4),
+    )  # fmt: skip
+    save(profile, tmp_path / "p.json")
+    again = load(tmp_path / "p.json")
+    assert again == profile
+    assert again.commit_fit(model) == judged
+    assert again.commit_fit(model.for_block(16)) == judged
+    assert again.commit_fit(known.commits[1]) is None
+    assert judged.predictions[0].error == pytest.approx(0.025)
+
+
+def test_a_file_of_version_1_still_loads() -> None:
+    # Written by the dsim that knew no other; version 2 changed nothing else in the shipped profile.
+    old = Path(__file__).with_name("profile-v1.json")
+    assert json.loads(old.read_text())["version"] == 1
+    assert load(old) == load(DEFAULT)
 
 
 def test_the_shipped_files_are_what_the_script_writes(tmp_path: Path) -> None:
@@ -126,6 +174,19 @@ BAD = [
     (("commits", 0, "pass_probability"), [0.5], "p.json: commits[0].pass_probability has 1 values, expected 32"),
     (("commits", 0, "pass_probability", 3), 1.01, "p.json: commits[0].pass_probability[3] is 1.01, expected at most 1"),
     (("commits", 0, "padding_share"), -0.1, "p.json: commits[0].padding_share is -0.1, expected at least 0"),
+    (("latency", "valid"), 1, "p.json: latency.valid is 1, expected true or false"),
+    (("latency", "domains"), {"keys": [2, 1]}, "p.json: latency.domains.keys[1] is 1.0, expected at least keys[0], 2"),
+    (
+        ("latency", "held_out"),
+        {},
+        "p.json: latency.held_out.num_points is missing, expected keys num_points, median, p95",
+    ),
+    (
+        ("provenance", "settings"),
+        {"page": []},
+        "p.json: provenance.settings.page is a list of 0, expected a text, a number, true, false or null",
+    ),
+    (("focus",), 1, "p.json: focus is 1, expected an object"),
     (("provenance", "sources"), [1], "p.json: provenance.sources[0] is 1, expected a string"),
 ]
 
