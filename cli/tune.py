@@ -12,30 +12,28 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
-from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.policy import to_toml
+from ..planner.objective import LATENCY_METRIC, OBJECTIVES
 from ..planner.quality import load_table, parse_share
 from ..planner.scenario import Scenario
+from ..planner.search import SAMPLERS
 from ..planner.space import candidate_of, load_space, runs_on
-from ..planner.tune import BASELINE, LATENCY_METRIC, OBJECTIVES, SAMPLERS, Tuned, tune
+from ..planner.tune import BASELINE, tune
+from ..planner.tuned import Tuned
 from ..profiler.profile import DEFAULT
 from ..report.slo import Slo
 from ..report.tune import answer, columns, finalists, row, spelt
-from ..sim.router import ROUTERS
-from ..traces import ARRIVALS, LENGTHS, shipped_names
-from ..traces.lengths import FORMS
+from . import options
 from .bar import Bar
-from .replay import INTERRUPTED, option
+from .options import INTERRUPTED, option
 
 JOURNAL = "study.journal"
 
 
 def tune_command(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")],
-    slo: Annotated[
-        list[str] | None, option("SLO", "\\[stat:]metric=bound, as ttft=2s or p90:tpot_chunk=50ms; repeat.", "--slo")
-    ] = None,
+    trace: options.TraceName,
+    slo: options.Slos = None,
     objective: Annotated[
         list[str] | None, option("O", f"One of: {', '.join(OBJECTIVES)}; repeat for a Pareto front.", "--objective")
     ] = None,
@@ -50,40 +48,34 @@ def tune_command(
     allow_unknown_quality: Annotated[
         bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality nobody measured.")
     ] = False,
-    gpu_hour: Annotated[float | None, option("PRICE", "Price of a GPU hour, for the cost objective.")] = None,
+    gpu_hour: options.GpuHour = None,
     latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = LATENCY_METRIC,
     train: Annotated[float, option("X", "Share of the trace, by time, that the search sees.")] = 0.6,
     replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
     sampler: Annotated[str, option("S", f"One of: {', '.join(SAMPLERS)}.")] = "tpe",
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials early.")] = True,
-    jobs: Annotated[int, option("N", "Replays at a time.")] = 1,
-    profile: Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.")] = DEFAULT,
-    workload: Annotated[
-        str | None, option("W", "The profile's commit model to draw from; its first by default.")
-    ] = None,
-    replicas: Annotated[int, option("N", "Replicas behind the router.")] = 1,
-    router: Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.")] = "round-robin",
-    arrival: Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.")] = "trace",
-    rate: Annotated[float | None, option("R", "Requests per second; the trace's own by default.")] = None,
-    cv: Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.")] = None,
-    lengths: Annotated[
-        str | None, option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.")
-    ] = None,
-    num_requests: Annotated[int | None, option("N", "How many requests to replay.")] = None,
-    time_scale: Annotated[float | None, option("X", "Multiply the trace's gaps.")] = None,
-    time_unit: Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")] = False,
-    emit: Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.")] = "block",
-    eos: Annotated[
-        bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
-    ] = False,
+    jobs: Annotated[int, option("N", "Replays at once; the search depends on it.")] = 1,
+    backend: options.Backend = "local",
+    address: options.Address = None,
+    profile: options.ProfileName = DEFAULT,
+    workload: options.Workload = None,
+    replicas: options.Replicas = 1,
+    router: options.Router = "round-robin",
+    arrival: options.Arrival = "trace",
+    rate: options.Rate = None,
+    cv: options.Cv = None,
+    lengths: options.Lengths = None,
+    num_requests: options.NumRequests = None,
+    time_scale: options.TimeScale = None,
+    time_unit: options.TimeUnit = None,
+    skip_bad: options.SkipBad = False,
+    emit: options.Emit = "block",
+    eos: options.Eos = False,
     drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds of each replay.")] = 0.0,
-    missing_fails: Annotated[
-        bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
-    ] = False,
-    seed: Annotated[int, option("S", "Same seed, same bytes.")] = 0,
+    missing_fails: options.MissingFails = False,
+    seed: options.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write policy.toml, the trials and report.html.", "-o", "--out")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its trials included.")] = False,
 ) -> None:
     """Search for the policy that serves a trace best, and confirm it on traffic that the search never saw.
@@ -136,6 +128,8 @@ def tune_command(
                 sampler=sampler,
                 prune=prune,
                 jobs=jobs,
+                backend=backend,
+                address=address,
                 progress=partial(_show, bar),
             )
     except KeyboardInterrupt:

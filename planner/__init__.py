@@ -3,6 +3,7 @@
 from .capacity import Capacity, capacity, fewest_replicas
 from .scenario import Scenario
 from .sweep import Sweep, sweep
-from .tune import Tuned, tune
+from .tune import tune
+from .tuned import Tuned
 
 __all__ = ["Capacity", "Scenario", "Sweep", "Tuned", "capacity", "fewest_replicas", "sweep", "tune"]

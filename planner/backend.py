@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Generic, TypeVar, cast
 
 from .. import __version__
@@ -132,28 +133,45 @@ def _attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Out
         return Outcome(key, error=f"{type(error).__name__}: {_line(error)}", trace=traceback.format_exc())
 
 
-def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
-    """In a process of this machine, even one that took another's place in the middle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return _attempt(function, version, key, cell)
-
-
 def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
     for key, cell in cells.items():
         yield _attempt(function, __version__, key, cell)
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes begun in here ignore Ctrl-C, which a terminal sends to all: the one that began them ends them."""
-    if threading.current_thread() is not threading.main_thread():
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until what is done in here is done: a line half written, a lock half taken."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came = False
+
+    def note(_signum: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes begun from here on hear no Ctrl-C, which a terminal sends to all: the one that began them ends them.
+
+    They inherit the mask, and so do those that later take their places, for the thread that begins those inherits it.
+    """
+    with uninterrupted():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> Generator[Outcome[R], None, None]:
@@ -167,7 +185,7 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
         parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
         with _deaf_to_interrupts():
             outcomes = parallel(
-                delayed(_deaf_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
+                delayed(_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
             )
         try:
             for outcome in outcomes:

@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from ..engine.errors import DsimError
+from ..report.metrics import no_nan
 from ..report.slo import Slo
 from ..sim.twin import limits_of
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
-from .scenario import Scenario
+from .scenario import Scenario, classes
 
 FEWEST, MANY = 6000, 10_000  # requests in a replay: the trace's number, within these; more below a precision of 2 %
 USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it must stay below the interval
@@ -96,7 +97,7 @@ class Capacity:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        data = _plain(asdict(self))
+        data = no_nan(asdict(self))
         first = ("rate", "replicas", "binding_slo", "limited_by", "curve", "num_replays", "profile")
         return {name: data[name] for name in first} | {k: v for k, v in data.items() if k not in first}
 
@@ -500,9 +501,9 @@ def _search(
     if scenario.replicas < 1:
         raise DsimError(f"replicas is {scenario.replicas}, expected at least 1")
     source = scenario.source()
-    named = source.extras.get("slo_class", []) if scenario.lengths is None else []
-    classes = {str(name) for name in named if name is not None}
-    slos = [Slo.parse(text, classes) for text in scenario.slos]
+    slos = [Slo.parse(text) for text in scenario.slos]
+    for slo in slos:
+        slo.check_class(classes(source) if scenario.lengths is None else ())
     if num_requests is None:
         longer = max(1.0, USUAL_PRECISION / precision)
         num_requests = max(
@@ -536,12 +537,3 @@ def _check_options(
         raise DsimError(f"max replications is {max_replications}, expected at least 2")
     if gpu_hour is not None and not 0 <= gpu_hour < math.inf:
         raise DsimError(f"GPU hour is {gpu_hour}, expected a price of 0 or more")
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types: NaN and infinity become null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -24,7 +24,7 @@ from ..sim.router import ROUTERS
 from ..sim.twin import commit_model_of
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
-from .scenario import Scenario
+from .scenario import Scenario, classes
 
 Json = dict[str, Any]
 
@@ -164,7 +164,7 @@ def _check(
 ) -> Plan:
     """The cells, each one's values tried before any is run."""
     cells: dict[str, Cell] = {}
-    prepared: set[Scenario] = set()
+    prepared: dict[Scenario, set[str]] = {}  # the classes of its requests
     estimated: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
         try:
@@ -176,8 +176,9 @@ def _check(
             # What the requests depend on: of the cells that share it, one is tried.
             alike = replace(scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=())
             if alike not in prepared:
-                scenario.requests()
-                prepared.add(alike)
+                prepared[alike] = classes(scenario.requests())
+            for text in scenario.slos:
+                Slo.parse(text).check_class(prepared[alike])
             settings = settings_of(policy)
             shown = {
                 name: _shown(settings.get(name.removeprefix(POLICY)))

@@ -10,12 +10,12 @@ from scipy.special import stdtrit  # scipy.stats would take a second to import
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..report.metrics import ROUNDING, Columns, good_requests, latencies, stable
+from ..report.metrics import ROUNDING, Columns, good_requests, latencies, of_class, stable
 from ..report.slo import Slo
 from ..sim.twin import Append, Result
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
-from .scenario import Scenario
+from .scenario import Scenario, class_column
 
 BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
 WARMUP = 0.10  # of arrivals, replayed but not judged: the run begins empty
@@ -106,14 +106,10 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
     own = replace(scenario, seed=seed)
     source = scenario.source()
-    rows = resample(len(source), num_requests, block, seed)
-    timed = source.notes.has_arrivals and len(source) > 1
-    if scenario.arrival == "trace" and not (timed and source.duration > 0):
+    timed = source.notes.has_arrivals and len(source) > 1 and source.duration > 0
+    if scenario.arrival == "trace" and not timed:
         raise TraceError(f"{source.name} has no arrival times, expected an arrival process (--arrival)")
-    gaps = np.ones(len(source))
-    if timed:
-        gaps = np.diff(source.arrival, prepend=-source.duration / (len(source) - 1))
-    drawn = source.take(rows, np.cumsum(gaps[rows]))
+    drawn = redraw(source, num_requests, block, seed)
     parameters = None if scenario.fit is None else fit_burstgpt_like(load(scenario.fit))
     ready = prepare(
         replace(drawn, notes=replace(source.notes, has_hash_ids=False)),
@@ -129,16 +125,29 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     return own, ready
 
 
-def resample(num_rows: int, num_requests: int, block: int, seed: int) -> npt.NDArray[np.int64]:
-    """Rows of a ring of `num_rows`: blocks of consecutive ones that begin at equal distances, in random order.
+def redraw(trace: Trace, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> Trace:
+    """Blocks of consecutive requests, see `resample`: each with its lengths, its class and the gap before it."""
+    rows = resample(len(trace), num_requests, block, seed, evenly=evenly)
+    gaps = np.ones(len(trace))
+    if trace.notes.has_arrivals and len(trace) > 1:
+        gaps = np.diff(trace.arrival, prepend=-trace.duration / (len(trace) - 1))
+    return trace.take(rows, np.cumsum(gaps[rows]))
 
-    The first begins anywhere, so that every row is equally likely. Every replication covers the whole trace evenly,
-    which spares it the luck of busy hours drawn twice (systematic sampling).
+
+def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:
+    """Rows of a ring of `num_rows`: blocks of consecutive ones, in random order; every row is equally likely.
+
+    Evenly, blocks begin at equal distances around the ring from a random start, so that every replication covers the
+    whole trace, which spares it the luck of busy hours drawn twice (systematic sampling). Otherwise each block begins
+    anywhere (the circular block bootstrap): replications then differ as traffic like the trace's may.
     """
     num_blocks = -(-num_requests // block)
-    u = float(chance.uniform(chance.key(seed, BLOCKS, 0))[0])
-    order = np.argsort(chance.key(seed, BLOCKS, 1, np.arange(num_blocks)), kind="stable")
-    starts = np.floor((order + u) * num_rows / num_blocks).astype(np.int64)
+    if evenly:
+        u = float(chance.uniform(chance.key(seed, BLOCKS, 0))[0])
+        at = (np.argsort(chance.key(seed, BLOCKS, 1, np.arange(num_blocks)), kind="stable") + u) / num_blocks
+    else:
+        at = chance.uniform(chance.key(seed, BLOCKS, 2, np.arange(num_blocks)))
+    starts = np.floor(at * num_rows).astype(np.int64)
     rows: npt.NDArray[np.int64] = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
     return rows
 
@@ -160,15 +169,10 @@ def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: 
     n = len(requests)
     judged = slice(int(WARMUP * n), n - int(COOLDOWN * n))
     window = {name: column[judged] for name, column in columns.items()}
-    classes = np.array(requests.extras["slo_class"][judged]) if "slo_class" in requests.extras else None
+    window["slo_class"] = class_column(requests)[judged]
     values, severities = [], []
     for criterion in criteria:
-        seen = window
-        wanted = criterion.slos[0].slo_class
-        if wanted is not None:
-            assert classes is not None
-            seen = {name: column[classes == wanted] for name, column in window.items()}
-        value, severity = _judge(criterion, seen, result, missing_passes)
+        value, severity = _judge(criterion, of_class(window, criterion.slos[0]), result, missing_passes)
         values.append(value)
         severities.append(severity)
     grown = growth(columns)
@@ -197,12 +201,16 @@ def growth(columns: Columns) -> float:
 def interval(values: Sequence[float], confidence: float) -> Interval:
     """The geometric mean of independent estimates and Student's interval of their logs; infinite for a single one."""
     logs = np.log(values)
-    n = len(logs)
-    half = math.inf
-    if n > 1:
-        half = float(stdtrit(n - 1, (1 + confidence) / 2)) * float(logs.std(ddof=1)) / math.sqrt(n)
-    mean = float(logs.mean())
+    mean, half = float(logs.mean()), student(logs, confidence)
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half) if half < math.inf else math.inf)
+
+
+def student(values: npt.NDArray[np.float64], confidence: float) -> float:
+    """Half of Student's interval of the mean of independent values; infinite for a single one."""
+    n = len(values)
+    if n < 2:
+        return math.inf
+    return float(stdtrit(n - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) / math.sqrt(n)
 
 
 def _judge(criterion: Criterion, requests: Columns, result: Result, missing_passes: bool) -> tuple[float, float]:

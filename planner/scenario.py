@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from ..engine.policy import Policy, parse
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
@@ -52,10 +55,13 @@ class Scenario:
         return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed)
 
     def requests(self) -> Trace:
-        """The requests to replay: the trace's, at this scenario's times and with its lengths."""
+        """The requests to replay: the trace's, at this scenario's times and with its lengths.
+
+        A DsimError where an SLO names a class that none of them is of.
+        """
         source = self.source()
         timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs no times
-        return prepare(
+        ready = prepare(
             source,
             arrival="constant" if timeless else self.arrival,
             rate=1.0 if timeless else self.rate,
@@ -68,6 +74,9 @@ class Scenario:
             jitter=self.jitter,
             parameters=None if self.fit is None else fit_burstgpt_like(load(self.fit)),
         )
+        for text in self.slos:
+            Slo.parse(text).check_class(classes(ready))
+        return ready
 
     def parsed_policy(self) -> Policy:
         """The policy that the SPEC names."""
@@ -97,13 +106,17 @@ class Scenario:
             progress=progress,
         )
 
-    def summarize(self, result: Result) -> Summary:
-        """The metrics of its run."""
+    def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
+        """The metrics of its run; `requests` spares making them again where an SLO asks for their class."""
+        slos = [Slo.parse(text) for text in self.slos]
+        columns = result.table.columns
+        if any(slo.slo_class is not None for slo in slos):
+            columns = columns | {"slo_class": class_column(self.requests() if requests is None else requests)}
         return summarize(
             self.policy,
-            arrived(result),
+            arrived(result, columns),
             result.totals,
-            [Slo.parse(text) for text in self.slos],
+            slos,
             missing_passes=self.missing_passes,
             drop_warmup=self.drop_warmup,
             replicas=self.replicas,
@@ -112,12 +125,24 @@ class Scenario:
 
     def run(self, requests: Trace | None = None) -> Summary:
         """Replay and summarize."""
-        return self.summarize(self.simulate(requests))
+        requests = self.requests() if requests is None else requests
+        return self.summarize(self.simulate(requests), requests)
 
 
-def arrived(result: Result) -> Columns:
+def classes(requests: Trace) -> set[str]:
+    """The classes of a trace's requests."""
+    return {str(name) for name in requests.extras.get("slo_class", []) if name is not None}
+
+
+def class_column(requests: Trace) -> npt.NDArray[np.object_]:
+    """Each request's class; None where it has none."""
+    return np.array(requests.extras.get("slo_class", [None] * len(requests)), dtype=object)
+
+
+def arrived(result: Result, columns: Columns | None = None) -> Columns:
     """The request columns; after an interrupt, of the requests that had arrived."""
-    columns = result.table.columns
+    if columns is None:
+        columns = result.table.columns
     if not result.interrupted:
         return columns
     seen = columns["replica"] >= 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .. import __version__
 from ..engine.errors import DsimError
-from .backend import Outcome, Pool
+from .backend import Outcome, Pool, uninterrupted
 from .grid import Cell, Plan, read_plan
 from .scenario import Scenario
 
@@ -93,8 +93,9 @@ def sweep(
                 progress(len(done), len(wanted))
             for outcome in outcomes:
                 entry = _entry(outcome, varied[outcome.key])
-                journal.append(entry)
-                done[outcome.key] = entry
+                with uninterrupted():
+                    journal.append(entry)
+                    done[outcome.key] = entry
                 if progress is not None:
                     progress(len(done), len(wanted))
         except KeyboardInterrupt:
@@ -111,10 +112,11 @@ def sweep(
 
 def _run(scenario: Scenario) -> Json:
     """One cell, wherever it runs."""
-    result = scenario.simulate()
+    requests = scenario.requests()
+    result = scenario.simulate(requests)
     if result.interrupted:  # the twin answers Ctrl-C with what it has: not what a cell asks for
         raise KeyboardInterrupt
-    return scenario.summarize(result).to_json()
+    return scenario.summarize(result, requests).to_json()
 
 
 def _entry(outcome: Outcome[Json], varied: Mapping[str, Any]) -> Json:

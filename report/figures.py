@@ -101,9 +101,13 @@ def _latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
 def _attainment(
     run: Run, requests: dict[str, Columns], slos: Sequence[Slo], missing_passes: bool
 ) -> list[Figure]:  # fmt: skip
-    judging = [slo for slo in slos if slo.stat is None]
+    # A run's folder does not hold the requests' classes: SLOs of a class are in the table alone.
+    judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     if not judging:
         return []
+    caption = "Rejected and unfinished requests do not."
+    if any(slo.slo_class is not None for slo in slos):
+        caption += " SLOs of a class are in the table."
     labels = [str(slo) for slo in judging] + (["all of them"] if len(judging) > 1 else [])
     bars = _figure("", "share of arrivals", percent=True)
     over_time = _figure("arrival time (s)", "share of arrivals that are good", percent=True)
@@ -129,7 +133,7 @@ def _attainment(
     over_time.update_yaxes(range=[worst - 0.02, 1.002] if worst > 0.8 else [0, 1.02])
     bars.update_yaxes(range=[0, 1.12], tickvals=[0, 0.25, 0.5, 0.75, 1])
     return [
-        Figure("slo-bars", "Requests that meet the SLOs", "Rejected and unfinished requests do not.", bars),
+        Figure("slo-bars", "Requests that meet the SLOs", caption, bars),
         Figure(
             "slo-time", "SLO attainment by arrival time", "When the traffic was too much for which policy.", over_time
         ),

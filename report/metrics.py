@@ -103,7 +103,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints and run.json holds: NaN becomes null."""
-        out: dict[str, Any] = _no_nan(asdict(self))
+        out: dict[str, Any] = no_nan(asdict(self))
         return out
 
 
@@ -122,7 +122,7 @@ def summarize(
 
     Requests that arrive in the first `drop_warmup` seconds leave every request metric; what comes from steps (itl,
     batch, chunk, tpf, utilisation) and `stable` always covers the whole run. `missing_passes` says whether a request
-    that lacks a metric (a single token has no tpot) meets a bound on it.
+    that lacks a metric (a single token has no tpot) meets a bound on it. SLOs of a class need a column slo_class.
     """
     arrival = requests["arrival"]
     start = float(arrival.min()) if len(arrival) else math.nan
@@ -190,7 +190,10 @@ def latencies(requests: Columns) -> dict[str, Floats]:
 def good_requests(
     requests: Columns, slos: Sequence[Slo], *, missing_passes: bool = True
 ) -> npt.NDArray[np.bool_] | None:
-    """Which requests completed and meet every per-request SLO; None when no SLO judges requests."""
+    """Which requests completed and meet every per-request SLO that judges them; None when no SLO judges requests.
+
+    An SLO of a class judges that class alone, which needs a column slo_class beside REQUEST_COLUMNS.
+    """
     bounds = [slo for slo in slos if slo.stat is None]
     if not bounds:
         return None
@@ -198,8 +201,17 @@ def good_requests(
     good = np.asarray(requests["status"] == COMPLETED)
     for slo in bounds:
         value = values[slo.metric]
-        good = good & ((value <= slo.bound * ROUNDING) | (np.isnan(value) & missing_passes))
+        meets = (value <= slo.bound * ROUNDING) | (np.isnan(value) & missing_passes)
+        good = good & (meets if slo.slo_class is None else meets | (requests["slo_class"] != slo.slo_class))
     return good
+
+
+def of_class(requests: Columns, slo: Slo) -> Columns:
+    """The requests that an SLO judges."""
+    if slo.slo_class is None:
+        return requests
+    mine = requests["slo_class"] == slo.slo_class
+    return {name: column[mine] for name, column in requests.items()}
 
 
 def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> float:
@@ -251,6 +263,12 @@ def _duration(requests: Columns, start: float) -> float:
 
 
 def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
+    if slo.slo_class is not None:
+        requests = of_class(requests, slo)
+        if not len(requests["status"]):  # nothing is missed; the trace has some, in the warm-up or beyond its head
+            return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
+        done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
+        dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
     if slo.stat is None:
         good = good_requests(requests, [slo], missing_passes=missing_passes)
         assert good is not None
@@ -292,11 +310,12 @@ def _per(amount: float, base: float) -> float:
     return amount / base if base > 0 else math.nan
 
 
-def _no_nan(value: Any) -> Any:
+def no_nan(value: Any) -> Any:
+    """JSON's own types: NaN and infinity become null."""
     if isinstance(value, dict):
-        return {key: _no_nan(v) for key, v in value.items()}
+        return {key: no_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_no_nan(v) for v in value]
+        return [no_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -329,14 +348,18 @@ METRICS: dict[str, Metric] = {
     ),
     "queue_time": Metric("ms", "start of the first prefill - arrival"),
     "tokens_per_emission": Metric("tok", "output tokens / emissions, over completed requests", "read it beside itl"),
-    "goodput": Metric("req/s", "requests that meet every per-request SLO / duration", "null without such an SLO"),
+    "goodput": Metric(
+        "req/s", "requests that complete and meet every per-request SLO / duration",
+        "null without such an SLO; an SLO of a class judges no other's requests",
+    ),
     "slo_attainment": Metric(
         "share", "requests that meet every per-request SLO / arrivals",
         "rejected and unfinished requests are not good; null without such an SLO",
     ),
     "slos": Metric(
         "", "each SLO: the share of arrivals that meet it, or with a statistic the run's value and whether it is met",
-        "a bound on the run is judged over completed requests and is not met while requests are unfinished",
+        "a bound on the run is judged over completed requests and is not met while requests are unfinished; an SLO of "
+        "a class is over that class alone",
     ),
     "batch": Metric("rows", "sequences in a decode step"),
     "chunk": Metric("positions", "most positions that a sequence may compute in a decode step"),

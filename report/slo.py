@@ -1,7 +1,7 @@
 """What counts as good enough: `[class/][stat:]metric=bound`, for each good request or, with a statistic, for the run.
 
 `ttft=2s` judges each request. `p90:ttft=2s` judges the run: its p90; `95%:ttft=2s`: at least 95 % of arrivals meet it.
-`chat/p90:ttft=1s` judges the requests whose slo_class is chat.
+`chat/p90:ttft=1s` and `chat/ttft=1s` judge the requests whose slo_class is chat, and no others.
 """
 
 import re
@@ -35,10 +35,10 @@ class Slo:
         return float(self.stat[:-1]) / 100 if self.stat is not None and self.stat.endswith("%") else None
 
     @classmethod
-    def parse(cls, text: str, classes: Collection[str] | None = None) -> "Slo":
+    def parse(cls, text: str) -> "Slo":
         """Read `ttft=2s`, `p90:tpot_chunk=50ms` or `95%:ttft=2s`; a DsimError names what is unknown and what is known.
 
-        classes: the trace's, where an SLO may name one, as in `chat/p90:ttft=1s`.
+        `chat/ttft=1s` names a class of the trace; whether there is one, `check_class` says.
         """
         spec = text.strip()
         shape = _SHAPE.fullmatch(spec)
@@ -54,8 +54,17 @@ class Slo:
             raise DsimError(f"SLO '{text}': itl is a list a request, so it needs a statistic, such as {example}")
         if slo_class is not None:
             slo_class = slo_class.strip()
-            _check_class(slo_class, classes, metric, text)
+            if not slo_class:
+                raise DsimError(f"SLO '{text}': the class is empty, expected one of the trace's, such as chat/ttft=1s")
+            if metric == "itl":
+                raise DsimError(f"SLO '{text}': itl is pooled over all requests, expected no class")
         return cls(metric, _seconds(shape["bound"].strip(), text), stat, spec, slo_class)
+
+    def check_class(self, classes: Collection[str]) -> None:
+        """Refuse a class that none of the trace's requests is of."""
+        if self.slo_class is not None and self.slo_class not in classes:
+            known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
+            raise DsimError(f"SLO '{self}': no request is of class '{self.slo_class}': the trace {known}")
 
     def __str__(self) -> str:
         who = "" if self.slo_class is None else f"{self.slo_class}/"
@@ -72,16 +81,6 @@ def _share(stat: str, text: str) -> str:
     if not 0 < percent <= 100:
         raise DsimError(f"SLO '{text}': share of arrivals is {stat}, expected above 0% and up to 100%")
     return f"{percent:g}%"
-
-
-def _check_class(slo_class: str, classes: Collection[str] | None, metric: str, text: str) -> None:
-    if classes is None:
-        raise DsimError(f"SLO '{text}': it names the class '{slo_class}', and here all requests are judged alike")
-    if slo_class not in classes:
-        known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
-        raise DsimError(f"SLO '{text}': no request is of class '{slo_class}': the trace {known}")
-    if metric == "itl":
-        raise DsimError(f"SLO '{text}': itl is pooled over all requests, expected no class")
 
 
 def _seconds(bound: str, text: str) -> float:

@@ -18,7 +18,10 @@ from dsim.engine import chance
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse, settings_of
 from dsim.planner import Scenario, tune
+from dsim.planner.confirm import estimate, gain
+from dsim.planner.objective import Evaluate, Outcome, Part, Replays, split
 from dsim.planner.quality import NEUTRAL, load_table, quality_of
+from dsim.planner.replicate import Interval, redraw
 from dsim.planner.space import (
     Candidate,
     Choice,
@@ -30,7 +33,6 @@ from dsim.planner.space import (
     runs_on,
     space_of,
 )
-from dsim.planner.tune import Estimate, Evaluate, Outcome, Part, Replays, estimate, gain, resampled, split
 from dsim.profiler.profile import load
 from dsim.traces import synth
 
@@ -83,7 +85,7 @@ def test_the_optimum_of_a_smooth_landscape_is_found(seed: int, sampler: str) -> 
     assert len(best.trials) == 40  # of 48 settings: none is tried twice
     assert best.trials["policy"].is_unique
     # 100 over 100 - 0.2 * 144 - 3.
-    assert best.winner.gains[0] == Estimate(*[pytest.approx(100 / 68.2 - 1)] * 3)
+    assert best.winner.gains[0] == Interval(*[pytest.approx(100 / 68.2 - 1)] * 3)
 
 
 def test_a_space_that_is_used_up_ends_the_search() -> None:
@@ -360,7 +362,7 @@ def test_a_gain_is_the_ratio_of_means_and_its_interval_that_of_a_ratio() -> None
     assert found.value == 0.5
     assert (found.low, found.high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
     less = gain([2.0, 2.0], [4.0, 4.0], -1.0)
-    assert less == Estimate(0.5, 0.5, 0.5)
+    assert less == Interval(0.5, 0.5, 0.5)
 
 
 def test_the_search_and_the_confirmation_share_no_request() -> None:
@@ -369,7 +371,7 @@ def test_the_search_and_the_confirmation_share_no_request() -> None:
     assert len(seen) + len(held) == 1000
     assert seen.duration <= 0.6 * trace.duration
     assert held.output_length.tolist() == trace.output_length[len(seen) :].tolist()
-    again = resampled(held, 5)
+    again = redraw(held, len(held), len(held) // 16, 5, evenly=False)
     assert len(again) == len(held)
     assert set(again.output_length.tolist()) <= set(held.output_length.tolist())
     assert again.rate == pytest.approx(held.rate, rel=0.25)
@@ -449,7 +451,7 @@ def test_the_example_in_the_docs_runs(monkeypatch: pytest.MonkeyPatch, capsys: p
     page = root / "docs" / "tune.md"
     code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     exec(compile(code, str(page), "exec"), {})
-    assert "Estimate(value=" in capsys.readouterr().out
+    assert "Interval(value=" in capsys.readouterr().out
 
 
 def test_the_space_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:

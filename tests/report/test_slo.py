@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,6 @@ def test_an_slo_says_metric_bound_and_statistic(text: str, metric: str, bound: f
         ("0%:ttft=2s", "share of arrivals is 0%, expected above 0% and up to 100%"),
         ("101%:ttft=2s", "share of arrivals is 101%, expected above 0% and up to 100%"),
         ("95%:itl=20ms", "needs a statistic, such as p99:itl=20ms"),
-        ("chat/ttft=2s", "it names the class 'chat', and here all requests are judged alike"),
         ("p42:ttft=2s", "unknown statistic 'p42', expected one of " + ", ".join(STATS)),
         (":ttft=2s", "unknown statistic '', expected one of"),
         ("itl=20ms", "needs a statistic, such as p99:itl=20ms"),
@@ -82,18 +82,35 @@ def test_a_share_of_arrivals_is_a_statistic_of_the_run() -> None:
 
 
 def test_an_slo_may_name_a_class_of_the_trace() -> None:
+    assert Slo.parse("chat/p90:ttft=1s").slo_class == "chat"
+    assert Slo.parse("batch/ttft=9s").slo_class == "batch"
+    assert Slo.parse("ttft=9s").slo_class is None
     classes = {"chat", "batch"}
-    assert Slo.parse("chat/p90:ttft=1s", classes).slo_class == "chat"
-    assert Slo.parse("batch/ttft=9s", classes).slo_class == "batch"
-    assert Slo.parse("ttft=9s", classes).slo_class is None
     for text, known, says in (
         ("video/ttft=1s", classes, "no request is of class 'video': the trace holds batch, chat"),
         ("chat/ttft=1s", set(), "no request is of class 'chat': the trace has no column slo_class"),
         ("chat/p99:itl=1s", classes, "itl is pooled over all requests, expected no class"),
+        ("/ttft=1s", classes, "the class is empty, expected one of the trace's, such as chat/ttft=1s"),
     ):
         with pytest.raises(DsimError) as error:
-            Slo.parse(text, known)
+            Slo.parse(text).check_class(known)
         assert str(error.value) == f"SLO '{text}': {says}"
+
+
+def test_an_slo_of_a_class_judges_no_other() -> None:
+    columns: dict[str, Any] = {name: np.zeros(20, dtype) for name, dtype in REQUEST_COLUMNS.items()}
+    columns |= {"first_emission": np.arange(1.0, 21.0), "num_tokens": np.ones(20, np.int32)}
+    columns["status"][:] = STATUSES.index("completed")
+    # ttft 1 to 20 s; the even ones are chat's, and the last one is of no class.
+    columns["slo_class"] = np.array(["batch", "chat"] * 9 + ["batch", None], dtype=object)
+    texts = ("chat/ttft=8s", "batch/ttft=13s", "chat/mean:ttft=9s", "batch/90%:ttft=17s", "95%:ttft=19s")
+    run = summarize("any", columns, StepTotals(), [Slo.parse(text) for text in texts])
+    # chat: 2 to 18 s, four of nine within 8 s. batch: 1 to 19 s, seven of ten within 13 s.
+    assert [v.attainment for v in run.slos if v.slo != "chat/mean:ttft=9s"] == [pytest.approx(4 / 9), 0.7, 0.9, 0.95]
+    assert (run.slos[2].observed_ms, run.slos[2].met) == (10_000.0, False)
+    assert [v.met for v in run.slos] == [None, None, False, True, True]
+    # Good: four of chat's, seven of batch's, and the one that no SLO judges.
+    assert run.slo_attainment == 12 / 20
 
 
 def test_a_run_meets_a_share_when_enough_arrivals_meet_the_bound() -> None:

@@ -1,0 +1,132 @@
+"""Whether what a search found is real: its best on fresh luck and on held-out traffic, paired with the default."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .objective import Outcome, Part
+from .quality import Quality
+from .replicate import Interval, student
+from .search import Judge, Search
+from .space import Candidate
+from .tuned import Finalist
+
+CONFIDENCE = 0.95
+NUM_RERANKED, NUM_RERANKS = 4, 4  # finalists, and replays of each that choose among them
+NUM_CONFIRMED = 8  # of a front
+
+
+def chosen(search: Search) -> list[Candidate]:
+    """What is worth confirming, best first: of one objective the best two, else a spread of the front."""
+    if len(search.objectives) == 1:
+        return _rerank(search, [c for c, outcome in search.ranked() if outcome.violation <= 0][:NUM_RERANKED])
+    front = search.front()
+    if len(front) <= NUM_CONFIRMED:
+        return front
+    return [front[round(i)] for i in np.linspace(0, len(front) - 1, NUM_CONFIRMED)]
+
+
+def confirm(
+    search: Search, candidates: Sequence[Candidate], replications: int, judge: Judge
+) -> dict[Candidate, Finalist]:
+    """Each of them, and the default, on the same held-out traffic, replication by replication."""
+    known = [search.default, *(c for c in candidates if c != search.default)]
+    outcomes: dict[Candidate, list[Outcome]] = {c: [] for c in known}
+    for index in range(replications):
+        search.progress("confirming", index, replications, search.best_text())
+        found = search.measure([(c, Part("confirm", index)) for c in known])
+        for c, outcome in zip(known, found, strict=True):
+            outcomes[c].append(outcome)
+    search.progress("confirming", replications, replications, search.best_text())
+    if search.default not in search.seen:
+        [search.seen[search.default]] = search.measure([(search.default, Part("search"))])
+    return {c: _finalist(search, c, outcomes, judge(c)) for c in known}
+
+
+def verdict(
+    objective: str, winner: Finalist, default: Finalist, min_quality: float | None, allow_unknown: bool
+) -> tuple[bool, list[str]]:
+    """Whether the winner is to be recommended, and what is to be said about it."""
+    notes = []
+    gain = winner.gains[0]
+    usable = default.meets >= 0.5
+    if min_quality is not None:
+        known = default.quality.relative
+        usable = usable and (allow_unknown if known is None else known >= min_quality)
+    if winner.candidate == default.candidate:
+        notes.append("the search found nothing better than the default")
+        ok = True
+    elif winner.meets < 0.5:
+        notes.append(f"the winner of the search misses an SLO in {1 - winner.meets:.0%} of held-out replays")
+        ok = False
+    elif math.isnan(gain.value) or gain.low > 0 or not usable:
+        ok = True
+        if not usable:
+            notes.append("the default itself misses an SLO or the quality asked for, and cannot be recommended")
+    else:
+        notes.append(f"the gain in {objective} over the default is not confirmed: the default is recommended")
+        ok = False
+    if (winner if ok else default).quality.relative is None:
+        reason = (winner if ok else default).quality.notes[0]
+        notes.append(f"the quality of the recommended policy is unknown: {reason}")
+    if objective in ("goodput", "cost") and default.attainment > 0.995 and winner.attainment > 0.995:
+        notes.append("the default already serves nearly every request well: a higher --rate would tell settings apart")
+    return ok, notes
+
+
+def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:
+    """The mean over replications and Student's interval, over `scale`."""
+    data = np.asarray(values, float) / scale
+    mean, half = float(data.mean()), student(data, CONFIDENCE)
+    return Interval(mean, mean - half, mean + half)
+
+
+def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interval:
+    """The relative gain of a mean over that of the default, paired by replication; sign -1 where less is better.
+
+    The interval is that of a ratio: of each replication's distance from the line through zero that the ratio is.
+    """
+    mine, other = np.asarray(values, float), np.asarray(base, float)
+    mean = float(other.mean())
+    if not mean > 0:
+        return Interval(math.nan, math.nan, math.nan)
+    ratio = float(mine.mean()) / mean
+    spread = estimate(list(sign * (mine - ratio * other)), mean)
+    value = sign * (ratio - 1)
+    return Interval(value, value + spread.low, value + spread.high)
+
+
+def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
+    """The best two by fresh luck on the part that the search saw: a lucky one falls back."""
+    if len(few) < 2:
+        return few
+    scores: dict[Candidate, tuple[float, float]] = dict.fromkeys(few, (0.0, 0.0))
+    missed: dict[Candidate, int] = dict.fromkeys(few, 0)
+    for index in range(NUM_RERANKS):
+        search.progress("ranking", index, NUM_RERANKS, search.best_text())
+        outcomes = search.measure([(c, Part("rerank", index)) for c in few])
+        for c, outcome in zip(few, outcomes, strict=True):
+            value, latency = search.order(outcome)
+            scores[c] = scores[c][0] + value, scores[c][1] + latency
+            missed[c] += outcome.violation > 0
+    return sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, scores[c]))[:2]
+
+
+def _finalist(
+    search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[Outcome]], quality: Quality
+) -> Finalist:
+    mine, base = outcomes[candidate], outcomes[search.default]
+    values, gains = [], []
+    for i, sign in enumerate(search.signs):
+        values.append(estimate([o.values[i] for o in mine]))
+        gains.append(gain([o.values[i] for o in mine], [o.values[i] for o in base], sign))
+    return Finalist(
+        candidate=candidate,
+        quality=quality,
+        search=search.seen[candidate].values,
+        values=tuple(values),
+        gains=tuple(gains),
+        meets=float(np.mean([o.violation <= 0 for o in mine])),
+        attainment=float(np.mean([o.attainment for o in mine])),
+    )

@@ -1,0 +1,181 @@
+"""What a setting is worth: its replay on a part of the trace, the objectives' values, and the SLOs it missed."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+
+from ..engine import chance
+from ..engine.errors import DsimError, TraceError
+from ..profiler.profile import Profile
+from ..report.metrics import SloVerdict, Summary
+from ..report.slo import METRIC_KEYS, STATS, Slo
+from ..traces import Trace
+from .backend import Pool
+from .replicate import redraw
+from .scenario import Scenario
+from .space import Candidate
+
+OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}
+HIGHER = ("goodput", "throughput")
+LATENCY_METRIC = "p90:norm_latency"
+MIN_REQUESTS = 20  # of a part of the trace
+INFEASIBLE = 1.0  # violation of a setting that was not replayed
+BLOCKS = 16  # that held-out traffic is drawn in
+RERANK, CONFIRM = 231, 232  # purposes of draws, apart from the engine's
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which traffic a candidate is replayed on."""
+
+    kind: str  # search, rerank (the same part of the trace, other luck) or confirm (the part held out)
+    index: int = 0  # of the replication
+    share: float = 1.0  # of its requests, from the first
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a replay showed: the objectives' values, and by how much the worst SLO on the run was missed."""
+
+    values: tuple[float, ...]
+    violation: float = 0.0  # relative to the bound; 0 where all hold
+    missed: str = ""  # the SLO that was missed most
+    attainment: float = math.nan  # share of arrivals that were good
+    latency: float = 0.0  # ms, p90 of norm_latency: it decides between equals
+
+
+Evaluate = Callable[[Candidate, Part], Outcome]
+
+
+class Measure:
+    """Settings on parts of the traffic, measured in a pool; and how many replays that took."""
+
+    def __init__(self, evaluate: Evaluate, pool: Pool) -> None:
+        self.num_replays = 0
+        self._evaluate = evaluate
+        self._pool = pool
+
+    def __call__(self, work: Sequence[tuple[Candidate, Part]]) -> list[Outcome]:
+        """The outcomes, in the order of the work."""
+        self.num_replays += len(work)
+        return list(self._pool.map(partial(_evaluate, self._evaluate), work))
+
+
+class Replays:
+    """Replays a candidate on the part of the trace that the search sees, or on the part held out."""
+
+    def __init__(
+        self, scenario: Scenario, objectives: tuple[str, ...], gpu_hour: float | None, latency: str, train: float
+    ) -> None:
+        self.scenario = scenario
+        self.objectives = objectives
+        self.gpu_hour = gpu_hour
+        self.latency = parse_latency(latency)
+        self.train = train
+        self.slos = [Slo.parse(text) for text in scenario.slos]
+
+    def __call__(self, candidate: Candidate, part: Part) -> Outcome:
+        """One replay."""
+        own = replace(self.scenario, policy=candidate.spec, replicas=candidate.replicas)
+        if part.kind != "search":
+            own = replace(own, seed=fresh_seed(own.seed, RERANK if part.kind == "rerank" else CONFIRM, part.index))
+        requests = traffic(own, part.kind == "confirm", self.train)
+        if part.share < 1:
+            requests = requests.head(max(1, round(part.share * len(requests))))
+        result = own.simulate(requests)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return self.outcome(candidate, own.summarize(result, requests), own.loaded_profile(), requests.rate)
+
+    def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> Outcome:
+        """The objectives of a run and what it missed; `offered` in req/s."""
+        misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(self.slos, summary.slos, strict=True)]
+        violation, missed = max(misses, default=(0.0, ""))
+        values = tuple(self._value(name, candidate, summary, profile, offered) for name in self.objectives)
+        latency = _number(summary.norm_latency_ms.p90, 1e9)
+        return Outcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
+
+    def _value(self, name: str, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> float:
+        # Good requests over the time in which requests came: over the run's own time, which ends with its last
+        # request, a policy that serves nobody better would gain by a shorter tail.
+        rate = summary.slo_attainment * offered
+        # Where no SLO judges requests, all that complete are good, and the SLOs on the run are constraints.
+        if math.isnan(rate):
+            rate = summary.request_throughput
+        if name == "throughput":
+            return _number(summary.output_throughput, 0.0)
+        if name == "goodput":
+            return _number(rate, 0.0)
+        if name == "cost":
+            assert self.gpu_hour is not None
+            # No good request at all is priced as half of one.
+            least = 0.5 / summary.duration_s if summary.duration_s > 0 else 1e-9
+            hourly = candidate.replicas * profile.device.count * self.gpu_hour
+            return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
+        stat, metric = self.latency
+        return _number(getattr(getattr(summary, f"{metric}_ms"), stat), 1e9)
+
+
+def traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
+    """The part of the trace: as it is for the search; redrawn by the seed where it is held out."""
+    return _traffic(replace(scenario, policy="", replicas=1), held_out, train)
+
+
+def parse_latency(text: str) -> tuple[str, str]:
+    """A statistic and a metric from `p90:norm_latency`."""
+    stat, _, metric = text.partition(":")
+    if stat not in STATS or metric not in METRIC_KEYS:
+        raise DsimError(
+            f"latency metric is {text!r}, expected STAT:METRIC such as {LATENCY_METRIC}, of {', '.join(STATS)} "
+            f"and {', '.join(METRIC_KEYS)}"
+        )
+    return stat, metric
+
+
+def split(trace: Trace, train: float) -> tuple[Trace, Trace]:
+    """The first part of a trace, by time, and the rest."""
+    cut = int(np.searchsorted(trace.arrival, train * trace.duration, side="right"))
+    parts = trace.take(np.arange(cut)), trace.take(np.arange(cut, len(trace))) if cut < len(trace) else None
+    for part, what in zip(parts, ("the search", "confirmation"), strict=True):
+        if part is None or len(part) < MIN_REQUESTS:
+            found = 0 if part is None else len(part)
+            raise TraceError(f"{trace.name} leaves {found} requests for {what}, expected at least {MIN_REQUESTS}")
+    assert parts[1] is not None
+    return parts[0], parts[1]
+
+
+def fresh_seed(seed: int, purpose: int, index: int) -> int:
+    """A seed for replication `index`, apart from the search's."""
+    return int(chance.key(seed, purpose, index)[0] >> np.uint64(2))
+
+
+def _evaluate(evaluate: Evaluate, work: tuple[Candidate, Part]) -> Outcome:
+    return evaluate(*work)
+
+
+def _miss(slo: Slo, verdict: SloVerdict) -> float:
+    """By how much of its bound an SLO on the run is missed; 0 where it holds, or judges requests."""
+    if verdict.met is None or verdict.met:
+        return 0.0
+    if slo.share is not None:
+        return max((slo.share - verdict.attainment) / slo.share, 1e-9) if verdict.attainment >= 0 else INFEASIBLE
+    if math.isnan(verdict.observed_ms):
+        return INFEASIBLE
+    return max(verdict.observed_ms / (1e3 * slo.bound) - 1, 1e-9)
+
+
+@lru_cache(maxsize=8)
+def _traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
+    requests = split(scenario.requests(), train)[int(held_out)]
+    if not held_out or scenario.arrival != "trace":
+        return requests  # an arrival process is drawn anew by the seed already
+    # Each block by itself, not evenly over the part: the gain's interval is to hold what other traffic would change.
+    n = len(requests)
+    return redraw(requests, n, max(1, n // BLOCKS), scenario.seed, evenly=False)
+
+
+def _number(value: float, missing: float) -> float:
+    return missing if math.isnan(value) else value

@@ -1,0 +1,318 @@
+"""The search: an Optuna study that asks for settings, is told what they showed, and remembers it when interrupted."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pandas as pd
+from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from ..engine import chance
+from .backend import uninterrupted
+from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Outcome, Part
+from .quality import Quality
+from .space import Candidate, Choice, Dimension, Space
+from .study_file import FINGERPRINT, STUDY, check_same, open_storage
+
+SAMPLERS = ("tpe", "nsga2", "random")
+EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
+SAMPLER = 234  # purpose of draws, apart from the engine's
+
+Progress = Callable[[str, int, int, str], None]  # what is being done, done, of, the best so far
+Judge = Callable[[Candidate], Quality]
+Refuse = Callable[[Candidate], str]  # why a candidate is not worth a replay; empty where it is
+
+
+class Search:
+    """A study, and every setting that it has seen."""
+
+    def __init__(
+        self,
+        objectives: tuple[str, ...],
+        space: Space,
+        default: Candidate,
+        measure: Measure,
+        *,
+        sampler: str,
+        jobs: int,
+        seed: int,
+        replicas: int,
+        progress: Progress,
+    ) -> None:
+        self.objectives = objectives
+        self.space = space
+        self.default = default
+        self.measure = measure
+        self.progress = progress
+        self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
+        self.seen: dict[Candidate, Outcome] = {}
+        self._sampler_name, self._jobs, self._seed, self._replicas = sampler, jobs, seed, replicas
+        self._pruned: set[Candidate] = set()
+
+    def open(self, storage: str | Path | None, fingerprint: Mapping[str, Any]) -> None:
+        """Begin the study, or go on with the one in the file."""
+        kept = None if storage is None else open_storage(storage)
+        directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
+        if kept is not None:
+            check_same(kept, str(storage), fingerprint)
+        self.study = optuna.create_study(
+            storage=kept, study_name=STUDY, directions=directions, load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=8),
+        )  # fmt: skip
+        if FINGERPRINT not in self.study.user_attrs:
+            self.study.set_user_attr(FINGERPRINT, dict(fingerprint))
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state == TrialState.RUNNING:  # its process was killed
+                self.study.tell(trial.number, state=TrialState.FAIL)
+                self.study.enqueue_trial(trial.params)
+            elif trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs:
+                self.seen[self._candidate_of(trial)] = self._outcome_of(trial)
+            elif trial.state == TrialState.PRUNED:
+                self._pruned.add(self._candidate_of(trial))
+        if not self.study.get_trials(deepcopy=False):
+            for preset in self.space.dimensions:
+                start = self.default if self.default.preset == preset else Candidate(preset, (), self.default.replicas)
+                self.study.enqueue_trial(self._params(start))
+
+    def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
+        """Go on until so many different settings were tried, or there are no more."""
+        idle = 0  # times in a row that the sampler proposed nothing new
+        while (done := len(self._counted())) < trials and idle < EXHAUSTED:
+            self.progress("searching", done, trials, self.best_text())
+            self.study.sampler = self._sampler(len(self._finished()), idle)
+            asked: list[tuple[optuna.Trial, Candidate]] = []
+            try:
+                with uninterrupted():
+                    for _ in range(min(self._jobs, trials - done)):
+                        trial = self.study.ask()
+                        asked.append((trial, self._suggest(trial)))
+                self._try(asked, refuse, prune)
+            except BaseException:
+                with uninterrupted():
+                    self._give_back(trial for trial, _ in asked)
+                raise
+            idle = 0 if len(self._counted()) > done else idle + 1
+        self.progress("searching", trials, trials, self.best_text())
+
+    def ranked(self) -> list[tuple[Candidate, Outcome]]:
+        """What was replayed whole in a trial, best first in the first objective; equals by latency, then by trial."""
+        tried = dict.fromkeys(self._candidate_of(t) for t in self._counted() if t.state == TrialState.COMPLETE)
+        return sorted(((c, self.seen[c]) for c in tried), key=lambda item: self.order(item[1]))
+
+    def order(self, outcome: Outcome) -> tuple[float, float]:
+        """What outcomes are ranked by, best first."""
+        return -self.signs[0] * outcome.values[0], outcome.latency
+
+    def best_text(self) -> str:
+        """The best setting so far, for a progress line."""
+        best = [(c, o) for c, o in self.ranked() if o.violation <= 0][:1]
+        return "" if not best else f"{best[0][0]} {best[0][1].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
+
+    def front(self) -> list[Candidate]:
+        """The feasible settings that no other beats in every objective, best first in the first one."""
+        feasible = {c: o for c, o in self.ranked() if o.violation <= 0}
+        points = {c: tuple(s * v for s, v in zip(self.signs, o.values, strict=True)) for c, o in feasible.items()}
+        front = [
+            c
+            for c, p in points.items()
+            if not any(q != p and all(b >= a for a, b in zip(p, q, strict=True)) for q in points.values())
+        ]
+        return list({points[c]: c for c in reversed(front)}.values())[::-1]
+
+    def frame(self, judge: Judge) -> pd.DataFrame:
+        """The trials, one row each."""
+        rows = []
+        for trial in self._finished():
+            if "repeated" in trial.user_attrs:
+                continue
+            candidate = self._candidate_of(trial)
+            whole = trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs
+            row: dict[str, Any] = {
+                "trial": trial.number,
+                "policy": candidate.spec,
+                "replicas": candidate.replicas,
+                "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
+            }
+            row |= dict(zip(self.objectives, trial.values if whole else [None] * len(self.objectives), strict=True))
+            row["attainment"] = trial.user_attrs.get("attainment") if whole else None
+            row["violation"] = trial.user_attrs.get("violation")
+            row["reason"] = trial.user_attrs.get("refused") or trial.user_attrs.get("missed") or ""
+            row["quality"] = None if "refused" in trial.user_attrs else judge(candidate).relative
+            row |= {f"{candidate.preset}.{n}": v for n, v in candidate.settings}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def importance(self, preset: str) -> dict[str, float]:
+        """How much of the first objective each of a preset's parameters explains (PED-ANOVA)."""
+        counted = [t for t in self._counted() if t.state == TrialState.COMPLETE]
+        complete = [t for t in counted if self._candidate_of(t).preset == preset]
+        if len(complete) < 10 or len({t.values[0] for t in complete}) < 3:
+            return {}
+        shared = set.intersection(*(set(t.params) for t in complete)) - {"policy"}
+        if len(shared) < 2:
+            return {}
+        try:
+            found = optuna.importance.get_param_importances(
+                self.study, evaluator=PedAnovaImportanceEvaluator(), params=sorted(shared), target=lambda t: t.values[0]
+            )
+        except (ValueError, RuntimeError):  # nothing varied
+            return {}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def _finished(self) -> list[FrozenTrial]:
+        """Trials that ended by themselves."""
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+    def _counted(self) -> list[FrozenTrial]:
+        """Those of them that replayed something."""
+        return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
+
+    def _give_back(self, trials: Iterable[optuna.Trial]) -> None:
+        """What was asked for and has no answer is asked for again next time."""
+        for trial in trials:
+            if self.study.trials[trial.number].state == TrialState.RUNNING:
+                params = trial.params
+                self.study.tell(trial, state=TrialState.FAIL)
+                self.study.enqueue_trial(params)
+
+    def _try(self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse, prune: float | None) -> None:
+        """Replay what was asked for, and tell: a whole batch at once, so that an interrupt leaves none half told."""
+        with uninterrupted():
+            new = self._unseen(asked, refuse)
+        if prune is not None:
+            first = self.measure([(c, Part("search", share=prune)) for _, c in new])
+            with uninterrupted():
+                new = self._promising(new, first)
+        whole = self.measure([(c, Part("search")) for _, c in new])
+        with uninterrupted():
+            for (trial, candidate), outcome in zip(new, whole, strict=True):
+                self.seen[candidate] = outcome
+                self._tell(trial, outcome)
+            for trial, candidate in asked:  # asked for twice at once
+                if self.study.trials[trial.number].state == TrialState.RUNNING:
+                    trial.set_user_attr("repeated", True)
+                    if candidate in self.seen:
+                        self._tell(trial, self.seen[candidate])
+                    else:
+                        self.study.tell(trial, state=TrialState.PRUNED)
+
+    def _unseen(
+        self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse
+    ) -> list[tuple[optuna.Trial, Candidate]]:
+        """Those to replay, each setting once; the others are told what is known already."""
+        new: list[tuple[optuna.Trial, Candidate]] = []
+        for trial, candidate in asked:
+            trial.set_user_attr("policy", candidate.spec)
+            trial.set_user_attr("replicas", candidate.replicas)
+            reason = refuse(candidate)
+            if reason:
+                trial.set_user_attr("refused", reason)
+                trial.set_user_attr("violation", INFEASIBLE)
+                self.study.tell(trial, [0.0 if sign > 0 else 1e9 for sign in self.signs])
+            elif candidate in self.seen and any(t.user_attrs["policy"] == candidate.spec for t in self._counted()):
+                trial.set_user_attr("repeated", True)
+                self._tell(trial, self.seen[candidate])
+            elif candidate in self._pruned:
+                trial.set_user_attr("repeated", True)
+                self.study.tell(trial, state=TrialState.PRUNED)
+            elif all(candidate != c for _, c in new):
+                new.append((trial, candidate))
+        return new
+
+    def _promising(
+        self, new: Sequence[tuple[optuna.Trial, Candidate]], first: Sequence[Outcome]
+    ) -> list[tuple[optuna.Trial, Candidate]]:
+        """Those whose first requests do not tell the pruner to stop."""
+        left = []
+        for (trial, candidate), outcome in zip(new, first, strict=True):
+            trial.report(outcome.values[0], 0)
+            if trial.should_prune():
+                self._pruned.add(candidate)
+                self.study.tell(trial, state=TrialState.PRUNED)
+            else:
+                left.append((trial, candidate))
+        return left
+
+    def _tell(self, trial: optuna.Trial, outcome: Outcome) -> None:
+        trial.set_user_attr("violation", outcome.violation)
+        trial.set_user_attr("missed", outcome.missed)
+        trial.set_user_attr("attainment", -1.0 if math.isnan(outcome.attainment) else outcome.attainment)
+        trial.set_user_attr("latency", outcome.latency)
+        self.study.tell(trial, list(outcome.values))
+
+    def _sampler(self, done: int, idle: int) -> optuna.samplers.BaseSampler:
+        """A sampler that depends on how many trials are finished, so that a resumed search goes on as it would have."""
+        seed = int(chance.key(self._seed, SAMPLER, done)[0] >> np.uint64(33))
+        if self._sampler_name == "random" or idle > EXPLORE:  # a sampler that circles one spot is sent elsewhere
+            return optuna.samplers.RandomSampler(seed=seed)
+        if self._sampler_name == "nsga2":
+            return optuna.samplers.NSGAIISampler(seed=seed, population_size=20, constraints_func=_violation)
+        return optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, constant_liar=self._jobs > 1, constraints_func=_violation
+        )
+
+    def _suggest(self, trial: optuna.Trial) -> Candidate:
+        presets = list(self.space.dimensions)
+        preset = presets[0] if len(presets) == 1 else str(trial.suggest_categorical("policy", presets))
+        values = {
+            name: _suggest(trial, f"{preset}.{name}", dimension)
+            for name, dimension in self.space.dimensions[preset].items()
+        }
+        return self.space.candidate(preset, values, self._replicas)
+
+    def _params(self, candidate: Candidate) -> dict[str, Any]:
+        """A candidate as a trial's parameters, as far as the space has them."""
+        preset = candidate.preset
+        params: dict[str, Any] = {"policy": preset} if len(self.space.dimensions) > 1 else {}
+        return params | {f"{preset}.{n}": v for n, v in self.space.values_of(candidate).items()}
+
+    def _candidate_of(self, trial: FrozenTrial) -> Candidate:
+        params = trial.params
+        preset = params.get("policy") or next(iter(self.space.dimensions))
+        values = {name.partition(".")[2]: value for name, value in params.items() if name != "policy"}
+        for name, dimension in self.space.dimensions[preset].items():
+            if isinstance(dimension, Choice) and len(dimension.values) == 1:
+                values[name] = dimension.values[0]
+        return self.space.candidate(preset, values, self._replicas)
+
+    def _outcome_of(self, trial: FrozenTrial) -> Outcome:
+        attrs = trial.user_attrs
+        attainment = attrs.get("attainment", -1.0)
+        values = tuple(trial.values)
+        attainment = math.nan if attainment < 0 else attainment
+        return Outcome(values, attrs["violation"], attrs["missed"], attainment, attrs["latency"])
+
+
+def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:
+    if isinstance(dimension, Choice):
+        return dimension.values[0] if len(dimension.values) == 1 else trial.suggest_categorical(name, dimension.values)
+    if dimension.whole:
+        step = 1 if dimension.step is None else int(dimension.step)
+        return trial.suggest_int(name, int(dimension.low), int(dimension.high), step=step, log=dimension.log)
+    return trial.suggest_float(name, dimension.low, dimension.high, step=dimension.step, log=dimension.log)
+
+
+def _violation(trial: FrozenTrial) -> tuple[float, ...]:
+    return (float(trial.user_attrs.get("violation", 0.0)),)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Optuna's log, and its warnings about options that its versions call new or old."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="optuna")
+            warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)

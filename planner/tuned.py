@@ -1,0 +1,87 @@
+"""What a search ends in: the recommended policy, its gain with an interval, the runner-up, and what was tried."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from ..engine.policy import to_toml
+from ..report.metrics import no_nan
+from .objective import OBJECTIVES
+from .quality import Quality
+from .replicate import Interval
+from .space import Candidate, Space
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A setting that was confirmed on fresh luck and held-out traffic, paired with the default."""
+
+    candidate: Candidate
+    quality: Quality
+    search: tuple[float, ...]  # the objectives in the search: what luck flattered
+    values: tuple[Interval, ...]  # the objectives
+    gains: tuple[Interval, ...]  # over the default, relative; above 0 is better
+    meets: float  # share of confirming replays in which every SLO on the run held
+    attainment: float  # mean share of arrivals that were good
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search found, and how sure that is."""
+
+    objectives: tuple[str, ...]
+    recommended: Candidate  # the winner where its gain is confirmed, else the default
+    confirmed: bool
+    winner: Finalist
+    runner_up: Finalist | None
+    default: Finalist
+    front: tuple[Finalist, ...]  # several objectives: settings of which none beats another in all; else empty
+    search_gain: float  # the winner's, relative, in the search itself: what luck flattered
+    trials: pd.DataFrame
+    importance: Mapping[str, float]  # of the winner's preset's fields, in the first objective; empty: too little known
+    space: Space
+    notes: tuple[str, ...]
+    num_replays: int
+    replications: int
+
+    @property
+    def policy_toml(self) -> str:
+        """The recommended policy as a file that `dsim replay --policy` takes."""
+        return to_toml(self.recommended.policy, self.recommended.preset)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints and tune.json holds."""
+        found: dict[str, Any] = no_nan(
+            {
+                "schema": 1,
+                "objectives": {name: OBJECTIVES[name] for name in self.objectives},
+                "recommended": {"policy": self.recommended.spec, "replicas": self.recommended.replicas},
+                "confirmed": self.confirmed,
+                "winner": self._plain(self.winner),
+                "runner_up": None if self.runner_up is None else self._plain(self.runner_up),
+                "default": self._plain(self.default),
+                "front": [self._plain(f) for f in self.front],
+                "search_gain": self.search_gain,
+                "importance": dict(self.importance),
+                "space": self.space.to_json(),
+                "notes": list(self.notes),
+                "num_trials": len(self.trials),
+                "num_replays": self.num_replays,
+                "replications": self.replications,
+            }
+        )
+        return found
+
+    def _plain(self, f: Finalist) -> dict[str, Any]:
+        return {
+            "policy": f.candidate.spec,
+            "replicas": f.candidate.replicas,
+            "quality": {**asdict(f.quality), "notes": list(f.quality.notes)},
+            "values": {name: asdict(v) for name, v in zip(self.objectives, f.values, strict=True)},
+            "gains": {name: asdict(v) for name, v in zip(self.objectives, f.gains, strict=True)},
+            "searched": dict(zip(self.objectives, f.search, strict=True)),
+            "meets_run_slos": f.meets,
+            "attainment": f.attainment,
+        }

@@ -1,0 +1,118 @@
+"""SLOs of a class of requests, wherever SLOs are given: replay, sweep, tune and capacity judge the class alone."""
+
+import csv
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.planner import Scenario
+from dsim.planner.objective import traffic
+from dsim.traces import synth, write
+
+from .command import dsim
+
+# Every second request is chat's and short; batch's are long and slow.
+NUM = 200
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    even = np.arange(NUM) % 2 == 0
+    trace = synth("poisson", 4.0, num_requests=NUM, seed=1)
+    trace = dataclasses.replace(
+        trace, output_length=np.where(even, 32, 256), extras={"slo_class": ["chat" if e else "batch" for e in even]}
+    )
+    write(trace, tmp_path / "two.csv")
+
+
+def attainments() -> list[float]:
+    """The shares of chat's and of batch's requests whose e2el is within 3 s, counted in the twin's own columns."""
+    scenario = Scenario("two.csv")
+    columns = scenario.simulate().table.columns
+    fast = columns["finish"] - columns["arrival"] <= 3.0
+    return [float(fast[k::2].mean()) for k in (0, 1)]
+
+
+def test_replay_judges_each_class_by_its_own_bound() -> None:
+    asked = ["--slo", "chat/e2el=3s", "--slo", "batch/90%:e2el=3s", "--slo", "chat/mean:e2el=3s"]
+    ran = dsim("replay", "two.csv", *asked, "--json", "-o", "run")
+    chat, batch = attainments()
+    assert chat > batch + 0.2
+    [policy] = ran.json["policies"]
+    assert [v["slo"] for v in policy["slos"]] == asked[1::2]
+    assert policy["slos"][0]["attainment"] == chat
+    assert policy["slos"][1]["attainment"] == batch
+    assert [v["met"] for v in policy["slos"]] == [None, False, True]
+    # What no SLO on requests judges, batch's, is good when it completes.
+    assert policy["slo_attainment"] == pytest.approx((chat + 1) / 2)
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert "chat/e2el=3s" in page
+
+
+def test_a_sweep_has_the_same_numbers() -> None:
+    Path("c.toml").write_text(
+        '[base]\ntrace = "two.csv"\nslos = ["chat/e2el=3s", "batch/e2el=3s"]\n[grid]\nseed = [0]\n'
+    )
+    assert dsim("sweep", "c.toml", "-o", "out", "--jobs", 1).code == 0
+    with Path("out/results.csv").open(encoding="utf-8") as file:
+        [row] = csv.DictReader(file)
+    found = [float(row[f"{name}/e2el=3s attainment"]) for name in ("chat", "batch")]
+    assert found == attainments()
+    assert float(row["slo_attainment"]) == pytest.approx(sum(found) / 2)
+
+
+def test_tune_searches_by_the_class() -> None:
+    Path("space.toml").write_text('policy = ["lmdeploy-bd32", "optimus"]\n')
+    ran = dsim(
+        "tune", "two.csv", "--space", "space.toml", "--trials", 2, "--replications", 2, "--slo", "chat/e2el=3s",
+        "--slo", "batch/p90:e2el=60s", "-o", "tuned", "--json",
+    )  # fmt: skip
+    assert ran.code == 0
+    assert ran.json["slos"] == ["chat/e2el=3s", "batch/p90:e2el=60s"]
+    # The search's own figure is the attainment of chat's, with all of batch's good, times the rate.
+    with Path("tuned/trials.csv").open(encoding="utf-8") as file:
+        rows = {row["policy"]: row for row in csv.DictReader(file)}
+    scenario = Scenario("two.csv", slos=("chat/e2el=3s",))
+    requests = traffic(scenario, False, 0.6)
+    columns = scenario.simulate(requests).table.columns
+    slow = columns["finish"] - columns["arrival"] > 3.0
+    chat = np.array(requests.extras["slo_class"]) == "chat"
+    good = 1 - float((slow & chat).mean())
+    assert float(rows["optimus"]["attainment"]) == pytest.approx(good)
+    missed = dsim("tune", "two.csv", "--space", "space.toml", "--trials", 2, "--slo", "batch/p90:e2el=1ms")
+    assert (missed.code, missed.out) == (2, "")
+    assert missed.err.startswith("Error: no setting of 2 trials meets batch/p90:e2el=1ms; the closest, ")
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep", "tune", "capacity"])
+def test_a_class_that_no_request_is_of_is_one_line(command: str) -> None:
+    slo = "video/p90:e2el=3s"
+    says = f"SLO '{slo}': no request is of class 'video': the trace holds batch, chat\n"
+    if command == "sweep":
+        Path("c.toml").write_text(f'[base]\ntrace = "two.csv"\n[grid]\nslos = [["{slo}"]]\n')
+        ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1)
+        says = f"c.toml: cell 1 (slos={slo}): {says}"
+    else:
+        ran = dsim(command, "two.csv", "--slo", slo)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"Error: {says}")
+    # Other lengths leave a trace no classes.
+    if command != "sweep":
+        ran = dsim(command, "two.csv", "--lengths", "sharegpt", "--slo", "chat/p90:e2el=3s")
+        says = "SLO 'chat/p90:e2el=3s': no request is of class 'chat': the trace has no column slo_class"
+        assert (ran.code, ran.err) == (2, f"Error: {says}\n")
+
+
+def test_capacity_lives_with_the_slower_class() -> None:
+    def of(chat: str, batch: str) -> Any:
+        slos = ["--slo", f"chat/p90:e2el={chat}", "--slo", f"batch/p90:e2el={batch}"]
+        return dsim(
+            "capacity", "two.csv", *slos, "--num-requests", 200, "--precision", "50%", "--jobs", 1, "--json"
+        ).json
+
+    both, loose = of("4s", "4s"), of("4s", "8s")
+    assert both["binding_slo"] == "batch/p90:e2el=4s"
+    assert loose["rate"]["value"] > 1.1 * both["rate"]["value"]
