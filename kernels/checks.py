@@ -29,5 +29,19 @@ def check_dense(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last dimension, expected 1")
 
 
+def check_starts(name: str, starts: torch.Tensor, num_rows: int, of: str) -> None:
+    """Where each sequence's rows begin, and where the last one's end; looks at values."""
+    values = starts.tolist()
+    if values[0] != 0 or values[-1] != num_rows or values != sorted(values):
+        raise ValueError(f"{name} is {values}, expected to rise from 0 to the {num_rows} rows of {of}")
+
+
+def check_range(name: str, tensor: torch.Tensor, low: int, high: int) -> None:
+    """Every value from low to high, both included; looks at values."""
+    if tensor.numel() and (int(tensor.min()) < low or int(tensor.max()) > high):
+        wrong = tensor[(tensor < low) | (tensor > high)][0]
+        raise ValueError(f"{name} holds {int(wrong)}, expected {low} to {high}")
+
+
 def _join(sizes: tuple[int | str, ...]) -> str:
     return ", ".join(map(str, sizes))

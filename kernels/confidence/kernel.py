@@ -26,8 +26,9 @@ def confidence(
     best, total, token = _partials(num_splits, num_rows, logits.device)
     if num_rows:
         _of_logits[(num_rows, num_splits)](
-            logits, best, total, token, num_rows, num_tokens, share, logits.stride(0), _scale(temperature), BLOCK=BLOCK
-        )
+            logits, best, total, token, num_rows, num_tokens, share, logits.stride(0), _scale(temperature),
+            BLOCK=BLOCK, num_warps=8,
+        )  # fmt: skip
     return _merged(best, total, token, temperature)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from .. import take
-from ..checks import check_dense, check_device, check_dtype, check_shape
+from ..checks import check_dense, check_device, check_dtype, check_shape, check_starts
 from . import reference
 
 
@@ -80,9 +80,7 @@ def _check_values(
     """Rows in order, and every key that a sequence with queries may see in a page there is."""
     num_pages, page_size = k_pages.shape[:2]
     page_table, query_start, history, listed = (t.cpu() for t in (page_table, query_start, history, listed))
-    starts = query_start.tolist()
-    if starts[0] != 0 or starts[-1] != num_queries or starts != sorted(starts):
-        raise ValueError(f"query_start is {starts}, expected to rise from 0 to the {num_queries} rows of q")
+    check_starts("query_start", query_start, num_queries, "q")
     if num_queries and int(positions.min()) < 0:
         raise ValueError(f"positions holds {int(positions.min())}, expected at least 0")
     if not num_queries:

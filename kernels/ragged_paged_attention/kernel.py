@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from ..device import interpreted, num_multiprocessors, shared_memory
+from ..tiles import num_tiles, tile_of
 
 # Programs that a multiprocessor should have to choose from before the keys are no longer split further. Not measured.
 PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -40,11 +41,11 @@ def ragged_paged_attention(
     block_m = max(16, min(triton.next_power_of_2(tokens * group), 32 if wide else 128), triton.next_power_of_2(group))
     block_n = 32 if wide else 64
     block_d = max(16, triton.next_power_of_2(head_dim))
-    num_tiles = num_queries // (block_m // group) + num_sequences
+    tiles = num_tiles(num_queries, num_sequences, block_m // group)
     if num_splits is None:
         enough = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(q.device)
         useful = page_table.shape[1] * page_size // (4 * block_n)
-        num_splits = max(1, min(enough // (num_tiles * num_kv_heads), useful, MAX_SPLITS))
+        num_splits = max(1, min(enough // (tiles * num_kv_heads), useful, MAX_SPLITS))
     if num_splits == 1:
         partial, lse = out, out
     else:
@@ -52,7 +53,7 @@ def ragged_paged_attention(
         partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     tile = (block_m + 2 * block_n) * block_d * q.element_size()
-    _attend[(num_tiles, num_kv_heads, num_splits)](
+    _attend[(tiles, num_kv_heads, num_splits)](
         q, k_pages, v_pages, page_table, query_start, positions, history, listed, partial, lse,
         scale * 1.4426950408889634, num_queries, num_sequences, width, block_length,
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
@@ -81,19 +82,10 @@ def _attend(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys.
-
-    scale is in base 2. Tiles are numbered so that sequence s begins at tile query_start[s] // BLOCK_Q + s: that leaves
-    room for a part-filled tile in each, and needs no table made on the host.
-    """
+    """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys; scale in base 2."""
     BLOCK_Q: tl.constexpr = BLOCK_M // G
-    i_tile, i_head, i_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    o_s = tl.arange(0, BLOCK_S)
-    b_first = tl.load(start_ptr + o_s, mask=o_s < num_sequences, other=0) // BLOCK_Q + o_s
-    i_s = tl.sum(((o_s < num_sequences) & (b_first <= i_tile)).to(tl.int32)) - 1
-    start = tl.load(start_ptr + i_s)
-    end = tl.load(start_ptr + i_s + 1)
-    first = start + (i_tile - (start // BLOCK_Q + i_s)) * BLOCK_Q
+    i_head, i_split = tl.program_id(1), tl.program_id(2)
+    i_s, _, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK_Q, BLOCK_S)
     if first >= end:
         return
 
@@ -184,7 +176,7 @@ def _merge(
     b_sum = tl.zeros([BLOCK_R], tl.float32)
     b_acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
     for i_split in range(NUM_SPLITS):
-        o_row = i_split * num_rows.to(tl.int64) + o_r
+        o_row = i_split * num_rows + o_r
         b_lse = tl.load(lse_ptr + o_row, mask=m_r, other=float("-inf"))
         b_new = tl.maximum(b_max, b_lse)
         b_base = tl.where(b_new == float("-inf"), 0.0, b_new)

@@ -81,13 +81,26 @@ def confidences() -> None:
     from dsim.kernels.confidence import confidence, confidence_of_hidden
 
     for dtype in (torch.float32, torch.bfloat16):
-        confidence(torch.zeros(3, 5000, dtype=dtype))
+        confidence(torch.zeros(3, 151936, dtype=dtype))
         for num_rows in (3, 200):
             confidence_of_hidden(torch.zeros(num_rows, 256, dtype=dtype), torch.zeros(1000, 256, dtype=dtype))
 
 
+def focus() -> None:
+    from dsim.kernels.compact import compact
+    from dsim.kernels.focus_importance import focus_importance
+    from dsim.kernels.focus_select import focus_select
+
+    starts, ones = int32(0, 1, 3), int32(1, 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k = torch.zeros(3, 4, 128, dtype=dtype), torch.zeros(3, 2, 128, dtype=dtype)
+        importance = focus_importance(q, k, torch.arange(3), starts)
+    focus_select(importance, importance, torch.arange(3), starts, int32(0, 1, 2), ones, ones, ones, 1.5)
+    compact(torch.ones(3, dtype=torch.bool), starts, q, k, torch.zeros(3, 4096), torch.arange(3))
+
+
 with use("triton"):
-    for part in (attention, scatter, confidences):
+    for part in (attention, scatter, confidences, focus):
         part()
 for name, shared in compiled.kernels.items():
     print(name, *shared)

@@ -9,6 +9,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
 
 @pytest.fixture(autouse=True, scope="module")

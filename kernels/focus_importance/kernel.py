@@ -1,0 +1,124 @@
+"""How much attention each masked token draws from the others, in Triton: row sums first, then columns, no atomics."""
+
+# ruff: noqa: N803
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import interpreted
+from ..tiles import num_tiles, tile_of
+
+BLOCK = 32  # masked tokens taken together, as queries and as keys
+BLOCK_SUM = 256
+
+
+def focus_importance(
+    q: torch.Tensor, k: torch.Tensor, masked: torch.Tensor, masked_start: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """See the launcher."""
+    num_heads, head_dim = q.shape[1:]
+    num_masked, num_sequences = len(masked), len(masked_start) - 1
+    lse = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
+    columns = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
+    importance = torch.empty(num_masked, dtype=torch.float32, device=q.device)
+    if num_masked == 0:
+        return importance
+    for kernel, lse_or_columns in ((_row_sums, (lse,)), (_column_sums, (lse, columns))):
+        kernel[(num_tiles(num_masked, num_sequences, BLOCK), num_heads)](
+            q, k, masked, masked_start, *lse_or_columns, scale * 1.4426950408889634, num_masked, num_sequences,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+            G=num_heads // k.shape[1], D=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+            BLOCK=BLOCK, BLOCK_S=triton.next_power_of_2(num_sequences + 1), WIDEN=interpreted(q),
+        )  # fmt: skip
+    _head_sums[(triton.cdiv(num_masked, BLOCK_SUM),)](columns, importance, num_masked, num_heads, BLOCK=BLOCK_SUM)
+    return importance
+
+
+@triton.jit
+def _rows(x_ptr, masked_ptr, o, start, end, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
+    """The vectors of some entries of a sequence's list of masked tokens, zeros beyond its ends."""
+    o_d = tl.arange(0, BLOCK_D)
+    m = (o >= start) & (o < end)
+    o_row = tl.load(masked_ptr + o, mask=m, other=0)
+    b = tl.load(x_ptr + o_row[:, None] * row + o_d[None, :], mask=m[:, None] & (o_d < D)[None, :], other=0.0)
+    if WIDEN:
+        b = b.to(tl.float32)
+    return b
+
+
+@triton.jit
+def _pooled(
+    b_q, k_ptr, masked_ptr, o_key, start, end, k_row, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Scores of queries on keys, each the maximum of the key and its neighbours in the list; -inf beyond the ends."""
+    b_pooled = tl.full([b_q.shape[0], o_key.shape[0]], float("-inf"), tl.float32)
+    for i in tl.static_range(3):
+        o = o_key + (i - 1)
+        b_k = _rows(k_ptr, masked_ptr, o, start, end, k_row, D, BLOCK_D, WIDEN)
+        b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+        b_pooled = tl.maximum(b_pooled, tl.where(((o >= start) & (o < end))[None, :], b_score, float("-inf")))
+    return tl.where((o_key < end)[None, :], b_pooled, float("-inf"))
+
+
+@triton.jit
+def _row_sums(
+    q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, scale, num_masked, num_sequences, q_row, q_head, k_row, k_head,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The base-2 log of each query's sum of exponentials, for one head and a tile of queries."""
+    i_head = tl.program_id(1)
+    _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK, BLOCK_S)
+    if first >= end:
+        return
+    o_query = first + tl.arange(0, BLOCK)
+    b_q = _rows(q_ptr + i_head * q_head, masked_ptr, o_query, start, end, q_row, D, BLOCK_D, WIDEN)
+    b_max = tl.full([BLOCK], float("-inf"), tl.float32)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for i_key in range(start, end, BLOCK):
+        o_key = i_key + tl.arange(0, BLOCK)
+        b_score = _pooled(
+            b_q, k_ptr + (i_head // G) * k_head, masked_ptr, o_key, start, end, k_row, scale, D, BLOCK_D, WIDEN
+        )
+        b_new = tl.maximum(b_max, tl.max(b_score, 1))
+        b_sum = b_sum * tl.exp2(b_max - b_new) + tl.sum(tl.exp2(b_score - b_new[:, None]), 1)
+        b_max = b_new
+    tl.store(lse_ptr + i_head.to(tl.int64) * num_masked + o_query, b_max + tl.log2(b_sum), mask=o_query < end)
+
+
+@triton.jit
+def _column_sums(
+    q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, columns_ptr, scale, num_masked, num_sequences,
+    q_row, q_head, k_row, k_head,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """What a tile of keys draws from all queries of its sequence, for one head."""
+    i_head = tl.program_id(1)
+    _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK, BLOCK_S)
+    if first >= end:
+        return
+    o_key = first + tl.arange(0, BLOCK)
+    o_head = i_head.to(tl.int64) * num_masked
+    b_drawn = tl.zeros([BLOCK], tl.float32)
+    for i_query in range(start, end, BLOCK):
+        o_query = i_query + tl.arange(0, BLOCK)
+        b_q = _rows(q_ptr + i_head * q_head, masked_ptr, o_query, start, end, q_row, D, BLOCK_D, WIDEN)
+        b_lse = tl.load(lse_ptr + o_head + o_query, mask=o_query < end, other=float("inf"))
+        b_score = _pooled(
+            b_q, k_ptr + (i_head // G) * k_head, masked_ptr, o_key, start, end, k_row, scale, D, BLOCK_D, WIDEN
+        )
+        b_drawn += tl.sum(tl.exp2(b_score - b_lse[:, None]), 0)
+    tl.store(columns_ptr + o_head + o_key, b_drawn, mask=o_key < end)
+
+
+@triton.jit
+def _head_sums(columns_ptr, importance_ptr, num_masked, num_heads, BLOCK: tl.constexpr):
+    """Heads added in their order."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for i_head in range(num_heads):
+        b_sum += tl.load(columns_ptr + i_head * num_masked + o, mask=o < num_masked, other=0.0)
+    tl.store(importance_ptr + o, b_sum, mask=o < num_masked)

@@ -1,0 +1,58 @@
+"""Which masked tokens FOCUS keeps, in plain PyTorch for all sequences at once: the specification of the kernel.
+
+The rule itself is the engine's (engine/focus.py); this and the kernel are held to it bit for bit.
+"""
+
+import torch
+
+
+def focus_select(
+    importance_first: torch.Tensor,
+    importance_second: torch.Tensor,
+    masked: torch.Tensor,
+    masked_start: torch.Tensor,
+    positions: torch.Tensor,
+    num_decoded: torch.Tensor,
+    num_steps: torch.Tensor,
+    progress: torch.Tensor,
+    alpha: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the launcher. Sequences are rows, padded to the longest list of masked tokens."""
+    retained = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
+    num_masked = masked_start.diff()
+    width = int(num_masked.max()) if len(num_masked) else 0
+    if width == 0:
+        return retained, progress.clone()
+    columns = torch.arange(width, device=masked.device)
+    there = columns < num_masked[:, None]  # [S, width]
+    index = (masked_start[:-1, None] + columns).clamp(max=len(masked) - 1)
+    delta = importance_second[index] - importance_first[index]
+    spots = torch.where(there, positions[masked[index]], -1)
+
+    # Sums go from left to right, so that every implementation has the same bits.
+    wide = torch.where(there, delta.double(), 0.0)
+    count = num_masked.clamp(min=1)
+    mean = torch.zeros(len(count), dtype=torch.float64, device=delta.device)
+    for j in range(width):
+        mean = mean + wide[:, j]
+    mean = mean / count
+    square = torch.where(there, (wide - mean[:, None]) * (wide - mean[:, None]), 0.0)
+    variance = torch.zeros_like(mean)
+    for j in range(width):
+        variance = variance + square[:, j]
+    high = there & (wide >= (mean + (variance / count).sqrt())[:, None])
+
+    decoded = torch.where(num_steps > 0, num_decoded.double() / num_steps.clamp(min=1), 1.0)
+    budget = (decoded.clamp(min=1.0) * alpha).ceil().clamp(min=1.0).minimum(num_masked.double())
+    before = (delta[:, :, None] < delta[:, None, :]) | (
+        (delta[:, :, None] == delta[:, None, :]) & (columns[:, None] > columns)
+    )
+    rank = (before & there[:, None, :]).sum(2)
+    selected = there & (rank < high.sum(1).maximum(budget)[:, None])
+    keep = selected.clone()
+    keep[:, :-1] |= selected[:, 1:] & (spots.diff(dim=1) == 1)
+    rightmost = torch.where(keep, spots, -1).amax(1)
+    keep |= there & (spots < rightmost[:, None]) & (spots > progress[:, None])
+    keep |= there & (num_masked <= budget)[:, None]
+    retained[masked] = keep[there]
+    return retained, torch.where(keep, spots, -1).amax(1).maximum(progress).to(progress.dtype)
