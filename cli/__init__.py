@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError
-from . import capacity, compare, lists, live, metrics, profile, replay, sweep, trace, tune
+from . import capacity, compare, lists, live, metrics, profile, replay, sweep, trace, tune, validate
 from .options import INTERRUPTED
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
@@ -26,6 +26,7 @@ app.command("sweep")(sweep.sweep)
 app.command("capacity")(capacity.capacity_command)
 app.command("tune")(tune.tune_command)
 app.command("compare")(compare.compare_command)
+app.command("validate")(validate.validate_command)
 app.command("profile")(profile.profile_command)
 app.add_typer(trace.app, name="trace")
 app.command("policies")(lists.policies)

@@ -22,6 +22,7 @@ from .model import Decoder
 from .prompts import Prompts
 
 WARM_UP = 4  # requests served before the clock starts
+BATCH = 256  # steps handed on at a time: the device is slow, and what is handed on survives a crash of the process
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,17 @@ def run(
     cache = PagedCache(model.config, limits.num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
     forward = Forward(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-    _warm_up(forward, policy, limits, latency, requests, prompts, budget)
     executor = ModelExecutor(forward, policy, prompts, draws, budget)
     table = RequestTable(len(requests))
     engine = Engine(policy, limits, table, latency=latency, emit=emit)
     width = policy.block_length * (2 if policy.obs else 1)
-    recorder = None if append is None else StepRecorder(append, width)
+    recorder = None if append is None else StepRecorder(append, width, BATCH)
     failure: Exception | None = None
-    begin = time.monotonic()
     with _told_to_stop() as told:
+        begin = time.monotonic()
         try:
+            _warm_up(forward, policy, limits, latency, requests, prompts, budget)
+            begin = time.monotonic()
             serve(engine, executor, requests, recorder=recorder, sleep=told.wait, stop=told.is_set, progress=progress)
         except Exception as error:  # whatever it was, what is done is not lost: the caller writes it, then raises this
             failure = error

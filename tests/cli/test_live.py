@@ -1,0 +1,197 @@
+"""dsim live, from arguments to what is printed, written and refused: a decoder of random weights stands for a model."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.journal import RequestTable
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.live.config import ModelConfig
+from dsim.live.forward import Batch, Forward, Sampled
+from dsim.live.weights import random_model, save_model
+from dsim.profiler.measure import shape_of
+from dsim.profiler.profile import load, save
+from dsim.report.files import FILES
+from dsim.report.run import read_run
+
+from .command import Ran, dsim
+
+SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
+POLICY = "max_batch=4,page_size=8"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace of eight requests at once, a model, its prompts, and a profile of it."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"timestamp": 10 * i, "input_length": 5 + 7 * i, "output_length": 3 + 4 * i} for i in range(8)]
+    Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_model(random_model(SMALL, "cpu", torch.float32), Path("model"), torch.float32)
+    Path("prompts.jsonl").write_text("\n".join(json.dumps([i, i + 1, 2 * i]) for i in range(40)) + "\n")
+    known = load("a100-sdar-8b")
+    latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
+    profile = replace(known, name="ours", model=shape_of(SMALL), latency=latency)
+    save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), "ours.json")
+
+
+def live(*arguments: object) -> Ran:
+    return dsim("live", "trace.jsonl", "--model", "model", *arguments)
+
+
+def refused(ran: Ran) -> str:
+    assert ran.code == 2, ran.err
+    (line,) = ran.err.splitlines()
+    assert line.startswith("Error: ")
+    return line.removeprefix("Error: ")
+
+
+def test_it_serves_under_several_policies_and_writes_what_replay_writes_and_a_journal_that_replays() -> None:
+    specs = [f"lmdeploy-bd32:4,{POLICY}", f"chunk:2,block_length=4,{POLICY}", f"ar,{POLICY}"]
+    chosen = [part for spec in specs for part in ("--policy", spec)]
+    ran = live("--prompts", "prompts.jsonl", *chosen, "-o", "run")
+    assert ran.code == 0, ran.err
+    assert "Measured on: CPU" in ran.out
+    assert "the weights decide what commits" in ran.out
+    assert sorted(path.name for path in Path("run").iterdir()) == sorted(FILES)
+    run = read_run("run")
+    assert (run.info["driver"], run.info["commits"]) == ("live", "model")
+    assert "profile" not in run.info
+    for spec in specs:
+        requests, steps = run.requests(spec), run.steps(spec)
+        assert (requests["status"] == 0).all()
+        assert (steps["device"] > 0).all()
+        assert (steps["device"] <= steps["latency"]).all()
+        policy = parse(spec)
+        pages = 4 * -(-(5 + 7 * 7 + 3 + 4 * 7 + 4) // 8)  # as many as the largest batch of the longest takes
+        fresh = Engine(policy, Limits(pages, 256, 4, policy.batching.max_prefill_tokens), RequestTable(8))
+        assert list(replay(fresh, 0, requests, steps, run.step_lists(spec))) == []
+    report = Path("run/report.html").read_text()
+    assert "Measured on" in report
+    assert "Estimated, not measured" not in report
+
+
+def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_one_by_one() -> None:
+    spec = "chunk:2,block_length=4," + POLICY
+    ran = live("--commits", "twin", "--profile", "ours.json", "--policy", spec, "-o", "measured", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["commits"] == "twin"
+    assert ran.json["live"]["host_ms"][spec]["p50"] > 0
+    assert dsim("replay", "trace.jsonl", "--profile", "ours.json", "--policy", spec, "-o", "predicted").code == 0
+    compared = dsim("compare", "predicted", "measured", "--profile", "ours.json", "--json")
+    assert compared.code == 0, compared.err
+    (cell,) = compared.json["cells"]
+    assert (cell["unpaired"], cell["num_both"]) == ("", 8)
+    # What a request commits in all is the draws', whenever its steps come.
+    sides = [read_run(name).requests(spec) for name in ("predicted", "measured")]
+    assert sides[0]["num_committed"].tolist() == sides[1]["num_committed"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "nowhere"], "model is nowhere, expected a directory or one of: sdar-1.7b"),
+        (["--device", "cuda"], "device is cuda, and PyTorch "),
+        (["--device", "tpu"], "device is tpu, expected cuda or cpu"),
+        (["--commits", "dice"], "commits is dice, expected one of: model, twin"),
+        (["--commits", "twin"], "commits is twin and no profile is given"),
+        (["--commits", "model"], "commits is model and no prompts are given"),
+        (["--prompts", "gone.txt", "--policy", "ar"], "gone.txt: cannot be read: No such file or directory"),
+        (["--prompts", "prompts.jsonl", "--policy", "optimus"], "optimus chooses by T(c, b): give it the profile"),
+        (["--prompts", "prompts.jsonl", "--policy", "chunk:8"], "chunk:8: block_length is 32, and small was trained"),
+        (["--prompts", "prompts.jsonl", "--policy", "ar", "--policy", "ar"], "policy ar is given 2 times"),
+        (["--profile", "a100-sdar-8b", "--commits", "twin"], "profile a100-sdar-8b is of SDAR-8B with layers 36, and "),
+        (["--prompts", "prompts.jsonl", "--policy", "ar,num_pages=1,page_size=4"], "trace: none of its 8"),
+        (["--prompts", "trace.jsonl", "--policy", "ar"], 'trace.jsonl:1: is {"timestamp": 0, "input_length": 5, "out, expected a list'),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
+    line = refused(live(*arguments, "-o", "run"))
+    if arguments[0] == "--model":
+        assert says in line
+    else:
+        assert line.startswith(says)
+    assert not Path("run").exists()
+
+
+def test_a_token_outside_the_vocabulary_is_named() -> None:
+    Path("wrong.jsonl").write_text("[1, 2]\n[97]\n")
+    line = refused(live("--prompts", "wrong.jsonl", "--policy", f"ar,{POLICY}"))
+    assert line == "wrong.jsonl: holds token 97, expected 0 to 96, the model's vocabulary"
+
+
+def test_a_step_that_fails_loses_no_finished_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Forward.run
+    steps = 0
+
+    def fails_at_last(self: Forward, batch: Batch) -> Sampled:
+        nonlocal steps
+        steps += 1
+        if steps > 30:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return whole(self, batch)
+
+    monkeypatch.setattr(Forward, "run", fails_at_last)
+    ran = live("--prompts", "prompts.jsonl", "--policy", f"ar,{POLICY}", "-o", "run")
+    assert ran.code == 2
+    assert "Error: the device is out of memory in a step of" in ran.err.splitlines()[-1]
+    assert "Wrote run/" in ran.err
+    run = read_run("run")
+    done = run.requests(f"ar,{POLICY}")["status"]
+    assert 0 < (done == 0).sum() < 8
+    assert run.info["interrupted"] is True
+    assert "UNFINISHED" in ran.out
+
+
+def test_ctrl_c_writes_what_is_done_and_says_so(tmp_path: Path) -> None:
+    rows = [{"timestamp": 50 * i, "input_length": 20, "output_length": 8} for i in range(4000)]
+    Path("long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = [
+        "long.jsonl",
+        "--model",
+        "model",
+        "--prompts",
+        "prompts.jsonl",
+        "--policy",
+        f"lmdeploy-bd32:4,{POLICY}",
+    ]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dsim", "live", *arguments, "-o", "run", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        # It works once it has handed on some steps.
+        until = time.monotonic() + 120
+        while not [p for p in tmp_path.glob(".run.*/steps.parquet") if p.stat().st_size > 1000]:
+            assert child.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 130, err
+    (p,) = json.loads(out)["policies"]
+    assert 0 < p["completed"] < 4000
+    assert err.splitlines()[0].startswith("Interrupted: lmdeploy-bd32:4,")
+    assert read_run("run").info["interrupted"] is True
+
+
+def test_the_shipped_model_answers_its_own_workloads() -> None:
+    ran: Any = dsim("live", "trace.jsonl", "--policy", "lmdeploy-bd32,max_batch=4", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["live"]["prompts"] == "records"
+    (p,) = ran.json["policies"]
+    assert p["completed"] == 8
+    # More than one token a forward, the KV pass included: what block diffusion is for.
+    assert p["tpf"] > 1.0
