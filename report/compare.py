@@ -11,11 +11,11 @@ from ..engine.policy import parse
 from ..profiler.profile import Profile
 from . import compare_errors, compare_ranking
 from .compare_bounds import Bound, Judged, judge
-from .compare_errors import Errors, errors, ks_distance, plain, relative_error
+from .compare_errors import Errors, errors, ks_distance, relative_error
 from .compare_parts import COMPLETED, Parts, parts, per_request
 from .compare_ranking import Verdict, rankings
 from .compare_steps import Steps, compare_steps
-from .metrics import METRICS, Floats
+from .metrics import METRICS, Floats, no_nan
 from .run import Columns, Run
 
 Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
@@ -115,7 +115,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints: what is not a number becomes null."""
         pairs = [{"predicted": asdict(p), "measured": asdict(m)} for p, m in self.pairs]
-        out: dict[str, Any] = plain({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs})
+        out: dict[str, Any] = no_nan({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs})
         return out
 
 

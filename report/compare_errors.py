@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,12 +60,3 @@ def ks_distance(a: Floats, b: Floats) -> float:
     at = np.concatenate([a, b])
     gaps = np.searchsorted(a, at, side="right") / len(a) - np.searchsorted(b, at, side="right") / len(b)
     return float(np.abs(gaps).max())
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON has it: what is not a number becomes null."""
-    if isinstance(value, dict):
-        return {key: plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -56,7 +56,7 @@ def _parts(i: int, cell: Cell) -> Figure:
     assert cell.parts is not None
     kept = {name: part for name, part in cell.parts.metrics.items() if part.measured > 0}
     kept = {name: kept[name] for name in PER_REQUEST if name in kept}
-    figure = _figure("", "share of the measured mean", percent=True)
+    figure = _figure("", "share of the second run's mean", percent=True)
     for key, label in words.PARTS.items():
         shares = [getattr(part, key) / part.measured for part in kept.values()]
         figure.add_trace(
@@ -93,7 +93,7 @@ def _distribution(i: int, name: str, p: Floats, m: Floats, heads: Sequence[str])
             go.Scatter(x=x, y=y, mode="lines", name=head, line={"color": colour(i), "width": 2, "dash": dash},
                        hovertemplate=f"{head}: %{{y:.1%}} within %{{x:.3~g}} ms")
         )  # fmt: skip
-    ends = [float(np.nanquantile(values, 0.995)) for values in (p, m) if not np.isnan(values).all()]
+    ends = [1e3 * float(np.nanquantile(values, 0.995)) for values in (p, m) if not np.isnan(values).all()]
     figure.update_xaxes(range=[0.0, 1.1 * max(ends) or 1.0])
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.18})
     title = {"itl": "itl, a request's mean gap"}.get(name, name)

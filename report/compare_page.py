@@ -15,13 +15,14 @@ from .html import PLOT, STYLE
 from .run import Run
 
 QUESTION = "How far is the twin from the device?"
+EXTRA_STYLE = "section section.card, details { margin: 14px 0; } thead th { overflow-wrap: normal; }"
 
 
 def page(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> str:
     """The page; the same comparison gives the same bytes."""
     drawn = overview(found)
     sections = [f'<section><h2>All policies</h2><div class="grid">{_cards(drawn)}</div></section>']
-    sections += [_table(f"Ranking of {', '.join(r.cells)}", words.ranking_table(r)) for r in found.rankings]
+    sections += [_table(f"Ranking of {', '.join(r.cells)}", words.ranking_table(found, r)) for r in found.rankings]
     for i, cell in enumerate(found.cells):
         figures = of_cell(found, i, pairs[cell.pair])
         sections.append(_cell(found, cell, figures))
@@ -38,7 +39,7 @@ def page(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> str:
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             "<title>dsim compare</title>",
-            f"<style>{STYLE}</style>",
+            f"<style>{STYLE}\n{EXTRA_STYLE}</style>",
             f"<script>{get_plotlyjs()}</script>",
             "</head><body><main>",
             _header(found),
@@ -67,12 +68,15 @@ def _header(found: Comparison) -> str:
 
 
 def _cell(found: Comparison, cell: Cell, figures: Sequence[Figure]) -> str:
-    errors = _table("Errors", words.error_table(found, cell), [words.left_out_line(cell), *words.step_lines(cell)])
-    made_of = ""
+    runs, requests = words.error_table(found, cell), words.request_table(cell)
+    about = [words.left_out_line(cell)]
+    errors = _table("Errors of the runs", runs, words.step_lines(found, cell) + (about if cell.unpaired else []))
+    if not cell.unpaired:
+        errors += _table("Errors of the requests", requests, about)
+    made_of = f'<p class="caption">{escape(" ".join(words.part_lines(cell)))}</p>'
     if cell.parts is not None:
-        made_of = _table("The error of each mean, and its parts", words.parts_table(cell), words.part_lines(cell))
-    else:
-        made_of = f'<p class="caption">{escape(" ".join(words.part_lines(cell)))}</p>'
+        split = words.parts_table(found, cell)
+        made_of = _table("The error of each mean, and its parts", split, words.part_lines(cell))
     whole = _table("Every number", words.full_table(found, cell))
     return (
         f'<section><h2>{escape(cell.name)}</h2>{errors}{made_of}<div class="grid">{_cards(figures)}</div>'

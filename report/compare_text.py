@@ -9,7 +9,7 @@ from . import compare_words as words
 from .compare import Comparison
 
 # Left out first where a terminal is too narrow.
-SPARE = ("KS", "p90 error", "p95 error", "requests", "p50 error", "median", "p99 error")
+SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
 
 
 def render(found: Comparison, console: Console) -> None:
@@ -26,18 +26,20 @@ def render(found: Comparison, console: Console) -> None:
     for cell in found.cells:
         console.print(Text(f"\n{cell.name}", style="bold"))
         console.print(_table(words.error_table(found, cell), console))
+        if not cell.unpaired:
+            console.print(_table(words.request_table(cell), console))
         console.print(_table(words.totals_table(found, cell), console))
         console.print(Text(words.left_out_line(cell), style="dim"))
-        for line in words.step_lines(cell):
+        for line in words.step_lines(found, cell):
             console.print(Text(line, style="dim"))
         if cell.parts is not None:
-            console.print(Text("The error of each mean, and its parts as shares of the measured mean"))
-            console.print(_table(words.parts_table(cell), console))
+            console.print(Text("The error of each mean, and its parts as shares of the second run's mean"))
+            console.print(_table(words.parts_table(found, cell), console))
         for line in words.part_lines(cell):
             console.print(Text(line, style="dim"))
     for ranking in found.rankings:
         console.print(Text(f"\nRanking of {', '.join(ranking.cells)}", style="bold"))
-        console.print(_table(words.ranking_table(ranking), console))
+        console.print(_table(words.ranking_table(found, ranking), console))
     for line in [*found.notes, *words.definition_lines()]:
         console.print(Text(f"Note: {line}", style="dim"))
 

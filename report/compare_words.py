@@ -72,17 +72,17 @@ def answer(found: Comparison) -> str:
         sentences.append(f"Mean e2el of the unpaired is off by at most {share(abs(error))} ({worst.name}).")
     for ranking in found.rankings:
         verdict = ranking.metrics.get("mean:e2el")
-        if verdict is not None:
-            right = "right" if verdict.tau == 1 else f"with tau {verdict.tau:.2f}"
-            cost = (
-                f"choosing {verdict.choice} costs {share(verdict.regret)}" if verdict.regret else "the choice is best"
+        if verdict is not None and not math.isnan(verdict.tau):
+            cost = f"costs {share(verdict.regret)}" if verdict.regret else "costs nothing"
+            sentences.append(
+                f"Mean e2el orders the {len(ranking.cells)} policies with tau {verdict.tau:.2f}; choosing "
+                f"{verdict.choice} {cost}."
             )
-            sentences.append(f"The order of {len(ranking.cells)} policies by mean e2el is {right}; {cost}.")
     return " ".join(sentences)
 
 
 def error_table(found: Comparison, cell: Cell) -> Table:
-    """Means, and the error of every statistic; then the requests' errors where they are paired."""
+    """The mean of each metric, and the error of every statistic."""
     head = [
         "",
         "unit",
@@ -90,8 +90,6 @@ def error_table(found: Comparison, cell: Cell) -> Table:
         *(f"{s} error" for s in STATS),
         "KS",
     ]
-    if not cell.unpaired:
-        head += ["MAPE", "median", "p95", "bias", "requests"]
     rows = []
     for name, metric in cell.metrics.items():
         if metric.measured["mean"] is None and metric.predicted["mean"] is None:
@@ -99,12 +97,20 @@ def error_table(found: Comparison, cell: Cell) -> Table:
         row = [name, metric.unit, number(metric.predicted["mean"]), number(metric.measured["mean"])]
         row += [signed(metric.error[stat]) for stat in STATS]
         row.append("" if math.isnan(metric.ks) else f"{metric.ks:.3f}")
-        if metric.requests is not None:
-            e = metric.requests
-            row += [share(e.mape), share(e.median), share(e.p95), signed(e.bias), f"{e.num:,}"]
-        elif not cell.unpaired:
-            row += [""] * 5
         rows.append(row)
+    return head, rows
+
+
+def request_table(cell: Cell) -> Table:
+    """The errors of the requests, one by one; no rows where they are not paired."""
+    head = ["", "MAPE", "median", "p95", "bias", "requests", "without", "zero"]
+    rows = []
+    for name, metric in cell.metrics.items():
+        e = metric.requests
+        if e is not None and e.num:
+            without = e.num_missing - cell.left_out["not completed in both"]
+            row = [name, share(e.mape), share(e.median), share(e.p95), signed(e.bias)]
+            rows.append([*row, *(f"{count:,}" for count in (e.num, without, e.num_zero))])
     return head, rows
 
 
@@ -124,16 +130,16 @@ def totals_table(found: Comparison, cell: Cell) -> Table:
     """The numbers of the whole run."""
     head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
     rows = [
-        [name, t.unit, number(t.predicted), number(t.measured), signed(t.error)]
+        [name, t.unit, _amount(t.predicted, t.unit), _amount(t.measured, t.unit), signed(t.error)]
         for name, t in cell.totals.items()
         if t.predicted or t.measured
     ]
     return head, rows
 
 
-def parts_table(cell: Cell) -> Table:
+def parts_table(found: Comparison, cell: Cell) -> Table:
     """What the error of each mean is made of, as shares of the measured mean."""
-    head = ["", "unit", "error", "of measured", *PARTS.values(), "requests"]
+    head = ["", "unit", "error", f"of {heads(found.pairs[cell.pair])[1]}", *PARTS.values(), "requests"]
     rows = []
     if cell.parts is not None:
         for name in PER_REQUEST:
@@ -145,9 +151,9 @@ def parts_table(cell: Cell) -> Table:
     return head, rows
 
 
-def ranking_table(ranking: Ranking) -> Table:
+def ranking_table(found: Comparison, ranking: Ranking) -> Table:
     """What each metric's ranking says."""
-    head = ["", "tau", "the twin's choice", "measured best", "regret"]
+    head = ["", "tau", *(f"best, {name}" for name in heads(found.pairs[0])), "regret"]
     rows = [
         [name, "–" if math.isnan(v.tau) else f"{v.tau:.2f}", v.choice, v.best, share(v.regret)]
         for name, v in ranking.metrics.items()
@@ -155,9 +161,9 @@ def ranking_table(ranking: Ranking) -> Table:
     return head, rows
 
 
-def step_lines(cell: Cell) -> list[str]:
+def step_lines(found: Comparison, cell: Cell) -> list[str]:
     """What the steps say."""
-    steps = cell.steps
+    steps, folder = cell.steps, found.pairs[cell.pair][1].folder
     num = steps.decode.num_measured + steps.prefill.num_measured
     if steps.same:
         lines = [f"Both runs planned the same {num:,} steps."]
@@ -171,9 +177,9 @@ def step_lines(cell: Cell) -> list[str]:
         else:
             lines.append(f"Latency of {name} steps, as distributions: KS {kind.ks:.3f}.")
         if kind.priced is not None:
-            lines.append(f"The profile's price of a measured {name} step: {_steps(kind.priced)}.")
+            lines.append(f"The profile's price of a {name} step of {folder}: {_steps(kind.priced)}.")
         if not math.isnan(kind.host):
-            lines.append(f"Of a measured {name} step, {number(1e3 * kind.host)} ms is not the device's.")
+            lines.append(f"Of a {name} step of {folder}, {number(1e3 * kind.host)} ms is not the device's.")
     return lines
 
 
@@ -183,8 +189,8 @@ def part_lines(cell: Cell) -> list[str]:
     if parts is None:
         return [f"The error is not decomposed: {cell.no_parts}."]
     return [
-        f"Measured latencies priced {parts.latency_steps:,} re-run steps; {parts.latency_nearest:,} of them were never "
-        "measured and take the correction of the nearest.",
+        f"Recorded latencies priced {parts.latency_steps:,} re-run steps; {parts.latency_nearest:,} of them were never "
+        "recorded and take the correction of the nearest.",
         f"Recorded commits answered for {parts.commit_rows:,} rows of re-runs; in {parts.commit_forced:,} none was due "
         f"and the soonest was taken, and {parts.commit_unknown:,} of {parts.commit_masks:,} masks had no record.",
     ]
@@ -198,13 +204,10 @@ def definition_lines() -> list[str]:
 def left_out_line(cell: Cell) -> str:
     """Which requests the errors cover."""
     out = [f"{count:,} {why}" for why, count in cell.left_out.items() if count]
-    line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(out) or 'none'}"
-    lacking = [
-        f"{name} {e.num_missing - cell.left_out['not completed in both']:,} without, {e.num_zero:,} measured as zero"
-        for name, metric in cell.metrics.items()
-        if (e := metric.requests) is not None and (e.num_zero or e.num_missing > cell.left_out["not completed in both"])
-    ]
-    return line + (f"; of {'; of '.join(lacking)}" if lacking else "") + "."
+    line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(out) or 'none'}."
+    if cell.unpaired:
+        return line
+    return line + " Left out of a metric's errors: those without it, and those where the second run's value is zero."
 
 
 def share(value: float) -> str:
@@ -222,6 +225,10 @@ def signed(value: float) -> str:
     if size < 5e-5:
         return "0 %"
     return f"{100 * value:+.2f} %" if size < 0.01 else f"{100 * value:+.1f} %"
+
+
+def _amount(value: float | None, unit: str) -> str:
+    return f"{value:,.0f}" if value is not None and unit in ("requests", "steps") else number(value)
 
 
 def _steps(e: Errors) -> str:

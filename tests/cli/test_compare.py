@@ -39,12 +39,12 @@ def test_the_report_says_the_error_and_its_parts() -> None:
     assert lines[0] == "NOT MEASURED: b was made by the twin, so both sides are predictions"
     assert lines[1] == (
         "A request's e2el is off by 4.8 % on average (MAPE), at worst by 4.9 % (chunk:8). "
-        "The order of 2 policies by mean e2el is right; the choice is best."
+        "Mean e2el orders the 2 policies with tau 1.00; choosing chunk:8 costs nothing."
     )
     assert lines[2] == (
         "First (twin): a: the twin, SDAR-8B on A100-80GB, by profile a100-sdar-8b (estimated, not measured)"
     )
-    parts = lines[lines.index("The error of each mean, and its parts as shares of the measured mean") :]
+    parts = lines[lines.index("The error of each mean, and its parts as shares of the second run's mean") :]
     (e2el,) = [line.split() for line in parts[:9] if line.startswith(" e2el") or line.startswith("e2el")]
     assert e2el[0] == "e2el"
     assert e2el[3:11] == ["-4.9", "%", "-4.9", "%", "0", "%", "0", "%"]

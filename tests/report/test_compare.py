@@ -314,7 +314,8 @@ def test_the_warm_up_and_what_did_not_complete_are_left_out_and_counted(tmp_path
 
 
 def test_weights_that_decide_leave_requests_unpaired(tmp_path: Path) -> None:
-    found = compared(twin(tmp_path / "a"), live(tmp_path / "b", commits="model"), "mean:e2el=50%")
+    # Such a run may have used no profile.
+    found = compared(twin(tmp_path / "a"), live(tmp_path / "b", commits="model", profile={}), "mean:e2el=50%")
     (cell,) = found.cells
     assert cell.unpaired == f"the weights decided the commits of {tmp_path}/b"
     assert all(metric.requests is None for metric in cell.metrics.values())
