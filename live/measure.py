@@ -81,7 +81,7 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
     lengths = np.full(len(requests), shape.context), np.full(len(requests), output)
     draws = None if policy.autoregressive else CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block)
     prompts = random_prompts(forward.model.config, 0)
-    executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape.window > 0)
+    executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
     engine = Engine(policy, limits, RequestTable(len(requests)))
     parts: list[Mapping[str, Any]] = []
     recorder = StepRecorder(lambda columns, lists: parts.append(columns), policy.block_length, batch=256)
@@ -92,7 +92,9 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
         forward.cache.clear()
     recorder.flush()
     steps = {name: np.concatenate([part[name] for part in parts]) for name in STEP_COLUMNS}
-    counted = np.flatnonzero(steps["prefill"] == (shape.window == 0))[SETTLE:]
+    # The last step of a block may compute less: what is pending, and no mask.
+    alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens)
+    counted = np.flatnonzero(alike)[SETTLE:]
     middle = counted[len(counted) // 2]
     tokens, pairs, keys, head, sampled, batch, forwards = (
         int(steps[name][middle])
@@ -107,15 +109,15 @@ class _Contextual(ModelExecutor):
     """An executor that takes prompts as read, where decode steps are what is measured."""
 
     def __init__(self, *arguments: Any) -> None:
-        *rest, self._skip_prefill = arguments
+        *rest, self._shape = arguments
         super().__init__(*rest)
         self.measured = 0
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        if plan.prefill and self._skip_prefill:
+        if plan.prefill and self._shape.window:
             self._open(plan, plan.num_tokens.astype(np.int64))
             return StepOutcome(0.0, np.ones_like(plan.window) & self._policy.autoregressive)
-        self.measured += 1
+        self.measured += plan.features.tokens == self._shape.tokens
         return super().step(plan)
 
 

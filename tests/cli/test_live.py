@@ -112,7 +112,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
         (["--prompts", "prompts.jsonl", "--policy", "ar", "--policy", "ar"], "policy ar is given 2 times"),
         (["--profile", "a100-sdar-8b", "--commits", "twin"], "profile a100-sdar-8b is of SDAR-8B with layers 36, and "),
         (["--prompts", "prompts.jsonl", "--policy", "ar,num_pages=1,page_size=4"], "trace: none of its 8"),
-        (["--prompts", "trace.jsonl", "--policy", "ar"], 'trace.jsonl:1: is {"timestamp": 0, "input_length": 5, "out, expected a list'),
+        (["--prompts", "trace.jsonl", "--policy", "ar"], 'trace.jsonl:1: is {"timestamp": 0, "input_length": '),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:

@@ -1,0 +1,61 @@
+"""Steps of a wanted shape: what was measured has the shape that was asked for."""
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.live.cache import PagedCache
+from dsim.live.forward import Forward
+from dsim.live.measure import Shape, features_of, measure, shapes
+from dsim.live.weights import random_model
+
+from .dense import SMALL
+
+BLOCK = SMALL.block_length
+
+
+@pytest.fixture(scope="module")
+def forward() -> Forward:
+    return Forward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 120, 8, "cpu", torch.float32))
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 4, 8), Shape(3, 4, 40), Shape(3, 2, 40), Shape(5, 1, 16), Shape(2, 3, 64)])
+def test_a_decode_step_has_the_batch_window_and_context_asked_for(forward: Forward, shape: Shape) -> None:
+    found = measure(forward, shape, BLOCK, 5)
+    assert len(found.latency) == len(found.device) == 5
+    assert (found.device > 0).all()
+    assert (found.device <= found.latency).all()
+    expected = features_of(shape, BLOCK)
+    assert found.features[0] == shape.batch * shape.window
+    assert (found.features.batch, found.features.prefill_tokens) == (shape.batch, 0)
+    # A sequence moves on by a token or so a step: its keys are those of the context, and at most two blocks more.
+    assert expected.sum_kv - shape.batch * BLOCK <= found.features.sum_kv <= expected.sum_kv + 2 * shape.batch * BLOCK
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 0, 8), Shape(4, 0, 24)])
+def test_a_prefill_has_the_prompts_asked_for(forward: Forward, shape: Shape) -> None:
+    found = measure(forward, shape, BLOCK, 3)
+    assert len(found.latency) == 3
+    assert found.features == features_of(shape, BLOCK)
+
+
+def test_every_page_is_given_back(forward: Forward) -> None:
+    assert forward.cache.num_free == 120
+
+
+def test_the_shapes_cover_every_axis_within_what_fits() -> None:
+    found = shapes(block=4, most_batch=12, most_tokens=40, most_context=100, page=8, num_pages=60)
+    assert {s.batch for s in found} == {1, 2, 3, 4, 6, 8, 12}
+    assert {s.window for s in found} == {0, 1, 2, 3, 4}
+    assert {s.context for s in found} == {4, 8, 12, 16, 24, 32, 48, 64, 96, 100}
+    assert all(s.context % 4 == 0 and s.tokens <= 40 for s in found)
+    assert all(s.batch * -(-(s.context + 8) // 8) <= 60 for s in found)
+    assert [s.tokens for s in found] == sorted(s.tokens for s in found)
+    assert len(set(found)) == len(found)
+
+
+def test_the_middle_step_stands_for_a_shape(forward: Forward) -> None:
+    # Windows of two leave a key more behind them every other step: the median step's features go with the median.
+    found = measure(forward, Shape(2, 2, 16), BLOCK, 7)
+    assert 2 * 18 <= found.features.sum_kv <= 2 * 28
+    assert np.isfinite(found.latency).all()
