@@ -13,7 +13,7 @@ from . import compare_errors, compare_ranking
 from .compare_bounds import Bound, Judged, judge
 from .compare_errors import Errors, errors, ks_distance, relative_error
 from .compare_parts import COMPLETED, Parts, parts, per_request
-from .compare_ranking import Verdict, rankings
+from .compare_ranking import Verdict, pooled_taus, rankings
 from .compare_steps import Steps, compare_steps
 from .metrics import METRICS, Floats, no_nan
 from .run import Columns, Run
@@ -109,6 +109,7 @@ class Comparison:
     cells: list[Cell]
     overall: dict[str, Errors]  # by metric, over the requests of all paired cells together
     rankings: list[Ranking]
+    tau: dict[str, float]  # by metric, over the pairs of cells within each of the rankings
     bounds: list[Judged]
     notes: list[str]
 
@@ -150,14 +151,19 @@ def compare_runs(
             served.setdefault(traffic, []).append(len(cells))
             cells.append(cell)
             summaries.append((_summary(p, policy), _summary(m, policy)))
-    rankings_ = []
-    for group in served.values():
-        found = rankings([cells[j].name for j in group], *zip(*(summaries[j] for j in group), strict=True))
+    ranked: list[Ranking] = []
+    groups = []
+    for members in served.values():
+        names = [cells[j].name for j in members]
+        p_sides, m_sides = zip(*(summaries[j] for j in members), strict=True)
+        found = rankings(names, p_sides, m_sides)
         if found:
-            rankings_.append(Ranking([cells[j].name for j in group], found))
+            ranked.append(Ranking(names, found))
+            groups.append((p_sides, m_sides))
     overall = {name: errors(*map(np.concatenate, zip(*sides, strict=True))) for name, sides in relative.items()}
     verdicts = [judge(bound, cell.name, cell.metrics, cell.unpaired) for bound in bounds for cell in cells]
-    return Comparison([(side(p), side(m)) for p, m in pairs], cells, overall, rankings_, verdicts, notes)
+    tau = pooled_taus(groups) if groups else {}
+    return Comparison([(side(p), side(m)) for p, m in pairs], cells, overall, ranked, tau, verdicts, notes)
 
 
 def side(run: Run) -> Side:

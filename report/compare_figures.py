@@ -15,6 +15,7 @@ from .metrics import METRICS, Floats
 from .run import Run
 
 MAX_POINTS = 2000  # of a scatter
+LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b"), strict=True))
 
 
@@ -27,7 +28,7 @@ def overview(found: Comparison) -> list[Figure]:
             go.Bar(x=names, y=[cell.metrics[name].error["mean"] for name in names], name=cell.name,
                    marker={"color": colour(i)}, hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}")
         )  # fmt: skip
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.18})
+    figure.update_layout(showlegend=True, legend=LEGEND)
     return [Figure("errors", "Errors of the means", "Above zero the first run's mean is greater.", figure)]
 
 
@@ -68,7 +69,7 @@ def _parts(i: int, cell: Cell) -> Figure:
         go.Scatter(x=list(kept), y=whole, mode="markers", name="whole error", hovertemplate="%{x}: %{y:+.2%}",
                    marker={"color": INK, "size": 9, "symbol": "diamond"})
     )  # fmt: skip
-    figure.update_layout(barmode="relative", showlegend=True, legend={"orientation": "h", "y": 1.18})
+    figure.update_layout(barmode="relative", showlegend=True, legend=LEGEND)
     return Figure(f"parts-{i}", "What the error is made of", "The bars add up to the diamond.", figure)
 
 
@@ -95,7 +96,7 @@ def _distribution(i: int, name: str, p: Floats, m: Floats, heads: Sequence[str])
         )  # fmt: skip
     ends = [1e3 * float(np.nanquantile(values, 0.995)) for values in (p, m) if not np.isnan(values).all()]
     figure.update_xaxes(range=[0.0, 1.1 * max(ends) or 1.0])
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.18})
+    figure.update_layout(showlegend=True, legend=LEGEND)
     title = {"itl": "itl, a request's mean gap"}.get(name, name)
     return Figure(f"cdf-{name}-{i}", title, "Over the requests that completed in each run.", figure)
 
@@ -133,7 +134,7 @@ def _figure(x: str, y: str, *, percent: bool = False) -> go.Figure:
     figure = go.Figure()
     figure.update_layout(
         template=go.layout.Template(), height=HEIGHT, hovermode="closest", bargap=0.3, paper_bgcolor="white",
-        plot_bgcolor="white", margin={"l": 56, "r": 18, "t": 22, "b": 36},
+        plot_bgcolor="white", margin={"l": 56, "r": 18, "t": 44, "b": 36},
         font={"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": INK},
     )  # fmt: skip
     figure.update_xaxes(**axis, title_text=x, showgrid=False)

@@ -49,18 +49,30 @@ def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence
     choice, best = (values.index(pick(values)) for values in (list(predicted), list(measured)))
     loss = abs(measured[choice] - measured[best])
     regret = loss / measured[best] if measured[best] else math.nan
-    return Verdict(kendall_tau(predicted, measured), policies[choice], policies[best], regret)
+    return Verdict(kendall_tau((predicted, measured)), policies[choice], policies[best], regret)
 
 
-def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
+def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict[str, float]:
+    """Tau by metric over several groups of (predicted, measured) summaries: only pairs of one group are compared."""
+    found = {}
+    for name, (path, _) in RANKED.items():
+        sides = [([value(s, path) for s in p], [value(s, path) for s in m]) for p, m in groups]
+        known = [([v or 0.0 for v in p], [v or 0.0 for v in m]) for p, m in sides if None not in p and None not in m]
+        if len(known) == len(groups):
+            found[name] = kendall_tau(*known)
+    return found
+
+
+def kendall_tau(*groups: tuple[Sequence[float], Sequence[float]]) -> float:
     """Kendall's tau-b: (concordant - discordant) pairs, over the geometric mean of the pairs untied on each side."""
     agree = untied_a = untied_b = 0
-    for i in range(len(a)):
-        for j in range(i):
-            x, y = _sign(a[i] - a[j]), _sign(b[i] - b[j])
-            agree += x * y
-            untied_a += x * x
-            untied_b += y * y
+    for a, b in groups:
+        for i in range(len(a)):
+            for j in range(i):
+                x, y = _sign(a[i] - a[j]), _sign(b[i] - b[j])
+                agree += x * y
+                untied_a += x * x
+                untied_b += y * y
     return agree / math.sqrt(untied_a * untied_b) if untied_a and untied_b else math.nan
 
 

@@ -70,14 +70,16 @@ def answer(found: Comparison) -> str:
         worst = max(rest, key=lambda cell: abs(cell.metrics["e2el"].error["mean"]))
         error = worst.metrics["e2el"].error["mean"]
         sentences.append(f"Mean e2el of the unpaired is off by at most {share(abs(error))} ({worst.name}).")
-    for ranking in found.rankings:
-        verdict = ranking.metrics.get("mean:e2el")
-        if verdict is not None and not math.isnan(verdict.tau):
-            cost = f"costs {share(verdict.regret)}" if verdict.regret else "costs nothing"
-            sentences.append(
-                f"Mean e2el orders the {len(ranking.cells)} policies with tau {verdict.tau:.2f}; choosing "
-                f"{verdict.choice} {cost}."
-            )
+    tau = found.tau.get("mean:e2el", math.nan)
+    if not math.isnan(tau):
+        verdicts = [ranking.metrics["mean:e2el"] for ranking in found.rankings if "mean:e2el" in ranking.metrics]
+        worst_choice = max(verdicts, key=lambda verdict: verdict.regret)
+        over = f" over {len(found.rankings)} sets of requests" if len(found.rankings) > 1 else ""
+        cost = "is the best" if not worst_choice.regret else f"costs {share(worst_choice.regret)}"
+        which = "the first choice" if len(verdicts) == 1 else "the worst of the first choices"
+        sentences.append(
+            f"The policies' order by mean e2el has tau {tau:.2f}{over}; {which}, {worst_choice.choice}, {cost}."
+        )
     return " ".join(sentences)
 
 

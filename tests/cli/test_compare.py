@@ -39,7 +39,7 @@ def test_the_report_says_the_error_and_its_parts() -> None:
     assert lines[0] == "NOT MEASURED: b was made by the twin, so both sides are predictions"
     assert lines[1] == (
         "A request's e2el is off by 4.8 % on average (MAPE), at worst by 4.9 % (chunk:8). "
-        "Mean e2el orders the 2 policies with tau 1.00; choosing chunk:8 costs nothing."
+        "The policies' order by mean e2el has tau 1.00; the first choice, chunk:8, is the best."
     )
     assert lines[2] == (
         "First (twin): a: the twin, SDAR-8B on A100-80GB, by profile a100-sdar-8b (estimated, not measured)"
@@ -55,7 +55,7 @@ def test_json_is_one_object_alone() -> None:
     ran = dsim("compare", "a", "b", *SLOWER, "--bound", "e2el=10%", "--json")
     assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
     found = ran.json
-    assert set(found) == {"definitions", "pairs", "cells", "overall", "rankings", "bounds", "notes"}
+    assert set(found) == {"definitions", "pairs", "cells", "overall", "rankings", "tau", "bounds", "notes"}
     assert [cell["policy"] for cell in found["cells"]] == ["chunk:8", "ar"]
     for cell in found["cells"]:
         part = cell["parts"]["metrics"]["e2el"]

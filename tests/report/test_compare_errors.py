@@ -8,7 +8,7 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.report.compare_bounds import Bound
 from dsim.report.compare_errors import errors, ks_distance, relative_error
-from dsim.report.compare_ranking import kendall_tau, rank, rankings
+from dsim.report.compare_ranking import kendall_tau, pooled_taus, rank, rankings
 
 NAN = math.nan
 
@@ -58,17 +58,25 @@ def test_ks_is_what_scipy_says() -> None:
 
 
 def test_tau_counts_the_pairs_that_agree() -> None:
-    assert kendall_tau([1, 2, 3, 4], [10, 20, 30, 40]) == 1.0
-    assert kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == -1.0
-    assert kendall_tau([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)  # five pairs agree, one does not
-    assert math.isnan(kendall_tau([1, 1, 1], [1, 2, 3]))
+    assert kendall_tau(([1, 2, 3, 4], [10, 20, 30, 40])) == 1.0
+    assert kendall_tau(([1, 2, 3, 4], [4, 3, 2, 1])) == -1.0
+    assert kendall_tau(([1, 2, 3, 4], [1, 2, 4, 3])) == pytest.approx(4 / 6)  # five pairs agree, one does not
+    assert math.isnan(kendall_tau(([1, 1, 1], [1, 2, 3])))
 
 
 def test_tau_of_ties_is_what_scipy_says() -> None:
     from scipy.stats import kendalltau
 
     a, b = [1.0, 2.0, 2.0, 4.0, 5.0], [2.0, 1.0, 3.0, 3.0, 6.0]
-    assert kendall_tau(a, b) == pytest.approx(kendalltau(a, b).statistic)
+    assert kendall_tau((a, b)) == pytest.approx(kendalltau(a, b).statistic)
+
+
+def test_tau_over_several_rankings_compares_only_within_each() -> None:
+    # Three pairs of three agree, and the one pair of the second ranking does not.
+    assert kendall_tau(([1, 2, 3], [1, 2, 3]), ([100, 200], [9, 8])) == pytest.approx((3 - 1) / 4)
+    first, second = {"e2el_ms": {"mean": 1.0}}, {"e2el_ms": {"mean": 2.0}}
+    right, wrong = ([first, second], [first, second]), ([first, second], [second, first])
+    assert pooled_taus([right, wrong]) == {"mean:e2el": 0.0}
 
 
 def test_regret_is_what_the_twins_choice_costs_as_measured() -> None:
