@@ -1,0 +1,111 @@
+"""Validation: the cells, what is kept of them, and that every part runs on a device that is always there."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dsim.engine.commits import CommitModel
+from dsim.engine.errors import DsimError
+from dsim.engine.latency import LatencyModel
+from dsim.live.config import ModelConfig
+from dsim.live.weights import random_model, save_model
+from dsim.planner.scenario import Scenario
+from dsim.planner.validate import Cell, Validated, plan_cells, predicted_capacity, validate
+from dsim.profiler.measure import Loaded, open_model, shape_of
+from dsim.profiler.profile import Profile, load, save
+
+SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
+POLICIES = ["lmdeploy-bd32:4,max_batch=4,page_size=8", "chunk:2,block_length=4,max_batch=4,page_size=8"]
+
+
+def test_the_middle_load_comes_first_and_is_measured_twice() -> None:
+    cells = plan_cells({"a": 10.0, "b": 4.0}, [0.3, 0.6, 0.8], 20.0)
+    assert cells == [
+        Cell("a", 0.6, 2.4, 48, True), Cell("b", 0.6, 2.4, 48, True),
+        Cell("a", 0.8, 3.2, 64), Cell("b", 0.8, 3.2, 64), Cell("a", 0.3, 1.2, 24), Cell("b", 0.3, 1.2, 24),
+    ]  # fmt: skip
+    assert [cell.name for cell in plan_cells({"chunk:8,obs=true": 1.0}, [0.5], 1.0)] == ["chunk_8_obs_true-at-0.5"]
+
+
+def test_the_capacity_is_what_the_twin_serves_when_there_is_always_more_to_do(tmp_path: Path) -> None:
+    # A step takes 1 s and a token a step: 4 sequences of 1 + 3 tokens take a prefill and 3 steps, 1 request/s.
+    save(replace(profile(), latency=LatencyModel(((0.0, 1.0), (1.0, 1.0), (2.0, 1.0)), 0.0)), tmp_path / "p.json")
+    rows = [{"timestamp": i, "input_length": 1, "output_length": 4} for i in range(200)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scenario = Scenario(str(tmp_path / "t.jsonl"), policy="ar,max_batch=4", profile=str(tmp_path / "p.json"))
+    assert predicted_capacity(scenario) == pytest.approx(1.0, rel=0.02)
+
+
+def profile() -> Profile:
+    known = load("a100-sdar-8b")
+    latency = LatencyModel(((0.0, 5e-3), (16.0, 6e-3), (64.0, 8e-3)), 1e-4)
+    commits = (CommitModel("toy", 4, 0.9, None, (0.7, 0.5, 0.4, 0.3)),)
+    return replace(
+        known, name="ours", model=shape_of(SMALL), latency=latency, commits=commits,
+        memory=replace(known.memory, vocab=97, kv_bytes_per_token=512),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
+    save_model(random_model(SMALL, "cpu", torch.float32), tmp_path / "model", torch.float32)
+    save(profile(), tmp_path / "p.json")
+    scenario = Scenario("azure-conv", profile=str(tmp_path / "p.json"), lengths="fixed:12,8", num_requests=40, seed=1)
+    return scenario, open_model(str(tmp_path / "model"), "cpu")
+
+
+def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
+    how = {"policies": POLICIES, "loads": [0.3], "seconds": 0.4} | how
+    return validate(out, *world, profile(), **how)
+
+
+def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
+    found = run(world, tmp_path / "v")
+    assert set(found.capacities) == set(POLICIES)
+    assert [cell.policy for cell in found.cells] == POLICIES
+    assert [cell.policy for cell in found.comparison.cells] == POLICIES
+    assert found.left == []
+    for cell in found.comparison.cells:
+        assert cell.unpaired == ""
+        assert cell.num_both == found.cells[0].num_requests
+        assert cell.parts is not None
+    assert len(found.comparison.rankings) == 1  # both served the same requests
+    assert found.noise is not None
+    assert len(found.noise_lines()) == 2
+    json.dumps(found.to_json(), allow_nan=False)
+
+    # A second call measures nothing again.
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")}
+    assert len(written) == 2 * 3 * 2
+    again = run(world, tmp_path / "v", more=lambda: False)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")} == written
+    assert again.left == []
+    assert again.to_json() == found.to_json()
+    with pytest.raises(DsimError, match=r"holds a validation of .*, this one is of ar"):
+        run(world, tmp_path / "v", policies=["ar"])
+    with pytest.raises(DsimError, match=r"holds a validation with seed 1, this one has 2"):
+        run((replace(world[0], seed=2), world[1]), tmp_path / "v")
+
+
+def test_what_the_budget_leaves_out_is_said_and_done_by_the_next_call(
+    world: tuple[Scenario, Loaded], tmp_path: Path
+) -> None:
+    turns = iter([True, True, False, False])
+    found = run(world, tmp_path / "v", more=lambda: next(turns))
+    assert found.left == [f"{found.cells[1].name}/measured", f"{found.cells[1].name}/again"]
+    assert [cell.policy for cell in found.comparison.cells] == POLICIES[:1]
+    assert run(world, tmp_path / "v").left == []
+    with pytest.raises(DsimError, match=r"no cell was measured within the budget"):
+        run(world, tmp_path / "w", more=lambda: False)
+
+
+def test_a_folder_of_something_else_is_left_alone(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v" / "thesis.txt").write_text("mine")
+    with pytest.raises(DsimError, match=r"holds files and no validation.json"):
+        run(world, tmp_path / "v")
+    assert (tmp_path / "v" / "thesis.txt").read_text() == "mine"
