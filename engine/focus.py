@@ -33,10 +33,11 @@ def retained(
     wide = delta.astype(np.float64)
     mean = np.cumsum(wide)[-1] / num_masked
     std = np.sqrt(np.cumsum(np.square(wide - mean))[-1] / num_masked)
-    selected = wide >= mean + std
+    selected: npt.NDArray[np.bool_] = wide >= mean + std
     if np.count_nonzero(selected) < budget:
         selected[:] = False
         selected[np.argsort(-delta, kind="stable")[:budget]] = True
     keep = selected.copy()
     keep[:-1] |= selected[1:] & (np.diff(positions) == 1)
-    return keep | ((positions < positions[keep].max()) & (positions > progress))
+    keep |= (positions < positions[keep].max()) & (positions > progress)
+    return keep

@@ -156,4 +156,4 @@ def _merge(
     total = tl.sum(b_total * tl.exp2((b_best - best) * scale))
     tl.store(tokens_ptr + i_row, tl.min(tl.where(b_best == best, b_token, 2147483647)).to(tl.int64))
     # No finite logit at all has no probability.
-    tl.store(probabilities_ptr + i_row, tl.where(total == 0.0, float("nan"), 1.0 / total))
+    tl.store(probabilities_ptr + i_row, 1.0 / tl.where(total == 0.0, float("nan"), total))

@@ -154,7 +154,8 @@ def _attend(
             b_acc = b_acc * b_decay[:, None] + tl.dot(b_weight.to(b_v.dtype), b_v, input_precision="ieee")
             b_max = b_new
 
-    b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
+    b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)  # a query that sees no key
+    b_out = b_acc / b_sum[:, None]
     o_out = (i_split.to(tl.int64) * num_queries + o_row) * (tl.num_programs(1) * G) + o_head
     m_out = m_row[:, None] & m_d[None, :]
     tl.store(out_ptr + o_out[:, None] * D + o_d[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_out)

@@ -105,6 +105,6 @@ def test_an_empty_batch_retains_nothing(place: Place) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_with_both_values(changes: dict[int, Any], alpha: float, message: str) -> None:
-    given = dict(enumerate(arguments([([1.0, 2.0], [0, 2], [1], 0, 0, -1)])))
+    sample = dict(enumerate(arguments([([1.0, 2.0], [0, 2], [1], 0, 0, -1)])))
     with pytest.raises(ValueError, match=message):
-        focus_select(*{**given, **changes}.values(), alpha)
+        focus_select(*{**sample, **changes}.values(), alpha)
