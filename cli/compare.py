@@ -11,10 +11,10 @@ from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile, load
-from ..report import compare_files
-from ..report.compare import compare_runs
-from ..report.compare_bounds import Bound
-from ..report.compare_text import render
+from ..report.compare import files as compare_files
+from ..report.compare.bounds import Bound
+from ..report.compare.comparison import compare_runs
+from ..report.compare.text import render
 from ..report.run import read_run
 from .bar import Bar
 from .options import option

@@ -16,9 +16,9 @@ from ..engine.errors import DsimError
 from ..planner.scenario import Scenario
 from ..planner.validate import LOADS, POLICIES, validate
 from ..profiler.profile import load, save
-from ..report import compare_files
-from ..report.compare_bounds import Bound
-from ..report.compare_text import render
+from ..report.compare import files as compare_files
+from ..report.compare.bounds import Bound
+from ..report.compare.text import render
 from ..sim.twin import Progress
 from . import options
 from .bar import Bar

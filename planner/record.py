@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,5 +132,6 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
         drop_warmup=scenario.drop_warmup,
         closed_loop=closed,
         interrupted=results[-1].interrupted,
+        limits=[{"policy": result.policy.name, **asdict(result.limits)} for result in results],
         policies=[summary.to_json() for summary in summaries],
     )

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile
-from ..report.compare import Comparison, compare_runs
-from ..report.compare_bounds import Bound
+from ..report.compare.bounds import Bound
+from ..report.compare.comparison import Comparison, compare_runs
 from ..report.run import Run, read_run
 from ..sim.twin import Progress
 from .on_device import about_live, check_live, on_device

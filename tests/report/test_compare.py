@@ -19,9 +19,9 @@ from dsim.engine.policy import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
 from dsim.profiler.profile import Profile
-from dsim.report.compare import Cell, Comparison, compare_runs
-from dsim.report.compare_bounds import Bound
-from dsim.report.compare_files import write
+from dsim.report.compare.bounds import Bound
+from dsim.report.compare.comparison import Cell, Comparison, compare_runs
+from dsim.report.compare.files import write
 from dsim.report.files import RunWriter
 from dsim.report.metrics import summarize
 from dsim.report.run import Run, read_run

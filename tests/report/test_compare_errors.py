@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.report.compare_bounds import Bound
-from dsim.report.compare_errors import errors, ks_distance, relative_error
-from dsim.report.compare_ranking import kendall_tau, pooled_taus, rank, rankings
+from dsim.report.compare.bounds import Bound
+from dsim.report.compare.errors import errors, ks_distance, relative_error
+from dsim.report.compare.ranking import kendall_tau, pooled_taus, rank, rankings
 
 NAN = math.nan
 

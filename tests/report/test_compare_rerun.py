@@ -6,8 +6,8 @@ import pytest
 from dsim.engine.journal import STEP_COLUMNS
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.step import StepPlan
-from dsim.report.compare_commits import Commits
-from dsim.report.compare_latencies import Latencies
+from dsim.report.compare.commits import Commits
+from dsim.report.compare.latencies import Latencies
 from dsim.report.run import Columns
 
 from ..worlds import plan_of

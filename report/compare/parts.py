@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.errors import DsimError
-from ..engine.journal import STATUSES
-from ..profiler.profile import Profile
-from .compare_commits import Commits
-from .compare_latencies import Latencies
-from .compare_rerun import Price, rerun, witness, world_of
-from .compare_steps import prices
-from .metrics import Floats, latencies
-from .run import Columns, Run
+from ...engine.errors import DsimError
+from ...engine.journal import STATUSES
+from ...profiler.profile import Profile
+from ..metrics import Floats, latencies
+from ..run import Columns, Run
+from .commits import Commits
+from .latencies import Latencies
+from .rerun import Price, rerun, witness, world_of
+from .steps import prices
 
 COMPLETED = STATUSES.index("completed")
 Indices = npt.NDArray[np.int64]

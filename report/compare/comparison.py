@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.errors import DsimError
-from ..engine.policy import parse
-from ..profiler.profile import Profile
-from . import compare_errors, compare_ranking
-from .compare_bounds import Bound, Judged, judge
-from .compare_errors import Errors, errors, ks_distance, relative_error
-from .compare_parts import COMPLETED, Parts, parts, per_request
-from .compare_ranking import Verdict, pooled_taus, rankings
-from .compare_steps import Steps, compare_steps
-from .metrics import METRICS, Floats, no_nan
-from .run import Columns, Run
+from ...engine.errors import DsimError
+from ...engine.policy import parse
+from ...profiler.profile import Profile
+from ..metrics import METRICS, Floats, no_nan
+from ..run import Columns, Run
+from .bounds import Bound, Judged, judge
+from .errors import DEFINITIONS as ERROR_DEFINITIONS
+from .errors import Errors, errors, ks_distance, relative_error
+from .parts import COMPLETED, Parts, parts, per_request
+from .ranking import DEFINITIONS as RANKING_DEFINITIONS
+from .ranking import Verdict, pooled_taus, rankings, value
+from .steps import Steps, compare_steps
 
 Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
 
@@ -33,7 +34,7 @@ TOTALS = {
     "num_prefill_steps": "num_prefill_steps", "prefill_time_share": "prefill_time_share", "busy_share": "busy_share",
     "kv_utilization": "kv_utilization", "preemptions": "preemptions",
 }  # fmt: skip
-DEFINITIONS = compare_errors.DEFINITIONS | compare_ranking.DEFINITIONS
+DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ def _cell(
         )
     totals = {}
     for name, path in TOTALS.items():
-        x, y = (compare_ranking.value(s, path) for s in summaries)
+        x, y = (value(s, path) for s in summaries)
         if x is not None and y is not None:
             totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
     latency, found, why = None, None, "not asked for"

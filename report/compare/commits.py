@@ -6,9 +6,9 @@ A masked position commits at its n-th evaluation, wherever that evaluation falls
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.rows import MASKED
-from ..engine.step import StepPlan
-from .run import Columns
+from ...engine.rows import MASKED
+from ...engine.step import StepPlan
+from ..run import Columns
 
 UNKNOWN = -1
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.latency import Features, LatencyModel
-from .compare_errors import Errors, Floats, errors, ks_distance
-from .run import Columns
+from ...engine.latency import Features, LatencyModel
+from ..run import Columns
+from .errors import Errors, Floats, errors, ks_distance
 
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
 

@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import compare_words as words
-from .compare import Comparison
+from . import words
+from .comparison import Comparison
 
 # Left out first where a terminal is too narrow.
 SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")

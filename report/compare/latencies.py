@@ -5,10 +5,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from ..engine.latency import Features, LatencyModel
-from ..engine.step import StepPlan
-from .compare_steps import Lists, features_of, prices
-from .run import Columns
+from ...engine.latency import Features, LatencyModel
+from ...engine.step import StepPlan
+from ..run import Columns
+from .steps import Lists, features_of, prices
 
 NEAREST = 8  # steps that price one which was never recorded
 

@@ -2,9 +2,9 @@
 
 import math
 
-from .compare import DEFINITIONS, PER_REQUEST, STATS, Cell, Comparison, Ranking, Side
-from .compare_errors import Errors
-from .table import number
+from ..table import number
+from .comparison import DEFINITIONS, PER_REQUEST, STATS, Cell, Comparison, Ranking, Side
+from .errors import Errors
 
 Table = tuple[list[str], list[list[str]]]  # head, rows
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from . import compare_words as words
-from . import curves
-from .compare import PER_REQUEST, Cell, Comparison
-from .compare_parts import per_request
-from .figures import COLOURS, GRID, HEIGHT, INK, Figure, colour
-from .metrics import METRICS, Floats
-from .run import Run
+from .. import curves
+from ..figures import COLOURS, GRID, HEIGHT, INK, Figure, colour
+from ..metrics import METRICS, Floats
+from ..run import Run
+from . import words
+from .comparison import PER_REQUEST, Cell, Comparison
+from .parts import per_request
 
 MAX_POINTS = 2000  # of a scatter
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}

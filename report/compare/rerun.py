@@ -7,17 +7,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.engine import Engine, Limits
-from ..engine.errors import DsimError
-from ..engine.journal import RequestTable
-from ..engine.policy import Policy, parse
-from ..engine.replay import replay
-from ..engine.request import Request
-from ..engine.step import StepOutcome, StepPlan
-from ..profiler.profile import Profile
-from .compare_commits import Commits
-from .compare_steps import Lists
-from .run import Columns, Run
+from ...engine.engine import Engine, Limits
+from ...engine.errors import DsimError
+from ...engine.journal import RequestTable
+from ...engine.policy import Policy, parse
+from ...engine.replay import replay
+from ...engine.request import Request
+from ...engine.step import StepOutcome, StepPlan
+from ...profiler.profile import Profile
+from ..run import Columns, Run
+from .commits import Commits
+from .steps import Lists
 
 Tick = Callable[[], None]
 

@@ -7,12 +7,12 @@ from html import escape
 from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
-from . import compare_words as words
-from .compare import Cell, Comparison
-from .compare_figures import of_cell, overview
-from .figures import HEIGHT, Figure
-from .html import PLOT, STYLE
-from .run import Run
+from ..figures import HEIGHT, Figure
+from ..html import PLOT, STYLE
+from ..run import Run
+from . import words
+from .comparison import Cell, Comparison
+from .figures import of_cell, overview
 
 QUESTION = "How far is the twin from the device?"
 EXTRA_STYLE = "section section.card, details { margin: 14px 0; } thead th { overflow-wrap: normal; }"

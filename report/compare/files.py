@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..engine.errors import DsimError
-from .compare import Comparison
-from .run import Run
+from ...engine.errors import DsimError
+from ..run import Run
+from .comparison import Comparison
 
 FILES = ("compare.json", "report.html")
 
@@ -14,7 +14,7 @@ FILES = ("compare.json", "report.html")
 def write(folder: str | Path, found: Comparison, pairs: Sequence[tuple[Run, Run]], *, force: bool = False) -> None:
     """Write compare.json and report.html; the same comparison gives the same bytes."""
     # Imported here: an answer on the terminal draws nothing and need not load Plotly.
-    from .compare_page import page
+    from .page import page
 
     folder = check(folder, force=force)
     try:

@@ -1,0 +1,1 @@
+"""Predicted against measured: what `dsim compare` reads, computes and draws."""
