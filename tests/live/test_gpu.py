@@ -1,0 +1,78 @@
+"""On a GPU: the executor's kernels say what the references say, and a run's journal replays."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.kernels import taken
+from dsim.live.cache import PagedCache
+from dsim.live.config import ModelConfig
+from dsim.live.forward import Batch, Forward
+from dsim.live.weights import random_model, save_model
+from dsim.report.run import read_run
+
+from ..cli.command import dsim
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and PyTorch finds none"),
+]
+WIDE = ModelConfig("wide", 3, 512, 8, 2, 64, 1024, 3001, 4096, 32, 3000)
+
+
+def batch(chance: np.random.Generator, page_size: int) -> Batch:
+    """Four sequences: a prefill, a whole block, a few scattered positions of one, and a single position."""
+    histories = [96, 512, 64, 1000 // 32 * 32]
+    windows = [np.arange(96), 512 + np.arange(32), 64 + np.array([3, 7, 8, 31]), np.array([histories[3] + 5])]
+    pages = -(-(max(histories) + 64) // page_size)
+    table = chance.permutation(4 * pages).reshape(4, pages).astype(np.int32)
+    rows = np.repeat(np.arange(4), [len(w) for w in windows])
+    positions = np.concatenate(windows)
+    places = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    listed = np.zeros((4, 32), np.bool_)
+    for s in range(1, 4):
+        listed[s, windows[s] - histories[s]] = True
+    return Batch(
+        chance.integers(0, 3000, len(rows)), positions, places, np.concatenate([[0], np.bincount(rows).cumsum()]),
+        table, np.array(histories), listed, 32, np.arange(len(rows)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_a_forward_on_the_gpu_says_what_one_on_the_cpu_says(page_size: int) -> None:
+    asked = batch(np.random.default_rng(0), page_size)
+    models = {device: random_model(WIDE, "cpu", torch.float32, seed=2).to(device) for device in ("cpu", "cuda")}
+    models["cuda"].frequencies = models["cuda"].frequencies.to("cuda")
+    said = {}
+    before = taken["ragged_paged_attention", "triton"]
+    for device, model in models.items():
+        cache = PagedCache(WIDE, int(asked.page_table.max()) + 1, page_size, device, torch.float32)
+        said[device] = Forward(model, cache).run(asked)
+    assert taken["ragged_paged_attention", "triton"] == before + WIDE.layers
+    np.testing.assert_allclose(said["cuda"].confidence, said["cpu"].confidence, rtol=2e-2, atol=1e-5)
+    assert (said["cuda"].tokens == said["cpu"].tokens).mean() > 0.95  # near ties of random weights
+    assert said["cuda"].device > 0
+
+
+def test_a_live_run_on_the_gpu_is_served_whole_and_timed_by_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_model(random_model(WIDE, "cpu", torch.float32), Path("model"), torch.float32)
+    rows = [{"timestamp": 20 * i, "input_length": 40 + 9 * i, "output_length": 33} for i in range(12)]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("ids.jsonl").write_text(json.dumps(list(range(2000))) + "\n")
+    ran = dsim(
+        "live", "t.jsonl", "--model", "model", "--device", "cuda", "--prompts", "ids.jsonl", "--policy",
+        "lmdeploy-bd32", "--policy", "chunk:8", "--policy", "ar", "-o", "run",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    run = read_run("run")
+    for policy in run.policies:
+        assert (run.requests(policy)["status"] == 0).all()
+        steps = run.steps(policy)
+        assert (steps["device"] > 0).all()
+        assert (steps["device"] <= steps["latency"]).all()
