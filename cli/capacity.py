@@ -41,11 +41,11 @@ def capacity_command(
     precision: Annotated[str, option("X%", "Half-width of the confidence interval, relative.")] = "2%",
     confidence: Annotated[str, option("X%", "Level of the confidence interval.")] = "95%",
     num_requests: Annotated[
-        int | None, option("N", "Requests in a replay: the trace's, within 6000 and 10000, by default.")
+        int | None, option("N", "Requests in a replay: as many as judge the trace once, 6000 to 24000, by default.")
     ] = None,
     block: Annotated[
         int | None,
-        option("N", "Consecutive requests that are resampled together; 100 by default."),
+        option("N", "Consecutive requests that are resampled together; a quarter by default."),
     ] = None,
     max_replications: Annotated[int, option("N", "Stop after N replications, however wide the interval.")] = MOST,
     arrival: options.Arrival = "trace",

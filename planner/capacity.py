@@ -16,15 +16,17 @@ from ..engine.errors import DsimError
 from ..report.metrics import no_nan
 from ..report.slo import Slo
 from ..sim.twin import limits_of
+from . import replicate
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 from .scenario import Scenario, classes
 
-FEWEST, MANY = 6000, 10_000  # requests in a replay: the trace's number, within these; more below a precision of 2 %
+FEWEST = 6000  # requests in a replay; more below a precision of 2 %, as of the next two
+MANY, WHOLE = 10_000, 24_000  # and at most so many, with an arrival process and with the trace's own times
 USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it must stay below the interval
 PER_REPLICA = 1000  # and at least so many for each replica
-BLOCK, BLOCKS = 100, 20  # consecutive requests that are resampled together; and a replay has at least 20 blocks
+PARTS = 4  # of the trace, or of what a replay judges: so long are the blocks that are resampled
 FIRST = 8  # replications before the interval is looked at
 MOST = 64  # replications
 SHARPNESS = 0.5  # of the precision, or of the spread between replications: how closely a capacity is bracketed
@@ -33,7 +35,7 @@ BEYOND = 4.0  # times saturation: if an SLO holds even there, it says nothing
 LOWEST = 20.0  # log rate below the first guess where a search gives up
 FLOOD = 1e9  # req/s: all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
-PILOT_SHARE, PILOT_FEWEST = 8, 500  # its requests: an eighth, but not fewer
+PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, but not fewer; from all over the trace
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
 GRID_REPLICATIONS = 4  # at each of these rates
 STABILITY = "stability"
@@ -362,7 +364,7 @@ def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
 def _pilot(search: Search) -> tuple[float, int]:
     """About where the capacity is, from shorter runs, and how many; a DsimError if it is nowhere."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
-    short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // BLOCKS)))
+    short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
     read = short.requests(PILOT)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
@@ -459,7 +461,7 @@ def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit]:
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
     policy, profile = own.parsed_policy(), own.loaded_profile()
     shares = Shares(profile.latency, limits_of(policy, profile))
-    result = own.simulate(requests.scaled_to_rate(rate), append=shares.append)
+    result = own.simulate(requests.time_scaled(1 / rate), append=shares.append)
     if result.interrupted:
         raise KeyboardInterrupt
     found = shares.shares()
@@ -506,11 +508,13 @@ def _search(
         slo.check_class(classes(source) if scenario.lengths is None else ())
     if num_requests is None:
         longer = max(1.0, USUAL_PRECISION / precision)
-        num_requests = max(
-            min(max(len(source), int(FEWEST * longer)), int(MANY * longer)), PER_REPLICA * scenario.replicas
-        )
+        own_times = scenario.arrival == "trace"
+        wanted = replicate.to_judge(len(source)) if own_times else len(source)
+        most = int((WHOLE if own_times else MANY) * longer)
+        num_requests = max(min(max(wanted, int(FEWEST * longer)), most), PER_REPLICA * scenario.replicas)
     if block is None:
-        block = min(BLOCK, -(-min(num_requests, len(source)) // BLOCKS))
+        seen = replicate.judged(num_requests)
+        block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
     return Search(scenario, criteria_of(slos, attainment), num_requests, block)
 
 

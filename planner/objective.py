@@ -14,7 +14,7 @@ from ..report.metrics import SloVerdict, Summary
 from ..report.slo import METRIC_KEYS, STATS, Slo
 from ..traces import Trace
 from .backend import Pool
-from .replicate import redraw
+from .replicate import in_order, resample
 from .scenario import Scenario
 from .space import Candidate
 
@@ -174,7 +174,7 @@ def _traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
         return requests  # an arrival process is drawn anew by the seed already
     # Each block by itself, not evenly over the part: the gain's interval is to hold what other traffic would change.
     n = len(requests)
-    return redraw(requests, n, max(1, n // BLOCKS), scenario.seed, evenly=False)
+    return in_order(requests, resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
 
 
 def _number(value: float, missing: float) -> float:

@@ -97,11 +97,12 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
 
 
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
-    """Replication `index`: the scenario with its own seed, and its requests at 1 req/s.
+    """Replication `index`: the scenario with its own seed, and its requests at 1 req/s, over what is judged of them.
 
-    The requests are blocks of `block` consecutive ones of the trace, see `resample`, each with the gap before it, its
-    lengths and its class; the trace is a ring. An arrival process or lengths of the scenario's own replace the
-    trace's, drawn afresh. The same index gives the same requests and the same luck at every rate.
+    The requests are blocks of consecutive ones of the trace, see `resample`, each with the gap before it, its lengths
+    and its class; the trace is a ring. What is judged is drawn so; the warm-up is what came before its first request,
+    and the cool-down what came after its last. An arrival process or lengths of the scenario's own replace the trace's,
+    drawn afresh. The same index gives the same requests and the same luck at every rate.
     """
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
     own = replace(scenario, seed=seed)
@@ -109,7 +110,11 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     timed = source.notes.has_arrivals and len(source) > 1 and source.duration > 0
     if scenario.arrival == "trace" and not timed:
         raise TraceError(f"{source.name} has no arrival times, expected an arrival process (--arrival)")
-    drawn = redraw(source, num_requests, block, seed)
+    seen = judged(num_requests)
+    rows = resample(len(source), seen.stop - seen.start, block, seed)
+    before = np.arange(rows[0] - seen.start, rows[0])
+    after = np.arange(rows[-1] + 1, rows[-1] + 1 + num_requests - seen.stop)
+    drawn = in_order(source, np.concatenate((before, rows, after)) % len(source))
     parameters = None if scenario.fit is None else fit_burstgpt_like(load(scenario.fit))
     ready = prepare(
         replace(drawn, notes=replace(source.notes, has_hash_ids=False)),
@@ -122,12 +127,27 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
         lengths=scenario.lengths,
         parameters=parameters,
     )
-    return own, ready
+    if scenario.arrival != "trace":
+        return own, ready
+    # Warm-up and cool-down come from other minutes, which may be calmer or busier than the trace.
+    span = float(ready.arrival[seen.stop - 1] - ready.arrival[seen.start])
+    if not span > 0:
+        raise TraceError(f"{source.name}: the {seen.stop - seen.start} requests to judge come all at once")
+    return own, ready.time_scaled((seen.stop - seen.start - 1) / span)
 
 
-def redraw(trace: Trace, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> Trace:
-    """Blocks of consecutive requests, see `resample`: each with its lengths, its class and the gap before it."""
-    rows = resample(len(trace), num_requests, block, seed, evenly=evenly)
+def judged(num_requests: int) -> slice:
+    """Which of a run's requests are judged: those between warm-up and cool-down."""
+    return slice(int(WARMUP * num_requests), num_requests - int(COOLDOWN * num_requests))
+
+
+def to_judge(num_requests: int) -> int:
+    """How long a run is that judges so many."""
+    return math.ceil(num_requests / (1 - WARMUP - COOLDOWN))
+
+
+def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
+    """These rows of a trace one after another, each with its lengths, its class and the gap before it."""
     gaps = np.ones(len(trace))
     if trace.notes.has_arrivals and len(trace) > 1:
         gaps = np.diff(trace.arrival, prepend=-trace.duration / (len(trace) - 1))
@@ -155,8 +175,8 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
 def measure(
     scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
 ) -> Reading:
-    """Replay a replication at a rate and judge it; an interrupt is passed on."""
-    timed = requests.scaled_to_rate(rate)
+    """Replay a replication, which is at 1 req/s, at a rate and judge it; an interrupt is passed on."""
+    timed = requests.time_scaled(1 / rate)
     result = scenario.simulate(timed, append=append)
     if result.interrupted:
         raise KeyboardInterrupt
@@ -167,9 +187,9 @@ def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: 
     """A run's reading: over the requests between warm-up and cool-down; gaps between emissions over the whole run."""
     columns = result.table.columns
     n = len(requests)
-    judged = slice(int(WARMUP * n), n - int(COOLDOWN * n))
-    window = {name: column[judged] for name, column in columns.items()}
-    window["slo_class"] = class_column(requests)[judged]
+    seen = judged(n)
+    window = {name: column[seen] for name, column in columns.items()}
+    window["slo_class"] = class_column(requests)[seen]
     values, severities = [], []
     for criterion in criteria:
         value, severity = _judge(criterion, of_class(window, criterion.slos[0]), result, missing_passes)

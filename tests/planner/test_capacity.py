@@ -211,7 +211,7 @@ def _prices(trace: Trace) -> tuple[list[float], list[float]]:
 
 def test_every_rate_sees_the_same_requests(md1: Scenario) -> None:
     _, requests = replication(md1, 2, 200, 20)
-    slow, quicker = requests.scaled_to_rate(0.5), requests.scaled_to_rate(2.0)
+    slow, quicker = requests.time_scaled(2.0), requests.time_scaled(0.5)
     assert np.allclose(slow.arrival, 4 * quicker.arrival)
     assert _prices(slow)[1] == _prices(quicker)[1]
 

@@ -5,9 +5,20 @@ import math
 import numpy as np
 import pytest
 
-from dsim.planner.replicate import Criterion, criteria_of, growth, interval, measure, replication, resample
+from dsim.planner.replicate import (
+    Criterion,
+    criteria_of,
+    growth,
+    interval,
+    judged,
+    measure,
+    replication,
+    resample,
+    to_judge,
+)
 from dsim.planner.scenario import Scenario
 from dsim.report.slo import Slo
+from dsim.traces import Trace
 
 from ..report.test_stable import single_server
 
@@ -40,15 +51,53 @@ def test_every_row_is_equally_likely() -> None:
 
 def test_a_replication_keeps_each_request_with_its_lengths_and_the_gap_before_it() -> None:
     source = AZURE.source()
-    _, requests = replication(AZURE, 0, 400, 100)
-    rows = resample(len(source), 400, 100, replication(AZURE, 0, 400, 100)[0].seed)
+    own, requests = replication(AZURE, 0, 400, 100)
+    # 40 that lead up to those judged, 340 that are, and 20 that follow.
+    rows = resample(len(source), 340, 100, own.seed)
+    rows = np.concatenate((rows[0] - np.arange(40, 0, -1), rows, rows[-1] + np.arange(1, 21))) % len(source)
     assert requests.input_length.tolist() == source.input_length[rows].tolist()
     assert requests.output_length.tolist() == source.output_length[rows].tolist()
     inside = [i for i in range(1, 400) if rows[i] == rows[i - 1] + 1]
     gaps, own = np.diff(requests.arrival), np.diff(source.arrival)
     scale = gaps[inside[0] - 1 : inside[90]].sum() / own[rows[inside[0]] - 1 : rows[inside[90]]].sum()
     assert np.allclose(gaps[np.array(inside) - 1], scale * own[rows[inside] - 1], atol=1e-9)
-    assert requests.rate == pytest.approx(1.0)
+    seen = requests.arrival[judged(400)]
+    assert (seen[-1] - seen[0]) / 339 == pytest.approx(1.0)
+
+
+def swing(trace: Trace, window: int) -> float:
+    """The relative spread of the work that comes in a second, over windows of so many requests."""
+    ends = np.arange(window, len(trace), window)
+    work = np.add.reduceat(trace.input_length + trace.output_length, ends)[:-1]
+    rate = work / np.diff(trace.arrival[ends])
+    return float(rate.std() / rate.mean())
+
+
+def test_blocks_of_a_quarter_keep_the_swings_of_load_that_blocks_of_a_hundred_lose() -> None:
+    source = AZURE.source()
+    num = to_judge(len(source))
+    own = {window: swing(source, window) for window in (500, 1000, 2000)}
+
+    def kept(block: int) -> list[float]:
+        drawn = [replication(AZURE, k, num, block)[1] for k in range(4)]
+        return [float(np.mean([swing(trace, window) for trace in drawn])) / own[window] for window in own]
+
+    # What is judged lies between two parts of itself, which doubles some minutes.
+    assert all(0.95 < ratio < 1.2 for ratio in kept(-(-len(source) // 4)))
+    # Shuffled, the minutes in which prompts are long are spread over the hour.
+    assert all(ratio < 0.65 for ratio in kept(100))
+    assert kept(100)[2] < 0.35
+
+
+def test_what_is_judged_by_default_is_the_trace_once() -> None:
+    source = AZURE.source()
+    num = to_judge(len(source))
+    seen = judged(num)
+    assert seen.stop - seen.start in (len(source), len(source) + 1)
+    counts = np.bincount(resample(len(source), seen.stop - seen.start, -(-len(source) // 4), seed=0))
+    # But for a row or two at each end of a block, where its length is no whole part of the trace's.
+    assert len(counts) == len(source)
+    assert (counts != 1).sum() <= 8
 
 
 def test_replications_differ_in_requests_and_luck_and_a_fresh_one_of_the_same_index_does_not() -> None:
