@@ -49,7 +49,7 @@ def _move(from_ptr, to_ptr, i_from, i_to, stride, WIDTH: tl.constexpr, BLOCK: tl
         tl.store(to_ptr + i_to * WIDTH + o, b, mask=o < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_retained"])
 def _compact(
     retained_ptr, start_ptr, start_after_ptr, rows_ptr,
     from0, from1, from2, from3, from4, from5, from6, from7, to0, to1, to2, to3, to4, to5, to6, to7,

@@ -78,7 +78,7 @@ def _merged(
     return tokens, probabilities
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _of_logits(
     logits_ptr, best_ptr, total_ptr, token_ptr, num_rows, num_tokens, share, row, scale, BLOCK: tl.constexpr
 ):
@@ -106,7 +106,7 @@ def _of_logits(
     tl.store(token_ptr + o_out, tl.min(tl.where(b_best == best, b_token, 2147483647)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _of_hidden(
     hidden_ptr, head_ptr, best_ptr, total_ptr, token_ptr, num_rows, num_tokens, hidden_row, head_row, scale,
     WIDTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -141,7 +141,7 @@ def _of_hidden(
     tl.store(token_ptr + o_out, b_token, mask=m_r)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _merge(
     best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_rows, num_splits, scale, BLOCK: tl.constexpr
 ):

@@ -62,7 +62,7 @@ def _pooled(
     return tl.where((o_key < end)[None, :], b_pooled, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_masked", "num_sequences"])
 def _row_sums(
     q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, scale, num_masked, num_sequences, q_row, q_head, k_row, k_head,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -88,7 +88,7 @@ def _row_sums(
     tl.store(lse_ptr + i_head.to(tl.int64) * num_masked + o_query, b_max + tl.log2(b_sum), mask=o_query < end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_masked", "num_sequences"])
 def _column_sums(
     q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, columns_ptr, scale, num_masked, num_sequences,
     q_row, q_head, k_row, k_head,
@@ -114,7 +114,7 @@ def _column_sums(
     tl.store(columns_ptr + o_head + o_key, b_drawn, mask=o_key < end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_masked"])
 def _head_sums(columns_ptr, importance_ptr, num_masked, num_heads, BLOCK: tl.constexpr):
     """Heads added in their order."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -58,7 +58,7 @@ def _rows(x_ptr, o_row, m, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: t
     return b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_masked", "num_keys", "num_sequences"])
 def _row_sums(
     q_ptr, k_ptr, masked_ptr, masked_start_ptr, key_start_ptr, lse_ptr, votes_ptr, scale, num_masked, num_keys,
     num_sequences, q_row, q_head, k_row, k_head,
@@ -87,7 +87,7 @@ def _row_sums(
     tl.store(lse_ptr + i_head.to(tl.int64) * num_masked + o_m, b_max + tl.log2(b_sum), mask=o_m < end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_masked", "num_keys", "num_sequences"])
 def _column_sums(
     q_ptr, k_ptr, masked_ptr, masked_start_ptr, key_start_ptr, lse_ptr, votes_ptr, scale, num_masked, num_keys,
     num_sequences, q_row, q_head, k_row, k_head,
@@ -117,7 +117,7 @@ def _column_sums(
     tl.store(votes_ptr + i_head.to(tl.int64) * num_keys + o_key, b_votes, mask=o_key < end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys"])
 def _preferences(
     votes_ptr, masked_ptr, masked_start_ptr, key_start_ptr, num_prompt_ptr, to_prompt_ptr, to_masked_ptr, num_keys,
     BLOCK: tl.constexpr,

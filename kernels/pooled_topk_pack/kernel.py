@@ -74,7 +74,7 @@ def _mean_queries(q_ptr, start_ptr, query_ptr, q_row, q_head, D: tl.constexpr, B
     tl.store(query_ptr + o + o_d, tl.div_rn(b_sum, tl.maximum(end - start, 1).to(tl.float32)), mask=o_d < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys", "num_sequences"])
 def _scores(
     query_ptr, k_ptr, start_ptr, scores_ptr, num_keys, num_sequences, num_heads, k_row, k_head,
     G: tl.constexpr, D: tl.constexpr, SHARED: tl.constexpr,
@@ -119,7 +119,7 @@ def _candidates(
     return i_s, o, end - start - block, tl.load(block_start_ptr + i_s), block, start
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys", "num_sequences"])
 def _pool(
     scores_ptr, query_start_ptr, key_start_ptr, block_start_ptr, pooled_ptr, num_keys, num_sequences,
     POOL: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -138,7 +138,7 @@ def _pool(
     tl.store(pooled_ptr + o_head + o, b_pooled, mask=o < num)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys", "num_sequences"])
 def _pack(
     pooled_ptr, k_ptr, v_ptr, query_start_ptr, key_start_ptr, block_start_ptr, num_kept_ptr,
     k_pages_ptr, v_pages_ptr, table_ptr, kept_ptr, num_keys, num_sequences, slots,

@@ -46,6 +46,7 @@ def ragged_paged_attention(
         enough = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(q.device)
         useful = page_table.shape[1] * page_size // (4 * block_n)
         num_splits = max(1, min(enough // (tiles * num_kv_heads), useful, MAX_SPLITS))
+        num_splits = 1 << (num_splits.bit_length() - 1)  # few variants to compile
     if num_splits == 1:
         partial, lse = out, out
     else:
@@ -73,7 +74,7 @@ def ragged_paged_attention(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "num_sequences", "width", "block_length"])
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, positions_ptr, history_ptr, listed_ptr, out_ptr, lse_ptr,
     scale, num_queries, num_sequences, width, block_length,
@@ -163,7 +164,7 @@ def _attend(
         tl.store(lse_ptr + o_out, b_max + tl.log2(b_sum), mask=m_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _merge(
     partial_ptr, lse_ptr, out_ptr, num_rows,
     D: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -1,0 +1,455 @@
+"""How near each kernel comes to the device's ceilings. `python benchmarks/kernels.py [--json FILE] [--only GROUP]`
+
+Copy bandwidth and matrix product rate are measured first, in the same run. Then every case is checked against its
+reference, and timed only if it is right: the median of many launches from a captured graph, with the cache flushed
+before each. "of" is the time of the fastest that anything could be (the ceilings, or the best PyTorch alternative on
+the same inputs) over the time taken; where the project has a target for it, the target stands beside. "host" is what
+one eager call costs before it returns. --smoke runs tiny cases under Triton's interpreter, to try this file without a
+GPU: its figures mean nothing.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from dsim.kernels import taken, use
+
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 32, 8, 128, 4096, 151936  # SDAR-8B
+NUM_PARAMETERS = 7.568e9  # of its layers and its head: what a step multiplies by
+REPEATS = 50
+
+
+@dataclass
+class Case:
+    """One kernel at one shape."""
+
+    name: str
+    shape: str
+    run: Callable[[], Any]
+    right: Callable[[Any], bool]
+    num_bytes: float = 0.0  # that it cannot but move
+    flops: float = 0.0  # that it cannot but do
+    target: float | None = None  # share of the floor
+    floor: float | None = None  # s; of the ceilings unless given
+    alternatives: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Size:
+    """What makes a case large, or small enough for the interpreter."""
+
+    device: str
+    batch: int
+    queries: tuple[int, ...]
+    contexts: tuple[int, ...]
+    heads: tuple[int, int]
+    head_dim: int
+    hidden: int
+    vocabulary: int
+    rows: tuple[int, ...]
+    length: int
+
+
+FULL = Size(
+    "cuda", 64, (2, 8, 32), (512, 2048, 8192), (HEADS, KV_HEADS), HEAD_DIM, HIDDEN, VOCABULARY, (64, 2048), 2048
+)
+SMOKE = Size("cpu", 2, (2,), (40,), (4, 2), 64, 64, 1000, (3,), 90)
+
+
+class Clock:
+    """Times a callable on the device, or on the wall in a smoke run."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+        self._flush = torch.empty(2**30 if self._cuda else 1, dtype=torch.int8, device=device)
+
+    def seconds(self, run: Callable[[], Any]) -> list[float]:
+        """One figure a launch."""
+        if not self._cuda:
+            begin = time.perf_counter()
+            run()
+            return [time.perf_counter() - begin]
+        launch = self._captured(run)
+        took = []
+        for _ in range(REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._flush.zero_()
+            begin.record()
+            launch()
+            end.record()
+            torch.cuda.synchronize()
+            took.append(begin.elapsed_time(end) / 1e3)
+        return took
+
+    def host(self, run: Callable[[], Any]) -> float:
+        """Seconds until an eager call returns, the device not waited for."""
+        begin = time.perf_counter()
+        for _ in range(10):
+            run()
+        took = (time.perf_counter() - begin) / 10
+        if self._cuda:
+            torch.cuda.synchronize()
+        return took
+
+    def _captured(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """The callable as a graph; as it is where it cannot be captured."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                run()
+        except RuntimeError:
+            torch.cuda.synchronize()
+            return run
+        return graph.replay
+
+
+def ceilings(size: Size, clock: Clock) -> dict[str, float]:
+    """Bytes/s of a copy, read and written, and FLOP/s of a bf16 matrix product: medians of this run."""
+    num, n = (2**30, 8192) if size.device == "cuda" else (2**16, 64)
+    source = torch.zeros(num, dtype=torch.int8, device=size.device)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(n, n, device=size.device).bfloat16() for _ in range(2))
+    copied = statistics.median(clock.seconds(lambda: target.copy_(source)))
+    multiplied = statistics.median(clock.seconds(lambda: a @ b))
+    return {"copy_bandwidth": 2 * num / copied, "matmul_rate": 2 * n**3 / multiplied}
+
+
+def int32(values: list[int] | torch.Tensor, device: str) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=torch.int32, device=device)
+
+
+def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """Decode steps over long histories, every sequence with the last of its block listed; and one prefill."""
+    from dsim.kernels.ragged_paged_attention import ragged_paged_attention, reference
+
+    (num_heads, num_kv_heads), d, device, block, page = size.heads, size.head_dim, size.device, 32, 64
+    shapes = [(size.batch, queries, context) for context in size.contexts for queries in size.queries]
+    for batch, queries, context in [*shapes, (1, 2 * size.length, 0)]:
+        prefill = context == 0
+        num_keys = queries if prefill else context + queries
+        held = -(-num_keys // page)
+        k_pages, v_pages = (
+            torch.randn(batch * held, page, num_kv_heads, d, device=device).bfloat16() for _ in range(2)
+        )
+        table = int32(torch.randperm(batch * held).view(batch, held), device)
+        q = torch.randn(batch * queries, num_heads, d, device=device).bfloat16()
+        history = int32([num_keys if prefill else context] * batch, device)
+        listed = torch.zeros(batch, block, dtype=torch.bool, device=device)
+        listed[:, :queries] = not prefill
+        positions = int32((torch.arange(queries) + (0 if prefill else context)).repeat(batch), device)
+        starts = int32([queries * i for i in range(batch + 1)], device)
+        arguments = (q, k_pages, v_pages, table, starts, positions, history, listed, block)
+
+        def run(arguments: Any = arguments) -> torch.Tensor:
+            return ragged_paged_attention(*arguments, check=False)
+
+        def right(found: torch.Tensor, arguments: Any = arguments, largest: float = float(v_pages.abs().max())) -> bool:
+            expected = reference.ragged_paged_attention(*arguments, arguments[0].shape[2] ** -0.5)
+            return float((found.float() - expected.float()).abs().max()) <= torch.finfo(torch.bfloat16).eps * largest
+
+        dense_k, dense_v = (
+            pages[table.long()].flatten(1, 2)[:, :num_keys].transpose(1, 2).contiguous() for pages in (k_pages, v_pages)
+        )
+        dense_q = q.view(batch, queries, num_heads, d).transpose(1, 2).contiguous()
+        if prefill:
+            blocks = torch.arange(num_keys, device=device) // block
+            mask = blocks[None, :] <= blocks[:, None]
+            seen = int(mask.sum())
+        else:
+            mask, seen = None, batch * queries * num_keys
+
+        def sdpa(a: Any = (dense_q, dense_k, dense_v), mask: Any = mask) -> torch.Tensor:
+            return F.scaled_dot_product_attention(*a, attn_mask=mask, enable_gqa=True)
+
+        alternatives: dict[str, Callable[[], Any]] = {"sdpa": sdpa}
+        if device == "cuda":
+            alternatives["flex_attention"] = flex((dense_q, dense_k, dense_v), block if prefill else None)
+        yield Case(
+            "ragged_paged_attention",
+            f"{'prefill' if prefill else f'batch {batch}, q {queries}, context {context}'}, keys {num_keys}",
+            run,
+            right,
+            num_bytes=2.0 * (2 * q.numel() + 2 * batch * num_keys * num_kv_heads * d),
+            flops=4.0 * num_heads * d * seen,
+            target=None if prefill else 0.7,
+            alternatives=alternatives,
+        )
+
+
+def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch.Tensor]:
+    """FlexAttention, compiled, on the same keys made dense."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch.compiler.reset()  # one compilation a shape, however many there were
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = None
+    if block is not None:
+        n = qkv[0].shape[2]
+        mask = create_block_mask(lambda b, h, i, j: j // block <= i // block, None, None, n, n, device="cuda")
+    return lambda: compiled(*qkv, block_mask=mask, enable_gqa=True)
+
+
+def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """From logits, and from hidden states through the head."""
+    from dsim.kernels.confidence import confidence, confidence_of_hidden, reference
+
+    head = (torch.randn(size.vocabulary, size.hidden, device=size.device) / size.hidden**0.5).bfloat16()
+    for rows in size.rows:
+        logits = 4 * torch.randn(rows, size.vocabulary, device=size.device).bfloat16()
+        hidden = torch.randn(rows, size.hidden, device=size.device).bfloat16()
+
+        def same(found: Any, expected: Any, agree: float) -> bool:
+            """Tokens may differ where sums in another order tie two of them differently."""
+            equal = (found[0] == expected[0]).float().mean() >= agree
+            return bool(equal) and torch.allclose(found[1], expected[1], rtol=1e-3, atol=0)
+
+        yield Case(
+            "confidence",
+            f"{rows} rows of {size.vocabulary}",
+            lambda logits=logits: confidence(logits, 0.8),
+            lambda found, logits=logits: same(found, reference.confidence(logits, 0.8), 1.0),
+            num_bytes=2.0 * logits.numel(),
+            target=0.8,
+            alternatives={"softmax and max": lambda logits=logits: (logits / 0.8).softmax(-1).max(-1)},
+        )
+        yield Case(
+            "confidence_of_hidden",
+            f"{rows} rows of {size.hidden} to {size.vocabulary}",
+            lambda hidden=hidden: confidence_of_hidden(hidden, head, 0.8),
+            lambda found, hidden=hidden: same(found, reference.confidence_of_hidden(hidden, head, 0.8, 256), 0.99),
+            num_bytes=2.0 * (head.numel() + hidden.numel()),
+            flops=2.0 * rows * head.numel(),
+            alternatives={"matmul, softmax and max": lambda hidden=hidden: (hidden @ head.T / 0.8).softmax(-1).max(-1)},
+        )
+
+
+def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
+    """All that FOCUS adds to a step: importance in two layers, selection, compaction. Its floor is 2 % of the step."""
+    from dsim.kernels.compact import compact
+    from dsim.kernels.compact import reference as moved
+    from dsim.kernels.focus_importance import focus_importance
+    from dsim.kernels.focus_importance import reference as drawn
+    from dsim.kernels.focus_select import focus_select
+    from dsim.kernels.focus_select import reference as chosen
+
+    batch, block, masked_share, device = size.batch, 32, 24, size.device
+    num_rows = batch * block
+    (num_heads, num_kv_heads), d = size.heads, size.head_dim
+    q = torch.randn(num_rows, num_heads, d, device=device).bfloat16()
+    k, v = (torch.randn(num_rows, num_kv_heads, d, device=device).bfloat16() for _ in range(2))
+    hidden, residual = (torch.randn(num_rows, size.hidden, device=device).bfloat16() for _ in range(2))
+    cos, sin = (torch.randn(num_rows, d, device=device) for _ in range(2))
+    masked = torch.cat([torch.arange(8, 8 + masked_share) + i * block for i in range(batch)]).to(device)
+    masked_start = int32([masked_share * i for i in range(batch + 1)], device)
+    query_start = int32([block * i for i in range(batch + 1)], device)
+    positions = int32(torch.arange(block).repeat(batch), device)
+    decoded, steps, progress = (int32([n] * batch, device) for n in (4, 2, block))
+    first = focus_importance(q, k, masked, masked_start)
+    second = focus_importance(q + q.roll(1, 0), k, masked, masked_start)
+    choice = (first, second, masked, masked_start, positions, decoded, steps, progress)
+    retained, _ = focus_select(*choice, 1.5)
+    num_retained = int(retained.sum())
+    rows = (hidden, residual, q, k, v, positions, cos, sin)
+
+    def run() -> Any:
+        one = focus_importance(q, k, masked, masked_start, check=False)
+        two = focus_importance(q, k, masked, masked_start, check=False)
+        keep, after = focus_select(*choice, 1.5, check=False)
+        return one, two, keep, after, compact(keep, query_start, *rows, num_retained=num_retained, check=False)
+
+    def right(found: Any) -> bool:
+        keep, after = chosen.focus_select(*choice, 1.5)
+        importance = drawn.focus_importance(q, k, masked, masked_start, d**-0.5)
+        start, kept_rows, kept = moved.compact(keep, query_start, rows, num_retained)
+        close = all(torch.allclose(own, importance, rtol=1e-4, atol=0) for own in found[:2])
+        pairs = zip((keep, after, start, kept_rows, *kept), (*found[2:4], *found[4][:2], *found[4][2]), strict=True)
+        return close and all(torch.equal(a, b) for a, b in pairs)
+
+    step = max(2 * NUM_PARAMETERS / ceiling["copy_bandwidth"], 2 * NUM_PARAMETERS * num_rows / ceiling["matmul_rate"])
+    yield Case(
+        "focus", f"batch {batch}, block {block}, {num_retained} of {num_rows} retained", run, right,
+        floor=0.02 * step, target=1.0,
+    )  # fmt: skip
+
+
+def scatter(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    from dsim.kernels.kv_scatter import kv_scatter
+
+    num, heads, d = size.batch * 32, size.heads[1], size.head_dim
+    k, v = (torch.randn(num, heads, d, device=size.device).bfloat16() for _ in range(2))
+    k_pages, v_pages = (torch.zeros(num // 16, 64, heads, d, device=size.device).bfloat16() for _ in range(2))
+    slots = torch.randperm(num * 4)[:num].to(size.device)
+
+    def run() -> None:
+        kv_scatter(k, v, k_pages, v_pages, slots, check=False)
+
+    def right(_: None) -> bool:
+        found = (pages.flatten(0, 1)[slots] for pages in (k_pages, v_pages))
+        return all(torch.equal(a, b) for a, b in zip(found, (k, v), strict=True))
+
+    yield Case("kv_scatter", f"{num} tokens", run, right, num_bytes=2.0 * 4 * k.numel())
+
+
+def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """One layer's selections after a full pass, LLaDA's way: as many KV heads as heads."""
+    from dsim.kernels.mask_vote import mask_vote
+    from dsim.kernels.mask_vote import reference as votes
+    from dsim.kernels.pooled_topk_pack import pooled_topk_pack
+    from dsim.kernels.pooled_topk_pack import reference as packed
+
+    device, length, block, heads, d = size.device, size.length, 32, size.heads[0], size.head_dim
+    q, k, v = (torch.randn(length, heads, d, device=device).bfloat16() for _ in range(3))
+    masked = torch.arange(length - 2 * block, length, device=device)
+    vote = (q, k, masked, int32([0, len(masked)], device), int32([0, length], device), int32([length - 64], device))
+
+    def right(found: Any) -> bool:
+        expected = votes.mask_vote(*vote, d**-0.5)
+        return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(found, expected, strict=True))
+
+    yield Case(
+        "mask_vote", f"{len(masked)} masked of {length}", lambda: mask_vote(*vote, check=False), right,
+        num_bytes=2.0 * k.numel(), flops=4.0 * len(masked) * length * heads * d,
+    )  # fmt: skip
+
+    # Integers, so that scores are exact and the sets must be the same.
+    whole_q, whole_k = (torch.randint(-4, 5, (length, heads, d), device=device).bfloat16() for _ in range(2))
+    num_kept = (length - block) // 2
+    num_pages = -(-num_kept // 64)
+    k_pages, v_pages = (torch.zeros(num_pages, 64, heads, d, device=device).bfloat16() for _ in range(2))
+    pack = (
+        whole_q[-block:].contiguous(), whole_k, v, int32([0, block], device), int32([0, length], device),
+        int32([length - block], device), int32([num_kept], device), k_pages, v_pages,
+        int32(torch.arange(num_pages)[None], device),
+    )  # fmt: skip
+    for shared in (True, False):
+        yield Case(
+            "pooled_topk_pack",
+            f"{num_kept} of {length}, {'shared' if shared else 'per head'}",
+            lambda shared=shared: pooled_topk_pack(*pack, 3, shared, check=False),
+            lambda found, shared=shared: torch.equal(found, packed.pooled_topk_pack(*pack, 3, shared)),
+            num_bytes=2.0 * k.numel() * (1 + 2 * num_kept / length * 2),
+        )
+
+
+GROUPS = {
+    "attention": attention,
+    "confidence": confidences,
+    "focus": focus,
+    "scatter": scatter,
+    "full_sequence": full_sequence,
+}
+
+
+def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, Any]:
+    """A case's row of the report: right or wrong, and if right how fast."""
+    row: dict[str, Any] = {"name": case.name, "shape": case.shape, "target": case.target}
+    before = taken.copy()
+    row["right"] = case.right(case.run())
+    paths = {path for _, path in taken - before}
+    assert paths == {"triton"}, f"{case.name} took {paths}"
+    if not row["right"]:
+        return row
+    took = sorted(clock.seconds(case.run))
+    row["seconds"] = statistics.median(took)
+    row["quartiles"] = [took[len(took) // 4], took[3 * len(took) // 4]]
+    row["host_seconds"] = clock.host(case.run)
+    floors = {"ceilings": case.floor or max(
+        case.num_bytes / ceiling["copy_bandwidth"], case.flops / ceiling["matmul_rate"]
+    )}  # fmt: skip
+    row["alternatives"] = {}
+    for name, run in case.alternatives.items():
+        try:
+            floors[name] = row["alternatives"][name] = statistics.median(clock.seconds(run))
+        except Exception as error:  # an alternative that does not run is none
+            row["alternatives"][name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    # The target is against whichever is faster: the ceilings, or another way to the same result.
+    row["floor"] = min(floors, key=lambda name: floors[name])
+    row["of_floor"] = floors[row["floor"]] / row["seconds"]
+    row["bytes_per_second"] = case.num_bytes / row["seconds"]
+    row["flops_per_second"] = case.flops / row["seconds"]
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    if not row["right"]:
+        return f"{row['name']:24} {row['shape']:44} WRONG, not timed"
+    words = (
+        f"{row['name']:24} {row['shape']:44} {row['seconds'] * 1e6:10.1f} us  host {row['host_seconds'] * 1e6:6.0f} us"
+    )
+    words += f"  {row['of_floor']:5.2f} of {row['floor']}"
+    if row["target"] is not None:
+        words += f", target {row['target']:.2f}: {'met' if row['of_floor'] >= row['target'] else 'MISSED'}"
+    for name, took in row["alternatives"].items():
+        words += f"; {name} {took * 1e6:.1f} us" if isinstance(took, float) else f"; {name} does not run"
+    return words
+
+
+def provenance(device: str) -> dict[str, str]:
+    import triton
+
+    found = {"torch": torch.__version__, "triton": triton.__version__, "device": device, "driver": "none"}
+    if device == "cuda":
+        found["device"] = torch.cuda.get_device_name()
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
+            found["driver"] = done.stdout.split("\n")[0].strip()
+        except (OSError, subprocess.SubprocessError):
+            found["driver"] = "unknown"
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure the kernels against the device's ceilings.")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--only", choices=GROUPS, help="one group of cases")
+    parser.add_argument("--smoke", action="store_true", help="tiny cases under the interpreter")
+    options = parser.parse_args()
+    if not options.smoke and not torch.cuda.is_available():
+        print(f"kernels.py measures a CUDA device, and PyTorch {torch.__version__} finds none", file=sys.stderr)
+        return 2
+    if options.smoke:
+        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    size = SMOKE if options.smoke else FULL
+    torch.manual_seed(0)
+    clock = Clock(size.device)
+    ceiling = ceilings(size, clock)
+    where = provenance(size.device)
+    print(", ".join(f"{name} {value}" for name, value in where.items()))
+    print(
+        f"copy {ceiling['copy_bandwidth'] / 1e9:,.0f} GB/s, bf16 product {ceiling['matmul_rate'] / 1e12:,.0f} TFLOP/s"
+    )
+    rows = []
+    with use("triton"):
+        for name, group in GROUPS.items():
+            if options.only in (None, name):
+                for case in group(size, ceiling):
+                    rows.append(measured(case, clock, ceiling))
+                    print(line(rows[-1]), flush=True)
+    if options.json:
+        report = {"schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling, "cases": rows}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(f"Wrote {options.json}")
+    return 0 if all(row["right"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

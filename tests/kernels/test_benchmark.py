@@ -1,0 +1,37 @@
+"""benchmarks/kernels.py: what it does without a GPU, and that its report says where it came from."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dsim
+
+SCRIPT = Path(dsim.__file__).parent / "benchmarks" / "kernels.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to measure")
+def test_without_a_gpu_it_says_so_in_one_line() -> None:
+    done = run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"kernels.py measures a CUDA device, and PyTorch {torch.__version__} finds none"
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA kernels are compiled, not interpreted")
+def test_a_smoke_run_reports_what_it_ran_on_and_each_case(tmp_path: Path) -> None:
+    done = run("--smoke", "--only", "scatter", "--json", str(tmp_path / "kernels.json"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "kernels.json").read_text())
+    assert (report["schema"], report["smoke"], report["torch"]) == (1, True, torch.__version__)
+    assert {"device", "driver", "triton", "ceilings"} <= set(report)
+    assert [(case["name"], case["right"]) for case in report["cases"]] == [("kv_scatter", True)]
