@@ -4,16 +4,15 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from ..held_up import PATIENCE, TUNE, start, wait_until
 from .command import Ran, dsim, held, rows
 
 FILES = ["policy.toml", "report.html", "study.journal", "trials.csv", "tune.json"]
+SET_VALUES = 6  # the operation, in Optuna's journal, that ends a trial
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
 
 
@@ -136,27 +135,47 @@ def test_bad_input_is_one_line(more: list[str], message: str) -> None:
 
 def ended(journal: Path) -> int:
     """Trials in a journal that ended with a value."""
-    return journal.read_text().replace(" ", "").count('"values":[') if journal.exists() else 0
+    lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return sum(entry.get("values") is not None for entry in entries if entry["op_code"] == SET_VALUES)
 
 
-def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on() -> None:
-    Path("trace.jsonl").write_text(rows(600))
-    command = [
-        sys.executable, "-m", "dsim", "tune", "trace.jsonl", "--slo", "norm_latency=20ms", "-o", "tuned",
-        "--replications", "2",
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        [*command, "--trials", "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on(jobs: int) -> None:
+    command = ["--trials", 8, "--replications", 2, "--jobs", jobs, "--slo", "norm_latency=20ms"]
+    running = start(TUNE, "tune", "trace.jsonl", *command, "-o", "tuned", folder=Path("gate"), num_passes=4)
     journal = Path("tuned/study.journal")
-    while time.monotonic() < deadline and ended(journal) < 3:
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
+    wait_until(lambda: ended(journal) == 4, running)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=PATIENCE)
+    assert (running.returncode, out) == (130, "")
     assert err == "Interrupted: the trials are kept in tuned/study.journal: the same command goes on from them\n"
-    assert ended(journal) >= 3
-    again = subprocess.run([*command, "--trials", "5"], capture_output=True, text=True, timeout=120, check=False)
-    assert again.returncode == 0, again.stderr
-    assert len(Path("tuned/trials.csv").read_text().splitlines()) >= 5
+    assert ended(journal) == 4
+    # Gone on with, it ends as one that was never stopped: only what was in flight got other numbers.
+    assert dsim("tune", "trace.jsonl", *command, "-o", "tuned").code == 0
+    assert dsim("tune", "trace.jsonl", *command, "-o", "whole").code == 0
+    info, whole = (json.loads(Path(f"{name}/tune.json").read_text()) for name in ("tuned", "whole"))
+    assert whole["num_replays"] - info["num_replays"] == 4
+    assert info | {"num_replays": 0} == whole | {"num_replays": 0}
+    tables = [Path(f"{name}/trials.csv").read_text().splitlines() for name in ("tuned", "whole")]
+    tried = [[line.split(",", 1)[1] for line in table] for table in tables]
+    assert tried[0] == tried[1]
+
+
+def test_a_place_to_run_that_is_none_is_one_line_and_loses_nothing() -> None:
+    assert tune("-o", "tuned").code == 0
+    kept = Path("tuned/study.journal").read_bytes()
+    for more, message in (
+        (["--backend", "dask"], "backend is dask, expected one of: local, ray"),
+        (["--address", "127.0.0.2:1"], "address is 127.0.0.2:1 and backend is local, expected ray"),
+        (["--jobs", "0"], "jobs is 0, expected at least 1"),
+        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
+    ):
+        ran = tune("-o", "tuned", "--trials", 5, *more)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith(f"Error: {message}")
+        assert ran.err.count("\n") == 1
+        assert ended(Path("tuned/study.journal")) == 4
+        assert Path("tuned/study.journal").read_bytes().startswith(kept)
+    assert tune("-o", "tuned", "--trials", 5).code == 0
+    assert ended(Path("tuned/study.journal")) == 5

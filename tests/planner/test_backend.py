@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner import Scenario, capacity, fewest_replicas, sweep
+from dsim.planner import Scenario, capacity, fewest_replicas, sweep, tune
 from dsim.planner.backend import Pool, _attempt
+from dsim.planner.space import space_of
 
 CELLS = {f"cell {i}": i for i in range(7)}
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
@@ -203,6 +204,16 @@ def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) ->
     assert there == capacity(queue, jobs=1, **how)
     fleet = fewest_replicas(queue, 12.0, backend="ray", address=cluster.address, **how)
     assert fleet == fewest_replicas(queue, 12.0, jobs=1, **how)
+
+
+def test_tune_finds_on_a_cluster_what_one_machine_finds(cluster: TwoWorkers) -> None:
+    scenario = Scenario("azure-conv", arrival="poisson", rate=5.0, num_requests=120, slos=("norm_latency=25ms",))
+    space = space_of({"policy": "chunk", "chunk": [4, 8, 16], "max_batch": [16, 64]}, "x", lambda _: None)
+    how: dict[str, Any] = {"space": space, "trials": 4, "replications": 2, "jobs": 2}
+    there = tune(scenario, backend="ray", address=cluster.address, **how)
+    here = tune(scenario, **how)
+    assert there.to_json() == here.to_json()
+    assert there.trials.equals(here.trials)
 
 
 def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(

@@ -3,11 +3,7 @@
 import csv
 import dataclasses
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,8 @@ from dsim.planner.backend import Pool
 from dsim.planner.grid import key_of, read_plan
 from dsim.profiler.profile import load, save
 from dsim.report.metrics import Summary
+
+from ..held_up import PATIENCE, SWEEP, kill, start, wait_until
 
 BASE = {"trace": "azure-conv", "num_requests": 40, "policy": "chunk"}
 
@@ -293,13 +291,13 @@ def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
 ) -> None:
     config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
 
-    def run(work: tuple[str, Scenario]) -> dict[str, Any]:
-        ran.append(work[1].rate)
-        if work[1].rate == 1:
+    def run(scenario: Scenario) -> dict[str, Any]:
+        ran.append(scenario.rate)
+        if scenario.rate == 1:
             raise DsimError("none of its 40 requests fits")
-        if work[1].rate == 2:
+        if scenario.rate == 2:
             raise MemoryError("no room\nleft")
-        return work[1].run().to_json()
+        return scenario.run().to_json()
 
     ran: list[float | None] = []
     monkeypatch.setattr(sys.modules["dsim.planner.sweep"], "_run", run)
@@ -402,25 +400,6 @@ def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["complete"]
 
 
-COUNTED = """
-import os, sys, time
-from dsim.planner import sweep
-
-module = sys.modules["dsim.planner.sweep"]
-plain, counter = module._run, sys.argv[3]
-
-def counted(work):
-    time.sleep(0.3)
-    summary = plain(work)
-    with open(counter, "a") as file:  # one short write: whole lines, whoever writes
-        file.write(f"{work[1].rate}\\n")
-    return summary
-
-module._run = counted
-sweep(sys.argv[1], sys.argv[2], jobs=int(sys.argv[4]))
-"""
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(tmp_path: Path, jobs: int) -> None:
     config = write(
@@ -428,27 +407,18 @@ def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(tmp_pat
         '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n'
         "[grid]\nrate = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n",
     )
-    out, counter = tmp_path / "out", tmp_path / "ran"
-    command = [sys.executable, "-c", COUNTED, str(config), str(out), str(counter), str(jobs)]
-    running = subprocess.Popen(command)
+    out, gate = tmp_path / "out", tmp_path / "gate"
     journal = out / "cells.jsonl"
-    until = time.monotonic() + 60
-    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
-        assert running.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    os.kill(running.pid, signal.SIGKILL)
-    running.wait()
-    time.sleep(1.0)  # a worker may be at the end of a cell that no one will record
-    finished = [line for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    assert 3 <= len(finished) < 10
-    rates = [json.loads(line)["cell"]["rate"] for line in finished]
-    before = counter.read_text().split()
-    subprocess.run(command, check=True)
-    after = counter.read_text().split()[len(before) :]
-    # Run again is only what was not recorded: what is finished is kept, byte for byte.
-    assert sorted([*rates, *map(float, after)]) == [float(i) for i in range(1, 11)]
-    assert journal.read_bytes().startswith(b"".join(finished))
+    command = ("sweep", config, "-o", out, "--jobs", jobs)
+    running = start(SWEEP, *command, folder=gate, num_passes=4)
+    wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") == 4, running)
+    kill(running)
+    finished = journal.read_bytes()
+    again = start(SWEEP, *command, folder=tmp_path / "again", num_passes=6)
+    assert again.wait(PATIENCE) == 0
+    # Six passes were enough: what was finished is not run again, and is kept byte for byte.
+    assert len(list((tmp_path / "again").iterdir())) == 6
+    assert journal.read_bytes().startswith(finished)
     assert list(counts(journal).values()) == [1] * 10
     sweep(config, tmp_path / "whole", jobs=1)
     for name in ("results.csv", "results.parquet", "report.html"):
@@ -460,9 +430,9 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     module = sys.modules["dsim.planner.sweep"]
     plain, ran = module._run, []
 
-    def run(work: tuple[str, Scenario]) -> dict[str, Any]:
-        ran.append(work[1].rate)
-        summary: dict[str, Any] = plain(work)
+    def run(scenario: Scenario) -> dict[str, Any]:
+        ran.append(scenario.rate)
+        summary: dict[str, Any] = plain(scenario)
         return summary
 
     monkeypatch.setattr(module, "_run", run)
