@@ -8,8 +8,9 @@
 #   validate  4 policies x 3 loads against that profile, the most telling first; every cell is saved as it ends
 #   kernels   bandwidth and FLOP/s of each kernel beside the device's ceilings: OUT/kernels.json
 #
-# OUT is ./gpu-results unless given; a stage that finds its earlier results there goes on with them. Where simpy, plotly,
-# optuna or other pure-Python needs are missing and cannot be downloaded, put their wheels in a folder and name it: WHEELS.
+# OUT is ./gpu-results unless given; a stage that finds its earlier results there goes on with them. GRAPHS=--graphs captures
+# decode steps in profile and validate. Where simpy, plotly, optuna or other needs are missing and cannot be downloaded, put
+# their wheels in a folder and name it: WHEELS.
 set -euo pipefail
 stage=${1:?"expected a stage: tests, profile, validate or kernels"}
 repository=$(cd "$(dirname "$0")/.." && pwd)
@@ -45,13 +46,13 @@ case $stage in
       --rootdir "$repository" -p no:cacheprovider | tee "$out/tests.txt"
     ;;
   profile)
-    timeout 540 "$python" -m dsim profile --model "$model" --device cuda --budget 7m --yields a100-sdar-8b \
+    timeout 540 "$python" -m dsim profile --model "$model" --device cuda --budget 7m --yields a100-sdar-8b ${GRAPHS:-} \
       --max-batch 256 --max-context 4096 -o "$out/$name.json" --force
     ;;
   validate)
     # Its own traffic: the lengths of a trace that the profile was not made on, and another seed.
     status=0
-    timeout 560 "$python" -m dsim validate --model "$model" --device cuda --profile "$out/$name.json" --budget 8m \
+    timeout 560 "$python" -m dsim validate --model "$model" --device cuda --profile "$out/$name.json" --budget 8m ${GRAPHS:-} \
       --trace azure-conv --lengths sharegpt --seed 1 --bound e2el=3% --bound tpot=3% --bound ttft=10% \
       -o "$out/validation" --json > "$out/validation.json" || status=$?
     tar -czf "$out/validation.tar.gz" -C "$out" validation

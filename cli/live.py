@@ -46,6 +46,7 @@ def live_command(
         str | None, option("FILE", "What requests ask: a text, .jsonl of token ids, or source|records (tiny).")
     ] = None,
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Capture decode steps as CUDA graphs.")] = False,
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
     cv: options.Cv = None,
@@ -88,7 +89,7 @@ def live_command(
         screen.print(f"Warning: {warning}", style="yellow", markup=False)
     from ..profiler.measure import open_model  # imported here: it loads PyTorch
 
-    loaded = open_model(model, device, seed)
+    loaded = open_model(model, device, seed, graphs)
     commits = commits or ("model" if loaded.trained else "twin")
     held = first.loaded_profile() if profile is not None else None
     if commits == "model" and prompts is None and model == "tiny":

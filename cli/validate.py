@@ -35,6 +35,7 @@ def validate_command(
     ],
     model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Capture decode steps as CUDA graphs.")] = False,
     budget: Annotated[str, option("T", "About how long it may take: 90s, 20m, 1h.")] = "20m",
     profile: Annotated[
         str | None, option("P", "A measured profile of the model; by default one is measured.", "--profile")
@@ -80,7 +81,7 @@ def validate_command(
             raise DsimError(f"--load is {share:g}, expected between 0 and 1")
     from ..profiler.measure import default_workloads, open_model, profile_model  # imported here: it loads PyTorch
 
-    loaded = open_model(model, device, seed=0)
+    loaded = open_model(model, device, 0, graphs)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     file = out / "profile.json" if profile is None else Path(profile)
     if profile is None and not file.is_file():

@@ -88,17 +88,28 @@ class Forward:
 
     def _upload(self, batch: Batch) -> dict[str, Tensor]:
         """The batch's arrays on the device, by one copy."""
+        flat, shapes = self._flatten(batch)
+        held = torch.from_numpy(flat)
+        if self.device.type == "cuda":
+            held = held.pin_memory().to(self.device, non_blocking=True)
+        return self._unflatten(held, shapes)
+
+    @staticmethod
+    def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
+        """All arrays of a batch one after another, and their shapes."""
         arrays: dict[str, npt.NDArray[Any]] = {
             "tokens": batch.tokens, "positions": batch.positions, "places": batch.places, "sampled": batch.sampled,
             "query_start": batch.query_start, "history": batch.history, "page_table": batch.page_table,
             "listed": batch.listed,
         }  # fmt: skip
         flat = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays.values()])
-        held = torch.from_numpy(flat)
-        if self.device.type == "cuda":
-            held = held.pin_memory().to(self.device, non_blocking=True)
-        parts = torch.split(held, [array.size for array in arrays.values()])
-        tensors = {name: part.view(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}
+        return flat, {name: array.shape for name, array in arrays.items()}
+
+    @staticmethod
+    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """The arrays again, each of the type that the kernels want."""
+        parts = torch.split(held, [int(np.prod(shape)) for shape in shapes.values()])
+        tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         for name in ("positions", "query_start", "history", "page_table"):
             tensors[name] = tensors[name].to(torch.int32)
         tensors["listed"] = tensors["listed"].bool()

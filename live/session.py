@@ -17,8 +17,10 @@ from ..engine.request import Request
 from .cache import PagedCache
 from .executor import ModelExecutor
 from .forward import Forward
+from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
+from .padding import bucket
 from .prompts import Prompts
 
 WARM_UP = 4  # requests served before the clock starts
@@ -50,17 +52,19 @@ def run(
     append: Append | None = None,
     progress: Callable[[int, float], None] | None = None,
     max_num_logits: int = 8192,
+    graphs: bool = False,
 ) -> LiveRun:
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
-    chosen by. append: receives the journal's steps in batches. Ctrl-C ends the run between two steps. A step that
+    chosen by. graphs: decode steps are captured CUDA graphs. append: receives the journal's steps in batches. Ctrl-C ends the run between two steps. A step that
     fails ends it too: the journal keeps what was done, and `failure` says why.
     """
     limits = replace(limits, num_pages=min(limits.num_pages, _pages_of_use(policy, limits, requests)))
     weight = model.embedding.weight
     cache = PagedCache(model.config, limits.num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
-    forward = Forward(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
+    kind = GraphForward if graphs else Forward
+    forward = kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
     executor = ModelExecutor(forward, policy, prompts, draws, budget)
     table = RequestTable(len(requests))
@@ -71,6 +75,10 @@ def run(
     with _told_to_stop() as told:
         begin = time.monotonic()
         try:
+            if isinstance(forward, GraphForward):
+                batches = [1 << i for i in range(bucket(limits.max_batch).bit_length())]
+                windows = [w for w in (1, 2, 4, 8, 16, width) if w <= width]
+                forward.prepare(batches, windows, width, policy.block_length)
             _warm_up(forward, policy, limits, latency, requests, prompts, budget)
             begin = time.monotonic()
             serve(engine, executor, requests, recorder=recorder, sleep=told.wait, stop=told.is_set, progress=progress)

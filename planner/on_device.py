@@ -67,6 +67,7 @@ def on_device(
         emit=scenario.emit,
         append=append,
         progress=progress,
+        graphs=loaded.graphs,
     )
     result = Result(policy, done.limits, model, done.table, done.totals, done.seconds, done.interrupted)
     return result, done.failure

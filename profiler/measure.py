@@ -21,6 +21,7 @@ from ..live import weights
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.forward import Forward
+from ..live.graphs import GraphForward
 from ..live.measure import Measured, Shape, features_of, shapes
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
@@ -46,6 +47,7 @@ class Loaded:
     shape: ModelShape
     memory: MemoryModel
     trained: bool  # whether its weights mean something
+    graphs: bool = False  # decode steps are captured CUDA graphs
 
     @property
     def on_gpu(self) -> bool:
@@ -58,13 +60,14 @@ class Loaded:
         found: dict[str, Any] = {
             "device": self.device.name, "model": self.model.config.name, "torch": torch.__version__,
             "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
+            "graphs": self.graphs,
         }  # fmt: skip
         if weight.is_cuda:
             found |= {"cuda": torch.version.cuda, "driver": driver(), "clock_mhz": torch.cuda.clock_rate(weight.device)}
         return found
 
 
-def open_model(name: str, device: str | None = None, seed: int = 0) -> Loaded:
+def open_model(name: str, device: str | None = None, seed: int = 0, graphs: bool = False) -> Loaded:
     """Load a preset or a directory on a device, the GPU where there is one: bf16 there, fp32 on a CPU.
 
     Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
@@ -90,7 +93,7 @@ def open_model(name: str, device: str | None = None, seed: int = 0) -> Loaded:
         kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim,
         vocab=config.vocab,
     )
-    return Loaded(name, model, found, shape_of(config), memory, weights.is_trained(name))
+    return Loaded(name, model, found, shape_of(config), memory, weights.is_trained(name), graphs)
 
 
 def describe(device: str) -> Device:
@@ -166,7 +169,8 @@ def measure_steps(
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * -(-(context + 2 * block) // PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
     weight = loaded.model.embedding.weight
-    forward = Forward(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
+    kind = GraphForward if loaded.graphs else Forward
+    forward = kind(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
     chance = np.random.default_rng(seed)
     begin = time.monotonic()
     reference = offered[len(offered) // 2]
@@ -228,12 +232,13 @@ def log_commits(
     done = run(
         loaded.model, policy, limits, requests, prompts_from(tokens, seed),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
+        graphs=loaded.graphs,
     )  # fmt: skip
     if done.failure is not None:
         raise done.failure
     lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
     length = np.array([r.input_length for r in requests])
-    return from_journal(block, length, lists["requests"], lists["phases"], lists["window"], lists["commits"])
+    return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
 
 
 # ---- the profile ----------------------------------------------------------------------------------------------
@@ -326,7 +331,6 @@ def profile_model(
             | {
                 "strategy": "low_confidence_dynamic",
                 "page_size": PAGE,
-                "graphs": False,
                 "block_length": config.block_length,
             },
         ),

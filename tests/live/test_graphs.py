@@ -1,0 +1,72 @@
+"""Padding to captured shapes: the same answers, the cache untouched, and few shapes."""
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.live.cache import PagedCache
+from dsim.live.forward import Batch, Forward
+from dsim.live.graphs import GraphForward
+from dsim.live.padding import bucket, pad, shape_of
+from dsim.live.weights import random_model
+
+from .dense import SMALL
+
+
+def batch(chance: np.random.Generator, sequences: int) -> Batch:
+    """Decode rows of sequences with histories and windows of their own, pages of 8 tokens."""
+    windows = [np.sort(chance.choice(4, chance.integers(1, 5), replace=False)) for _ in range(sequences)]
+    history = 4 * chance.integers(0, 12, sequences)
+    table = chance.permutation(7 * sequences).reshape(sequences, 7).astype(np.int32)
+    rows = np.repeat(np.arange(sequences), [len(w) for w in windows])
+    positions = np.concatenate([h + w for h, w in zip(history, windows, strict=True)])
+    listed = np.zeros((sequences, 4), np.bool_)
+    for s, window in enumerate(windows):
+        listed[s, window] = True
+    starts = np.concatenate([[0], np.cumsum([len(w) for w in windows])])
+    places = table[rows, positions // 8].astype(np.int64) * 8 + positions % 8
+    return Batch(
+        chance.integers(0, 96, len(rows)), positions, places, starts, table, history, listed, 4, np.arange(len(rows))
+    )
+
+
+def test_sizes_are_powers_of_two_up_to_256_and_then_multiples_of_it() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 5, 129, 256, 257, 512, 513)] == [1, 2, 4, 8, 256, 256, 512, 512, 768]
+    assert len({bucket(n) for n in range(1, 8193)}) == 9 + 31
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 3, 5, 8])
+def test_a_padded_batch_says_and_writes_what_the_plain_one_does(sequences: int) -> None:
+    model = random_model(SMALL, "cpu", torch.float32, seed=1)
+    chance = np.random.default_rng(sequences)
+    plain, padded = (
+        kind(model, PagedCache(SMALL, 7 * sequences, 8, "cpu", torch.float32)) for kind in (Forward, GraphForward)
+    )
+    for _ in range(4):
+        asked = batch(chance, sequences)
+        expected, found = plain.run(asked), padded.run(asked)
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(padded.cache.keys, plain.cache.keys)
+        torch.testing.assert_close(padded.cache.values, plain.cache.values)
+
+
+def test_padding_rows_have_a_sequence_of_their_own() -> None:
+    asked = batch(np.random.default_rng(2), 2)
+    rows, sequences = shape_of(asked)
+    wide = pad(asked, rows, sequences, 9, 8)
+    assert (len(wide.tokens), len(wide.history), wide.page_table.shape, wide.listed.shape) == (
+        rows, sequences, (sequences, 9), (sequences, 8),
+    )  # fmt: skip
+    more = rows - len(asked.tokens)
+    if more:
+        assert sequences > 2
+        assert wide.query_start[3] - wide.query_start[2] == more
+    assert (wide.places[len(asked.tokens) :] == -1).all()
+    assert not wide.listed[2:].any()
+
+
+def test_preparing_shapes_touches_no_key() -> None:
+    forward = GraphForward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 8, 8, "cpu", torch.float32))
+    forward.prepare([1, 2, 4], [1, 2, 4], 4, 4)
+    assert not forward.cache.keys.any()
