@@ -1,9 +1,13 @@
 """Commit logs: which masks of its block each sequence computed in a step, and which of them it committed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
+
+from ..engine.errors import ProfileError
+from ..engine.journal import unpack
+from ..engine.rows import MASKED
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -17,8 +21,18 @@ class CommitLog:
     request: Ints
     block_start: Ints  # absolute position of column 0
     masked: Bools  # [rows, block_length] masks before the step
-    window: Bools  # [rows, block_length] positions computed
-    committed: Bools  # [rows, block_length] masks that were committed
+    window: Bools  # [rows, block_length] of them, those computed
+    committed: Bools  # [rows, block_length] of those, the ones that were committed
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def __getitem__(self, keep: "Bools | Ints") -> "CommitLog":
+        return CommitLog(self.block_length, *(getattr(self, f.name)[keep] for f in fields(self)[1:]))
+
+    def sorted(self) -> "CommitLog":
+        """The same rows request by request and block by block, each block's in the order of time."""
+        return self[np.lexsort((np.arange(len(self)), self.block_start, self.request))]
 
 
 def from_steps(
@@ -30,16 +44,49 @@ def from_steps(
     committed: Bools,
 ) -> CommitLog:
     """The log of rows as plans and outcomes have them: one row a sequence and step, in the order of time."""
-    raise NotImplementedError
+    if status.shape[1] != block_length:
+        raise ProfileError(
+            f"the log's windows are {status.shape[1]} positions wide, expected the block's {block_length}: "
+            "log a policy whose window stays in its block"
+        )
+    masked = status == MASKED
+    who, where = np.asarray(request, np.int64), np.asarray(block_start, np.int64)
+    log = CommitLog(block_length, who, where, masked, window & masked, committed)
+    if (committed & ~log.window).any():
+        row = np.argmax((committed & ~log.window).any(axis=1))
+        raise ProfileError(f"request {log.request[row]} committed what is not a computed mask")
+    return log[np.asarray(log.window.any(axis=1), np.bool_)]
 
 
 def from_journal(
     block_length: int,
     input_length: Ints,
     requests: npt.NDArray[np.int32],
-    phases: npt.NDArray[np.uint8],
     window: npt.NDArray[np.uint64],
     commits: npt.NDArray[np.uint64],
 ) -> CommitLog:
-    """The log of a journal's list columns, all steps' rows one after another; `input_length` is by request index."""
-    raise NotImplementedError
+    """The log of a journal's list columns, all steps' rows one after another; `input_length` is by request index.
+
+    Wherever a mask is computed one is committed: rows without commits are passes over committed positions.
+    """
+    rows = len(requests)
+    if rows and window.reshape(rows, -1).shape[1] != max(1, -(-block_length // 64)):
+        raise ProfileError("the journal's windows reach beyond the block: log a policy whose window stays in its block")
+    computed = unpack(window.reshape(rows, -1), block_length)
+    committed = unpack(commits.reshape(rows, -1), block_length)
+    status: npt.NDArray[np.uint8] = np.full((rows, block_length), 1 - MASKED, np.uint8)
+    start = np.zeros(rows, np.int64)
+    left: dict[int, tuple[int, Bools]] = {}  # by request: the block's first position, and its masks
+    for row in np.flatnonzero(committed.any(axis=1)):
+        request = int(requests[row])
+        if request not in left:
+            # The block that the prompt ends in (block-diffusion.md 1.2).
+            first = (max(1, int(input_length[request])) - 1) // block_length * block_length
+            left[request] = first, np.arange(block_length) >= input_length[request] - first
+        first, masks = left[request]
+        if not masks.any():
+            first, masks = first + block_length, np.ones(block_length, np.bool_)
+        start[row] = first
+        status[row, masks] = MASKED
+        left[request] = first, masks & ~committed[row]
+    return from_steps(block_length, requests, start, status, computed, committed)

@@ -1,8 +1,43 @@
-"""Fit a commit model to commit logs, and judge it on requests that it was not fitted to."""
+"""Fit a commit model to commit logs, and judge it on requests that it was not fitted to.
 
+By greatest likelihood (likelihood.py). A real model's steps need not follow the commit model's form, and what a twin
+must get right first is the yield: so the common log-odds are then moved until drawn blocks of the fitted requests take
+as many steps as they did.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from ..engine.chance import key
 from ..engine.commits import CommitModel
+from ..engine.errors import ProfileError
 from .commit_log import CommitLog
-from .profile import CommitFit
+from .likelihood import Likelihood, Variances
+from .pieces import digits
+from .profile import CommitFit, Prediction
+from .yields import Blocks, blocks, complete, draw, figures, repeated
+
+Floats = npt.NDArray[np.float64]
+
+MAX_ROWS = 8_000  # that the likelihood looks at: whole requests, the first ones
+NUM_BLOCKS = 8_000  # drawn to predict a figure
+SEED = 20260101
+SMALLEST = 0.03  # a spread below it is none
+SPLIT = 4  # every fourth request, by a hash of its number, is held out
+SPREADS = ("request_spread", "block_spread", "step_spread")
+LOW, HIGH = -12.0, 12.0  # log-odds
+ROUGH = 0.05  # what a bend of 1 in the log-odds costs, in log-likelihood
+
+# When a fit is doubted.
+FEW_REQUESTS = 20
+YIELD = 0.05
+SHAPE = 0.15
+SCATTER = 0.10
+PLAIN = ("tokens per step, mean", "steps per block, mean")
 
 
 def fit_commits(
@@ -12,7 +47,181 @@ def fit_commits(
     threshold: float,
     temperature: float | None = None,
     source: str = "",
-    held_out: float = 0.25,
 ) -> tuple[CommitModel, CommitFit]:
-    """The commit model of greatest likelihood, and its errors on the share `held_out` of requests kept from it."""
-    raise NotImplementedError
+    """The commit model of greatest likelihood, and its errors on the requests kept from it."""
+    log = complete(log)
+    hashed = key(SEED, log.request) % np.uint64(SPLIT)
+    judge, fitted = log[hashed == 0], log[hashed != 0]
+    if not len(fitted) or not len(judge):
+        count = len(np.unique(log.request))
+        raise ProfileError(f"the log holds whole blocks of {count} requests, expected at least {FEW_REQUESTS}")
+    likelihood = Likelihood(_few(fitted))
+    shape = _Shape(log.block_length, likelihood)
+    best = _climb(shape)
+    errors = shape.standard_errors(best)
+    log_odds, gain, variances = shape.unpack(best)
+    model = CommitModel(
+        workload=workload,
+        block_length=log.block_length,
+        threshold=threshold,
+        temperature=temperature,
+        pass_probability=_table(log_odds),
+        request_spread=_spread(variances.request),
+        block_spread=_spread(variances.block),
+        step_spread=_spread(variances.step),
+        stage_gain=digits(gain, 4),
+        source=source,
+    )
+    model = _match(model, log_odds, fitted)
+    predictions = predict(model, judge)
+    num_requests = len(np.unique(fitted.request))
+    num_held_out = len(np.unique(judge.request))
+    doubts = _doubts(num_requests, num_held_out, predictions, _scatter(judge))
+    return model, CommitFit(
+        workload=workload,
+        block_length=log.block_length,
+        threshold=threshold,
+        temperature=temperature,
+        num_requests=num_requests,
+        num_steps=len(fitted),
+        num_held_out=num_held_out,
+        standard_errors={name: digits(value, 3) for name, value in errors.items()},
+        predictions=predictions,
+        valid=not doubts,
+        doubts=doubts,
+    )
+
+
+def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
+    """Figures of a complete log beside those of the model's draws of the same blocks."""
+    measured = figures(judge)
+    predicted = figures(draw(model, _many(blocks(judge)), SEED))
+    return tuple(
+        Prediction(name, digits(value, 5), digits(predicted[name], 5))
+        for name, value in measured.items()
+        if name in predicted
+    )
+
+
+class _Shape:
+    """The free parameters: log-odds at some distances and straight between them, the gain, and the spreads."""
+
+    def __init__(self, block_length: int, likelihood: Likelihood) -> None:
+        self.likelihood = likelihood
+        marks = [d for d in (0, 1, 2, 3, 5, 8, 12, 17, 23, 31, 47) if d < block_length - 1] + [block_length - 1]
+        self.marks = np.array(sorted(set(marks)))
+        self.table = np.stack([np.interp(np.arange(block_length), self.marks, row) for row in np.eye(len(self.marks))])
+        self.bounds = [(LOW, HIGH)] * len(self.marks) + [(-6.0, 6.0)] + [(0.0, 16.0)] * 3
+
+    def unpack(self, x: Floats) -> tuple[Floats, float, Variances]:
+        num = len(self.marks)
+        return x[:num] @ self.table, float(x[num]), Variances(*x[num + 1 :].tolist())
+
+    def loss(self, x: Floats) -> tuple[float, Floats]:
+        """Minus the log-likelihood, with next to nothing for roughness, and its gradient."""
+        value, gradient = self.likelihood.value_and_gradient(*self.unpack(x))
+        num, length = self.table.shape
+        bend = np.diff(x[:num], 2)
+        rough = np.convolve(bend, [1.0, -2.0, 1.0]) if len(bend) else np.zeros(num)
+        by = np.append(self.table @ gradient[:length] - 2 * ROUGH * rough, gradient[length:])
+        return -value + ROUGH * float((bend**2).sum()), -by
+
+    def standard_errors(self, x: Floats) -> dict[str, float]:
+        """Of the gain, the spreads and the log-odds at the frontier, from the curvature of the likelihood."""
+        num = len(self.marks)
+        step = 1e-3
+        here = self.loss(x)[1]
+        hessian = np.stack([(self.loss(x + step * e)[1] - here) / step for e in np.eye(len(x))])
+        hessian = (hessian + hessian.T) / 2
+        none = (x <= 1e-6) & (np.arange(len(x)) > num)
+        error = np.zeros(len(x))
+        inner = np.linalg.pinv(hessian[np.ix_(~none, ~none)], hermitian=True)
+        error[~none] = np.sqrt(np.maximum(np.diag(inner), 0.0))
+        # Of a variance of 0: what costs half a unit of log-likelihood.
+        error[none] = 0.5 / np.maximum(here[none], 1e-3)
+        # Of a spread, from its variance's: half as much over the spread, and where there is none, its root.
+        spread = {
+            name: float(min(error[i] / (2 * max(np.sqrt(x[i]), 1e-9)), np.sqrt(error[i])))
+            for i, name in enumerate(SPREADS, num + 1)
+        }
+        return {"log_odds[0]": float(error[0]), "stage_gain": float(error[num]), **spread}
+
+
+def _climb(shape: _Shape) -> Floats:
+    start = np.concatenate([np.linspace(0.0, -3.0, len(shape.marks)), [0.0, 0.15, 0.1, 0.3]])
+    found = minimize(
+        shape.loss, start, jac=True, method="L-BFGS-B", bounds=shape.bounds, options={"maxiter": 100, "ftol": 1e-8}
+    )
+    return np.asarray(found.x, np.float64)
+
+
+def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:
+    """The model with its log-odds moved until drawn blocks commit as many tokens a step as the fitted ones."""
+    found = blocks(fitted)
+    many = _many(found)
+    wanted = len(fitted) * len(many.request) / len(found.request)
+
+    def moved(by: float) -> CommitModel:
+        return replace(model, pass_probability=_table(log_odds + by))
+
+    def off(by: float) -> float:
+        return float(np.log(len(draw(moved(by), many, SEED)) / wanted))
+
+    before, here = 0.0, off(0.0)
+    by, there = here, off(here)  # too many steps: likelier to pass
+    for _ in range(2):
+        if there == here:
+            break
+        before, by, here = by, by - there * (by - before) / (there - here), there
+        there = off(by)
+    return moved(by if abs(there) <= abs(here) else before)
+
+
+def _table(log_odds: Floats) -> tuple[float, ...]:
+    return tuple(digits(p) for p in expit(log_odds))
+
+
+def _spread(variance: float) -> float:
+    return digits(np.sqrt(variance), 3) if variance >= SMALLEST**2 else 0.0
+
+
+def _few(log: CommitLog) -> CommitLog:
+    """The first requests of the log, as many as MAX_ROWS rows hold."""
+    if len(log) <= MAX_ROWS:
+        return log
+    return log[log.request < log.request[MAX_ROWS]]
+
+
+def _many(found: Blocks) -> Blocks:
+    """The same blocks of so many requests that the draws' own scatter is small."""
+    return repeated(found, -(-NUM_BLOCKS // len(found.request)))
+
+
+def _scatter(judge: CommitLog) -> float:
+    """The relative standard error of the log's mean tokens per step, from the scatter between its requests."""
+    request = np.unique(judge.request, return_inverse=True)[1]
+    tokens, steps = np.bincount(request, judge.committed.sum(axis=1)), np.bincount(request)
+    num = len(steps)
+    off = tokens / tokens.mean() - steps / steps.mean()
+    return float(np.sqrt((off**2).sum() / max(1, num - 1) / num))
+
+
+def _doubts(
+    num_requests: int, num_held_out: int, predictions: tuple[Prediction, ...], scatter: float
+) -> tuple[str, ...]:
+    doubts = []
+    if num_requests + num_held_out < FEW_REQUESTS:
+        doubts.append(f"too few requests: {num_requests + num_held_out}, expected at least {FEW_REQUESTS}")
+    for p in predictions:
+        bound = YIELD if p.name in PLAIN else SHAPE
+        # An error that the held-out requests' own scatter explains says nothing against the fit.
+        if abs(p.error) > max(bound, 2 * scatter):
+            doubts.append(
+                f"{p.name}: {p.measured:.3g} held out, {p.predicted:.3g} predicted, expected within {bound:.0%}"
+            )
+    if 2 * scatter > SCATTER:
+        doubts.append(
+            f"too few requests: the {num_held_out} held out know their tokens per step to ±{2 * scatter:.1%}, "
+            f"expected ±{SCATTER:.0%}"
+        )
+    return tuple(doubts)

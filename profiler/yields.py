@@ -1,0 +1,139 @@
+"""What blocks yield: figures of a commit log, and the log that a commit model's own draws would have left."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine import compiled
+from ..engine.commits import CommitDraws, CommitModel
+from ..engine.rows import MASKED, PENDING
+from .commit_log import Bools, CommitLog, Ints
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Whole blocks of a log, to be denoised again: one row a block."""
+
+    block_length: int
+    request: Ints  # from 0, in the order of the log's numbers
+    block_start: Ints
+    masked: Bools  # [blocks, block_length] before its first step
+    reach: Ints  # [blocks, steps] masks that its steps may compute, the leftmost ones; the last goes on for ever
+
+
+def complete(log: CommitLog) -> CommitLog:
+    """The rows of blocks that were denoised to the end, in order of request and block."""
+    log = log.sorted()
+    block = block_of(log)
+    left = log.masked.sum(axis=1) - log.committed.sum(axis=1)
+    last = np.append(np.flatnonzero(np.diff(block)), len(block) - 1)
+    return log[(left[last] == 0)[block]] if len(log) else log
+
+
+def block_of(log: CommitLog) -> Ints:
+    """The number of each row's block, from 0; the log is sorted."""
+    new = (np.diff(log.request, prepend=-1) != 0) | (np.diff(log.block_start, prepend=-1) != 0)
+    return np.asarray(np.cumsum(new) - 1, np.int64)
+
+
+def blocks(log: CommitLog) -> Blocks:
+    """The blocks of a log that is complete."""
+    block = block_of(log)
+    first = np.flatnonzero(np.diff(block, prepend=-1))
+    step = np.arange(len(log)) - first[block]
+    reach = np.zeros((len(first), int(step.max(initial=0)) + 1), np.int64)
+    # A window that holds every mask reaches as far as there will ever be any.
+    whole = (log.window == log.masked).all(axis=1)
+    reach[block, step] = np.where(whole, log.block_length, log.window.sum(axis=1))
+    reach = np.where(reach > 0, reach, reach[np.arange(len(first)), np.bincount(block) - 1][:, None])
+    request = np.unique(log.request[first], return_inverse=True)[1]
+    return Blocks(log.block_length, np.asarray(request, np.int64), log.block_start[first], log.masked[first], reach)
+
+
+def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
+    """The log that the model's keyed draws leave of the same blocks, of other requests."""
+    num, length = found.masked.shape
+    requests = int(found.request.max(initial=0)) + 1
+    none = np.zeros(requests, np.int64)
+    draws = CommitDraws(model, seed, none, none, length).arrays
+    # No padding: it is told by a request's last block, which the log need not hold.
+    last_block, num_padding = np.full(num, 2**30, np.int32), np.zeros(num, np.int32)
+    status = np.where(found.masked, np.uint8(MASKED), np.uint8(PENDING))
+    evaluations = np.zeros((num, length), np.uint16)
+    start = found.block_start.astype(np.int32)
+    alive, step = np.arange(num), 0
+    rows: list[tuple[Ints, Bools, Bools, Bools]] = []
+    while len(alive):
+        masked = status[alive] == MASKED
+        reach = found.reach[alive, min(step, found.reach.shape[1] - 1)]
+        window = masked & (np.cumsum(masked, axis=1) <= reach[:, None])
+        who = found.request[alive]
+        committed = compiled.draw_commits(
+            status[alive], evaluations[alive], window, start[alive], last_block[alive], num_padding[alive],
+            draws.keys[who], draws.request_factor[who], draws.odds, draws.stage, draws.block_factors,
+            draws.step_factors, length,
+        )  # fmt: skip
+        rows.append((alive, masked, window, committed))
+        evaluations[alive] += window
+        status[alive] = np.where(committed, np.uint8(PENDING), status[alive])
+        alive, step = alive[(status[alive] == MASKED).any(axis=1)], step + 1
+    block = np.concatenate([r[0] for r in rows])
+    masked, window, committed = (np.concatenate([r[i] for r in rows]) for i in (1, 2, 3))
+    return CommitLog(length, found.request[block], found.block_start[block], masked, window, committed).sorted()
+
+
+def repeated(found: Blocks, times: int) -> Blocks:
+    """The same blocks of `times` as many requests."""
+    requests = int(found.request.max(initial=0)) + 1
+    return Blocks(
+        found.block_length,
+        np.concatenate([found.request + i * requests for i in range(times)]),
+        np.tile(found.block_start, times),
+        np.tile(found.masked, (times, 1)),
+        np.tile(found.reach, (times, 1)),
+    )
+
+
+def figures(log: CommitLog) -> dict[str, float]:
+    """What a complete log yields, by name, in the order in which people read it."""
+    commits = log.committed.sum(axis=1)
+    steps = np.bincount(block_of(log))
+    request = np.unique(log.request, return_inverse=True)[1]
+    of_requests = np.bincount(request, commits) / np.bincount(request)
+    found = {"tokens per step, mean": float(commits.sum() / len(log))}
+    for percent in (50, 90):
+        found[f"tokens per step, p{percent}"] = quantile(commits, percent / 100)
+    found["steps per block, mean"] = float(steps.mean())
+    for percent in (50, 90):
+        found[f"steps per block, p{percent}"] = quantile(steps, percent / 100)
+    for percent in (10, 90):
+        found[f"tokens per step of a request, p{percent}"] = float(np.quantile(of_requests, percent / 100))
+    curve = prefix_curve(log)
+    for c in (2, 4, 8, 16, 32, 64):
+        if c <= log.block_length and np.isfinite(curve[c]):
+            found[f"commits of the first {c} masks"] = float(curve[c])
+    return found
+
+
+def prefix_curve(log: CommitLog) -> Floats:
+    """[block_length + 1] mean commits among the first m computed masks of steps that computed as many, at least one.
+
+    It is what N_commit(c) follows from (elastic-chunking.md 6.3). NaN where no step computed as many.
+    """
+    counts, sums = np.zeros((2, log.block_length + 1), np.int64)
+    status = np.where(log.masked, np.uint8(MASKED), np.uint8(PENDING))
+    compiled.count_prefixes(status, log.window, log.committed, False, counts, sums)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums / counts, np.float64)
+
+
+def quantile(values: Ints, q: float) -> float:
+    """A quantile of whole numbers, each spread over its unit, so that it does not jump by one."""
+    counts = np.bincount(values)
+    upto = np.cumsum(counts) / counts.sum()
+    k = int(np.searchsorted(upto, q))
+    below = upto[k - 1] if k else 0.0
+    return float(k - 0.5 + (q - below) / (upto[k] - below))

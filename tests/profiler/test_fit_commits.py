@@ -1,0 +1,137 @@
+"""Logs drawn from a known commit model give it back, in what it yields and in how it varies."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dsim.engine.commits import CommitModel
+from dsim.engine.errors import ProfileError
+from dsim.profiler.commit_log import CommitLog
+from dsim.profiler.fit_commits import fit_commits
+from dsim.profiler.likelihood import STEP, Likelihood, Variances
+from dsim.profiler.yields import Blocks, draw, figures, prefix_curve, quantile
+
+
+def known(p0: float, reach: float, block_length: int = 16, **spreads: float) -> CommitModel:
+    table = tuple(float(p) for p in p0 * np.exp(-np.arange(block_length) / reach))
+    return CommitModel("known", block_length, 0.9, None, table, **spreads)
+
+
+def whole_blocks(block_length: int, num_requests: int, each: int) -> Blocks:
+    request = np.repeat(np.arange(num_requests), each)
+    start = np.tile(np.arange(each) * block_length, num_requests)
+    masked = np.ones((len(request), block_length), np.bool_)
+    return Blocks(block_length, request, start, masked, np.full((len(request), 1), block_length))
+
+
+SPREADS = {"request_spread": 0.35, "block_spread": 0.25, "step_spread": 0.9}
+KNOWN = {
+    1.05: known(0.02, 4.0, **SPREADS),
+    2: known(0.40, 8.0, **SPREADS),
+    4: known(0.80, 10.0, **SPREADS, stage_gain=0.8),
+    8: known(0.95, 24.0, 32, **SPREADS),
+}
+
+
+@pytest.mark.parametrize("tokens", KNOWN)
+def test_a_known_commit_model_is_given_back(tokens: float) -> None:
+    model = KNOWN[tokens]
+    size = model.block_length
+    log = draw(model, whole_blocks(size, 300, 2 if tokens < 2 else 3), seed=7)
+    truth = figures(draw(model, whole_blocks(size, 8000, 1), seed=8))
+    assert truth["tokens per step, mean"] == pytest.approx(tokens, rel=0.12)
+    fitted, fit = fit_commits(log, workload="known", threshold=0.9)
+    mine = figures(draw(fitted, whole_blocks(size, 8000, 1), seed=9))
+    # 300 requests know the mean to about 1.5 %.
+    assert mine["tokens per step, mean"] == pytest.approx(truth["tokens per step, mean"], rel=0.03)
+    assert mine["steps per block, p90"] == pytest.approx(truth["steps per block, p90"], rel=0.05)
+    for c in (4, 8, 16):
+        name = f"commits of the first {c} masks"
+        assert mine[name] == pytest.approx(truth[name], rel=0.05)
+    for name in ("request_spread", "block_spread", "step_spread", "stage_gain"):
+        error = fit.standard_errors[name]
+        assert abs(getattr(fitted, name) - getattr(model, name)) < 3 * error + 0.03, name  # 0.03 and less is none
+    assert (fit.valid, fit.doubts) == (True, ())
+    assert {p.name for p in fit.predictions} >= {"tokens per step, mean", "steps per block, p90"}
+    assert (fit.num_requests + fit.num_held_out, fit.num_steps < len(log)) == (300, True)
+
+
+def test_windows_of_a_few_masks_are_fitted_as_well() -> None:
+    model = KNOWN[2]
+    found = whole_blocks(16, 300, 3)
+    few = Blocks(16, found.request, found.block_start, found.masked, np.full((len(found.request), 1), 4))
+    log = draw(model, few, seed=7)
+    assert log.window.sum(axis=1).max() == 4
+    fitted, fit = fit_commits(log, workload="known", threshold=0.9)
+    truth, mine = (figures(draw(m, few, seed=9))["tokens per step, mean"] for m in (model, fitted))
+    assert mine == pytest.approx(truth, rel=0.03)
+    assert fit.valid
+
+
+def test_the_gradient_is_that_of_the_likelihood() -> None:
+    log = draw(known(0.5, 4.0, 8, **SPREADS), whole_blocks(8, 20, 3), seed=1)
+    likelihood = Likelihood(log)
+    at = np.concatenate([np.linspace(0.5, -2.0, 8), [0.3, 0.4, 0.3, 0.6]])
+
+    def value(x: np.ndarray) -> tuple[float, np.ndarray]:
+        return likelihood.value_and_gradient(x[:8], float(x[8]), Variances(*x[9:].tolist()))
+
+    expected = [(value(at + 1e-4 * e)[0] - value(at - 1e-4 * e)[0]) / 2e-4 for e in np.eye(12)]
+    assert value(at)[1] == pytest.approx(np.array(expected), rel=1e-5, abs=1e-4)
+
+
+def test_the_likelihoods_of_all_that_may_happen_add_up_to_one() -> None:
+    # Three masks: any one, two or all of them commit. Without spreads t is 0.
+    masked = np.ones((1, 3), np.bool_)
+    log_odds = np.array([0.4, -0.5, -1.5])
+    total = 0.0
+    for bits in range(1, 8):
+        committed = np.array([[bool(bits >> i & 1) for i in range(3)]])
+        log = CommitLog(3, np.zeros(1, np.int64), np.zeros(1, np.int64), masked, masked, committed)
+        total += np.exp(Likelihood(log).value_and_gradient(log_odds, 0.0, Variances(0.0, 0.0, 0.0))[0])
+    # The trapezium rule's error: STEP^2 / 12 of the integrand's slope.
+    assert total == pytest.approx(1.0, abs=STEP**2 / 12)
+
+
+def test_whole_blocks_alone_are_counted_and_few_requests_doubted() -> None:
+    log = draw(KNOWN[2], whole_blocks(16, 12, 3), seed=2)
+    fit = fit_commits(log, workload="known", threshold=0.9)[1]
+    assert not fit.valid
+    assert fit.doubts[0] == "too few requests: 12, expected at least 20"
+    with pytest.raises(ProfileError, match="the log holds whole blocks of 0 requests, expected at least 20"):
+        fit_commits(log[np.zeros(len(log), np.bool_)], workload="known", threshold=0.9)
+
+
+def test_a_log_that_no_commit_model_fits_is_refused() -> None:
+    # Blocks alternate between one token a step and all at once: no normal spread does that.
+    log = draw(KNOWN[1.05], whole_blocks(16, 200, 4), seed=3)
+    odd = log.block_start // 16 % 2 == 1
+    first = np.flatnonzero(odd & (log.masked.all(axis=1)))
+    log.committed[first] = log.masked[first]
+    keep = ~odd
+    keep[first] = True
+    fit = fit_commits(log[keep], workload="known", threshold=0.9)[1]
+    assert not fit.valid
+    assert any("held out" in line and "predicted" in line for line in fit.doubts)
+
+
+def test_figures_are_those_of_a_log_counted_by_hand() -> None:
+    # One block of four: two tokens, then one, then one; the second step computes the first mask alone.
+    masked = np.array([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 1, 0]], np.bool_)
+    window = np.array([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 1, 0]], np.bool_)
+    committed = np.array([[0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 0]], np.bool_)
+    zero = np.zeros(3, np.int64)
+    log = CommitLog(4, zero, zero, masked, window, committed)
+    found = figures(log)
+    assert found["tokens per step, mean"] == pytest.approx(4 / 3)
+    assert found["steps per block, mean"] == 3.0
+    # One mask: each step commits one (the first is forced to). Four: only the first step computed as many.
+    assert prefix_curve(log)[1:].tolist() == [1.0, 1.0, 1.0, 2.0]
+    assert quantile(np.array([1, 1, 1, 3]), 0.5) == pytest.approx(0.5 + 2 / 3)
+
+
+def test_padding_plays_no_part_in_drawn_blocks() -> None:
+    found = whole_blocks(16, 50, 2)
+    plain, padded = (figures(draw(m, found, 1)) for m in (KNOWN[2], replace(KNOWN[2], padding_share=1.0)))
+    assert plain == padded
