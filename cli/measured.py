@@ -1,0 +1,71 @@
+"""`dsim profile --model M`: a model measured on this machine's device."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ..engine.errors import DsimError
+from ..profiler.profile import Profile, load, save
+from .bar import Bar
+from .duration import seconds_of
+
+
+def measure_profile(
+    model: str,
+    output: Path,
+    *,
+    device: str | None,
+    graphs: bool,
+    budget: str,
+    thresholds: str,
+    temperature: float,
+    prompts: Sequence[str],
+    yields: str | None,
+    max_batch: int | None,
+    max_context: int | None,
+    seed: int,
+    force: bool,
+    screen: Console,
+) -> Profile:
+    """Measure, fit, and write the profile and its page. `prompts`: files, or NAME=FILE to name the workload."""
+    total = seconds_of(budget)
+    wanted = [_threshold(part) for part in thresholds.split(",")]
+    if output.exists() and not force:  # told before minutes are spent
+        raise DsimError(f"{output} exists: choose another name, or pass --force to replace it")
+    held = load(yields).commits if yields else ()
+    from ..profiler.measure import default_workloads, open_model, profile_model  # imported here: it loads PyTorch
+    from ..report.profile_page import write_page
+
+    loaded = open_model(model, device, seed, graphs)
+    workloads = default_workloads(loaded) if not prompts else {}
+    for text in prompts:
+        name, equals, file = text.partition("=")
+        workloads[name if equals else Path(text).stem] = file if equals else text
+    with Bar(screen, "measuring", "s", round(total)) as bar:
+        profile, taken = profile_model(
+            loaded,
+            name=output.stem,
+            budget=total,
+            workloads=workloads,
+            thresholds=wanted,
+            temperature=temperature,
+            yields=held,
+            max_batch=max_batch,
+            max_context=max_context,
+            seed=seed,
+            told=lambda what, share: bar.update(round(share * total), note=what),
+        )
+    save(profile, output, force)
+    write_page(output.with_suffix(".html"), profile, taken.steps, taken.logs)
+    return profile
+
+
+def _threshold(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= 1:
+        raise DsimError(f"--thresholds holds {text!r}, expected numbers above 0 and at most 1, as in 0.8,0.9")
+    return value
