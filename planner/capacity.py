@@ -258,7 +258,9 @@ class _Run:
             [(self.centre, used)] = pool.map(_pilot, [search])
             self.num_replays += used
             self.width = 2 * PILOT_SHARPNESS
-            self._add(min(FIRST, most))
+            # The second half of them begins where the first ended, and is bracketed with fewer replays.
+            self._add(min(FIRST // 2, most))
+            self._add(min(FIRST, most) - len(self.found))
             self.sharpen()
         except KeyboardInterrupt:
             raise self.interrupt() from None
@@ -291,6 +293,8 @@ class _Run:
             self._progress(self.num_replays, known, self.search.scenario.replicas)
 
     def _add(self, count: int) -> None:
+        if not count:
+            return
         first = len(self.found)
         sharp = self.precision * SHARPNESS
         if first:
