@@ -1,11 +1,14 @@
 """One switch decides which path a kernel takes, and nothing is loaded before it is needed."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import dsim
 from dsim.kernels import path_for, taken, use
 from dsim.kernels.confidence import confidence
 
@@ -50,3 +53,11 @@ def test_nothing_is_loaded_before_it_is_needed(code: str, never: list[str]) -> N
     code = f"{code}; import sys; print(' '.join(n for n in {never} if n in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
+
+
+def test_the_example_of_the_document_runs_as_it_says() -> None:
+    document = (Path(dsim.__file__).parent / "docs" / "kernels.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", document, flags=re.DOTALL)
+    before = taken["confidence", "reference"]
+    exec(example, {})
+    assert taken["confidence", "reference"] == before + 2
