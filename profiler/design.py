@@ -1,11 +1,60 @@
-"""Which step shapes to measure next: those whose latency the fit so far is least sure of."""
+"""Which step shapes to measure next: those whose latency the fit so far is least sure of.
+
+The fit is linearised, and its pieces given more bends than were found, since one that nobody looked for may be there.
+Each coefficient begins with a wide prior, so that what no step has told yet counts as unsure rather than as known. A
+shape chosen counts as measured when the next is chosen: so they spread out.
+"""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..engine.latency import Features
-from .samples import Samples
+from .fit import MIN_POINTS
+from .pieces import Problem, Solution, search
+from .samples import FEATURES, Floats, Points, Samples, points
+
+BENDS = 6  # further ones, at equal ratios of tokens
+PRIOR = 1.0  # standard deviation of what a coefficient adds to the typical shape, relative to its latency
+LEAST_NOISE = 0.005
 
 
 def next_shapes(candidates: Sequence[Features], taken: Samples, num: int) -> list[int]:
     """Indices of `num` candidates to measure next, the most telling first; those measured already are left out."""
-    raise NotImplementedError
+    measured = {tuple(row) for row in taken.features.tolist()}
+    left = [i for i, shape in enumerate(candidates) if tuple(map(float, shape)) not in measured]
+    if not left:
+        return []
+    table = np.array([candidates[i] for i in left], np.float64).reshape(-1, len(FEATURES))
+    seen = points(taken)
+    if len(seen) < MIN_POINTS:
+        order = np.lexsort(table.T[::-1])
+        spread = np.linspace(0, len(order) - 1, min(num, len(order))).round().astype(int)
+        return [left[order[i]] for i in dict.fromkeys(spread.tolist())]
+    found = search(Problem(seen, seen.latency, with_host=True))
+    noise = max(LEAST_NOISE, float(np.sqrt(np.mean(found.residuals() ** 2))))
+    old, new = (_rows(found, features) for features in (seen.features, table))
+    scale = np.sqrt((new**2).mean(axis=0))
+    information = old.T @ old / noise**2 + np.diag((scale / PRIOR) ** 2 + 1e-30)
+    chosen: list[int] = []
+    for _ in range(min(num, len(left))):
+        unsure = np.einsum("ij,ij->i", new, np.linalg.solve(information, new.T).T)
+        unsure[chosen] = -1.0
+        best = int(np.argmax(unsure))
+        chosen.append(best)
+        information += np.outer(new[best], new[best]) / noise**2
+    return [left[i] for i in chosen]
+
+
+def _rows(found: Solution, features: Floats) -> Floats:
+    """What each coefficient adds to each shape's latency, relative to it."""
+    none = np.full(len(features), np.nan)
+    ones = np.ones(len(features), np.int64)
+    shapes = Points(features, np.ones(len(features)), none, ones, none)
+    problem = Problem(shapes, shapes.latency, with_host=True)
+    on = found.on(problem)
+    latency = problem.columns(found.bends, found.names, on.floor()) @ found.values
+    further = np.geomspace(max(1.0, found.problem.tokens.min()), max(2.0, found.problem.tokens.max()), BENDS + 2)[1:-1]
+    bends = np.unique(np.concatenate([found.bends, further]))
+    rows = problem.columns(bends, tuple(problem.linear), on.floor())
+    return np.asarray(rows / np.maximum(latency, 1e-12)[:, None], np.float64)

@@ -1,0 +1,58 @@
+"""Shapes chosen where the fit is least sure teach it more than shapes chosen by chance."""
+
+import numpy as np
+import pytest
+
+from dsim.engine.latency import Features, LatencyModel
+from dsim.profiler.design import next_shapes
+from dsim.profiler.fit import fit_latency, predict
+from dsim.profiler.samples import samples
+
+from .machines import THREE, run, shapes
+
+
+def error(machine: LatencyModel, chosen: list[Features], seed: int) -> float:
+    """The 95th percentile of the error on other shapes, of a fit to the chosen ones alone."""
+    taken = run(machine, chosen, seed, timed=False)
+    model, _ = fit_latency(taken, np.zeros(len(np.unique(taken.group)), np.bool_))
+    others = np.array(shapes(400, 1000), np.float64)
+    return float(np.quantile(np.abs(predict(model, others) / predict(machine, others) - 1.0), 0.95))
+
+
+def test_chosen_shapes_reach_an_error_with_fewer_points_than_chance() -> None:
+    chosen_errors, random_errors = [], []
+    for seed in range(4):
+        offered = shapes(300, seed)
+        order = np.random.default_rng(seed).permutation(300)
+        chosen = [offered[i] for i in order[:12]]
+        while len(chosen) < 30:
+            taken = run(THREE, chosen, seed, timed=False)
+            chosen += [offered[i] for i in next_shapes(offered, taken, 6)]
+        chosen_errors.append(error(THREE, chosen, seed))
+        random_errors.append(error(THREE, [offered[i] for i in order[:45]], seed))
+    # 30 chosen points beat 45 of chance, in the mean over four runs' noise.
+    assert np.mean(chosen_errors) < np.mean(random_errors)
+    assert np.mean(chosen_errors) < 0.06
+
+
+def test_a_feature_that_no_step_has_told_is_asked_for_first() -> None:
+    same = [Features(32 * b, 32 * b * 500, 500 * b, 32 * b, 32 * b, b, 0) for b in range(1, 31)]
+    long = Features(320, 320 * 4000, 40_000, 320, 320, 10, 0)
+    offered = [*same, Features(330, 330 * 500, 5000, 330, 330, 10, 0), long]
+    assert next_shapes(offered, run(THREE, same, 1), 2)[0] == offered.index(long)
+
+
+def test_what_was_measured_is_not_offered_again() -> None:
+    offered = shapes(40, 3)
+    taken = run(THREE, offered[:30], 3)
+    found = next_shapes(offered, taken, 20)
+    assert sorted(found) == list(range(30, 40))
+    assert next_shapes(offered[:30], taken, 5) == []
+
+
+@pytest.mark.parametrize("num", [0, 2])
+def test_before_anything_is_known_shapes_are_spread_by_tokens(num: int) -> None:
+    offered = [Features(t, 0, 0, t, t, 1, 0) for t in (5, 1, 9, 3, 7)]
+    taken = run(THREE, offered[:num], 1) if num else samples([], [])
+    expected = {0: [1, 0, 2], 2: [3, 4, 2]}[num]
+    assert next_shapes(offered, taken, 3) == expected
