@@ -147,7 +147,7 @@ def check_same_model(profile: Profile, config: ModelConfig) -> None:
 # ---- steps ----------------------------------------------------------------------------------------------------
 
 REPEATS = 7  # steps of a shape: its latency is their median
-ROUND = 12  # shapes measured between two fits
+ROUND = 24  # shapes measured between two fits
 PAGE = 64
 
 Told = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
