@@ -53,12 +53,14 @@ def run(
     progress: Callable[[int, float], None] | None = None,
     max_num_logits: int = 8192,
     graphs: bool = False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> LiveRun:
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
-    chosen by. graphs: decode steps are captured CUDA graphs. append: receives the journal's steps in batches. Ctrl-C ends the run between two steps. A step that
-    fails ends it too: the journal keeps what was done, and `failure` says why.
+    chosen by. append: receives the journal's steps in batches. graphs: decode steps are captured CUDA graphs.
+    stop: asked between steps; true ends the run. Ctrl-C ends it between two steps, too, and so does a step that
+    fails: the journal keeps what was done, and `failure` says why.
     """
     limits = replace(limits, num_pages=min(limits.num_pages, _pages_of_use(policy, limits, requests)))
     weight = model.embedding.weight
@@ -81,7 +83,10 @@ def run(
                 forward.prepare(batches, windows, width, policy.block_length)
             _warm_up(forward, policy, limits, latency, requests, prompts, budget)
             begin = time.monotonic()
-            serve(engine, executor, requests, recorder=recorder, sleep=told.wait, stop=told.is_set, progress=progress)
+            serve(
+                engine, executor, requests, recorder=recorder, sleep=told.wait,
+                stop=lambda: told.is_set() or stop(), progress=progress,
+            )  # fmt: skip
         except Exception as error:  # whatever it was, what is done is not lost: the caller writes it, then raises this
             failure = error
     seconds = time.monotonic() - begin

@@ -208,11 +208,16 @@ def _words(shape: Shape) -> str:
 
 # ---- commits --------------------------------------------------------------------------------------------------
 
+MOST_LOGGED = 400  # requests of one commit log
+
 
 def log_commits(
-    loaded: Loaded, prompts: str, threshold: float, temperature: float, num_requests: int, seed: int = 0
+    loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0
 ) -> CommitLog:
-    """The commits of the model at work: whole blocks every step, on prompts cut from a text."""
+    """The commits of the model at work for `budget` seconds: whole blocks every step, on prompts cut from a text.
+
+    Every mask is computed at every step, so that the log tells of all distances from the frontier alike.
+    """
     config = loaded.model.config
     block = config.block_length
     spec = (
@@ -225,17 +230,21 @@ def log_commits(
     most = min(256, config.context_limit // 2)
     requests = [
         Request(i, 0.0, int(chance.integers(block, most)), int(chance.integers(2 * block, most)))
-        for i in range(num_requests)
+        for i in range(MOST_LOGGED)
     ]
     limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
     parts: list[Mapping[str, Any]] = []
+    begin = time.monotonic()
     done = run(
         loaded.model, policy, limits, requests, prompts_from(tokens, seed),
+        stop=lambda: time.monotonic() - begin > budget,
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
         graphs=loaded.graphs,
     )  # fmt: skip
     if done.failure is not None:
         raise done.failure
+    if done.interrupted:
+        raise KeyboardInterrupt
     lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
     length = np.array([r.input_length for r in requests])
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
@@ -244,7 +253,6 @@ def log_commits(
 # ---- the profile ----------------------------------------------------------------------------------------------
 
 STEPS_SHARE = 0.7  # of the budget; the rest is the commit logs'
-LOG_REQUESTS = 24  # of one commit log: three quarters are fitted, the others judge
 
 
 @dataclass(frozen=True)
@@ -292,14 +300,12 @@ def profile_model(
     fits = []
     wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
     for i, (workload, threshold) in enumerate(wanted):
+        share = (budget - for_steps) / len(wanted)
         if told is not None:
-            told(
-                f"commits on {workload} at threshold {threshold:g}",
-                (for_steps + i * (budget - for_steps) / len(wanted)) / budget,
-            )
-        log = log_commits(loaded, workloads[workload], threshold, temperature, LOG_REQUESTS, seed)
+            told(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
+        log = log_commits(loaded, workloads[workload], threshold, temperature, share, seed)
         logs[workload, threshold] = log
-        source = f"dsim profile: {config.name} at work on {workload}, {LOG_REQUESTS} requests"
+        source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
         model, commit_fit = fit_commits(
             log, workload=workload, threshold=threshold, temperature=temperature, source=source
         )
