@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 
 from ..engine.commits import CommitDraws
@@ -31,7 +31,6 @@ BATCH = 256  # steps handed on at a time: the device is slow, and what is handed
 class LiveRun:
     """What became of a live run."""
 
-    limits: Limits
     table: RequestTable
     totals: StepTotals
     seconds: float
@@ -62,9 +61,9 @@ def run(
     stop: asked between steps; true ends the run. Ctrl-C ends it between two steps, too, and so does a step that
     fails: the journal keeps what was done, and `failure` says why.
     """
-    limits = replace(limits, num_pages=min(limits.num_pages, _pages_of_use(policy, limits, requests)))
+    num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
     weight = model.embedding.weight
-    cache = PagedCache(model.config, limits.num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
+    cache = PagedCache(model.config, num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
     kind = GraphForward if graphs else Forward
     forward = kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
@@ -92,7 +91,7 @@ def run(
     seconds = time.monotonic() - begin
     if recorder is not None:
         recorder.flush()
-    return LiveRun(limits, table, engine.totals, seconds, told.is_set(), failure)
+    return LiveRun(table, engine.totals, seconds, told.is_set(), failure)
 
 
 def _pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int:

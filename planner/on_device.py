@@ -69,7 +69,7 @@ def on_device(
         progress=progress,
         graphs=loaded.graphs,
     )
-    result = Result(policy, done.limits, model, done.table, done.totals, done.seconds, done.interrupted)
+    result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted)
     return result, done.failure
 
 

@@ -73,8 +73,9 @@ def test_it_serves_under_several_policies_and_writes_what_replay_writes_and_a_jo
         assert (steps["device"] > 0).all()
         assert (steps["device"] <= steps["latency"]).all()
         policy = parse(spec)
-        pages = 4 * -(-(5 + 7 * 7 + 3 + 4 * 7 + 4) // 8)  # as many as the largest batch of the longest takes
-        fresh = Engine(policy, Limits(pages, 256, 4, policy.batching.max_prefill_tokens), RequestTable(8))
+        (limits,) = [dict(kept) for kept in run.info["limits"] if kept["policy"] == spec]
+        del limits["policy"]
+        fresh = Engine(policy, Limits(**limits), RequestTable(8))
         assert list(replay(fresh, 0, requests, steps, run.step_lists(spec))) == []
     report = Path("run/report.html").read_text()
     assert "Measured on" in report
