@@ -268,7 +268,7 @@ def from_json(data: object, path: str) -> Profile:
         family=top.text("family", FAMILIES),
         implementation=top.text("implementation"),
         device=_device(top.section("device", _names(Device))),
-        model=_model(top.section("model", _names(ModelShape))),
+        model=model_shape(top.section("model", _names(ModelShape))),
         latency=_latency(latency),
         fit=_fit(latency),
         memory=_memory(top.section("memory", _names(MemoryModel))),
@@ -296,15 +296,8 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"
-
-
-def _device(s: Section) -> Device:
-    return Device(s.text("name"), s.integer("count", 1), s.integer("memory_bytes", 1))
-
-
-def _model(s: Section) -> ModelShape:
+def model_shape(s: Section) -> ModelShape:
+    """A model's dimensions, each checked."""
     experts = None
     if not s.is_null("experts"):
         e = s.section("experts", _names(Experts))
@@ -331,6 +324,14 @@ def _model(s: Section) -> ModelShape:
         qkv_bias=s.flag("qkv_bias"),
         experts=experts,
     )
+
+
+def gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
+
+def _device(s: Section) -> Device:
+    return Device(s.text("name"), s.integer("count", 1), s.integer("memory_bytes", 1))
 
 
 def _latency(s: Section) -> LatencyModel:

@@ -1,0 +1,304 @@
+"""Read a step log, the JSONL that any engine can emit (docs/steplog.md), and fit a profile to it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..engine.commits import CommitModel
+from ..engine.errors import ProfileError
+from ..engine.latency import Features
+from .checked import Section
+from .commit_log import Bools, CommitLog
+from .fit import fit_latency
+from .fit_commits import fit_commits
+from .models import ModelShape, model
+from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, model_shape
+from .samples import Samples, samples
+
+SCHEMA = "dsim-steplog"
+VERSION = 1
+KINDS = ("step", "request", "sequence")
+# What a line may leave out, and what it then means; None: worked out from the others, or not known.
+HEADER: dict[str, Any] = {
+    "num_devices": 1, "weight_bytes": None, "kv_bytes_per_token": None, "num_pages": None, "page_size": 64,
+    "temperature": None, "strategy": "low_confidence_dynamic", "prompts": None, "date": "", "torch": None,
+    "driver": None, "clocks": None, "settings": {},
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "device": None, "sum_q_kv": None, "prefill_tokens": 0, "head_rows": None, "sampled_rows": None, "num_forwards": 1,
+}  # fmt: skip
+SEQUENCE: dict[str, Any] = {"computed": None}
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a log says of itself in its first line."""
+
+    synthetic: bool  # no device ran these steps
+    engine: str
+    device: str
+    num_devices: int
+    memory_bytes: int  # of one device
+    model: ModelShape
+    weight_bytes: int  # over all devices
+    kv_bytes_per_token: int
+    num_pages: int | None
+    page_size: int
+    block_length: int
+    threshold: float
+    temperature: float | None
+    strategy: str
+    workload: str
+    prompts: str | None
+    date: str
+    torch: str | None
+    driver: str | None
+    clocks: str | None
+    settings: dict[str, Setting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class StepLog:
+    """A log, read whole."""
+
+    header: Header
+    steps: Samples
+    commits: CommitLog
+
+
+def read_log(path: str | Path) -> StepLog:
+    """The log in that file, every line checked; a ProfileError names the file, the line and both values."""
+    lines = _lines(Path(path))
+    header = _header(*next(lines, (f"{path}:1", {})))
+    features: list[Features] = []
+    times: list[tuple[float, float]] = []
+    sequences = _Sequences(header.block_length)
+    for where, values in lines:
+        kind = Section(where, "", values, tuple(values)).text("kind", KINDS) if "kind" in values else None
+        if kind is None:
+            raise ProfileError(f"{where}: kind is missing, expected one of {', '.join(KINDS)}")
+        if kind == "step":
+            found, time = _step(where, values, header.block_length)
+            features.append(found)
+            times.append(time)
+        elif kind == "request":
+            s = Section(where, "", values, ("kind", "request", "input_length"))
+            sequences.open(s, s.integer("request"), s.integer("input_length"))
+        else:
+            sequences.step(_filled(where, values, ("kind", "request", "step", "block_start", "committed"), SEQUENCE))
+    if not features:
+        raise ProfileError(f"{path} holds no step lines")
+    latency, device = np.array(times).T
+    return StepLog(header, samples(features, latency, device), sequences.log())
+
+
+def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
+    """The profile that a log's steps and commits were fitted to; `source` names the log."""
+    h = log.header
+    latency, fit = fit_latency(log.steps)
+    commits: list[CommitModel] = []
+    fits: list[CommitFit] = []
+    if len(log.commits):
+        found, judged = fit_commits(
+            log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
+        )
+        commits, fits = [found], [judged]
+    synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
+    return Profile(
+        name=name,
+        description=f"{h.model.name} on {h.device}, {h.engine}, from a step log ({synthetic})",
+        origin="calibrated" if h.synthetic else "measured",
+        family="block-diffusion" if h.block_length > 1 else "autoregressive",
+        implementation=h.engine,
+        device=Device(h.device, h.num_devices, h.memory_bytes),
+        model=h.model,
+        latency=latency,
+        fit=fit,
+        memory=MemoryModel(
+            capacity_bytes=h.num_devices * h.memory_bytes,
+            weight_bytes=h.weight_bytes,
+            kv_bytes_per_token=h.kv_bytes_per_token,
+            vocab=h.model.vocab,
+            fixed_num_pages=h.num_pages,
+        ),
+        commits=tuple(commits),
+        provenance=Provenance(
+            sources=(source,),
+            date=h.date,
+            tool_version=__version__,
+            torch=h.torch,
+            driver=h.driver,
+            clocks=h.clocks,
+            prompts=h.prompts,
+            settings={
+                "strategy": h.strategy, "page_size": h.page_size, "block_length": h.block_length, **h.settings,
+            },
+        ),
+        commit_fits=tuple(fits),
+    )  # fmt: skip
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line's place, FILE:LINE, and its object; empty lines are skipped."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}:{number}"
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ProfileError(f"{where}: not JSON: {error}") from None
+                if not isinstance(value, dict):
+                    raise ProfileError(f"{where}: the line is {json.dumps(value)[:80]}, expected an object")
+                yield where, value
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def _filled(where: str, values: dict[str, Any], needed: tuple[str, ...], free: dict[str, Any]) -> Section:
+    return Section(where, "", {**free, **values}, (*needed, *free))
+
+
+def _header(where: str, values: dict[str, Any]) -> Header:
+    if values.get("schema") != SCHEMA:
+        raise ProfileError(
+            f"{where}: schema is {str(values.get('schema'))[:80]!r}, expected {SCHEMA!r} in the first line"
+        )
+    if values.get("version") != VERSION:
+        raise ProfileError(f"{where}: version is {str(values.get('version'))[:80]}, this dsim reads {VERSION}")
+    needed = (
+        "schema", "version", "synthetic", "engine", "device", "memory_bytes", "model", "block_length", "threshold",
+        "workload",
+    )  # fmt: skip
+    s = _filled(where, values, needed, HEADER)
+    if isinstance(s.values["model"], str):
+        shape = _named(where, s.text("model"))
+    else:
+        shape = model_shape(s.section("model", tuple(f.name for f in fields(ModelShape))))
+    texts = {name: None if s.is_null(name) else s.text(name) for name in ("prompts", "torch", "driver", "clocks")}
+    return Header(
+        synthetic=s.flag("synthetic"),
+        engine=s.text("engine"),
+        device=s.text("device"),
+        num_devices=s.integer("num_devices", 1),
+        memory_bytes=s.integer("memory_bytes", 1),
+        model=shape,
+        weight_bytes=shape.weight_bytes if s.is_null("weight_bytes") else s.integer("weight_bytes"),
+        kv_bytes_per_token=(
+            shape.kv_bytes_per_token if s.is_null("kv_bytes_per_token") else s.integer("kv_bytes_per_token", 1)
+        ),
+        num_pages=None if s.is_null("num_pages") else s.integer("num_pages", 1),
+        page_size=s.integer("page_size", 1),
+        block_length=s.integer("block_length", 1),
+        threshold=s.number("threshold", 0.0, 1.0),
+        temperature=None if s.is_null("temperature") else s.number("temperature"),
+        strategy=s.text("strategy"),
+        workload=s.text("workload"),
+        date=s.text("date"),
+        settings=s.free("settings").all_plain(),
+        **texts,
+    )
+
+
+def _named(where: str, name: str) -> ModelShape:
+    try:
+        return model(name)
+    except ProfileError as error:
+        raise ProfileError(f"{where}: {error}; or give its shape as an object") from None
+
+
+def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float]]:
+    """A step's features, and its latency and device time."""
+    s = _filled(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
+    s.integer("step")
+    batch, tokens, sum_kv = s.integer("batch", 1), s.integer("tokens", 1), s.integer("sum_kv")
+    prefill = s.integer("prefill_tokens")
+    if tokens < batch:
+        raise s.error("tokens", tokens, f"at least batch, {batch}")
+    if prefill > tokens:
+        raise s.error("prefill_tokens", prefill, f"at most tokens, {tokens}")
+    heads = s.integer("head_rows") if not s.is_null("head_rows") else batch * block_length if prefill else tokens
+    latency = s.number("latency")
+    device = float("nan") if s.is_null("device") else s.number("device")
+    if latency <= 0:
+        raise s.error("latency", latency, "more than 0 s")
+    if device <= 0 or device > latency:
+        raise s.error("device", device, f"more than 0 and at most latency, {latency:g}")
+    return Features(
+        tokens=tokens,
+        # Every row computes as many positions as any other, unless the log says better.
+        sum_q_kv=s.integer("sum_q_kv") if not s.is_null("sum_q_kv") else round(sum_kv * tokens / batch),
+        sum_kv=sum_kv,
+        head_rows=heads,
+        sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows"),
+        batch=batch,
+        prefill_tokens=prefill,
+        num_forwards=s.integer("num_forwards", 1),
+    ), (latency, device)
+
+
+class _Sequences:
+    """The requests of a log and the masks they have left, brought up to date line by line."""
+
+    def __init__(self, block_length: int) -> None:
+        self._block = block_length
+        self._left: dict[int, tuple[int, int, Bools]] = {}  # prompt, block's first position, its masks
+        self._rows: list[tuple[int, int]] = []
+        self._marks: list[Bools] = []  # masks, computed and committed of each row
+
+    def open(self, s: Section, request: int, input_length: int) -> None:
+        """Take in a request's line."""
+        if request in self._left:
+            raise ProfileError(f"{s.path}: request {request} is given twice, expected one line a request")
+        self._left[request] = (input_length, -1, np.zeros(self._block, np.bool_))
+
+    def step(self, s: Section) -> None:
+        """Take in what a step did to a request's block."""
+        request, start, size = s.integer("request"), s.integer("block_start"), self._block
+        s.integer("step")
+        if request not in self._left:
+            raise ProfileError(f"{s.path}: request is {request}, expected one that a request line has named before")
+        prompt, before, masks = self._left[request]
+        if start % size or start < prompt // size * size:
+            raise s.error("block_start", start, f"a multiple of {size} from {prompt // size * size} on")
+        if start != before:
+            if start < before:
+                raise s.error("block_start", start, f"at least {before}, the block of the line before")
+            if masks.any():
+                raise s.error("block_start", start, f"{before}, whose block has {int(masks.sum())} masks left")
+            masks = np.arange(start, start + size) >= prompt
+        committed = self._positions(s, "committed")
+        computed = np.ones(size, np.bool_) if s.is_null("computed") else self._positions(s, "computed")
+        wrong = np.flatnonzero(committed & ~(computed & masks))
+        if len(wrong):
+            where = int(wrong[0])
+            why = "computed" if not computed[where] else "a mask"
+            raise ProfileError(f"{s.path}: committed holds {where}, expected a position that is {why}")
+        self._left[request] = (prompt, start, masks & ~committed)
+        if (computed & masks).any():
+            self._rows.append((request, start))
+            self._marks.append(np.stack([masks, computed & masks, committed]))
+
+    def log(self) -> CommitLog:
+        request, start = np.array(self._rows, np.int64).reshape(-1, 2).T
+        marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
+        return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2])
+
+    def _positions(self, s: Section, key: str) -> Bools:
+        """Positions in the block, from 0, as marks."""
+        marks = np.zeros(self._block, np.bool_)
+        values = s.items(key)
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < self._block:
+                raise s.error(f"{key}", value, f"positions from 0 to {self._block - 1}")
+            marks[value] = True
+        return marks

@@ -1,0 +1,153 @@
+"""A step log is read line by line, fitted, and refused in one line that names the place and both values."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dsim
+from dsim.engine.errors import ProfileError
+from dsim.profiler.profile import load, save
+from dsim.profiler.steplog import profile_of_log, read_log
+
+EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
+HEADER: dict[str, Any] = {
+    "schema": "dsim-steplog", "version": 1, "synthetic": False, "engine": "LMDeploy 0.11", "device": "H200",
+    "memory_bytes": 150_000_000_000, "model": "SDAR-8B", "block_length": 4, "threshold": 0.9, "workload": "chat",
+}  # fmt: skip
+STEP: dict[str, Any] = {"kind": "step", "step": 0, "latency": 0.02, "batch": 2, "tokens": 8, "sum_kv": 100}
+REQUEST: dict[str, Any] = {"kind": "request", "request": 5, "input_length": 6}
+FIRST: dict[str, Any] = {"kind": "sequence", "request": 5, "step": 0, "block_start": 4, "committed": [3]}
+LAST: dict[str, Any] = {**FIRST, "step": 1, "committed": [2]}
+NEXT: dict[str, Any] = {**FIRST, "step": 3, "block_start": 8, "committed": [0, 2], "computed": [0, 2, 3]}
+
+
+def written(tmp_path: Path, *lines: Any) -> Path:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_lines_become_steps_and_rows(tmp_path: Path) -> None:
+    prefill = {**STEP, "step": 1, "prefill_tokens": 8, "sum_q_kv": 64, "device": 0.015}
+    log = read_log(written(tmp_path, HEADER, STEP, REQUEST, "", FIRST, prefill, LAST, NEXT))
+    assert (log.header.model.layers, log.header.weight_bytes, log.header.page_size) == (36, 16381470720, 64)
+    # tokens, q.kv (as many a row), kv, LM head and sampled rows (a prefill's last blocks), batch, prefill, forwards
+    assert log.steps.features.tolist() == [[8, 400, 100, 8, 8, 2, 0, 1], [8, 64, 100, 8, 8, 2, 8, 1]]
+    assert log.steps.latency.tolist() == [0.02, 0.02]
+    assert np.isnan(log.steps.device[0])
+    assert log.steps.device[1] == 0.015
+    assert (log.commits.request.tolist(), log.commits.block_start.tolist()) == ([5, 5, 5], [4, 4, 8])
+    # Of the first block two positions are prompt.
+    assert log.commits.masked.astype(int).tolist() == [[0, 0, 1, 1], [0, 0, 1, 0], [1, 1, 1, 1]]
+    assert log.commits.window.astype(int).tolist() == [[0, 0, 1, 1], [0, 0, 1, 0], [1, 0, 1, 1]]
+    assert log.commits.committed.astype(int).tolist() == [[0, 0, 0, 1], [0, 0, 1, 0], [1, 0, 1, 0]]
+
+
+BAD = [
+    ((), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
+    ((STEP,), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
+    (({**HEADER, "version": 2},), "log.jsonl:1: version is 2, this dsim reads 1"),
+    (({**HEADER, "colour": 1},), "log.jsonl:1: colour is unknown, expected keys schema, version, synthetic,"),
+    (({**HEADER, "model": "x"},), "log.jsonl:1: no model is named x; the known ones are"),
+    (({**HEADER, "synthetic": 0},), "log.jsonl:1: synthetic is 0, expected true or false"),
+    ((HEADER,), "log.jsonl holds no step lines"),
+    ((HEADER, "{"), "log.jsonl:2: not JSON: "),
+    ((HEADER, "3"), "log.jsonl:2: the line is 3, expected an object"),
+    ((HEADER, {"step": 0}), "log.jsonl:2: kind is missing, expected one of step, request, sequence"),
+    ((HEADER, {**STEP, "kind": "x"}), 'log.jsonl:2: kind is "x", expected one of step, request, sequence'),
+    ((HEADER, {**STEP, "latency": 0}), "log.jsonl:2: latency is 0.0, expected more than 0 s"),
+    ((HEADER, {**STEP, "device": 0.03}), "log.jsonl:2: device is 0.03, expected more than 0 and at most latency, 0.02"),
+    ((HEADER, {**STEP, "tokens": 1}), "log.jsonl:2: tokens is 1, expected at least batch, 2"),
+    ((HEADER, {**STEP, "prefill_tokens": 9}), "log.jsonl:2: prefill_tokens is 9, expected at most tokens, 8"),
+    ((HEADER, {**STEP, "batch": 1.5}), "log.jsonl:2: batch is 1.5, expected an integer"),
+    ((HEADER, STEP, FIRST), "log.jsonl:3: request is 5, expected one that a request line has named before"),
+    ((HEADER, REQUEST, REQUEST), "log.jsonl:3: request 5 is given twice, expected one line a request"),
+    (
+        (HEADER, REQUEST, {**FIRST, "block_start": 6}),
+        "log.jsonl:3: block_start is 6, expected a multiple of 4 from 4 on",
+    ),
+    ((HEADER, REQUEST, FIRST, NEXT), "log.jsonl:4: block_start is 8, expected 4, whose block has 1 masks left"),
+    (
+        (HEADER, REQUEST, FIRST, LAST, NEXT, LAST),
+        "log.jsonl:6: block_start is 4, expected at least 8, the block of the line before",
+    ),
+    ((HEADER, REQUEST, {**FIRST, "committed": [4]}), "log.jsonl:3: committed is 4, expected positions from 0 to 3"),
+    (
+        (HEADER, REQUEST, {**FIRST, "committed": [1]}),
+        "log.jsonl:3: committed holds 1, expected a position that is a mask",
+    ),
+    ((HEADER, REQUEST, FIRST, FIRST), "log.jsonl:4: committed holds 3, expected a position that is a mask"),
+    (
+        (HEADER, REQUEST, {**FIRST, "computed": [2]}),
+        "log.jsonl:3: committed holds 3, expected a position that is computed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "message"), BAD, ids=range(len(BAD)))
+def test_a_bad_line_is_named_with_its_place(tmp_path: Path, lines: tuple[Any, ...], message: str) -> None:
+    path = written(tmp_path, *lines)
+    with pytest.raises(ProfileError) as caught:
+        read_log(path)
+    assert str(caught.value).replace(str(path), "log.jsonl").startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"none.jsonl: No such file or directory"):
+        read_log(tmp_path / "none.jsonl")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(ProfileError, match="is not UTF-8 text: invalid start byte at byte 0"):
+        read_log(tmp_path / "bytes")
+
+
+def test_the_example_gives_back_the_profile_that_drew_it(tmp_path: Path) -> None:
+    log = read_log(EXAMPLE)
+    profile = profile_of_log(log, "mine", "examples/steplog.jsonl")
+    truth = load("a100-sdar-8b")
+    # The log says that no device ran it: so its profile is no measurement.
+    assert log.header.synthetic
+    assert (profile.origin, profile.verdict) == ("calibrated", "estimated, not measured")
+    assert "synthetic" in profile.description
+    errors = profile.fit.standard_errors or {}
+    assert abs(profile.latency.launch - truth.latency.launch) < 3 * errors["launch"]
+    assert abs(profile.latency.slope - truth.latency.slope) < 3 * errors["slope"]
+    assert profile.fit.valid
+    known = truth.commit_model("sharegpt-focus", 32, 0.9)
+    stated = profile.commit_fits[0].standard_errors
+    for name in ("request_spread", "block_spread", "step_spread"):
+        assert abs(getattr(profile.commits[0], name) - getattr(known, name)) < 3 * stated[name]
+    assert profile.memory == truth.memory
+    save(profile, tmp_path / "p.json")
+    assert load(tmp_path / "p.json") == profile
+
+
+def test_the_example_is_what_its_script_writes(tmp_path: Path) -> None:
+    path = tmp_path / "steplog.jsonl"
+    script = EXAMPLE.with_name("make_steplog.py")
+    done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"Wrote {path}\n"
+    assert path.read_bytes() == EXAMPLE.read_bytes()
+
+
+def test_steps_of_a_device_alone_make_a_measured_profile(tmp_path: Path) -> None:
+    steps = [
+        {**STEP, "step": i, "batch": b, "tokens": 4 * b, "sum_kv": k * b, "latency": 0.01 + 1e-5 * b + 1e-7 * k * b}
+        for i, (b, k) in enumerate((b, k) for b in range(1, 40, 3) for k in (100, 900))
+    ]
+    log = read_log(written(tmp_path, HEADER, *steps))
+    profile = profile_of_log(log, "mine", "log.jsonl")
+    assert (profile.origin, profile.commits, profile.fit.valid) == ("measured", (), True)
+    assert profile.latency.kv_read + 4 * profile.latency.attention == pytest.approx(1e-7, rel=1e-3)
+
+
+def test_the_lines_of_the_document_are_a_log(tmp_path: Path) -> None:
+    text = (EXAMPLE.parents[1] / "docs" / "steplog.md").read_text(encoding="utf-8")
+    log = read_log(written(tmp_path, *text.split("```\n")[1].splitlines()))
+    assert log.steps.features.tolist() == [[352, 67584, 352, 32, 32, 1, 352, 1]]
+    assert np.flatnonzero(log.commits.committed).tolist() == [13, 14]
