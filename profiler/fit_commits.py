@@ -49,11 +49,9 @@ def fit_commits(
     source: str = "",
 ) -> tuple[CommitModel, CommitFit]:
     """The commit model of greatest likelihood, and its errors on the requests kept from it."""
-    log = complete(log)
-    hashed = key(SEED, log.request) % np.uint64(SPLIT)
-    judge, fitted = log[hashed == 0], log[hashed != 0]
+    fitted, judge = split(log)
     if not len(fitted) or not len(judge):
-        count = len(np.unique(log.request))
+        count = len(np.unique(fitted.request)) + len(np.unique(judge.request))
         raise ProfileError(f"the log holds whole blocks of {count} requests, expected at least {FEW_REQUESTS}")
     likelihood = Likelihood(_few(fitted))
     shape = _Shape(log.block_length, likelihood)
@@ -90,6 +88,13 @@ def fit_commits(
         valid=not doubts,
         doubts=doubts,
     )
+
+
+def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:
+    """The whole blocks of the requests fitted to, and of those held out: a fourth, by a hash of their numbers."""
+    log = complete(log)
+    held = np.asarray(key(SEED, log.request) % np.uint64(SPLIT) == 0, np.bool_)
+    return log[~held], log[held]
 
 
 def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:

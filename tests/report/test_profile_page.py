@@ -1,0 +1,69 @@
+"""The page of a fitted profile shows the verdict, the points and what was held out, without a network."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dsim
+from dsim.profiler.profile import Profile
+from dsim.profiler.steplog import StepLog, profile_of_log, read_log
+from dsim.report.profile_page import doubts, page
+
+EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
+
+
+@pytest.fixture(scope="module")
+def log() -> StepLog:
+    return read_log(EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def profile(log: StepLog) -> Profile:
+    return profile_of_log(log, "mine", "examples/steplog.jsonl")
+
+
+def drawn(profile: Profile, log: StepLog) -> str:
+    return page(profile, log.steps, {(log.header.workload, log.header.threshold): log.commits})
+
+
+def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog) -> None:
+    html = drawn(profile, log)
+    assert html == drawn(profile, log)
+    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals", "passes", "shares", "tokens"]
+    assert "Valid: 121 step shapes fitted; 30 held out are predicted to" in html
+    assert "Estimated, not measured." in html
+    assert "decode, held out" in html
+    for p in profile.commit_fits[0].predictions:
+        assert f'<th scope="row">{p.name}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>' in html
+    assert 'src="http' not in html
+
+
+def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> None:
+    html = page(replace(profile, commits=(), commit_fits=()), log.steps, {})
+    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
+    assert "What a step yields" not in html
+
+
+def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -> None:
+    bad = replace(
+        profile,
+        origin="measured",
+        fit=replace(profile.fit, valid=False, doubts=("noise: a < b",)),
+        commit_fits=(replace(profile.commit_fits[0], valid=False, doubts=("too few",)),),
+    )
+    assert doubts(bad) == ["noise: a < b", "sharegpt-focus at threshold 0.9: too few"]
+    html = drawn(bad, log)
+    assert "<strong>Not valid</strong> noise: a &lt; b" in html
+    assert "Not valid: 121 step shapes fitted" in html
+    assert "Estimated, not measured." not in html
+
+
+def test_held_out_figures_are_of_requests_that_were_not_fitted(log: StepLog) -> None:
+    from dsim.profiler.fit_commits import split
+
+    fitted, judge = split(log.commits)
+    assert not set(np.unique(fitted.request)) & set(np.unique(judge.request))
+    assert len(judge) > 0
