@@ -1,32 +1,119 @@
 """`dsim profile` and `dsim profiles`: make a profile, and list the shipped ones."""
 
+import dataclasses
 import json as json_format
 from datetime import date
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, ProfileError
 from ..profiler import hardware, models
 from ..profiler import roofline as rooflines
 from ..profiler.profile import Profile, gb, save, shipped
+from ..profiler.steplog import profile_of_log, read_log
+from . import options
+from .measured import measure_profile
+from .options import option
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
+NOT_VALID = 1
 
 
 def profile_command(
-    roofline: Annotated[str | None, typer.Option(metavar="GPU", help="Derive the profile from data sheets.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name, such as SDAR-8B.")] = None,
-    tp: Annotated[int, typer.Option(help="GPUs a replica (tensor parallel).")] = 1,
-    eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, as LMDeploy runs.")] = False,
+    roofline: Annotated[str | None, option("GPU", "Derive the profile from data sheets.")] = None,
+    from_log: Annotated[
+        Path | None, option("FILE", "Fit the profile to a step log of any engine (docs/steplog.md).", "--from-log")
+    ] = None,
+    model: Annotated[
+        str | None, option("M", "What to measure: tiny, sdar-8b, a directory; a name such as SDAR-8B with --roofline.")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="GPUs a replica (tensor parallel), with --roofline.")] = 1,
+    eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
+    device: Annotated[str | None, option("D", "cuda or cpu, to measure on; the GPU where there is one.")] = None,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Measure decode steps as captured CUDA graphs.")] = False,
+    budget: Annotated[str, option("T", "About how long measuring may take: 90s, 5m.")] = "5m",
+    thresholds: Annotated[str, option("X,...", "Unmasking thresholds to log commits at: 0.8,0.9.")] = "0.9",
+    temperature: Annotated[float, option("X", "Of the commits that are logged.")] = 1.0,
+    prompts: Annotated[
+        list[str] | None, option("FILE", "Text or token ids to log commits on, or NAME=FILE; repeat.", "--prompts")
+    ] = None,
+    yields: Annotated[
+        str | None, option("P", "A profile whose commit models are taken over: for random weights.", "--yields")
+    ] = None,
+    max_batch: Annotated[int | None, option("N", "Most sequences of a measured step.", "--max-batch")] = None,
+    max_context: Annotated[int | None, option("N", "Longest context measured, in tokens.", "--max-context")] = None,
+    seed: options.Seed = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The profile file to write.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="The page that shows a fit; by default beside the profile, FILE.html.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Derive a profile for hardware you do not own."""
-    if roofline is None:
-        raise DsimError("measuring comes with `dsim live` and is not there yet; pass --roofline GPU --model MODEL")
+    """Measure a profile, fit one to a log, or derive one for hardware you do not own.
+
+    dsim profile --model tiny -o mine.json
+    dsim profile --from-log steps.jsonl -o mine.json
+    dsim profile --roofline H200 --model SDAR-8B -o h200.json
+
+    Exit 1 where the fit does not believe itself; the reasons are printed.
+    """
+    if roofline is not None and from_log is not None:
+        raise DsimError("--roofline and --from-log are two ways to make a profile, expected one of them")
+    if roofline is not None:
+        _derive(roofline, model, tp, eager, output, force, json)
+        return
+    if from_log is None and model is None:
+        raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
+    if output is None:
+        raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
+    beside = report or output.with_suffix(".html")
+    for path in (output, beside):
+        if path.exists() and not force:
+            raise ProfileError(f"{path} exists: choose another name, or pass --force to replace it")
+    if from_log is not None:
+        profile = _fit_log(from_log, output, beside, force)
+    else:
+        assert model is not None
+        profile = measure_profile(
+            model, output, device=device, graphs=graphs, budget=budget, thresholds=thresholds, temperature=temperature,
+            prompts=prompts or [], yields=yields, max_batch=max_batch, max_context=max_context, seed=seed, force=force,
+            screen=Console(stderr=True, soft_wrap=True, highlight=False),
+        )  # fmt: skip
+        output.with_suffix(".html").replace(beside)
+    why = [*profile.fit.doubts]
+    why += [f"{f.workload} at threshold {f.threshold:g}: {line}" for f in profile.commit_fits for line in f.doubts]
+    if json:
+        print(json_format.dumps({**_fitted(profile), "written": [str(output), str(beside)]}, indent=2))
+    else:
+        print(f"{profile.description}: {profile.verdict}")
+        for line in _fitted_lines(profile):
+            print("  " + line)
+        for line in why:
+            print("Not valid: " + line)
+        print(f"Wrote {output} and {beside}")
+    if why:
+        raise typer.Exit(NOT_VALID)
+
+
+def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> Profile:
+    """Fit a step log, and write the profile and its page."""
+    log = read_log(path)
+    profile = profile_of_log(log, output.stem, str(path))
+    from ..report.profile_page import write_page  # imported here: it loads Plotly
+
+    save(profile, output, force)
+    key = log.header.workload, log.header.threshold
+    write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {})
+    return profile
+
+
+def _derive(
+    roofline: str, model: str | None, tp: int, eager: bool, output: Path | None, force: bool, json: bool
+) -> None:
     if model is None:
         raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
     gpu, shape = hardware.gpu(roofline), models.model(model)
@@ -95,3 +182,52 @@ def _lines(facts: dict[str, object]) -> list[str]:
         f"commits   {names}",
         f"trust     latencies to about ±{f['relative_uncertainty']:.0%}",
     ]
+
+
+def _fitted(profile: Profile) -> dict[str, object]:
+    """What was fitted, in the units of the profile."""
+    fit = profile.fit
+    return {
+        "name": profile.name,
+        "origin": profile.origin,
+        "valid": bool(fit.valid) and all(f.valid for f in profile.commit_fits),
+        "doubts": [*fit.doubts, *(line for f in profile.commit_fits for line in f.doubts)],
+        "latency": dataclasses.asdict(profile.latency),
+        "num_points": fit.num_points,
+        "held_out": None if fit.held_out is None else dataclasses.asdict(fit.held_out),
+        "noise": fit.noise,
+        "drift": fit.drift,
+        "unidentified": list(fit.unidentified),
+        "commits": [dataclasses.asdict(f) for f in profile.commit_fits],
+        "workloads": list(profile.workloads),
+    }
+
+
+def _fitted_lines(profile: Profile) -> list[str]:
+    fit, judged = profile.fit, profile.fit.held_out
+    parts = [f"{y * 1e3:.3g} ms at {x:.0f}" for x, y in profile.latency.knots]
+    held = (
+        "none held out"
+        if judged is None
+        else (f"held out {judged.num_points}: median error {judged.median:.1%}, 95th percentile {judged.p95:.1%}")
+    )
+    noise = "unknown" if fit.noise is None else f"{fit.noise:.1%}"
+    drift = "unknown" if fit.drift is None else f"{fit.drift:+.1%}"
+    lines = [
+        f"points    {fit.num_points} step shapes; {held}",
+        f"noise     {noise} between repeats, drift {drift}",
+        f"pieces    {', '.join(parts)} tokens, then {profile.latency.slope * 1e6:.3g} us a token",
+    ]
+    if profile.latency.launch:
+        lines.append(f"floor     {profile.latency.launch * 1e3:.3g} ms a step to launch")
+    if fit.unidentified:
+        lines.append(f"not told  {', '.join(fit.unidentified)}: these steps say nothing about them, left at 0")
+    for found in profile.commit_fits:
+        mean = found.predictions[0]
+        lines.append(
+            f"commits   {found.workload} at {found.threshold:g}: {mean.measured:.3g} tokens a step held out, "
+            f"{mean.predicted:.3g} predicted ({mean.error:+.1%})"
+        )
+    if not profile.commits:
+        lines.append("commits   none: it can run `ar` only")
+    return lines

@@ -7,9 +7,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import dsim
 from dsim.cli.profile import profile_command, profiles_command
 from dsim.engine.errors import DsimError
 from dsim.profiler.profile import load, shipped
+
+EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 
 app = typer.Typer()
 app.command("profile")(profile_command)
@@ -47,9 +50,42 @@ def test_json_is_one_object() -> None:
     assert (facts["floor_s"], facts["floor_is_launch"], facts["written"]) == (0.041, True, None)
 
 
+def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
+    path, page = tmp_path / "mine.json", tmp_path / "mine.html"
+    shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path)).splitlines()
+    assert shown[0].endswith("from a step log (synthetic log, no device ran it): estimated, not measured")
+    assert [line.split()[0] for line in shown[1:-1]] == ["points", "noise", "pieces", "floor", "not", "commits"]
+    assert shown[-1] == f"Wrote {path} and {page}"
+    assert load(path).fit.valid
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    other = str(tmp_path / "other")
+    for taken, given in ((path, (str(path), other)), (page, (other, str(page)))):
+        with pytest.raises(DsimError, match=f"{taken} exists: choose another name, or pass --force to replace it"):
+            run("profile", "--from-log", str(EXAMPLE), "-o", given[0], "--report", given[1])
+
+
+def test_a_fit_that_is_not_valid_is_written_told_and_exits_1(tmp_path: Path) -> None:
+    lines = [line for line in EXAMPLE.read_text().splitlines() if '"kind"' not in line or '"kind":"step"' in line]
+    log = tmp_path / "few.jsonl"
+    log.write_text("\n".join(lines[:12]) + "\n")
+    path = tmp_path / "p.json"
+    result = CliRunner().invoke(app, ["profile", "--from-log", str(log), "-o", str(path), "--json"])
+    assert result.exit_code == 1
+    facts = json.loads(result.output)
+    assert (facts["valid"], facts["origin"], facts["commits"]) == (False, "calibrated", [])
+    assert facts["doubts"][0].startswith("too few points: ")
+    assert facts["written"] == [str(path), str(tmp_path / "p.html")]
+    assert load(path).fit.doubts == tuple(facts["doubts"])
+    assert f"Not valid: {facts['num_points']} step shapes" in (tmp_path / "p.html").read_text()
+
+
 def test_refusals_are_one_line() -> None:
     for arguments, message in {
-        (): "measuring comes with `dsim live` and is not there yet; pass --roofline GPU --model MODEL",
+        (): "nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL",
+        ("--from-log", "x.jsonl"): "--output is missing: a fitted profile is written to a file (-o FILE)",
+        ("--from-log", "x", "--roofline", "h200"): "--roofline and --from-log are two ways to make a profile",
+        ("--model", "tiny", "-o", "x", "--thresholds", "0.9,2"): "--thresholds holds '2', expected numbers above 0",
+        ("--from-log", "none.jsonl", "-o", "x.json"): "none.jsonl: No such file or directory",
         ("--roofline", "h200"): "--model is missing, expected one of SDAR-1.7B, SDAR-4B",
         ("--roofline", "b200", "--model", "SDAR-8B"): "no GPU is named b200; the known ones are A100-80GB",
         ("--roofline", "h200", "--model", "x"): "no model is named x; the known ones are SDAR-1.7B",
