@@ -6,7 +6,7 @@
 #   tests     the tests marked gpu: kernels against their references, the executor on the device
 #   profile   SDAR-8B's dimensions with random weights: OUT/h200.json (NAME to change) and its report
 #   validate  4 policies x 3 loads against that profile, the most telling first; every cell is saved as it ends
-#   kernels   bandwidth and FLOP/s of each kernel beside the device's ceilings: OUT/kernels.json
+#   kernels   each kernel, and whole decode steps, beside the device's ceilings: OUT/kernels.json, OUT/steps.json
 #
 # OUT is ./gpu-results unless given; a stage that finds its earlier results there goes on with them. GRAPHS=--graphs captures
 # decode steps in profile and validate. Where simpy, plotly, optuna or other needs are missing and cannot be downloaded, put
@@ -59,7 +59,8 @@ case $stage in
     [ "$status" -eq 0 ] || { echo "validate ended with $status: a bound was missed (1) or cells are left (124)"; exit "$status"; }
     ;;
   kernels)
-    timeout 540 "$python" "$repository/benchmarks/kernels.py" --json "$out/kernels.json"
+    timeout 400 "$python" "$repository/benchmarks/kernels.py" --json "$out/kernels.json" | tee "$out/kernels.txt"
+    timeout 140 "$python" "$repository/benchmarks/step.py" --model "$model" --json "$out/steps.json" | tee "$out/steps.txt"
     ;;
   *)
     echo "stage is $stage, expected tests, profile, validate or kernels" >&2

@@ -1,0 +1,112 @@
+"""A whole decode step of the live executor beside the device's floor: `python benchmarks/step.py [--model sdar-8b]`.
+
+The floor of a step is what its weights take to be read, or its products to be multiplied, whichever is longer, at the
+copy bandwidth and the matrix rate measured in the same run. Steps run eagerly and as captured graphs. The last line of
+each says what evicting three quarters of the tokens gains at batch 128. On a CPU it says the same of the tiny model,
+which proves that it runs and nothing else.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsim.live.cache import PagedCache
+from dsim.live.forward import Forward
+from dsim.live.graphs import GraphForward
+from dsim.live.measure import Shape, measure
+from dsim.profiler.measure import Loaded, open_model
+
+REPEATS = 15
+CONTEXT = 512
+# Tokens of a step -> the most that it may take, as a multiple of the floor.
+SHAPES = {
+    Shape(1, 32, CONTEXT): 1.3,
+    Shape(16, 32, CONTEXT): 1.3,
+    Shape(64, 32, CONTEXT): 1.3,
+    Shape(256, 32, CONTEXT): 1 / 0.7,
+}
+EVICTION = (Shape(128, 32, CONTEXT), Shape(128, 8, CONTEXT))
+LEAST_GAIN = 2.5
+
+
+def rates(device: str) -> tuple[float, float]:
+    """Bytes/s of a copy, read and written, and FLOP/s of a matrix product: medians of this run."""
+    n, num = (8192, 2**30) if device == "cuda" else (512, 2**22)
+    kind = torch.bfloat16 if device == "cuda" else torch.float32
+    source, target = (torch.zeros(num, dtype=torch.int8, device=device) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
+    return 2 * num / seconds(lambda: target.copy_(source)), 2 * n**3 / seconds(lambda: a @ b)
+
+
+def seconds(work: Any) -> float:
+    """Median of many calls, each waited for."""
+    taken = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[5:])
+
+
+def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
+    """Seconds that a step of a shape takes at least: weights read once, two operations a weight and token."""
+    config = loaded.model.config
+    weights = config.num_params - (0 if config.tied else config.vocab * config.hidden)  # the embedding is looked up
+    attention = 4 * config.layers * config.heads * config.head_dim * (shape.context + shape.window) * shape.tokens
+    return max(
+        loaded.memory.weight_bytes / config.num_params * weights / bandwidth,
+        (2 * weights * shape.tokens + attention) / rate,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A decode step beside the device's floor")
+    parser.add_argument("--model", default="sdar-8b" if torch.cuda.is_available() else "tiny")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    loaded = open_model(given.model)
+    config = loaded.model.config
+    device = "cuda" if loaded.on_gpu else "cpu"
+    context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length
+    bandwidth, rate = rates(device)
+    print(f"{loaded.device.name}: copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
+    pages = 256 * -(-(context + 2 * config.block_length) // 64)
+    weight = loaded.model.embedding.weight
+    rows = []
+    for kind in (Forward, GraphForward) if loaded.on_gpu else (Forward,):
+        forward = kind(loaded.model, PagedCache(config, pages, 64, device, weight.dtype))
+        name = "graphs" if kind is GraphForward else "eager"
+        took = {}
+        for shape, most in [*SHAPES.items(), *((s, None) for s in EVICTION)]:
+            shape = Shape(shape.batch, shape.window, context)
+            found = measure(forward, shape, config.block_length, REPEATS)
+            latency, within = statistics.median(found.latency), statistics.median(found.device)
+            took[shape] = latency
+            least = floor(loaded, shape, bandwidth, rate)
+            rows.append({
+                "mode": name, "batch": shape.batch, "window": shape.window, "context": context, "latency": latency,
+                "device": within, "floor": least, "ratio": within / least, "most": most,
+            })  # fmt: skip
+            asked = "" if most is None else f", asked at most {most:.2f}"
+            print(
+                f"{name:>7} {shape.batch:>4} x {shape.window:<3} {1e3 * latency:8.2f} ms, "
+                f"device {1e3 * within:8.2f} ms, floor {1e3 * least:7.2f} ms: {within / least:5.2f} times{asked}"
+            )
+        whole, evicted = (took[Shape(s.batch, s.window, context)] for s in EVICTION)
+        gain = whole / evicted
+        print(f"{name:>7} a quarter of the tokens at batch 128: {gain:.2f} times the steps, asked {LEAST_GAIN} or more")
+        del forward
+    if given.json is not None:
+        about = {"device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings, "steps": rows}
+        given.json.write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
