@@ -133,6 +133,12 @@ def _attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Out
         return Outcome(key, error=f"{type(error).__name__}: {_line(error)}", trace=traceback.format_exc())
 
 
+def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
+    """In a process of this machine, even one that a thread with another mask began."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _attempt(function, version, key, cell)
+
+
 def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
     for key, cell in cells.items():
         yield _attempt(function, __version__, key, cell)
@@ -162,11 +168,17 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes begun from here on hear no Ctrl-C, which a terminal sends to all: the one that began them ends them.
+    """Processes begun in here hear no Ctrl-C, which a terminal sends to all: the one that began them ends them.
 
     They inherit the mask, and so do those that later take their places, for the thread that begins those inherits it.
     """
+    from multiprocessing import resource_tracker
+
+    from joblib.externals.loky.backend import resource_tracker as of_loky
+
     with uninterrupted():
+        for tracker in (resource_tracker, of_loky):  # begun now: one that begins takes a mask off
+            tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -183,11 +195,12 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
     while left:
         # One cell a task: a batch would hold finished cells back, and lose them with the worker.
         parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
-        with _deaf_to_interrupts():
-            outcomes = parallel(
-                delayed(_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
-            )
+        outcomes = None
         try:
+            with _deaf_to_interrupts():  # at its end it may raise what came meanwhile
+                outcomes = parallel(
+                    delayed(_deaf_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
+                )
             for outcome in outcomes:
                 del left[outcome.key]
                 crashes = 0
@@ -202,7 +215,8 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
         finally:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that what was begun is thrown away is what closing early means
-                outcomes.close()
+                if outcomes is not None:
+                    outcomes.close()
 
 
 def _join(address: str | None) -> Callable[[], None]:

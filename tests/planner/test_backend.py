@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
 from dsim.planner import Scenario, capacity, fewest_replicas, sweep, tune
-from dsim.planner.backend import Pool, _attempt
+from dsim.planner.backend import Pool, _attempt, uninterrupted
 from dsim.planner.space import space_of
 
 CELLS = {f"cell {i}": i for i in range(7)}
@@ -114,6 +115,33 @@ def test_a_worker_of_another_dsim_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _as_of_another(attempt: Any, function: Any, _version: str, key: str, cell: int) -> Any:
     return attempt(function, "0.0.0", key, cell)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_hear_no_ctrl_c_even_as_they_start() -> None:
+    def blocked(_cell: int) -> bool:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+        return bool(int(mask.split()[1], 16) >> (signal.SIGINT - 1) & 1)
+
+    # Workers that an earlier test began would be used again.
+    get_reusable_executor().shutdown(wait=True)
+    with Pool(jobs=2) as pool:
+        assert list(pool.map(blocked, range(4))) == [True] * 4
+
+
+def test_ctrl_c_waits_for_what_must_not_be_interrupted() -> None:
+    done = []
+
+    def interrupted() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_no_cells_need_no_cluster() -> None:
