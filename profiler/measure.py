@@ -229,7 +229,7 @@ def log_commits(
     chance = np.random.default_rng(seed)
     most = min(256, config.context_limit // 2)
     requests = [
-        Request(i, 0.0, int(chance.integers(block, most)), int(chance.integers(2 * block, most)))
+        Request(i, 0.0, int(chance.integers(block, most)), int(chance.integers(block, min(4 * block, most))))
         for i in range(MOST_LOGGED)
     ]
     limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
@@ -252,7 +252,7 @@ def log_commits(
 
 # ---- the profile ----------------------------------------------------------------------------------------------
 
-STEPS_SHARE = 0.7  # of the budget; the rest is the commit logs'
+STEPS_SHARE = 0.5  # of the budget; the rest is the commit logs'
 
 
 @dataclass(frozen=True)
