@@ -1,7 +1,7 @@
 """What the live driver costs: the host's time a step, the device's left out. `python benchmarks/live.py`.
 
-The engine plans, the executor lays out the batch, reads back, unmasks and commits as in any run; only the model's forward
-is not computed. On a GPU this time is spent while the device waits, unless a forward takes longer to launch than to run.
+The engine plans, the executor lays out the batch, reads back, unmasks and commits as in any run; only the forward
+is not computed. On a GPU this is time in which the device waits, unless a forward takes longer to launch than to run.
 """
 
 import numpy as np

@@ -128,9 +128,8 @@ def _device(manifest: Manifest) -> str:
     about = ", ".join(str(live[key]) for key in ("device", "model", "dtype") if live.get(key))
     decided = {"model": "the weights decide what commits", "twin": "the profile's draws decide what commits"}
     host = [f"{name} {number(ms['p50'])} ms" for name, ms in live.get("host_ms", {}).items()]
-    return (
-        f"{about}; {decided.get(manifest.get('commits', ''), 'what commits is not said')}"
-        + (f"; host's time a step beside the device's: {', '.join(host)}" if host else "")
+    return f"{about}; {decided.get(manifest.get('commits', ''), 'what commits is not said')}" + (
+        f"; host's time a step beside the device's: {', '.join(host)}" if host else ""
     )
 
 
