@@ -18,10 +18,10 @@ import torch
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
 from dsim.live.graphs import GraphForward
-from dsim.live.measure import Shape, measure
+from dsim.live.measure import Shape, measure, pages_of
 from dsim.profiler.measure import Loaded, open_model
 
-REPEATS = 15
+REPEATS = 14
 CONTEXT = 512
 # Tokens of a step -> the most that it may take, as a multiple of the floor.
 SHAPES = {
@@ -77,7 +77,7 @@ def main() -> None:
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length
     bandwidth, rate = rates(device)
     print(f"{loaded.device.name}: copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
-    pages = 256 * -(-(context + 2 * config.block_length) // 64)
+    pages = 256 * pages_of(context, config.block_length, 64)
     weight = loaded.model.embedding.weight
     rows = []
     for kind in (Forward, GraphForward) if loaded.on_gpu else (Forward,):

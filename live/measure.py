@@ -20,6 +20,7 @@ from .loop import serve
 from .prompts import random_prompts
 
 SETTLE = 2  # steps of a shape before its latencies count
+MOST_STEPS = 16  # that the sequences of a shape are sure to have pages for, a token a step at the least
 PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # nothing passes: one mask commits a step
 
 
@@ -74,7 +75,7 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
-    limits = Limits(forward.cache.num_pages, 1 << 30, shape.batch)
+    limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache has its own say
     rounds = repeats + SETTLE if shape.window == 0 else 1
     output = 0 if shape.window == 0 else (repeats + SETTLE + 2) * block
     requests = [Request(i, 0.0, shape.context, output) for i in range(shape.batch * rounds)]
@@ -128,12 +129,17 @@ def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, pag
     found = set()
     for batch in _powers(1, most_batch):
         for context in contexts:
-            if batch * -(-(context + 2 * block) // page) > num_pages:
+            if batch * pages_of(context, block, page) > num_pages:
                 continue
             if batch * context <= most_tokens:
                 found.add(Shape(batch, 0, context))
             found |= {Shape(batch, w, context) for w in windows if batch * w <= most_tokens}
     return sorted(found, key=lambda s: (s.tokens, s))
+
+
+def pages_of(context: int, block: int, page: int) -> int:
+    """Pages that a sequence of a shape may come to hold while it is measured."""
+    return -(-(context + 2 * block + MOST_STEPS) // page)
 
 
 def _powers(first: int, last: int) -> list[int]:

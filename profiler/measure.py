@@ -22,7 +22,7 @@ from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
-from ..live.measure import Measured, Shape, features_of, shapes
+from ..live.measure import Measured, Shape, features_of, pages_of, shapes
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.prompts import WORKLOADS, prompts_from, read_tokens
@@ -164,9 +164,9 @@ def measure_steps(
     config = loaded.model.config
     block = config.block_length
     batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else 32)
-    context = min(max_context or config.context_limit, config.context_limit) - 2 * block
+    context = min(max_context or config.context_limit, config.context_limit) - 3 * block
     tokens = min(8192, batch * block)
-    pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * -(-(context + 2 * block) // PAGE))
+    pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
     weight = loaded.model.embedding.weight
     kind = GraphForward if loaded.graphs else Forward

@@ -6,7 +6,7 @@ import torch
 
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
-from dsim.live.measure import Shape, features_of, measure, shapes
+from dsim.live.measure import Shape, features_of, measure, pages_of, shapes
 from dsim.live.weights import random_model
 
 from .dense import SMALL
@@ -49,7 +49,7 @@ def test_the_shapes_cover_every_axis_within_what_fits() -> None:
     assert {s.window for s in found} == {0, 1, 2, 3, 4}
     assert {s.context for s in found} == {4, 8, 12, 16, 24, 32, 48, 64, 96, 100}
     assert all(s.context % 4 == 0 and s.tokens <= 40 for s in found)
-    assert all(s.batch * -(-(s.context + 8) // 8) <= 60 for s in found)
+    assert all(s.batch * pages_of(s.context, 4, 8) <= 60 for s in found)
     assert [s.tokens for s in found] == sorted(s.tokens for s in found)
     assert len(set(found)) == len(found)
 

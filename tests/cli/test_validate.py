@@ -1,0 +1,79 @@
+"""dsim validate and dsim profile --model, from arguments to files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsim.cli.duration import seconds_of
+from dsim.engine.errors import DsimError
+from dsim.live.config import ModelConfig
+from dsim.live.weights import random_model, save_model
+from dsim.profiler.profile import load
+
+from .command import dsim, held
+
+SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_model(random_model(SMALL, "cpu", torch.float32), Path("model"), torch.float32)
+    Path("ids.jsonl").write_text(json.dumps(list(range(90))) + "\n")
+
+
+def test_a_profile_is_measured_and_then_validated() -> None:
+    ran = dsim(
+        "profile", "--model", "model", "--budget", "6s", "--prompts", "ids=ids.jsonl", "--thresholds", "0.9",
+        "--max-batch", 4, "-o", "p.json",
+    )  # fmt: skip
+    assert ran.code in (0, 1), ran.err  # 1: this machine's noise makes the fit doubt itself
+    assert (ran.code == 1) == ("Not valid" in ran.out + ran.err)
+    assert load("p.json").origin == "measured"
+    assert "What does a step cost" in Path("p.html").read_text()
+
+    policies = ["--policy", "lmdeploy-bd32:4,max_batch=4,page_size=8", "--policy", "chunk:2,block_length=4,max_batch=4"]
+    arguments = [
+        "--model", "model", "--profile", "p.json", "--lengths", "fixed:12,8", "--load", 0.3, "--seconds", 0.5,
+        *policies, "-o", "v", "--json",
+    ]  # fmt: skip
+    ran = dsim("validate", *arguments, "--bound", "mean:e2el=100000%")
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert set(found) == {"capacities", "cells", "left", "comparison", "noise"}
+    assert len(found["comparison"]["cells"]) == 2
+    assert found["noise"] is not None
+    assert {"v/validation.json", "v/comparison/report.html"} <= set(held(Path()))
+    # A bound that is missed is said, and ends with 1; nothing is measured again.
+    before = Path("v/cells/validation.json").read_bytes()
+    ran = dsim("validate", *arguments, "--bound", "mean:e2el=0%")
+    assert ran.code == 1
+    assert "missed" in ran.err
+    assert Path("v/cells/validation.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["validate", "--model", "model", "--budget", "soon", "-o", "v"], "duration is 'soon', expected more than 0"),
+        (["validate", "--model", "model", "--load", "1.5", "-o", "v"], "--load is 1.5, expected between 0 and 1"),
+        (["validate", "--model", "model", "--bound", "e2el", "-o", "v"], "bound 'e2el': expected "),
+        (["profile", "--model", "model", "--device", "cuda", "-o", "p.json"], "device is cuda, and PyTorch"),
+        (["profile", "--model", "model", "--thresholds", "9", "-o", "p.json"], "--thresholds holds '9', expected"),
+        (["profile", "--model", "model", "--prompts", "gone.txt", "-o", "p.json"], "gone.txt: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
+    ran = dsim(*arguments)
+    assert ran.code == 2, ran.err
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"Error: {says}")
+
+
+def test_lengths_of_time_are_read_as_people_write_them() -> None:
+    assert [seconds_of(text) for text in ("90", "90s", "5m", "1.5h", ".5s")] == [90.0, 90.0, 300.0, 5400.0, 0.5]
+    for text in ("", "0", "-1s", "5 days", "m"):
+        with pytest.raises(DsimError, match="duration is"):
+            seconds_of(text)

@@ -1,0 +1,101 @@
+"""Measuring a model on this machine: every part of its profile is there and says where it came from."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.engine.errors import ModelError, ProfileError
+from dsim.live.config import ModelConfig
+from dsim.live.weights import random_model, save_model
+from dsim.profiler.measure import (
+    Loaded,
+    check_same_model,
+    default_workloads,
+    log_commits,
+    measure_steps,
+    open_model,
+    profile_model,
+)  # fmt: skip
+from dsim.profiler.profile import from_json, load, to_json
+from dsim.profiler.samples import points
+
+SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, saved as if they meant something, and its prompts."""
+    folder = tmp_path_factory.mktemp("model")
+    save_model(random_model(SMALL, "cpu", torch.float32), folder / "small", torch.float32)
+    (folder / "ids.jsonl").write_text(json.dumps(list(range(90))) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Loaded:
+    return open_model(str(folder / "small"), "cpu")
+
+
+def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(loaded: Loaded) -> None:
+    told: list[float] = []
+    taken = measure_steps(loaded, 6.0, max_batch=4, told=lambda what, share: told.append(share))
+    every = points(taken)
+    assert len(every) >= 20
+    assert {0, 1} == set((every.column("prefill_tokens") > 0).astype(int).tolist())
+    assert set(every.column("batch").tolist()) <= {1, 2, 3, 4}
+    assert (taken.device <= taken.latency).all()
+    assert every.repeats.max() > 7  # the reference
+    assert told == sorted(told)
+    assert told[-1] <= 1.0
+
+
+def test_a_log_holds_whole_blocks_whose_every_step_commits(loaded: Loaded, folder: Path) -> None:
+    log = log_commits(loaded, str(folder / "ids.jsonl"), 0.9, 1.0, 2.0)
+    assert len(np.unique(log.request)) > 10
+    assert log.committed.any(axis=1).all()
+    assert not (log.committed & ~log.window).any()
+
+
+def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) -> None:
+    profile, taken = profile_model(
+        loaded, name="here", budget=8.0, workloads={"ids": str(folder / "ids.jsonl")}, thresholds=(0.5, 0.9),
+        max_batch=4,
+    )  # fmt: skip
+    assert profile.origin == "measured"
+    assert profile.device.name.startswith("CPU ")
+    assert profile.model.hidden == 48
+    assert [(m.workload, m.block_length, m.threshold, m.temperature) for m in profile.commits] == [
+        ("ids", 4, 0.5, 1.0), ("ids", 4, 0.9, 1.0),
+    ]  # fmt: skip
+    assert set(taken.logs) == {("ids", 0.5), ("ids", 0.9)}
+    assert profile.fit.held_out is not None
+    assert profile.fit.valid is not None
+    assert profile.provenance.torch == torch.__version__
+    assert profile.provenance.settings["dtype"] == "float32"
+    assert len(profile.commit_fits) == 2
+    assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
+    with pytest.raises(
+        ProfileError, match=r"holds commit models for ids at thresholds 0.50, 0.90; this run asks for 0"
+    ):
+        profile.commit_model("ids", 4, 0.7)
+
+
+def test_random_weights_are_not_asked_what_they_would_commit() -> None:
+    loaded = open_model("tiny", "cpu")
+    assert default_workloads(loaded) == {"source": "source", "records": "records"}
+    assert default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
+    guess = Loaded("sdar-8b", loaded.model, loaded.device, loaded.shape, loaded.memory, trained=False)
+    assert default_workloads(guess) == {}
+    with pytest.raises(ProfileError, match=r"the weights of sdar-8b are random"):
+        profile_model(guess, name="x", budget=1.0, workloads={"source": "source"}, thresholds=(0.9,))
+
+
+def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(loaded: Loaded) -> None:
+    with pytest.raises(ProfileError, match=r"profile a100-sdar-8b is of SDAR-8B with layers 36, and .* has 2"):
+        check_same_model(load("a100-sdar-8b"), loaded.model.config)
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match=r"device is cuda, and PyTorch .* finds no CUDA device here: expected cpu"):
+            open_model("tiny", "cuda")
