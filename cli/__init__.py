@@ -14,6 +14,8 @@ from .options import INTERRUPTED
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
+LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
+
 app = typer.Typer(
     help="Which scheduler settings, on how many GPUs, meet a latency target for a diffusion language model's traffic?",
     no_args_is_help=True,
@@ -53,6 +55,10 @@ def main() -> None:
         code = app(standalone_mode=False)
     except DsimError as error:
         _fail(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in LIVE:
+            raise
+        _fail(f"{error.name} is not installed, which a device's runs need: pip install 'dsim[live]'")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()

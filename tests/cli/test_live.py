@@ -125,6 +125,14 @@ def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
     assert not Path("run").exists()
 
 
+def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("dsim.live", "dsim.profiler.measure"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    line = refused(live("--prompts", "prompts.jsonl", "--policy", "ar"))
+    assert line == "torch is not installed, which a device's runs need: pip install 'dsim[live]'"
+
+
 def test_a_token_outside_the_vocabulary_is_named() -> None:
     Path("wrong.jsonl").write_text("[1, 2]\n[97]\n")
     line = refused(live("--prompts", "wrong.jsonl", "--policy", f"ar,{POLICY}"))
