@@ -120,6 +120,7 @@ class Search:
     """What a search needs to know, in values that travel to another process."""
 
     scenario: Scenario
+    policy: str  # as it was given
     criteria: tuple[Criterion, ...]
     num_requests: int
     block: int
@@ -453,7 +454,7 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
         precision=run.precision,
         confidence=run.confidence,
         rejected=max(found.rejected for found in run.found),
-        policy=search.scenario.policy,
+        policy=search.policy,
         profile=profile.name,
         estimated=profile.is_estimate,
         interrupted=not shares,
@@ -519,7 +520,7 @@ def _search(
     if block is None:
         seen = replicate.judged(num_requests)
         block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
-    return Search(scenario, criteria_of(slos, attainment), num_requests, block)
+    return Search(scenario.located(), scenario.policy, criteria_of(slos, attainment), num_requests, block)
 
 
 def _check_options(

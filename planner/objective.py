@@ -70,7 +70,7 @@ class Replays:
     def __init__(
         self, scenario: Scenario, objectives: tuple[str, ...], gpu_hour: float | None, latency: str, train: float
     ) -> None:
-        self.scenario = scenario
+        self.scenario = scenario.located()
         self.objectives = objectives
         self.gpu_hour = gpu_hour
         self.latency = parse_latency(latency)

@@ -1,6 +1,6 @@
 """One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,6 +47,11 @@ class Scenario:
     missing_passes: bool = True
     drop_warmup: float = 0.0  # s
     seed: int = 0
+
+    def located(self) -> "Scenario":
+        """The same with the whole paths of its files: it may run in a process that is in another folder."""
+        files = {name: getattr(self, name) for name in ("trace", "policy", "profile", "fit", "lengths")}
+        return replace(self, **{n: str(Path(f).absolute()) for n, f in files.items() if f and Path(f).is_file()})
 
     def source(self) -> Trace:
         """The trace as it is in its file."""

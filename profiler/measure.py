@@ -187,17 +187,23 @@ def measure_steps(
                 told(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
             taken.append(measure_shape(forward, shape, block, REPEATS))
             if time.monotonic() - begin > budget:
-                return _samples(taken)
+                return _samples(taken, loaded.on_gpu)
         left = [shape for shape in left if shape not in order]
-        wanted = next_shapes([features_of(shape, block) for shape in left], _samples(taken), ROUND) if left else []
+        wanted = (
+            next_shapes([features_of(shape, block) for shape in left], _samples(taken, loaded.on_gpu), ROUND)
+            if left
+            else []
+        )
         order = [left[i] for i in wanted]
-    return _samples(taken)
+    return _samples(taken, loaded.on_gpu)
 
 
-def _samples(taken: Sequence[Measured]) -> Samples:
+def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
+    """The steps; `apart`: the device's share of them is another processor's, and not of the same that plans."""
     features = [m.features for m in taken for _ in m.latency]
     latency, device = (np.concatenate([getattr(m, name) for m in taken]) for name in ("latency", "device"))
-    return samples(features, latency, device)
+    # On a CPU the forward's own work a sequence is no less than the host's: one term a row has to price both.
+    return samples(features, latency, device if apart else None)
 
 
 def _words(shape: Shape) -> str:

@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on(jobs: int) -> None:
 
 def test_a_place_to_run_that_is_none_is_one_line_and_loses_nothing() -> None:
     assert tune("-o", "tuned").code == 0
-    kept = Path("tuned/study.journal").read_bytes()
+    kept, before = Path("tuned/study.journal").read_bytes(), ended(Path("tuned/study.journal"))
     for more, message in (
         (["--backend", "dask"], "backend is dask, expected one of: local, ray"),
         (["--address", "127.0.0.2:1"], "address is 127.0.0.2:1 and backend is local, expected ray"),
@@ -175,7 +175,7 @@ def test_a_place_to_run_that_is_none_is_one_line_and_loses_nothing() -> None:
         assert (ran.code, ran.out) == (2, "")
         assert ran.err.startswith(f"Error: {message}")
         assert ran.err.count("\n") == 1
-        assert ended(Path("tuned/study.journal")) == 4
+        assert ended(Path("tuned/study.journal")) == before
         assert Path("tuned/study.journal").read_bytes().startswith(kept)
     assert tune("-o", "tuned", "--trials", 5).code == 0
-    assert ended(Path("tuned/study.journal")) == 5
+    assert ended(Path("tuned/study.journal")) > before

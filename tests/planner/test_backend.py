@@ -18,6 +18,7 @@ from dsim.engine.errors import DsimError
 from dsim.planner import Scenario, capacity, fewest_replicas, sweep, tune
 from dsim.planner.backend import Pool, _attempt, uninterrupted
 from dsim.planner.space import space_of
+from dsim.traces import synth, write
 
 CELLS = {f"cell {i}": i for i in range(7)}
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
@@ -115,6 +116,18 @@ def test_a_worker_of_another_dsim_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _as_of_another(attempt: Any, function: Any, _version: str, key: str, cell: int) -> Any:
     return attempt(function, "0.0.0", key, cell)
+
+
+def test_workers_that_are_in_another_folder_find_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Scenario("q.csv", policy="ar,max_batch=1", slos=("mean:e2el=150ms",))
+    found = []
+    for name in ("first", "second"):  # the second's workers were begun in the first
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        write(synth("poisson", 1.0, lengths="fixed:512,1", num_requests=150, seed=1), Path("q.csv"))
+        found.append(capacity(queue, jobs=2, num_requests=150, precision=0.5, curve=False))
+        (tmp_path / name / "q.csv").unlink()
+    assert found[0] == found[1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

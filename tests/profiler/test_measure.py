@@ -46,7 +46,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(loaded
     assert len(every) >= 20
     assert {0, 1} == set((every.column("prefill_tokens") > 0).astype(int).tolist())
     assert set(every.column("batch").tolist()) <= {1, 2, 3, 4}
-    assert (taken.device <= taken.latency).all()
+    assert np.isnan(taken.device).all()  # a CPU is its own host
     assert every.repeats.max() > 7  # the reference
     assert told == sorted(told)
     assert told[-1] <= 1.0

@@ -120,7 +120,7 @@ class Fleet:
 def totals_of(totals: StepTotals) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in vars(totals).items():
-        if name in ("step_latency", "itl"):
+        if name in ("step_latency", "itl", "host"):
             out[name] = (value.count, value.sum, value.min, value.max, value.counts.tobytes())
         else:
             out[name] = value.counts if name in ("batch", "chunk") else value
