@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +51,9 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
-        files = {name: getattr(self, name) for name in ("trace", "policy", "profile", "fit", "lengths")}
-        return replace(self, **{n: str(Path(f).absolute()) for n, f in files.items() if f and Path(f).is_file()})
+        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "fit", "lengths")}
+        files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and Path(f).is_file()}
+        return replace(self, **files)
 
     def source(self) -> Trace:
         """The trace as it is in its file."""
