@@ -95,7 +95,11 @@ def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: fl
 
     seconds: how long the requests of a cell arrive. A cell of the middle load is measured twice.
     """
-    least = min(capacities.values())
+    slowest, least = min(capacities.items(), key=lambda item: item[1])
+    if not least > 0:
+        raise DsimError(
+            f"{slowest} is predicted to serve {least:g} req/s: none of the requests fits, try other --lengths"
+        )
     order = sorted(loads, key=lambda load: (abs(load - sorted(loads)[len(loads) // 2]), -load))
     cells = []
     for load in order:

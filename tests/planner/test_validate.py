@@ -31,6 +31,11 @@ def test_the_middle_load_comes_first_and_is_measured_twice() -> None:
     assert [cell.name for cell in plan_cells({"chunk:8,obs=true": 1.0}, [0.5], 1.0)] == ["chunk_8_obs_true-at-0.5"]
 
 
+def test_a_policy_that_serves_nothing_leaves_no_load_to_share() -> None:
+    with pytest.raises(DsimError, match=r"b is predicted to serve 0 req/s: none of the requests fits"):
+        plan_cells({"a": 10.0, "b": 0.0}, [0.5], 20.0)
+
+
 def test_the_capacity_is_what_the_twin_serves_when_there_is_always_more_to_do(tmp_path: Path) -> None:
     # A step takes 1 s and a token a step: 4 sequences of 1 + 3 tokens take a prefill and 3 steps, 1 request/s.
     save(replace(profile(), latency=LatencyModel(((0.0, 1.0), (1.0, 1.0), (2.0, 1.0)), 0.0)), tmp_path / "p.json")
