@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Purposes: one stream of draws for each thing that is drawn.
-COMMIT, STEP_FACTOR, BLOCK_FACTOR, REQUEST_FACTOR, PADDING, ARRIVAL, LENGTH, PROMPT = range(1, 9)
+COMMIT, STEP_FACTOR, BLOCK_FACTOR, REQUEST_FACTOR, PADDING, ARRIVAL, LENGTH, PROMPT, IMPORTANCE = range(1, 10)
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX1 = 0xBF58476D1CE4E5B9

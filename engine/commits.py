@@ -13,10 +13,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from . import compiled, rows
-from .chance import BLOCK_FACTOR, COMMIT, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
+from . import compiled, focus, rows
+from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
 from .errors import ProfileError
 from .leap import Draws
+from .rows import MASKED
 from .step import StepPlan
 
 
@@ -49,6 +50,21 @@ class CommitModel:
         return replace(
             self, block_length=block_length, pass_probability=tuple(table), extrapolated_from=self.block_length
         )
+
+
+@dataclass(frozen=True)
+class FocusDeltas:
+    """How FOCUS's importance delta tells tokens that a step could decode from those that it could not.
+
+    In standard deviations from the mean of a sequence's masked tokens, which is all that its rule goes by. Means are
+    those at the frontier, the first mask: further on a delta is less by `distance_slope` a position.
+    """
+
+    decodable_mean: float
+    decodable_std: float
+    undecodable_mean: float
+    undecodable_std: float
+    distance_slope: float = 0.0
 
 
 def choose(
@@ -92,6 +108,7 @@ class CommitDraws:
     """A commit model and a seed, ready to say which masks of a plan commit.
 
     What belongs to a request is drawn once, from `input_length` and `output_length` [requests], 44 bytes each.
+    `deltas` is needed by a policy that evicts by importance alone.
     """
 
     def __init__(
@@ -102,6 +119,7 @@ class CommitDraws:
         output_length: npt.NDArray[np.int64],
         width: int,
         fast: bool = True,
+        deltas: FocusDeltas | None = None,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
@@ -121,16 +139,47 @@ class CommitDraws:
         self.block_factors = np.exp(model.block_spread * quantiles)
         self.step_factors = np.exp(model.step_spread * quantiles)
         self._rules = compiled if fast else rows
+        self._retain = compiled.retain if fast else focus.retain
+        self._deltas = deltas
+        self._quantiles = quantiles
+        self._importance = key(seed, IMPORTANCE)
         self.arrays = Draws(
             self.last_block, self.num_padding, self.keys, self.request_factor, self.odds, self.stage,
             self.block_factors, self.step_factors,
         )  # fmt: skip
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The masks that commit, [rows, width]."""
+        """The masks that commit when all of the window goes through all layers, [rows, width]."""
+        return self._draw(plan, plan.window)
+
+    def draw_evicting(self, plan: StepPlan) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """What FOCUS retains of the window, and the masks of that which commit, both [rows, width].
+
+        A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
+        """
+        evicting, d = plan.evicting, self._deltas
+        assert evicting is not None
+        assert d is not None
+        decodable = self._draw(plan, plan.window)
+        position = plan.block_start[:, None] + np.arange(plan.window.shape[1])
+        where = key(self._importance, plan.requests[:, None], position, plan.evaluations)
+        normal = self._quantiles[(where >> np.uint64(54)).astype(np.intp)]
+        masked = plan.window & (plan.status == MASKED)
+        distance = np.arange(masked.shape[1]) - np.argmax(masked, axis=1)[:, None]
+        delta = np.where(
+            decodable, d.decodable_mean + d.decodable_std * normal, d.undecodable_mean + d.undecodable_std * normal
+        )
+        delta = (delta - d.distance_slope * distance).astype(np.float32)
+        budgets = focus.budget(masked.sum(axis=1), evicting.num_decoded, evicting.num_steps, evicting.rule.alpha)
+        retained = self._retain(
+            plan.status, plan.window, delta, budgets, evicting.progress, evicting.rule.sample_deviation
+        )
+        return retained, self._draw(plan, retained)
+
+    def _draw(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         who = plan.requests
         committed: npt.NDArray[np.bool_] = self._rules.draw_commits(
-            plan.status, plan.evaluations, plan.window, plan.block_start, self.last_block[who], self.num_padding[who],
+            plan.status, plan.evaluations, window, plan.block_start, self.last_block[who], self.num_padding[who],
             self.keys[who], self.request_factor[who], self.odds, self.stage, self.block_factors, self.step_factors,
             self.block_length,
         )  # fmt: skip

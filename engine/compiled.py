@@ -219,3 +219,51 @@ def draw_commits(
         if not passed and best_p >= 0:
             committed[i, best_p] = True
     return committed
+
+
+@njit(cache=True)
+def retain(status: Any, window: Any, delta: Any, budgets: Any, progress: Any, sample_deviation: bool) -> Any:
+    rows, width = window.shape
+    keep = window.copy()
+    spots = np.empty(width, np.int64)
+    selected = np.empty(width, np.bool_)
+    for i in range(rows):
+        num = 0
+        for p in range(width):
+            if window[i, p] and status[i, p] == MASKED:
+                spots[num] = p
+                num += 1
+        if num <= budgets[i]:
+            continue
+        total = 0.0
+        for j in range(num):
+            total += np.float64(delta[i, spots[j]])
+        mean = total / num
+        total = 0.0
+        for j in range(num):
+            off = np.float64(delta[i, spots[j]]) - mean
+            total += off * off
+        high = mean + np.sqrt(total / (num - 1 if sample_deviation else num))
+        wanted = 0
+        for j in range(num):
+            if np.float64(delta[i, spots[j]]) >= high:
+                wanted += 1
+        wanted = max(wanted, budgets[i])
+        rightmost = -1
+        for j in range(num):
+            own = delta[i, spots[j]]
+            before = 0  # of higher rank: greater, or as great and further left
+            for k in range(num):
+                other = delta[i, spots[k]]
+                if other > own or (other == own and k < j):
+                    before += 1
+            selected[j] = before < wanted
+        for j in range(num):
+            kept = selected[j] or (j + 1 < num and selected[j + 1] and spots[j + 1] == spots[j] + 1)
+            keep[i, spots[j]] = kept
+            if kept:
+                rightmost = spots[j]
+        for j in range(num):
+            if progress[i] < spots[j] < rightmost:
+                keep[i, spots[j]] = True
+    return keep

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from . import compiled, rows
 from .batching import Continuous
 from .errors import DsimError
-from .eviction import DelayedCache
+from .eviction import DelayedCache, Focus
+from .focus import budget
 from .granularity import CommitCurve, ElasticChunk, FixedChunk, choose_chunk
 from .journal import STATUSES, RequestTable, StepRecorder, StepTotals
 from .latency import Features, LatencyModel
@@ -20,7 +21,7 @@ from .policy import Policy
 from .request import Request
 from .rows import BLOCK_PASS, CACHED, DELAYED, MASKED, NEIGHBOUR, PENDING
 from .sequences import sequences
-from .step import Phase, StepOutcome, StepPlan
+from .step import Evicting, Phase, StepOutcome, StepPlan
 
 COMPLETED, REJECTED, UNFINISHED = range(len(STATUSES))
 EMIT = ("block", "step", "end")
@@ -121,7 +122,8 @@ class Engine:
             self._latencies: dict[int, npt.NDArray[np.float64]] = {}
             self._prefix = np.zeros((2, self._width + 1), np.int64)
 
-        self._leaps = fast and isinstance(batching, Continuous)
+        self._focus = policy.eviction if isinstance(policy.eviction, Focus) else None
+        self._leaps = fast and isinstance(batching, Continuous) and self._focus is None
         self._setting = Setting(
             self._ar, self._block, self._width, self._page, limits.num_pages, self._rule, self._pending_first,
             self._listed, self._sample_block, policy.obs, EMIT.index(emit), self._group_steps, self._prealloc,
@@ -295,6 +297,9 @@ class Engine:
             self._seqs.unpublished[slot] = True
             self._seqs.finished[slot] = False
             self._seqs.prefilled[slot] = False
+            self._seqs.decoded[slot] = self._seqs.decode_steps[slot] = 0
+            self._seqs.carried[slot] = False
+            self._seqs.progress[slot] = -1
         self._seqs.pages[slot] = pages
         self.pages_held += pages
         return slot
@@ -331,6 +336,7 @@ class Engine:
         self._seqs.pages[slot] = 0
         status = self._seqs.status[slot]
         status[status == CACHED] = PENDING
+        self._seqs.progress[slot] = -1
         self._running = self._running[self._running != slot]
         index = int(self._seqs.request[slot])
         t = self.table
@@ -393,6 +399,8 @@ class Engine:
             if self.policy.obs:
                 reach[start + self._block >= self._seqs.end[slots]] = self._block
             window = self._rules.select_window(status, reach, chunk, self._pending_first)
+            if self._focus is not None and self._focus.exact_block:
+                window[~(status == MASKED).any(axis=1)] = True
             num, beyond, pairs_beyond = self._rules.visible_keys(status, window, self._block, self._listed)
         keys = start + beyond
         masked = (window & (status == MASKED)).any(axis=1)
@@ -405,7 +413,16 @@ class Engine:
         pairs = int((num.astype(np.int64) * start).sum() + pairs_beyond.sum())
         sampled = n * self._block if self._sample_block else tokens
         features = Features(tokens, pairs, int(keys.sum()), tokens, sampled, n, 0)
-        return self._new_plan(now, False, slots, phases, num, keys, window, status, chunk, features)
+        evicting = None if self._focus is None else self._evicting(self._focus, slots, window & (status == MASKED))
+        return self._new_plan(now, False, slots, phases, num, keys, window, status, chunk, features, evicting)
+
+    def _evicting(self, rule: Focus, slots: Ints, masked: npt.NDArray[np.bool_]) -> Evicting | None:
+        """What a step may evict; None where no sequence has more masks than its budget."""
+        q = self._seqs
+        num_masked, decoded, steps = masked.sum(axis=1), q.decoded[slots], q.decode_steps[slots]
+        if not (num_masked > budget(num_masked, decoded, steps, rule.alpha)).any():
+            return None
+        return Evicting(rule, decoded, steps, q.progress[slots])
 
     def _choose(self, batch: int) -> int:
         assert self._elastic is not None
@@ -423,6 +440,7 @@ class Engine:
     def _new_plan(
         self, now: float, prefill: bool, slots: Ints, phases: npt.NDArray[np.uint8], num: Ints, keys: Ints,
         window: npt.NDArray[np.bool_], status: npt.NDArray[np.uint8], chunk: int, features: Features,
+        evicting: Evicting | None = None,
     ) -> StepPlan:  # fmt: skip
         q = self._seqs
         freed, self._freed = tuple(self._freed), []
@@ -430,6 +448,7 @@ class Engine:
             now, self.num_steps, prefill, q.request[slots], phases, num, keys, window, status,
             q.evaluations[slots], q.start[slots], q.prompt[slots], q.end[slots], chunk, features, slots,
             len(self._waiting), len(self._running), self.pages_held, self.submitted, tuple(self._preempted), freed,
+            evicting,
         )  # fmt: skip
 
     # ---- leap ------------------------------------------------------------------------------------------------
@@ -543,9 +562,15 @@ class Engine:
         assert self._ar or not (committed & ~(plan.window & (plan.status == MASKED))).any(), (
             "only computed masks commit"
         )
+        retained = outcome.retained
+        assert retained is None or plan.evicting is not None, "the plan evicts nothing"
+        if retained is not None:
+            assert not (retained & ~plan.window).any(), "only computed positions are retained"
+            assert not (plan.window & (plan.status != MASKED) & ~retained).any(), "only masks are evicted"
+            assert not (committed & ~retained).any(), "only retained masks commit"
         self._account(plan, outcome)
         self._first_commits(slots, committed, now)
-        done = self._commit_tokens(plan, now) if self._ar else self._commit_blocks(plan, committed, now)
+        done = self._commit_tokens(plan, now) if self._ar else self._commit_blocks(plan, outcome, now)
         if plan.prefill:
             first = ~self._seqs.prefilled[slots]
             self._seqs.prefilled[slots] = True
@@ -592,10 +617,14 @@ class Engine:
         totals.batch.add(n)
         totals.chunk.add(plan.chunk)
         totals.tokens += plan.features.tokens
+        computed = plan.num_tokens
+        if outcome.retained is not None:
+            computed = outcome.retained.sum(axis=1, dtype=np.int32)
+            totals.evicted += plan.features.tokens - int(computed.sum())
         totals.committed += int(num.sum())
         totals.forwards += n
         t["num_forwards"][plan.requests] += 1
-        t["num_computed"][plan.requests] += plan.num_tokens
+        t["num_computed"][plan.requests] += computed
 
     def _first_commits(self, slots: Ints, committed: npt.NDArray[np.bool_], now: float) -> None:
         unseen = ~self._seqs.seen_commit[slots]
@@ -618,9 +647,11 @@ class Engine:
         self._finish(done, now)
         return done
 
-    def _commit_blocks(self, plan: StepPlan, committed: npt.NDArray[np.bool_], now: float) -> Ints:
+    def _commit_blocks(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Ints:
         slots: Ints = plan.slots
-        block = self._block
+        block, committed = self._block, outcome.committed
+        if self._focus is not None and not plan.prefill:
+            self._learn_yield(slots, plan.window if outcome.retained is None else outcome.retained, committed)
         if self._elastic is not None:
             self._learn(plan, committed)
         masks_left, open_left = self._rules.apply(
@@ -658,6 +689,19 @@ class Engine:
         sums[:] = 0
         self._rules.count_prefixes(plan.status, plan.window, committed, not self.curve.robust, counts, sums)
         self.curve.observe(counts, sums)
+
+    def _learn_yield(self, slots: Ints, retained: npt.NDArray[np.bool_], committed: npt.NDArray[np.bool_]) -> None:
+        """Bring what FOCUS goes by up to date: steps that decode nothing do not count (focus.md 3.1)."""
+        q = self._seqs
+        last = retained.shape[1] - 1 - np.argmax(retained[:, ::-1], axis=1)
+        q.progress[slots] = np.maximum(q.progress[slots], np.where(retained.any(axis=1), last, -1))
+        num = committed.sum(axis=1)
+        some = slots[num > 0]
+        anew = some[q.carried[some]]
+        q.decoded[anew] = q.decode_steps[anew] = 0
+        q.carried[anew] = False
+        q.decoded[some] += num[num > 0].astype(np.int32)
+        q.decode_steps[some] += 1
 
     def _publish(self, slots: Ints, now: float) -> Ints:
         """Hand out the tokens of blocks just completed; returns the slots whose request is done."""
@@ -731,6 +775,11 @@ class Engine:
         self._seqs.evaluations[slots, : self._width - block] = self._seqs.evaluations[slots, block:]
         self._seqs.evaluations[slots, self._width - block :] = 0
         self._seqs.unpublished[slots] = True
+        self._seqs.progress[slots] = -1
+        if self._focus is not None and self._focus.scope == "block":
+            self._seqs.decoded[slots] = self._seqs.decode_steps[slots] = 0
+        elif self._focus is not None:
+            self._seqs.carried[slots] = self._focus.scope == "carry"
 
     def _grow(self, capacity: int) -> None:
         """Make room for `capacity` sequences."""

@@ -28,4 +28,34 @@ class DelayedCache:
             raise PolicyError(f"visible is {self.visible!r}, expected listed or prefix")
 
 
-Eviction = NoEviction | DelayedCache
+@dataclass(frozen=True)
+class Focus(DelayedCache):
+    """FOCUS: of the masked tokens, only those whose importance grew most from the first layer to the second go on.
+
+    The delayed cache is DC+, and the choice is engine/focus.py's (focus.md 3). Where published codes differ (3.11), the
+    defaults are LMDeploy's.
+    """
+
+    neighbour_aware: bool = True
+    prefill_counts: bool = False
+    visible: str = "prefix"
+    sample_block: bool = True
+    alpha: float = 1.5  # the budget is the mean of the tokens decoded a step, times this
+    # That mean is of the block's steps; of all the request's ("request", the paper's E.3.1); or of the block before
+    # until this one decodes ("carry", the Hugging Face code).
+    scope: str = "block"
+    sample_deviation: bool = False  # divide by n - 1, as the Hugging Face code does
+    exact_block: bool = False  # a complete block is computed once more as a whole (Hugging Face), not only what is left
+    second_layer_sees: str = "retained"  # how far the second layer's queries see in the block; or "computed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1.0 <= self.alpha < float("inf"):
+            raise PolicyError(f"alpha is {self.alpha}, expected at least 1")
+        if self.scope not in ("block", "request", "carry"):
+            raise PolicyError(f"scope is {self.scope!r}, expected block, request or carry")
+        if self.second_layer_sees not in ("retained", "computed"):
+            raise PolicyError(f"second_layer_sees is {self.second_layer_sees!r}, expected retained or computed")
+
+
+Eviction = NoEviction | DelayedCache | Focus

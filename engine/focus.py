@@ -1,23 +1,48 @@
 """FOCUS's choice of the masked tokens that a step goes on computing after its second layer (focus.md 3.4)."""
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
+from .rows import MASKED
 
-def budget(num_masked: int, num_decoded: int, num_steps: int, alpha: float) -> int:
-    """How many masked tokens of a sequence are to be kept at least; nothing is evicted unless more are masked.
+Counts = int | npt.NDArray[np.integer]
 
-    num_decoded tokens were decoded in this block so far, in num_steps steps that decoded any. The result is between 1
-    and num_masked, so that whatever is evicted, something is retained.
+
+def budget(num_masked: Counts, num_decoded: Counts, num_steps: Counts, alpha: float) -> npt.NDArray[np.int64]:
+    """How many masked tokens of each sequence are to be kept at least; nothing is evicted unless more are masked.
+
+    num_decoded tokens were decoded so far, in num_steps steps that decoded any. The result is between 1 and
+    num_masked, so that whatever is evicted, something is retained.
     """
-    mean = num_decoded / num_steps if num_steps else 1.0
-    return min(num_masked, max(1, math.ceil(max(mean, 1.0) * alpha)))
+    mean = np.where(np.equal(num_steps, 0), 1.0, np.divide(num_decoded, np.maximum(num_steps, 1)))
+    wanted = np.maximum(1, np.ceil(np.maximum(mean, 1.0) * alpha)).astype(np.int64)
+    return np.minimum(num_masked, wanted)
+
+
+def retain(
+    status: npt.NDArray[np.uint8],
+    window: npt.NDArray[np.bool_],
+    delta: npt.NDArray[np.float32],
+    budgets: npt.NDArray[np.int64],
+    progress: npt.NDArray[np.int32],
+    sample_deviation: bool,
+) -> npt.NDArray[np.bool_]:
+    """The positions of each row's `window` that go on, [rows, width]; `delta` [rows, width] counts where masked."""
+    keep = window.copy()
+    for row in range(len(keep)):
+        positions = np.flatnonzero(window[row] & (status[row] == MASKED))
+        if len(positions) > budgets[row]:
+            own = delta[row, positions]
+            keep[row, positions] = retained(own, positions, int(budgets[row]), int(progress[row]), sample_deviation)
+    return keep
 
 
 def retained(
-    delta: npt.NDArray[np.float32], positions: npt.NDArray[np.integer], budget: int, progress: int
+    delta: npt.NDArray[np.float32],
+    positions: npt.NDArray[np.integer],
+    budget: int,
+    progress: int,
+    sample_deviation: bool = False,
 ) -> npt.NDArray[np.bool_]:
     """Which masked tokens of one sequence are kept.
 
@@ -32,7 +57,7 @@ def retained(
         return np.ones(num_masked, dtype=np.bool_)
     wide = delta.astype(np.float64)
     mean = np.cumsum(wide)[-1] / num_masked
-    std = np.sqrt(np.cumsum(np.square(wide - mean))[-1] / num_masked)
+    std = np.sqrt(np.cumsum(np.square(wide - mean))[-1] / (num_masked - sample_deviation))
     selected: npt.NDArray[np.bool_] = wide >= mean + std
     if np.count_nonzero(selected) < budget:
         selected[:] = False

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .histogram import CountHistogram, TimeHistogram
 from .leap import LEAP_COLUMNS, Steps
-from .step import StepOutcome, StepPlan
+from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished")
 
@@ -35,7 +35,7 @@ REQUEST_COLUMNS: dict[str, str] = {
     "num_emissions": "int32",
     "num_forwards": "int32",  # decode forwards it took part in
     "num_committed": "int32",  # positions committed, prefill's and the trimmed tail's included
-    "num_computed": "int64",  # token positions computed in decode steps
+    "num_computed": "int64",  # token positions that went through all layers in decode steps
     "num_preemptions": "int32",
 }
 
@@ -62,6 +62,9 @@ STEP_COLUMNS: dict[str, str] = {
     "submitted": "int32",  # requests submitted to this replica before the step was planned
     "finished": "int32",  # requests that ended with the step
     "preempted": "int32",  # requests preempted to make room for the step
+    "evicted": "int32",  # of `tokens`, those evicted in the second layer; then of sum_q_kv and sum_kv
+    "evicted_q_kv": "int64",
+    "evicted_kv": "int64",
 }
 # Per row of a step: who, and bit masks over the positions of its block (bit p of word p // 64 is position p).
 STEP_LISTS: dict[str, str] = {
@@ -70,6 +73,7 @@ STEP_LISTS: dict[str, str] = {
     "num_tokens": "int32",
     "window": "uint64",  # positions computed: `words` words a row
     "commits": "uint64",  # positions committed: `words` words a row
+    "evictions": "uint64",  # positions of the window that were evicted: `words` words a row
 }
 
 
@@ -87,6 +91,7 @@ class StepTotals:
     prefill_time: float = 0.0  # s
     decode_time: float = 0.0  # s
     tokens: int = 0  # positions computed in decode steps
+    evicted: int = 0  # of `tokens`, those evicted in the second layer
     committed: int = 0  # positions committed in decode steps
     forwards: int = 0  # rows of decode steps: a sequence's forwards
     prefill_tokens: int = 0
@@ -100,7 +105,7 @@ class StepTotals:
         for name in ("step_latency", "itl", "host", "batch", "chunk"):
             getattr(self, name).merge(getattr(other, name))
         for name in (
-            "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "tokens", "committed",
+            "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "tokens", "evicted", "committed",
             "forwards", "prefill_tokens", "preemptions", "page_time", "num_pages",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -163,15 +168,19 @@ class StepRecorder:
         i, at = self._count, int(self._offsets[self._count])
         if at + n > len(self._lists["requests"]):
             self._grow(2 * (at + n))
+        gone, evicted = (0, 0, 0), np.zeros_like(plan.window)
+        if outcome.retained is not None:
+            left, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
+            gone = (f.tokens - left.tokens, f.sum_q_kv - left.sum_q_kv, f.sum_kv - left.sum_kv)
         values = (
             replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
             f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
-            plan.pages, plan.submitted, len(done), len(plan.preempted),
+            plan.pages, plan.submitted, len(done), len(plan.preempted), *gone,
         )  # fmt: skip
         for column, value in zip(self._columns.values(), values, strict=True):
             column[i] = value
-        rows = (plan.requests, plan.phases, plan.num_tokens, pack(plan.window), pack(outcome.committed))
+        rows = (plan.requests, plan.phases, plan.num_tokens, pack(plan.window), pack(outcome.committed), pack(evicted))
         for column, values_of_rows in zip(self._lists.values(), rows, strict=True):
             column[at : at + n] = values_of_rows
         self._offsets[i + 1] = at + n
@@ -185,7 +194,9 @@ class StepRecorder:
         if at + rows > len(self._lists["requests"]):
             self._grow(2 * (at + rows))
         free = self._batch - i
-        return Steps(np.zeros((free, 2)), np.zeros((free, 8), np.int64), *(a[at:] for a in self._lists.values()))
+        lists = {name: values[at:] for name, values in self._lists.items()}
+        lists.pop("evictions")[: free * rows] = 0  # a leap evicts nothing
+        return Steps(np.zeros((free, 2)), np.zeros((free, 8), np.int64), *lists.values())
 
     def leapt(
         self, steps: Steps, num_steps: int, rows: int, replica: int, first: int, waiting: int, running: int,
@@ -197,7 +208,7 @@ class StepRecorder:
         known = {
             "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
             "num_forwards": 1, "waiting": waiting, "running": running, "submitted": submitted, "finished": 0,
-            "preempted": 0, "device": np.nan,
+            "preempted": 0, "device": np.nan, "evicted": 0, "evicted_q_kv": 0, "evicted_kv": 0,
             "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
         }  # fmt: skip
         for k, name in enumerate(LEAP_COLUMNS):

@@ -14,7 +14,7 @@ from numba import njit
 from .compiled import apply, count_prefixes, draw_commits, select_window, visible_keys
 from .granularity import TINY
 from .histogram import FIRST_BIN, NUM_BINS, SHIFT
-from .latency import LatencyModel
+from .latency import POWERS_TO, LatencyModel
 from .rows import BLOCK_PASS, CACHED, MASKED
 
 COMPLETED, DENOISE, FLUSH, IDLE = 0, 1, 2, 3  # STATUSES.index("completed"), and Phase
@@ -88,17 +88,14 @@ class Cost(NamedTuple):
     launch: float
     host_step: float
     host_request: float
+    graph_tokens: int
 
 
 def cost_of(model: LatencyModel) -> Cost:
     """A latency model as arrays and numbers."""
     knots = np.array(model.knots, np.float64)
-    return Cost(
-        knots[:, 0].copy(),
-        knots[:, 1].copy(),
-        float(model.slope),
-        *(float(getattr(model, f)) for f in Cost._fields[3:]),
-    )
+    numbers = {name: float(getattr(model, name)) for name in Cost._fields[2:-1]}
+    return Cost(knots[:, 0].copy(), knots[:, 1].copy(), graph_tokens=model.graph_tokens, **numbers)
 
 
 NO_DRAWS = Draws(  # an autoregressive model's
@@ -135,6 +132,17 @@ class Steps(NamedTuple):
 
 @njit(cache=True)
 def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int, batch: int) -> Any:
+    launch = c.launch
+    if tokens <= c.graph_tokens:  # a captured graph, padded to its bucket
+        size = 1
+        if tokens <= POWERS_TO:
+            while size < tokens:
+                size *= 2
+        else:
+            size = (tokens + (POWERS_TO - 1)) // POWERS_TO * POWERS_TO
+        more = size - tokens
+        tokens, head, sampled = tokens + more, head + more, sampled + more
+        launch = 0.0
     x = float(tokens)
     x0 = c.tokens[0]
     y0 = c.seconds[0]
@@ -153,7 +161,7 @@ def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int
         if not found:
             device = y0 + c.slope * (x - x0)
     device = device + c.attention * pairs + c.kv_read * keys + c.head * head + c.sample * sampled
-    return max(c.launch, device) + c.host_step + c.host_request * batch
+    return max(launch, device) + c.host_step + c.host_request * batch
 
 
 @njit(cache=True)

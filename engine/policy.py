@@ -11,7 +11,7 @@ from typing import Any
 
 from .batching import Batching, BlockSynchronous, Continuous
 from .errors import PolicyError
-from .eviction import DelayedCache, Eviction, NoEviction
+from .eviction import DelayedCache, Eviction, Focus, NoEviction
 from .granularity import Autoregressive, ElasticChunk, FixedBlock, FixedChunk, Granularity
 from .unmasking import Unmasking
 
@@ -51,6 +51,13 @@ class Policy:
             isinstance(self.granularity, FixedBlock) and isinstance(self.eviction, NoEviction)
         ):
             raise PolicyError(f"{self.name}: block-synchronous batching computes whole blocks, without eviction")
+        if isinstance(self.eviction, Focus):
+            if not isinstance(self.granularity, FixedBlock):
+                raise PolicyError(f"{self.name}: FOCUS evicts from the whole block, and a chunk leaves its own out")
+            if not isinstance(self.batching, Continuous) or self.batching.group_steps(1, 1) != 1:
+                raise PolicyError(
+                    f"{self.name}: FOCUS decides anew every step: it needs continuous batching, num_loops=1"
+                )
         if isinstance(self.granularity, Autoregressive) and not isinstance(self.eviction, NoEviction):
             raise PolicyError(f"{self.name}: an autoregressive model has no block to evict from")
         if self.autoregressive and isinstance(self.batching, Continuous) and self.batching.num_loops not in (None, 1):
@@ -129,6 +136,11 @@ PRESETS: dict[str, Preset] = {
         Policy("delayed-cache-plus", batching=_EVERY_STEP, eviction=replace(_FOCUS_CACHE, neighbour_aware=True)),
         "block_length",
         "FOCUS's DC+: ... computed once together with a committed right neighbour",
+    ),
+    "focus": Preset(
+        Policy("focus", batching=_EVERY_STEP, eviction=Focus()),
+        "alpha",
+        "FOCUS: DC+, and of the masks only those whose importance grew most go beyond the second layer",
     ),
 }
 

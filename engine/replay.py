@@ -63,11 +63,20 @@ def replay(
                 return
         n, width = plan.window.shape
         committed = unpack(theirs["commits"].reshape(n, -1), width)
-        if not engine.policy.autoregressive and (committed & ~(plan.window & (plan.status == MASKED))).any():
+        evicted = unpack(theirs["evictions"].reshape(n, -1), width)
+        masked = plan.window & (plan.status == MASKED)
+        if (evicted & ~masked).any() or (evicted.any() and plan.evicting is None):
+            yield f"{where}: evictions {theirs['evictions'].tolist()} are not all of masks that may be evicted"
+            return
+        if not engine.policy.autoregressive and (committed & ~(masked & ~evicted)).any():
             yield f"{where}: commits {theirs['commits'].tolist()} are not all of computed masks"
             return
-        done = engine.commit(StepOutcome(latency, committed), start + latency)
-        came = {"committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted)}
+        retained = None if plan.evicting is None else plan.window & ~evicted
+        done = engine.commit(StepOutcome(latency, committed, retained=retained), start + latency)
+        came = {
+            "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),
+            "evicted": evicted.sum(),
+        }  # fmt: skip
         for name, value in came.items():
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"

@@ -20,11 +20,15 @@ class Sequences(NamedTuple):
     unpublished: Any  # the current block's tokens are not handed out yet
     finished: Any
     prefilled: Any  # at least once
+    decoded: Any  # tokens decoded, in the scope of FOCUS's mean
+    decode_steps: Any  # steps that decoded any
+    carried: Any  # those two are the block's before, until this one decodes
+    progress: Any  # rightmost column of the block that went through all layers, or -1
 
 
 KINDS: dict[str, Any] = {
     "status": np.uint8, "evaluations": np.uint16, "seen_commit": np.bool_, "unpublished": np.bool_,
-    "finished": np.bool_, "prefilled": np.bool_,
+    "finished": np.bool_, "prefilled": np.bool_, "carried": np.bool_,
 }  # fmt: skip
 
 

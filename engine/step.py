@@ -6,7 +6,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from .eviction import Focus
 from .latency import Features
+from .rows import visible_keys
 
 
 class Phase(IntEnum):
@@ -16,6 +18,16 @@ class Phase(IntEnum):
     DENOISE = 1  # positions of its block, at least one of them a mask
     FLUSH = 2  # committed positions only: writes their KV
     IDLE = 3  # computed because the batch is frozen, its outcome ignored
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evicting:
+    """What a step may evict in its second layer: FOCUS's rule, and what it goes by, one entry a row."""
+
+    rule: Focus
+    num_decoded: npt.NDArray[np.int32]  # tokens decoded so far, in the scope of the rule's mean
+    num_steps: npt.NDArray[np.int32]  # steps that decoded any
+    progress: npt.NDArray[np.int32]  # rightmost column of the block that went through all layers, or -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +56,7 @@ class StepPlan:
     submitted: int  # requests submitted before the plan
     preempted: tuple[int, ...] = ()  # requests that lost their pages to it
     freed: tuple[int, ...] = ()  # requests whose pages came free since the last plan, the preempted ones included
+    evicting: Evicting | None = None  # None: every position goes through all layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,3 +66,18 @@ class StepOutcome:
     latency: float  # s
     committed: npt.NDArray[np.bool_]  # [rows, width] masks that were committed
     device: float = float("nan")  # s of `latency` in which the device was at work; NaN where nobody measured it
+    retained: npt.NDArray[np.bool_] | None = (
+        None  # [rows, width] of the window, what went through all layers; None: all
+    )
+
+
+def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:
+    """What the layers after an eviction compute: the plan's features with `retained` [rows, width] for the window."""
+    assert plan.evicting is not None
+    listed = plan.evicting.rule.visible == "listed"
+    num, beyond, pairs = visible_keys(plan.status, retained, plan.window.shape[1], listed)
+    start = plan.block_start.astype(np.int64)
+    tokens = int(num.sum())
+    return plan.features._replace(
+        tokens=tokens, sum_q_kv=int((num * start + pairs).sum()), sum_kv=int((start + beyond).sum()), head_rows=tokens
+    )

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.latency import bucket
 from .cache import PagedCache
 from .forward import Array, Batch, Forward, Sampled
 from .model import Decoder
-from .padding import bucket, pad, shape_of
+from .padding import pad, shape_of
 
 MAX_ROWS = 8192  # of a captured step
 

@@ -2,16 +2,8 @@
 
 import numpy as np
 
+from ..engine.latency import bucket
 from .forward import Batch
-
-POWERS_TO = 256  # rows: powers of two up to here, then multiples of it
-
-
-def bucket(num: int) -> int:
-    """The least captured size that holds `num`: a power of two up to 256, then a multiple of 256."""
-    if num <= POWERS_TO:
-        return 1 << max(0, num - 1).bit_length()
-    return -(-num // POWERS_TO) * POWERS_TO
 
 
 def shape_of(batch: Batch) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from types import FrameType
 from ..engine.commits import CommitDraws
 from ..engine.engine import Engine, Limits
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
-from ..engine.latency import LatencyModel
+from ..engine.latency import LatencyModel, bucket
 from ..engine.policy import Policy
 from ..engine.request import Request
 from .cache import PagedCache
@@ -20,7 +20,6 @@ from .forward import Forward
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
-from .padding import bucket
 from .prompts import Prompts
 
 WARM_UP = 4  # requests served before the clock starts

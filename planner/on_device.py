@@ -11,7 +11,7 @@ from ..engine.commits import CommitDraws
 from ..engine.errors import DsimError, PolicyError
 from ..engine.granularity import ElasticChunk
 from ..profiler.profile import Profile
-from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, limits_of, limits_on
+from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, deltas_of, limits_of, limits_on
 from ..traces import Trace
 from .scenario import Scenario
 
@@ -50,7 +50,9 @@ def on_device(
     draws = None
     if model is not None:
         width = policy.block_length * (2 if policy.obs else 1)
-        draws = CommitDraws(model, scenario.seed, requests.input_length, requests.output_length, width)
+        deltas = None if profile is None else deltas_of(policy, profile)
+        lengths = requests.input_length, requests.output_length
+        draws = CommitDraws(model, scenario.seed, *lengths, width, deltas=deltas)
     if prompts is None:
         ask = random_prompts(config, scenario.seed)
     else:

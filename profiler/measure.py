@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from .fit import fit_latency
 from .fit_commits import fit_commits
 from .hardware import default_max_batch
 from .models import ModelShape
+from .pieces import digits
 from .profile import Device, MemoryModel, Profile, Provenance
 from .samples import Samples, samples
 
@@ -301,6 +302,7 @@ def profile_model(
         told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
     latency, fit = fit_latency(steps)
+    latency = replace(latency, early=digits(loaded.shape.early))
     logs = {}
     models: list[CommitModel] = list(yields)
     fits = []

@@ -46,6 +46,16 @@ class ModelShape:
         return BYTES * self.total_params
 
     @property
+    def early(self) -> float:
+        """The share of the layers' work that an evicted position still takes part in: a layer and the next one's QKV.
+
+        FOCUS chooses between the second layer's projections and its attention (focus.md 3.2).
+        """
+        all_layers = active_layer_params(self)
+        projections = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
+        return min(1.0, 1 / self.layers + projections / all_layers)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that a token holds in all layers."""
         return 2 * BYTES * self.layers * self.kv_heads * self.head_dim

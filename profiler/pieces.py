@@ -106,7 +106,7 @@ class Solution:
         return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
 
     def model(self, host_step: float, host_request: float) -> LatencyModel:
-        others = {name: digits(value) for name, value in self.coefficients().items() if name != "host_request"}
+        found = self.coefficients()
         heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1 : len(self.bends)]))
         return LatencyModel(
             knots=tuple((digits(x), digits(y)) for x, y in zip(self.bends, heights, strict=True)),
@@ -114,7 +114,10 @@ class Solution:
             launch=digits(self.values[-1]) if self.floored else 0.0,
             host_step=digits(host_step),
             host_request=digits(host_request),
-            **others,
+            attention=digits(found.get("attention", 0.0)),
+            kv_read=digits(found.get("kv_read", 0.0)),
+            head=digits(found.get("head", 0.0)),
+            sample=digits(found.get("sample", 0.0)),
         )
 
     def jacobian(self) -> Floats:

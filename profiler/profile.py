@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..engine.commits import CommitModel, choose
+from ..engine.commits import CommitModel, FocusDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from .checked import Section, read_json, write_json
@@ -15,7 +15,7 @@ from .hardware import default_max_batch
 from .models import Experts, ModelShape
 
 SCHEMA = "dsim-profile"
-VERSION = 2
+VERSION = 3
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence")
 REGIMES = ("memory-bound", "transition", "compute-bound")
@@ -142,16 +142,6 @@ class CommitFit:
 
 
 @dataclass(frozen=True)
-class FocusDeltas:
-    """Importance deltas (FOCUS) of the tokens that a step could decode, and of those that it could not."""
-
-    decodable_mean: float
-    decodable_std: float
-    undecodable_mean: float
-    undecodable_std: float
-
-
-@dataclass(frozen=True)
 class Profile:
     """A device, a model and an implementation, as the twin sees them."""
 
@@ -259,6 +249,8 @@ def from_json(data: object, path: str) -> Profile:
         )
     if version == 1:
         data = _of_version_1(data)
+    if version <= 2:
+        data = _of_version_2(data, path)
     top = Section(path, "", data, ("schema", "version", *(f for f in _names(Profile) if f != "fit")))
     latency = top.section("latency", _names(LatencyModel) + _names(Fit))
     return Profile(
@@ -293,6 +285,17 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
     for part in ("latency", "provenance"):
         if isinstance(data.get(part), dict):
             data[part] = {**data[part], **new[part]}
+    return data
+
+
+def _of_version_2(data: dict[str, Any], path: str) -> dict[str, Any]:
+    """A file of version 2 with what version 3 added: no graph, and evictions that cost what the layers' sizes say."""
+    if not isinstance(data.get("latency"), dict):
+        return data
+    shape = model_shape(Section(path, "", data, tuple(data)).section("model", _names(ModelShape)))
+    data = data | {"latency": data["latency"] | {"early": shape.early, "eviction": 0.0, "graph_tokens": 0}}
+    if isinstance(data.get("focus"), dict):
+        data["focus"] = data["focus"] | {"distance_slope": 0.0}
     return data
 
 
@@ -345,8 +348,10 @@ def _latency(s: Section) -> LatencyModel:
         knots.append((x, y))
     if not knots:
         raise s.error("knots", [], "at least one knot")
-    others = {key: s.number(key) for key in _names(LatencyModel) if key != "knots"}
-    return LatencyModel(tuple(knots), **others)
+    others = {key: s.number(key) for key in _names(LatencyModel) if key not in ("knots", "early", "graph_tokens")}
+    return LatencyModel(
+        tuple(knots), early=s.number("early", 0.0, 1.0), graph_tokens=s.integer("graph_tokens"), **others
+    )  # fmt: skip
 
 
 def _fit(s: Section) -> Fit:
@@ -454,7 +459,7 @@ def _focus(s: Section) -> FocusDeltas:
     least = -math.inf  # a delta may be negative
     return FocusDeltas(
         s.number("decodable_mean", least), s.number("decodable_std"),
-        s.number("undecodable_mean", least), s.number("undecodable_std"),
+        s.number("undecodable_mean", least), s.number("undecodable_std"), s.number("distance_slope", least),
     )  # fmt: skip
 
 

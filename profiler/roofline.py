@@ -21,7 +21,7 @@ from .models import (
     touched_experts,
 )
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
-from .published import published_commits
+from .published import FOCUS_DELTAS, published_commits
 
 PAGE = 64  # tokens of a KV page
 
@@ -65,6 +65,7 @@ def roofline(
         fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
         memory=memory_model(gpu, model, tp),
         commits=published_commits(model.name),
+        focus=FOCUS_DELTAS if family(model) == "block-diffusion" else None,
         provenance=Provenance(
             ("data sheet figures and efficiencies in profiler/hardware.py", "dimensions in profiler/models.py"),
             date,
@@ -96,6 +97,9 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
         launch=GRAPH_LAUNCH if graphs else _digits(eager_launch(model)),
         host_step=GRAPH_HOST_STEP if graphs else 0.0,
         host_request=GRAPH_HOST_REQUEST if graphs else 0.0,
+        early=_digits(model.early),
+        # The two layers before the choice are launched one by one, and the host waits for what they say.
+        eviction=_digits(2 * eager_launch(model) / model.layers),
     ), tuple(regimes)
 
 

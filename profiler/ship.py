@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .calibrated import (
+    CALIBRATED_EVICTION,
     CALIBRATED_INTERCEPT,
     CALIBRATED_LAUNCH,
     CALIBRATED_SLOPE,
@@ -33,7 +34,9 @@ def profiles() -> list[Profile]:
         CALIBRATED_INTERCEPT,
         CALIBRATED_SLOPE,
         CALIBRATED_LAUNCH,
-        "step times of FOCUS's baseline (Fig. 6, SDAR-8B, ShareGPT), launch floor from Optimus's AR to B=32 ratios",
+        "step times of FOCUS's baseline (Fig. 6, SDAR-8B, ShareGPT), launch floor from Optimus's AR to B=32 ratios, "
+        "steps that evict from FOCUS's own throughput (Fig. 6)",
+        CALIBRATED_EVICTION,
     )
     llada2_line = Line(
         LLADA2_INTERCEPT,

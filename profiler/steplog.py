@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from .commit_log import Bools, CommitLog
 from .fit import fit_latency
 from .fit_commits import fit_commits
 from .models import ModelShape, model
+from .pieces import digits
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, model_shape
 from .samples import Samples, samples
 
@@ -101,6 +102,7 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
     """The profile that a log's steps and commits were fitted to; `source` names the log."""
     h = log.header
     latency, fit = fit_latency(log.steps)
+    latency = replace(latency, early=digits(h.model.early))
     commits: list[CommitModel] = []
     fits: list[CommitFit] = []
     if len(log.commits):

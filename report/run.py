@@ -55,7 +55,7 @@ class Run:
                 mine = batch.filter(pc.equal(batch["policy"].cast(pa.string()), policy))
                 if len(mine):
                     yield {
-                        name: _numpy(mine[name], STEP_COLUMNS[name]) if name in held else np.full(len(mine), np.nan)
+                        name: _numpy(mine[name], STEP_COLUMNS[name]) if name in held else _unknown(name, len(mine))
                         for name in names
                     }
 
@@ -70,11 +70,12 @@ class Run:
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
         """A policy's STEP_LISTS as (values, offsets); a DsimError when the run did not keep them."""
-        table = pq.read_table(
-            self.folder / "steps.parquet", columns=list(STEP_LISTS), filters=pc.field("policy") == policy
-        )
+        path = self.folder / "steps.parquet"
+        held = set(pq.read_schema(path).names)
+        names = [name for name in STEP_LISTS if name in held]
+        table = pq.read_table(path, columns=names, filters=pc.field("policy") == policy)
         lists = {}
-        for name, dtype in STEP_LISTS.items():
+        for name in names:
             column = table[name].combine_chunks()
             if column.null_count:
                 raise DsimError(
@@ -82,7 +83,9 @@ class Run:
                 )
             lengths = np.asarray(pc.list_value_length(column), np.int64)
             offsets = np.concatenate([[0], np.cumsum(lengths)])
-            lists[name] = (_numpy(column.flatten(), dtype), offsets)
+            lists[name] = (_numpy(column.flatten(), STEP_LISTS[name]), offsets)
+        if "evictions" not in held:
+            lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])
         return lists
 
 
@@ -110,6 +113,11 @@ def read_run(folder: str | Path) -> Run:
         except (pa.ArrowException, OSError) as error:
             raise DsimError(f"{folder / name}: not a Parquet file: {str(error).splitlines()[0]}") from error
     return Run(folder, cast(Manifest, info))
+
+
+def _unknown(name: str, num: int) -> Array:
+    """A column that a run of before it was kept lacks: nobody measured the device, and nothing was evicted."""
+    return np.full(num, np.nan if STEP_COLUMNS[name] == "float64" else 0, STEP_COLUMNS[name])
 
 
 def _numpy(array: Any, dtype: str) -> Array:

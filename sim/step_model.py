@@ -5,7 +5,7 @@ import numpy as np
 from ..engine.commits import CommitDraws
 from ..engine.latency import LatencyModel
 from ..engine.leap import NO_DRAWS, cost_of
-from ..engine.step import StepOutcome, StepPlan
+from ..engine.step import StepOutcome, StepPlan, features_left
 
 
 class StepModel:
@@ -19,5 +19,10 @@ class StepModel:
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """The predicted outcome of a plan."""
+        if plan.evicting is not None:
+            assert self.draws is not None
+            retained, committed = self.draws.draw_evicting(plan)
+            latency = self.latency.step(plan.features, features_left(plan, retained))
+            return StepOutcome(latency, committed, retained=retained)
         committed = np.ones_like(plan.window) if self.draws is None else self.draws.draw(plan)
         return StepOutcome(self.latency.step(plan.features), committed)

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.commits import CommitDraws, CommitModel
+from ..engine.commits import CommitDraws, CommitModel, FocusDeltas
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
+from ..engine.eviction import Focus
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.policy import Policy
 from ..engine.request import Request
@@ -82,6 +83,18 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
     return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
 
 
+def deltas_of(policy: Policy, profile: Profile) -> FocusDeltas | None:
+    """What a policy that evicts by importance draws it from; ProfileError where the profile lacks it."""
+    if not isinstance(policy.eviction, Focus):
+        return None
+    if profile.focus is None:
+        raise ProfileError(
+            f"profile {profile.name} says nothing of FOCUS's importance deltas (focus is null), and {policy.name} "
+            "evicts by them: expected a profile that does"
+        )
+    return profile.focus
+
+
 def simulate(
     trace: Trace,
     profile: Profile,
@@ -122,7 +135,8 @@ def simulate(
         missed = np.zeros(len(trace), np.bool_)
         if eos:
             trace, missed = _past_eos(trace, policy.block_length)
-        draws = CommitDraws(commits, seed, trace.input_length, trace.output_length, width, fast)
+        deltas = deltas_of(policy, profile)
+        draws = CommitDraws(commits, seed, trace.input_length, trace.output_length, width, fast, deltas)
         draws.num_padding[missed] = 1
     step_model = StepModel(profile.latency, draws)
     table = RequestTable(len(trace))

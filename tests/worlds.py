@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
@@ -104,10 +104,13 @@ TOY_MODEL = CommitModel(
 )  # fmt: skip
 
 
+TOY_DELTAS = FocusDeltas(1.5, 1.0, 0.0, 0.8, 0.1)
+
+
 def toy_profile(commits: CommitModel = TOY_MODEL, latency: LatencyModel | None = None) -> Profile:
     """A shipped profile with another latency and commit model: 1 s a step, and 1 ms a token."""
     latency = latency or LatencyModel(((0.0, 1.0),), 0.001)
-    return dataclasses.replace(load("a100-sdar-8b"), latency=latency, commits=(commits,))
+    return dataclasses.replace(load("a100-sdar-8b"), latency=latency, commits=(commits,), focus=TOY_DELTAS)
 
 
 def toy_trace(arrival: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> Trace:
@@ -167,7 +170,7 @@ class Driver:
         draws = None
         if not policy.autoregressive:
             model = model.for_block(policy.block_length)
-            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, width, fast)
+            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, width, fast, TOY_DELTAS)
         self.step_model = StepModel(latency, draws)
         self.committed: list[set[int]] = [set() for _ in range(len(trace))]
         self.plans: list[StepPlan] = []

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.engine.latency import bucket
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
-from dsim.live.padding import bucket, pad, shape_of
+from dsim.live.padding import pad, shape_of
 from dsim.live.weights import random_model
 
 from .dense import SMALL

@@ -84,10 +84,29 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
 
 
 def test_a_file_of_version_1_still_loads() -> None:
-    # Written by the dsim that knew no other; version 2 changed nothing else in the shipped profile.
+    # Written by the dsim that knew no other; what FOCUS needs is all that came to the shipped profile since.
     old = Path(__file__).with_name("profile-v1.json")
     assert json.loads(old.read_text())["version"] == 1
-    assert load(old) == load(DEFAULT)
+    now = load(DEFAULT)
+    assert load(old) == replace(
+        now,
+        focus=None,
+        latency=replace(now.latency, eviction=0.0, early=now.model.early),
+        commits=tuple(m for m in now.commits if m.threshold == 0.9),
+        provenance=replace(now.provenance, sources=load(old).provenance.sources),
+    )
+
+
+def test_a_file_of_version_2_still_loads(tmp_path: Path, good: dict[str, Any]) -> None:
+    latency = {key: value for key, value in good["latency"].items() if key not in ("early", "eviction", "graph_tokens")}
+    focus = {key: value for key, value in good["focus"].items() if key != "distance_slope"}
+    path = tmp_path / "v2.json"
+    path.write_text(json.dumps(good | {"version": 2, "latency": latency, "focus": focus}))
+    found = load(path)
+    assert found.latency.early == pytest.approx(found.model.early, rel=1e-5)
+    assert (found.latency.eviction, found.latency.graph_tokens) == (0.0, 0)
+    assert found.focus is not None
+    assert (found.focus.decodable_mean, found.focus.distance_slope) == (2.0, 0.0)
 
 
 def test_the_shipped_files_are_what_the_script_writes(tmp_path: Path) -> None:
@@ -129,15 +148,15 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
-    assert refusal(tmp_path, good | {"version": 3}) == (
-        "p.json is a dsim-profile of version 3, this dsim reads up to 2: upgrade dsim, "
+    assert refusal(tmp_path, good | {"version": 4}) == (
+        "p.json is a dsim-profile of version 4, this dsim reads up to 3: upgrade dsim, "
         "or make the profile again with this one"
     )
 
 
 BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
-    (("version",), "1", "p.json: version is '1', expected 2"),
+    (("version",), "1", "p.json: version is '1', expected 3"),
     (("origin",), "guessed", 'p.json: origin is "guessed", expected one of measured, calibrated, roofline'),
     (("family",), 3, "p.json: family is 3, expected a string"),
     (("device",), [1], "p.json: device is a list of 1, expected an object"),

@@ -121,7 +121,7 @@ def _emit(
 
 def lists_for(steps: Columns) -> dict[str, tuple[Any, Any]]:
     """Empty lists for every step but the first, which computes request 7 at positions 0 and 2."""
-    one = {"requests": [7], "phases": [1], "num_tokens": [2], "window": [5], "commits": [1]}
+    one = {"requests": [7], "phases": [1], "num_tokens": [2], "window": [5], "commits": [1], "evictions": [4]}
     offsets = np.ones(len(steps["step"]) + 1, np.int32)
     offsets[0] = 0
     return {name: (np.array(one[name], dtype), offsets) for name, dtype in STEP_LISTS.items()}
