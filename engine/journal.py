@@ -62,7 +62,8 @@ STEP_COLUMNS: dict[str, str] = {
     "submitted": "int32",  # requests submitted to this replica before the step was planned
     "finished": "int32",  # requests that ended with the step
     "preempted": "int32",  # requests preempted to make room for the step
-    "evicted": "int32",  # of `tokens`, those evicted in the second layer; then of sum_q_kv and sum_kv
+    "evicting": "bool",  # positions could be evicted in the second layer
+    "evicted": "int32",  # of `tokens`, those that were; then of sum_q_kv and sum_kv
     "evicted_q_kv": "int64",
     "evicted_kv": "int64",
 }
@@ -176,7 +177,8 @@ class StepRecorder:
             replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
             f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
-            plan.pages, plan.submitted, len(done), len(plan.preempted), *gone,
+            plan.pages, plan.submitted, len(done), len(plan.preempted),
+            plan.evicting is not None, *gone,
         )  # fmt: skip
         for column, value in zip(self._columns.values(), values, strict=True):
             column[i] = value
@@ -208,7 +210,8 @@ class StepRecorder:
         known = {
             "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
             "num_forwards": 1, "waiting": waiting, "running": running, "submitted": submitted, "finished": 0,
-            "preempted": 0, "device": np.nan, "evicted": 0, "evicted_q_kv": 0, "evicted_kv": 0,
+            "preempted": 0, "device": np.nan, "evicting": False, "evicted": 0,
+            "evicted_q_kv": 0, "evicted_kv": 0,
             "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
         }  # fmt: skip
         for k, name in enumerate(LEAP_COLUMNS):

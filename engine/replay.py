@@ -16,7 +16,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 # What a plan fixes; the other columns say what came of it.
 PLANNED = (
     "step", "prefill", "batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards",
-    "waiting", "running", "pages",
+    "waiting", "running", "pages", "evicting",
 )  # fmt: skip
 
 
@@ -91,4 +91,5 @@ def replay(
 
 def _columns(plan: StepPlan) -> dict[str, Any]:
     values = plan.features._asdict() | {name: getattr(plan, name) for name in STEP_COLUMNS if hasattr(plan, name)}
+    values["evicting"] = plan.evicting is not None
     return {name: values[name] for name in PLANNED}

@@ -364,7 +364,7 @@ METRICS: dict[str, Metric] = {
     "batch": Metric("rows", "sequences in a decode step"),
     "chunk": Metric("positions", "most positions that a sequence may compute in a decode step"),
     "tpf": Metric("tok", "positions committed / (sequences x forwards), over decode steps", "tokens per forward"),
-    "token_utilization": Metric("share", "positions committed / positions computed (evicted ones left out), over decode steps"),
+    "token_utilization": Metric("share", "positions committed / computed in all layers, over decode steps"),
     "wasted_canvas_tokens": Metric("tok", "positions committed - tokens returned, over completed requests"),
     "step_latency": Metric("ms", "decode step's end - start", "percentiles to 0.05 %"),
     "num_decode_steps": Metric("steps", "decode steps of all replicas"),

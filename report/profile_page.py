@@ -17,7 +17,7 @@ from ..profiler.fit import split as split_points
 from ..profiler.fit_commits import SEED
 from ..profiler.fit_commits import split as split_requests
 from ..profiler.profile import CommitFit, Profile
-from ..profiler.samples import FEATURES, Floats, Samples, points
+from ..profiler.samples import FEATURES, POWERS, POWERS_TO, Floats, Samples, points
 from ..profiler.yields import blocks, draw, repeated
 from .figures import COLOURS, GRID, INK, Figure
 from .html import PLOT, STYLE
@@ -150,7 +150,7 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
                 )
             )  # fmt: skip
     keys = every.column("sum_kv")[~prefill] / every.column("batch")[~prefill]
-    tokens = np.geomspace(every.column("tokens").min(), every.column("tokens").max(), 120)
+    tokens = _drawn_at(every.column("tokens"), profile.latency.graph_tokens)
     for i, context in enumerate(np.unique(np.quantile(keys, (0.1, 0.5, 0.9)).round()) if len(keys) else []):
         line = {"color": INK, "width": 1.6, "dash": ("solid", "dash", "dot")[i]}
         curves.add_trace(
@@ -170,10 +170,13 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
     residuals.update_xaxes(type="log")
     residuals.update_yaxes(tickformat="+.0%")
     noise = "unknown" if profile.fit.noise is None else f"{profile.fit.noise:.1%}"
+    graphs = profile.latency.graph_tokens
+    stairs = f" Stairs: decode steps of at most {graphs} tokens are padded to a bucket." if graphs else ""
     return [
         Figure(
             "curve", "Latency against tokens",
-            "Each point the median of its repeats; hollow ones were held out. Lines: rows that compute a whole block.",
+            "Each point the median of its repeats; hollow ones were held out. Lines: rows that compute a whole block."
+            + stairs,
             curves,
         ),
         Figure(
@@ -181,6 +184,15 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
             f"Dashed: the 95th percentile of the held-out points' error. Noise between repeats: {noise}.", residuals,
         ),
     ]  # fmt: skip
+
+
+def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
+    """Whole numbers over what was measured; of captured graphs both sides of every bucket's edge: a stair each."""
+    low, high = tokens.min(), tokens.max()
+    edges = np.append(POWERS, np.arange(2.0 * POWERS_TO, graph_tokens + 1, POWERS_TO))
+    edges = edges[edges <= graph_tokens]
+    every = np.unique(np.concatenate([np.geomspace(low, high, 120).round(), edges, edges + 1]))
+    return np.asarray(every[(every >= low) & (every <= high)], np.float64)
 
 
 def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
@@ -263,7 +275,7 @@ def _coefficients(profile: Profile) -> str:
         values[f"knots[{k}][1]"] = seconds, "s"
     units = {
         "slope": "s/token", "attention": "s/pair", "kv_read": "s/key", "head": "s/row", "sample": "s/row",
-        "launch": "s/forward", "host_step": "s/forward", "host_request": "s/row",
+        "launch": "s/forward", "host_step": "s/forward", "host_request": "s/row", "graph_tokens": "tokens",
     }  # fmt: skip
     values |= {name: (getattr(latency, name), unit) for name, unit in units.items()}
     rows = "".join(
@@ -301,7 +313,8 @@ def _table(title: str, head: tuple[str, ...], rows: str, caption: str) -> str:
 
 def _notes(profile: Profile) -> str:
     fit = profile.fit
-    lines = [f"Measured {name}: {low:g} to {high:g}" for name, (low, high) in (fit.domains or {}).items()]
+    how = "Computed, padding and all," if profile.latency.graph_tokens else "Measured"
+    lines = [f"{how} {name}: {low:g} to {high:g}" for name, (low, high) in (fit.domains or {}).items()]
     if fit.drift is not None:
         lines.append(f"Repeats drifted by {fit.drift:+.1%} from the first measurement to the last")
     lines += [f"Source: {source}" for source in profile.provenance.sources]

@@ -1,16 +1,20 @@
 """What a recorded run committed, as a rule for any other schedule of the same requests.
 
-A masked position commits at its n-th evaluation, wherever that evaluation falls: n is what the recorded run showed.
+A masked position commits at its n-th evaluation, wherever that evaluation falls: n is what the recorded run showed. So
+is, where a policy evicts, at which of its evaluations it was evicted.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from ...engine.rows import MASKED
-from ...engine.step import StepPlan
+from ...engine.step import StepOutcome, StepPlan
 from ..run import Columns
 
 UNKNOWN = -1
+MOST = 64  # evaluations of a mask that are remembered as evicted or not: a block takes no more steps
+
+Bools = npt.NDArray[np.bool_]
 
 
 class Commits:
@@ -32,6 +36,7 @@ class Commits:
         room = end - first + block_length + width
         self._base = np.concatenate([[0], np.cumsum(room)[:-1]]) - first
         self._due = np.full(int(room.sum()), UNKNOWN, np.int32)
+        self._evicted: npt.NDArray[np.uint64] | None = None  # bit n: at the n-th evaluation
         self._typical: int | None = None
         self.num_rows = self.num_forced = self.num_looked_up = self.num_unknown = 0
 
@@ -40,15 +45,36 @@ class Commits:
         """Rows that computed a mask, and of those with none due; masks looked up, and of those without an entry."""
         return self.num_rows, self.num_forced, self.num_looked_up, self.num_unknown
 
-    def see(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> None:
+    def see(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Take down a recorded step."""
-        if not self._autoregressive:
-            self._due[self._at(plan)[committed]] = plan.evaluations[committed]
-
-    def of(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The masks of a plan that commit, [rows, width]; of an autoregressive plan, everything."""
         if self._autoregressive:
-            return np.ones_like(plan.window)
+            return
+        committed = outcome.committed
+        self._due[self._at(plan)[committed]] = plan.evaluations[committed]
+        if outcome.retained is not None:
+            if self._evicted is None:
+                self._evicted = np.zeros(len(self._due), np.uint64)
+            evicted = plan.window & ~outcome.retained & (plan.evaluations < MOST)
+            self._evicted[self._at(plan)[evicted]] |= np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
+
+    def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
+        """The masks of a plan that commit, [rows, width], and what it retains where it may evict.
+
+        Of an autoregressive plan everything commits.
+        """
+        if self._autoregressive:
+            return np.ones_like(plan.window), None
+        committed = self._commits(plan)
+        if plan.evicting is None:
+            return committed, None
+        retained = plan.window.copy()
+        if self._evicted is not None:
+            times = np.minimum(plan.evaluations, MOST - 1).astype(np.uint64)
+            evicted = (self._evicted[self._at(plan)] >> times) & np.uint64(1) == 1
+            retained &= ~(evicted & (plan.status == MASKED) & (plan.evaluations < MOST)) | committed
+        return committed, retained
+
+    def _commits(self, plan: StepPlan) -> Bools:
         if self._typical is None:
             known = self._due[self._due != UNKNOWN]
             self._typical = int(np.median(known)) if len(known) else 0
@@ -56,7 +82,7 @@ class Commits:
         due = self._due[self._at(plan)]
         unknown = masks & (due == UNKNOWN)
         wait = np.where(unknown, self._typical, due) - plan.evaluations.astype(np.int64)
-        committed: npt.NDArray[np.bool_] = masks & (wait <= 0)
+        committed: Bools = masks & (wait <= 0)
         some = masks.any(axis=1)
         forced = np.flatnonzero(some & ~committed.any(axis=1))
         if len(forced):

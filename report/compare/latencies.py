@@ -8,7 +8,7 @@ import numpy as np
 from ...engine.latency import Features, LatencyModel
 from ...engine.step import StepPlan
 from ..run import Columns
-from .steps import Lists, features_of, prices
+from .steps import Lists, features_of, left_of, prices
 
 NEAREST = 8  # steps that price one which was never recorded
 
@@ -16,10 +16,10 @@ NEAREST = 8  # steps that price one which was never recorded
 class Latencies:
     """The recorded latency of the same step, where there is one; otherwise the nearest steps' correction of a model.
 
-    The same step: the same requests and the same features, and the n-th such step is the n-th recorded one. Beyond the
-    last it is their mean. A step without one takes the model's price times what was recorded over what the model says,
-    summed over the eight recorded steps of its kind (prefill or decode) that are nearest in the logarithms of tokens,
-    query-key pairs, visible keys and rows.
+    The same step: the same requests and the same features, also of what an eviction left, and the n-th such step is the
+    n-th recorded one. Beyond the last it is their mean. A step without one takes the model's price times what was
+    recorded over what the model says, summed over the eight recorded steps of its kind (prefill or decode) that are
+    nearest in the logarithms of tokens, query-key pairs, visible keys and rows.
     """
 
     def __init__(self, model: LatencyModel, steps: Columns, lists: Lists) -> None:
@@ -28,11 +28,11 @@ class Latencies:
         self._used: dict[object, int] = defaultdict(int)
         self.num_steps = 0  # priced
         self.num_nearest = 0  # of those, by the nearest
-        features, latency = features_of(steps), steps["latency"]
+        features, left, latency = features_of(steps), left_of(steps), steps["latency"]
         values, offsets = lists["requests"]
         ends = offsets.tolist()
-        for i, (f, seconds) in enumerate(zip(features, latency.tolist(), strict=True)):
-            self._same[(f, values[ends[i] : ends[i + 1]].tobytes())].append(seconds)
+        for i, (f, of_rest, seconds) in enumerate(zip(features, left, latency.tolist(), strict=True)):
+            self._same[(f, of_rest, values[ends[i] : ends[i + 1]].tobytes())].append(seconds)
         self._priced = prices(model, steps)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
@@ -47,13 +47,13 @@ class Latencies:
         self._used.clear()
         self.num_steps = self.num_nearest = 0
 
-    def __call__(self, plan: StepPlan) -> float:
+    def __call__(self, plan: StepPlan, left: Features | None = None) -> float:
         self.num_steps += 1
-        key = (plan.features, plan.requests.tobytes())
+        key = (plan.features, left, plan.requests.tobytes())
         recorded = self._same.get(key)
         if recorded is None:
             self.num_nearest += 1
-            return self._model.step(plan.features) * self._correction(plan)
+            return self._model.step(plan.features, left) * self._correction(plan)
         used = self._used[key]
         self._used[key] = used + 1
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))

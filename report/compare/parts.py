@@ -83,7 +83,7 @@ def parts(
         commits.append(seen)
     model = p_profile.latency
     recorded = Latencies(model, steps[1], lists[1])
-    price: list[Price] = [lambda plan: model.step(plan.features), recorded]
+    price: list[Price] = [lambda plan, left=None: model.step(plan.features, left), recorded]
     total, done = 4 * len(steps[1]["step"]), 0
 
     def tick() -> None:

@@ -10,10 +10,11 @@ import numpy.typing as npt
 from ...engine.engine import Engine, Limits
 from ...engine.errors import DsimError
 from ...engine.journal import RequestTable
+from ...engine.latency import Features
 from ...engine.policy import Policy, parse
 from ...engine.replay import replay
 from ...engine.request import Request
-from ...engine.step import StepOutcome, StepPlan
+from ...engine.step import StepOutcome, StepPlan, features_left
 from ...profiler.profile import Profile
 from ..run import Columns, Run
 from .commits import Commits
@@ -25,7 +26,7 @@ Tick = Callable[[], None]
 class Price(Protocol):
     """What a step takes, in seconds."""
 
-    def __call__(self, plan: StepPlan) -> float: ...
+    def __call__(self, plan: StepPlan, left: Features | None = None) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, ti
                 return
             now = coming[taken].arrival
             continue
-        outcome = StepOutcome(price(plan), commits.of(plan))
+        committed, retained = commits.of(plan)
+        left = None if retained is None else features_left(plan, retained)
+        outcome = StepOutcome(price(plan, left), committed, retained=retained)
         now += outcome.latency
         engine.commit(outcome, now)
         tick()
@@ -131,5 +134,5 @@ class _Watched(Engine):
 
     def commit(self, outcome: StepOutcome, now: float) -> npt.NDArray[np.int32]:
         assert self._seen is not None
-        self.commits.see(self._seen, outcome.committed)
+        self.commits.see(self._seen, outcome)
         return super().commit(outcome, now)

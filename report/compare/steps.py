@@ -15,7 +15,7 @@ from .errors import Errors, Floats, errors, ks_distance
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
 
 # What a step computes, whoever waits beside it.
-COMPUTED = ("prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards")
+COMPUTED = ("prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting")
 KINDS = ("decode", "prefill")
 
 
@@ -69,7 +69,8 @@ def compare_steps(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists, latenc
 
 def prices(latency: LatencyModel, steps: Columns) -> Floats:
     """What a latency model says of each step by its features, in seconds."""
-    return np.array([latency.step(features) for features in features_of(steps)], np.float64)
+    pairs = zip(features_of(steps), left_of(steps), strict=True)
+    return np.array([latency.step(features, left) for features, left in pairs], np.float64)
 
 
 def features_of(steps: Columns) -> list[Features]:
@@ -78,6 +79,19 @@ def features_of(steps: Columns) -> list[Features]:
     columns = [steps[name].tolist() for name in names]
     prefill = np.where(steps["prefill"], steps["tokens"], 0).tolist()
     return [Features(*values) for values in zip(*columns, prefill, steps["num_forwards"].tolist(), strict=True)]
+
+
+def left_of(steps: Columns) -> list[Features | None]:
+    """What an eviction left of recorded steps; None of those that could not evict."""
+    left: list[Features | None] = [None] * len(steps["evicting"])
+    for i in np.flatnonzero(steps["evicting"]).tolist():
+        num, pairs, keys = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv"))
+        tokens = int(steps["tokens"][i]) - num
+        left[i] = Features(
+            tokens, int(steps["sum_q_kv"][i]) - pairs, int(steps["sum_kv"][i]) - keys, tokens,
+            int(steps["sampled_rows"][i]), int(steps["batch"][i]), 0, int(steps["num_forwards"][i]),
+        )  # fmt: skip
+    return left
 
 
 def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lists]:

@@ -26,7 +26,7 @@ from dsim.report.files import RunWriter
 from dsim.report.metrics import summarize
 from dsim.report.run import Run, read_run
 from dsim.sim.step_model import StepModel
-from dsim.sim.twin import commit_model_of, limits_of, simulate
+from dsim.sim.twin import commit_model_of, deltas_of, limits_of, simulate
 from dsim.traces import Trace
 
 from ..worlds import TOY_MODEL, toy_profile, toy_trace
@@ -36,7 +36,8 @@ CHUNK = "chunk:2,block_length=4" + SMALL
 LMDEPLOY = "lmdeploy-bd32,block_length=4" + SMALL
 OPTIMUS = "optimus,block_length=4" + SMALL
 AR = "ar" + SMALL
-ALL = (LMDEPLOY, CHUNK, OPTIMUS, AR)
+FOCUS = "focus,block_length=4" + SMALL
+ALL = (LMDEPLOY, CHUNK, OPTIMUS, AR, FOCUS)
 
 LATENCY = LatencyModel(((0.0, 0.02), (16.0, 0.03)), 0.001, attention=1e-6, host_request=0.001)
 SLOWER = LatencyModel(((0.0, 0.022), (16.0, 0.033)), 0.0011, attention=1.1e-6, host_request=0.0011)
@@ -121,7 +122,9 @@ def live(
     engine = Engine(spec, limits, table, latency=model.latency)
     width = spec.block_length * (2 if spec.obs else 1)
     commits = commit_model_of(spec, model, None)
-    draws = None if commits is None else CommitDraws(commits, 0, trace.input_length, trace.output_length, width)
+    draws = None if commits is None else CommitDraws(
+        commits, 0, trace.input_length, trace.output_length, width, deltas=deltas_of(spec, model)
+    )  # fmt: skip
     device = NoisyDevice(StepModel(model.latency, draws), factor)
     with RunWriter(folder) as writer:
         recorder = StepRecorder(writer.steps(policy).append, width)
@@ -277,7 +280,7 @@ def test_requests_steps_and_ranking_of_several_policies(tmp_path: Path) -> None:
     e2el = [columns["finish"] - columns["arrival"] for columns in (mine, theirs)]
     assert cell.metrics["e2el"].requests is not None
     assert cell.metrics["e2el"].requests.mape == pytest.approx(np.mean(np.abs(e2el[0] - e2el[1]) / e2el[1]))
-    assert found.overall["e2el"].num == 160
+    assert found.overall["e2el"].num == 40 * len(ALL)
     (ranking,) = found.rankings
     assert ranking.cells == list(ALL)
     assert ranking.metrics["mean:e2el"].tau == 1.0

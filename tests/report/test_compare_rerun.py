@@ -1,13 +1,17 @@
 """Recorded commits and latencies as rules for another schedule, each answer worked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from dsim.engine.eviction import Focus
 from dsim.engine.journal import STEP_COLUMNS
 from dsim.engine.latency import Features, LatencyModel
-from dsim.engine.step import StepPlan
+from dsim.engine.step import Evicting, StepOutcome, StepPlan
 from dsim.report.compare.commits import Commits
 from dsim.report.compare.latencies import Latencies
+from dsim.report.compare.steps import prices
 from dsim.report.run import Columns
 
 from ..worlds import plan_of
@@ -27,35 +31,70 @@ def blocks(start: int, computed: list[int], evaluations: list[int], masked: list
     )
 
 
+def committing(columns: list[int], evicted: list[int] | None = None) -> StepOutcome:
+    """What came of a plan: the columns committed, and those evicted where it could evict."""
+    at = np.arange(4)[None]
+    retained = None if evicted is None else ~np.isin(at, evicted)
+    return StepOutcome(1.0, np.isin(at, columns), retained=retained)
+
+
+def committed(commits: Commits, plan: StepPlan) -> list[list[bool]]:
+    marks, retained = commits.of(plan)
+    assert retained is None  # these plans evict nothing
+    return marks.tolist()
+
+
 @pytest.fixture
 def commits() -> Commits:
     """Request 0: a prompt of 6, so that its blocks begin at 4 and 8. At 4, columns 2 and 3 commit first and third."""
     seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), 4, 4, False)
-    seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0]), np.array([[False, False, True, False]]))
-    seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 2]), np.array([[False, False, False, True]]))
+    seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0]), committing([2]))
+    seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 2]), committing([3]))
     return seen
 
 
 def test_a_position_commits_at_the_evaluation_of_the_record_whenever_that_comes(commits: Commits) -> None:
-    assert commits.of(blocks(4, [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1])).tolist() == [[False, False, True, False]]
-    assert commits.of(blocks(4, [0, 0, 1, 1], [0, 0, 0, 2], [0, 0, 1, 1])).tolist() == [[False, False, True, True]]
+    assert committed(commits, blocks(4, [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1])) == [[False, False, True, False]]
+    assert committed(commits, blocks(4, [0, 0, 1, 1], [0, 0, 0, 2], [0, 0, 1, 1])) == [[False, False, True, True]]
     assert commits.counts == (2, 0, 4, 0)
 
 
 def test_where_none_is_due_the_soonest_commits(commits: Commits) -> None:
-    assert commits.of(blocks(4, [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1])).tolist() == [[False, False, False, True]]
+    assert committed(commits, blocks(4, [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1])) == [[False, False, False, True]]
     assert commits.counts == (1, 1, 1, 0)
 
 
 def test_a_position_without_a_record_takes_the_median(commits: Commits) -> None:
     # The median of 0 and 2 is 1.
-    assert commits.of(blocks(8, [1, 1, 0, 0], [1, 0, 0, 0])).tolist() == [[True, False, False, False]]
+    assert committed(commits, blocks(8, [1, 1, 0, 0], [1, 0, 0, 0])) == [[True, False, False, False]]
     assert commits.counts == (1, 0, 2, 2)
 
 
 def test_what_is_no_mask_never_commits(commits: Commits) -> None:
-    assert not commits.of(blocks(4, [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1])).any()
+    assert committed(commits, blocks(4, [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1])) == [[False] * 4]
     assert commits.counts == (0, 0, 0, 0)
+
+
+def test_a_mask_is_evicted_at_the_evaluations_at_which_it_was_unless_it_commits() -> None:
+    seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), 4, 4, False)
+    nothing = np.zeros(1, np.int32)
+    can = Evicting(Focus(), nothing, nothing, nothing - 1)
+    plan = replace(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]), evicting=can)
+    seen.see(plan, committing([2], evicted=[3]))
+    later = replace(blocks(4, [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]), evicting=can)
+    seen.see(later, committing([3], evicted=[]))
+    marks, retained = seen.of(plan)
+    assert retained is not None
+    assert (marks.tolist(), retained.tolist()) == ([[False, False, True, False]], [[True, True, True, False]])
+    marks, retained = seen.of(later)
+    assert retained is not None
+    assert (marks.tolist(), retained.tolist()) == ([[False, False, False, True]], [[False, True, True, True]])
+    # Alone it is the one due soonest: it commits before its time, and so was not evicted.
+    early = replace(blocks(4, [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 1]), evicting=can)
+    marks, retained = seen.of(early)
+    assert retained is not None
+    assert marks.tolist() == retained.tolist() == [[False, False, False, True]]
+    assert seen.of(replace(plan, evicting=None))[1] is None
 
 
 MODEL = LatencyModel(((0.0, 0.0),), 0.001)  # 1 ms a token
@@ -83,6 +122,21 @@ def test_the_same_step_takes_what_it_took_the_nth_time_and_then_the_mean() -> No
     latencies.restart()
     assert latencies(step(4)) == 0.010
     assert (latencies.num_steps, latencies.num_nearest) == (1, 0)
+
+
+def test_what_an_eviction_left_tells_steps_apart() -> None:
+    n = 2
+    steps: Columns = {name: np.zeros(n, kind) for name, kind in STEP_COLUMNS.items()}
+    steps |= {"tokens": np.array([8, 8]), "head_rows": np.array([8, 8]), "latency": np.array([0.5, 0.2])}
+    steps |= {"batch": np.ones(n, np.int32), "num_forwards": np.ones(n, np.int32)}
+    steps |= {"evicting": np.array([False, True]), "evicted": np.array([0, 6])}
+    model = replace(MODEL, early=0.25, eviction=0.001)
+    assert prices(model, steps).tolist() == pytest.approx([0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001])
+    latencies = Latencies(model, steps, {"requests": (np.full(n, 7, np.int32), np.arange(n + 1))})
+    plan = plan_of(features=Features(8, 0, 0, 8, 0, 1, 0), requests=np.array([7], np.int32))
+    assert latencies(plan) == 0.5
+    assert latencies(plan, Features(2, 0, 0, 2, 0, 1, 0)) == 0.2
+    assert latencies.num_nearest == 0
 
 
 def test_a_step_that_was_never_recorded_takes_the_nearest_ones_correction() -> None:
