@@ -2,7 +2,8 @@
 
 The fit is linearised, and its pieces given more bends than were found, since one that nobody looked for may be there.
 Each coefficient begins with a wide prior, so that what no step has told yet counts as unsure rather than as known. A
-shape chosen counts as measured when the next is chosen: so they spread out.
+shape chosen counts as measured when the next is chosen: so they spread out. Shapes are
+compared by what is computed: captured graphs of one bucket tell the same of the layers, and another bucket tells more.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,11 @@ PRIOR = 1.0  # standard deviation of what a coefficient adds to the typical shap
 LEAST_NOISE = 0.005
 
 
-def next_shapes(candidates: Sequence[Features], taken: Samples, num: int) -> list[int]:
-    """Indices of `num` candidates to measure next, the most telling first; those measured already are left out."""
+def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_tokens: int = 0) -> list[int]:
+    """Indices of `num` candidates to measure next, the most telling first; those measured already are left out.
+
+    Decode steps of at most `graph_tokens` are captured graphs.
+    """
     measured = {tuple(row) for row in taken.features.tolist()}
     left = [i for i, shape in enumerate(candidates) if tuple(map(float, shape)) not in measured]
     if not left:
@@ -31,7 +35,7 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int) -> lis
         order = np.lexsort(table.T[::-1])
         spread = np.linspace(0, len(order) - 1, min(num, len(order))).round().astype(int)
         return [left[order[i]] for i in dict.fromkeys(spread.tolist())]
-    found = search(Problem(seen, seen.latency, with_host=True))
+    found = search(Problem(seen, seen.latency, with_host=True, graph_tokens=graph_tokens))
     noise = max(LEAST_NOISE, float(np.sqrt(np.mean(found.residuals() ** 2))))
     old, new = (_rows(found, features) for features in (seen.features, table))
     scale = np.sqrt((new**2).mean(axis=0))
@@ -51,7 +55,7 @@ def _rows(found: Solution, features: Floats) -> Floats:
     none = np.full(len(features), np.nan)
     ones = np.ones(len(features), np.int64)
     shapes = Points(features, np.ones(len(features)), none, ones, none)
-    problem = Problem(shapes, shapes.latency, with_host=True)
+    problem = Problem(shapes, shapes.latency, with_host=True, graph_tokens=found.problem.graph_tokens)
     on = found.on(problem)
     latency = problem.columns(found.bends, found.names, on.floor()) @ found.values
     further = np.geomspace(max(1.0, found.problem.tokens.min()), max(2.0, found.problem.tokens.max()), BENDS + 2)[1:-1]

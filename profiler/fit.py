@@ -1,5 +1,6 @@
 """Fit a latency model to measured steps, and say whether to believe it."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from .pieces import LINEAR, Problem, digits, search
 from .profile import Fit, HeldOut
-from .samples import FEATURES, Bools, Floats, Points, Samples, points
+from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points
 
 MIN_POINTS = 4
 
@@ -23,12 +24,16 @@ HELD_OUT_P95 = 0.20
 DOMAINS = ("tokens", "batch", "prefill_tokens", "head_rows")
 
 
-def fit_latency(taken: Samples, held_out: Bools | None = None) -> tuple[LatencyModel, Fit]:
+def fit_latency(
+    taken: Samples, held_out: Bools | None = None, graph_tokens: int = 0
+) -> tuple[LatencyModel, Fit]:  # fmt: skip
     """The model of least relative squares over the points (medians of repeats), and how far to trust it.
 
     held_out: the points, in the order of `points(taken)`, that judge the fit and take no part in it; as `split` has it
     by default. Where every step's device time is known the host's terms are fitted to the rest of its latency;
-    otherwise host_step cannot be told from the other constants, and is left in them.
+    otherwise host_step cannot be told from the other constants, and is left in them. Decode steps of at most
+    `graph_tokens` were captured graphs: the model has them padded, and the domains are of what was computed, padding
+    and all.
     """
     every = points(taken)
     judge = split(every) if held_out is None else held_out
@@ -36,7 +41,7 @@ def fit_latency(taken: Samples, held_out: Bools | None = None) -> tuple[LatencyM
     if len(fitted) < MIN_POINTS:
         raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")
     timed = not np.isnan(fitted.device).any()
-    solution = search(Problem(fitted, fitted.device if timed else fitted.latency, not timed))
+    solution = search(Problem(fitted, fitted.device if timed else fitted.latency, not timed, graph_tokens))
     errors = solution.standard_errors()
     host = {"host_step": 0.0, "host_request": 0.0}
     missing = list(solution.unidentified)
@@ -56,15 +61,16 @@ def fit_latency(taken: Samples, held_out: Bools | None = None) -> tuple[LatencyM
     noise, (drift, drift_error) = _noise(every), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
     doubts = _doubts(len(fitted), num, noise, drift, drift_error, judged)
+    computed = replace(fitted, features=padded(fitted.features, graph_tokens))
     return model, Fit(
-        domain=_range(fitted.column("tokens")),
-        regimes=_regimes(model, float((fitted.column("tokens") / fitted.column("num_forwards")).max())),
+        domain=_range(computed.column("tokens")),
+        regimes=_regimes(model, float((computed.column("tokens") / computed.column("num_forwards")).max())),
         residual=digits(np.sqrt(np.mean(residuals**2)), 4),
         standard_errors={name: digits(value, 3) for name, value in errors.items()},
         relative_uncertainty=None,
         num_points=len(fitted),
         held_out=judged,
-        domains={name: _range(fitted.column(name)) for name in DOMAINS}
+        domains={name: _range(computed.column(name)) for name in DOMAINS}
         | {"keys": _range(fitted.column("sum_kv") / np.maximum(fitted.column("batch"), 1))},
         noise=None if noise is None else digits(noise, 3),
         drift=None if drift is None else digits(drift, 3),
@@ -82,14 +88,15 @@ def split(every: Points) -> Bools:
 
 def predict(model: LatencyModel, features: Floats) -> Floats:
     """`model.step` of many steps at once: features [steps, 8] to seconds."""
-    f = dict(zip(FEATURES, features.T, strict=True))
+    f = dict(zip(FEATURES, padded(features, model.graph_tokens).T, strict=True))
     n = f["num_forwards"]
     tokens = f["tokens"] / n
     x, y = np.array(model.knots).T
     pieces = np.interp(tokens, x, y) + model.slope * np.maximum(tokens - x[-1], 0.0)
     device = n * pieces + sum(getattr(model, name) * f[of] for name, of in LINEAR.items())
     host = n * model.host_step + model.host_request * f["batch"]
-    return np.asarray(np.maximum(n * model.launch, device) + host, np.float64)
+    launch = np.where(captured(features, model.graph_tokens), 0.0, model.launch)
+    return np.asarray(np.maximum(n * launch, device) + host, np.float64)
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:

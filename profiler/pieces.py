@@ -3,16 +3,18 @@
 Given the bends (tokens at which the pieces meet) and which points ran into the launch floor, the model is linear in
 coefficients that may not be negative: so bends are searched on a grid, the floor's points found by turns from several
 starts, and the best is polished with the bends free. The number of pieces is the one of least BIC.
+
+A captured graph is priced by what it computes, its bucket, and never runs into the floor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from ..engine.latency import LatencyModel
-from .samples import Bools, Floats, Points
+from .samples import Bools, Floats, Points, captured, padded
 
 MAX_PIECES = 3
 GRID = 5  # candidate bends at quantiles, twice as many at equal ratios
@@ -28,15 +30,17 @@ LINEAR = {"attention": "sum_q_kv", "kv_read": "sum_kv", "head": "head_rows", "sa
 class Problem:
     """Points to fit, weighted so that a residual is relative to the whole latency."""
 
-    def __init__(self, fitted: Points, target: Floats, with_host: bool) -> None:
-        self.points, self.with_host = fitted, with_host
-        self.forwards = fitted.column("num_forwards")
-        self.tokens = fitted.column("tokens") / self.forwards
+    def __init__(self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0) -> None:
+        self.points, self.with_host, self.graph_tokens = fitted, with_host, graph_tokens
+        self.captured = captured(fitted.features, graph_tokens)
+        computed = replace(fitted, features=padded(fitted.features, graph_tokens))
+        self.forwards = computed.column("num_forwards")
+        self.tokens = computed.column("tokens") / self.forwards
         self.weight = 1.0 / fitted.latency
         self.target = target * self.weight
-        self.linear = {name: fitted.column(of) for name, of in LINEAR.items()}
+        self.linear = {name: computed.column(of) for name, of in LINEAR.items()}
         if with_host:
-            self.linear["host_request"] = fitted.column("batch")
+            self.linear["host_request"] = computed.column("batch")
 
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
         """What each coefficient adds to each point: base, a slope for each piece, `names`, launch."""
@@ -51,7 +55,8 @@ class Problem:
         """The same over at most SEARCHED points."""
         keep = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(np.int64))
         target = (self.target / self.weight)[keep]
-        return Problem(self.points[keep], target, self.with_host) if len(self.points) > SEARCHED else self
+        few = Problem(self.points[keep], target, self.with_host, self.graph_tokens)
+        return few if len(self.points) > SEARCHED else self
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Solution:
         if "host_request" in self.names:
             device[:, 1 + len(self.bends) + self.names.index("host_request")] = 0.0
         launch = self.values[-1] * self.problem.forwards * self.problem.weight
-        return np.asarray(device @ self.values < launch, np.bool_)
+        return np.asarray((device @ self.values < launch) & ~self.problem.captured, np.bool_)
 
     def residuals(self) -> Floats:
         """predicted / measured - 1 of each point."""
@@ -118,6 +123,7 @@ class Solution:
             kv_read=digits(found.get("kv_read", 0.0)),
             head=digits(found.get("head", 0.0)),
             sample=digits(found.get("sample", 0.0)),
+            graph_tokens=self.problem.graph_tokens,
         )
 
     def jacobian(self) -> Floats:
@@ -188,9 +194,10 @@ def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Sol
     nowhere = np.zeros(len(problem.points), np.bool_)
     free = Solution(problem, bends, names, _solve(problem, bends, names, nowhere))
     device = problem.columns(bends, names, nowhere) @ free.values / problem.weight / problem.forwards
+    launched = ~problem.captured
     best: Solution | None = None
-    for share in STARTS:
-        floor = device <= np.quantile(device, share)
+    for share in STARTS if launched.any() else ():
+        floor = launched & (device <= np.quantile(device[launched], share))
         for _ in range(ROUNDS):
             found = Solution(problem, bends, names, _solve(problem, bends, names, floor))
             again = found.floor()

@@ -7,13 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.errors import ProfileError
-from ..engine.latency import Features
+from ..engine.latency import POWERS_TO, Features
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 FEATURES = Features._fields
+PADDED = [FEATURES.index(name) for name in ("tokens", "head_rows", "sampled_rows")]  # columns that padding adds to
+POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens: 1, 2, 4 ... 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,3 +98,19 @@ def points(taken: Samples) -> Points:
         np.array([len(g) for g in groups], np.int64),
         np.array(spread),
     )
+
+
+def captured(features: Floats, graph_tokens: int) -> Bools:
+    """Which steps [steps, 8] are captured graphs: decode steps of at most so many tokens, as in LatencyModel.step."""
+    tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
+    return np.asarray((prefill == 0) & (tokens <= graph_tokens), np.bool_)
+
+
+def padded(features: Floats, graph_tokens: int) -> Floats:
+    """The steps [steps, 8] as the device computes them: captured ones fill their buckets, as in engine.latency."""
+    tokens = features[:, FEATURES.index("tokens")]
+    power = POWERS[np.minimum(np.searchsorted(POWERS, tokens), len(POWERS) - 1)]
+    bucket = np.where(tokens <= POWERS_TO, power, np.ceil(tokens / POWERS_TO) * POWERS_TO)
+    out = features.copy()
+    out[:, PADDED] += np.where(captured(features, graph_tokens), bucket - tokens, 0.0)[:, None]
+    return out

@@ -11,13 +11,14 @@ from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
 from ..engine.commits import CommitModel
+from ..engine.latency import POWERS_TO
 from ..profiler.commit_log import CommitLog
 from ..profiler.fit import predict
 from ..profiler.fit import split as split_points
 from ..profiler.fit_commits import SEED
 from ..profiler.fit_commits import split as split_requests
 from ..profiler.profile import CommitFit, Profile
-from ..profiler.samples import FEATURES, POWERS, POWERS_TO, Floats, Samples, points
+from ..profiler.samples import FEATURES, POWERS, Floats, Samples, points
 from ..profiler.yields import blocks, draw, repeated
 from .figures import COLOURS, GRID, INK, Figure
 from .html import PLOT, STYLE
