@@ -18,6 +18,7 @@ def focus_select(
     progress: torch.Tensor,
     alpha: float,
     *,
+    sample_deviation: bool = False,
     check: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which of the T tokens computed are retained, bool [T], and each sequence's progress after that, int32 [S].
@@ -57,7 +58,7 @@ def focus_select(
         check_range("masked", masked, 0, len(positions) - 1)
         check_range("num_steps", num_steps, 0, 2**31 - 1)
     if take("focus_select", masked) == "reference":
-        return reference.focus_select(*arguments, alpha)
+        return reference.focus_select(*arguments, alpha, sample_deviation)
     from . import kernel
 
-    return kernel.focus_select(*arguments, alpha)
+    return kernel.focus_select(*arguments, alpha, sample_deviation)

@@ -19,6 +19,7 @@ def focus_select(
     num_steps: torch.Tensor,
     progress: torch.Tensor,
     alpha: float,
+    sample_deviation: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the launcher."""
     retained = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
@@ -27,7 +28,8 @@ def focus_select(
         # Products and sums must be rounded each, as NumPy rounds them: no fused multiply-add.
         _select[(len(progress),)](
             importance_first, importance_second, masked, masked_start, positions, num_decoded, num_steps, progress,
-            retained, progress_after, ALPHA=float(alpha), BLOCK=BLOCK, enable_fp_fusion=False,
+            retained, progress_after, ALPHA=float(alpha), SAMPLE=int(sample_deviation), BLOCK=BLOCK,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return retained, progress_after
 
@@ -67,7 +69,7 @@ def _kept(first_ptr, second_ptr, masked_ptr, positions_ptr, o, start, end, num_s
 @triton.jit
 def _select(
     first_ptr, second_ptr, masked_ptr, start_ptr, positions_ptr, decoded_ptr, steps_ptr, progress_ptr,
-    retained_ptr, progress_after_ptr, ALPHA: tl.constexpr, BLOCK: tl.constexpr,
+    retained_ptr, progress_after_ptr, ALPHA: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_s = tl.program_id(0)
     start = tl.load(start_ptr + i_s)
@@ -84,7 +86,7 @@ def _select(
     for i in range(start, end):
         off = _delta(first_ptr, second_ptr, i, True).to(tl.float64) - mean
         variance += off * off
-    high = mean + tl.sqrt(variance / tl.maximum(num_masked, 1).to(tl.float64))
+    high = mean + tl.sqrt(variance / tl.maximum(num_masked - SAMPLE, 1).to(tl.float64))
 
     num_steps = tl.load(steps_ptr + i_s)
     decoded = tl.load(decoded_ptr + i_s).to(tl.float64) / tl.maximum(num_steps, 1).to(tl.float64)

@@ -16,6 +16,7 @@ def focus_select(
     num_steps: torch.Tensor,
     progress: torch.Tensor,
     alpha: float,
+    sample_deviation: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the launcher. Sequences are rows, padded to the longest list of masked tokens."""
     retained = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
@@ -40,7 +41,8 @@ def focus_select(
     variance = torch.zeros_like(mean)
     for j in range(width):
         variance = variance + square[:, j]
-    high = there & (wide >= (mean + (variance / count).sqrt())[:, None])
+    deviation = (variance / (count - int(sample_deviation)).clamp(min=1)).sqrt()
+    high = there & (wide >= (mean + deviation)[:, None])
 
     decoded = torch.where(num_steps > 0, num_decoded.double() / num_steps.clamp(min=1), 1.0)
     budget = (decoded.clamp(min=1.0) * alpha).ceil().clamp(min=1.0).minimum(num_masked.double())

@@ -42,22 +42,24 @@ def arguments(sequences: list[Sequence]) -> list[torch.Tensor]:
     ]
 
 
-def by_the_rule(sequences: list[Sequence], alpha: float) -> tuple[list[bool], list[int]]:
+def by_the_rule(sequences: list[Sequence], alpha: float, sample: bool = False) -> tuple[list[bool], list[int]]:
     keep, progress = [], []
     for delta, own, others, num_decoded, num_steps, before in sequences:
         positions = np.array(own)
         first, second = layers(delta)
-        own_keep = retained(second - first, positions, budget(len(own), num_decoded, num_steps, alpha), before)
+        wanted = int(budget(len(own), num_decoded, num_steps, alpha))
+        own_keep = retained(second - first, positions, wanted, before, sample)
         kept = {*positions[own_keep].tolist(), *others}
         keep += [p in kept for p in sorted([*own, *others])]
         progress.append(max([before, *positions[own_keep].tolist()]))
     return keep, progress
 
 
-def check(place: Place, sequences: list[Sequence], alpha: float) -> None:
+def check(place: Place, sequences: list[Sequence], alpha: float, sample: bool = False) -> None:
+    given = [t.to(place.device) for t in arguments(sequences)]
     with place.proved("focus_select"):
-        keep, progress = focus_select(*(t.to(place.device) for t in arguments(sequences)), alpha)
-    assert (keep.tolist(), progress.tolist()) == by_the_rule(sequences, alpha)
+        keep, progress = focus_select(*given, alpha, sample_deviation=sample)
+    assert (keep.tolist(), progress.tolist()) == by_the_rule(sequences, alpha, sample)
 
 
 @st.composite
@@ -73,13 +75,19 @@ def a_sequence(draw: st.DrawFn) -> Sequence:
 
 @pytest.mark.parametrize("place", EVERYWHERE)
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(sequences=st.lists(a_sequence(), min_size=1, max_size=4), alpha=st.sampled_from([1.0, 1.2, 1.5, 1.8, 3.0]))
-def test_any_batch_is_selected_as_the_rule_selects_it(place: Place, sequences: list[Sequence], alpha: float) -> None:
-    check(place, sequences, alpha)
+@given(
+    sequences=st.lists(a_sequence(), min_size=1, max_size=4),
+    alpha=st.sampled_from([1.0, 1.2, 1.5, 1.8, 3.0]),
+    sample=st.booleans(),
+)
+def test_any_batch_is_selected_as_the_rule_selects_it(
+    place: Place, sequences: list[Sequence], alpha: float, sample: bool
+) -> None:
+    check(place, sequences, alpha, sample)
 
 
 @pytest.mark.parametrize("place", EVERYWHERE)
-@pytest.mark.parametrize("num_masked", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("num_masked", [1, 63, 64, 65, 1000])
 def test_lists_of_ugly_lengths_are_selected_as_the_rule_selects_them(place: Place, num_masked: int) -> None:
     generator = np.random.default_rng(num_masked)
     positions = np.cumsum(generator.integers(1, 3, 2 * num_masked)).tolist()
@@ -95,6 +103,9 @@ def test_importance_exactly_at_the_threshold_is_high(place: Place) -> None:
     halves = [([0.0, 1.0] * m, list(range(0, 4 * m, 2)), [], 0, 0, 4 * m) for m in (3, 7, 11, 49)]
     check(place, [*equal, *halves], 1.0)
     assert by_the_rule(equal[:1], 1.0)[0] == [True] * 3
+    check(place, [*equal, *halves], 1.0, sample=True)
+    # The sample's deviation is a little more: a half less its mean no longer reaches it, and the leftmost is taken.
+    assert by_the_rule(halves[:1], 1.0, sample=True)[0] == [False, True, False, False, False, False]
     assert by_the_rule(halves[:1], 1.0)[0] == [False, True] * 3
 
 
