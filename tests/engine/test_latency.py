@@ -1,0 +1,66 @@
+"""What a step costs, by hand: before an eviction and after it, eager and captured."""
+
+import math
+
+import pytest
+
+from dsim.engine.latency import Features, LatencyModel, bucket, padded
+
+# 10 ms for up to 100 tokens, then 0.1 ms a token.
+MODEL = LatencyModel(
+    ((100.0, 0.010),), 1e-4, attention=1e-6, kv_read=1e-5, head=1e-4, sample=2e-4, launch=0.004, host_step=0.003,
+    host_request=0.001, early=0.25, eviction=0.005,
+)  # fmt: skip
+BEFORE = Features(200, 5000, 300, 200, 256, 8, 0)
+AFTER = Features(60, 1000, 200, 60, 256, 8, 0)
+
+
+def test_a_step_that_evicts_pays_its_first_layers_for_all_and_the_rest_for_what_is_left() -> None:
+    before = 0.010 + 100 * 1e-4 + 5000e-6 + 300e-5  # 28 ms
+    after = 0.010 + 1000e-6 + 200e-5  # 13 ms
+    device = 0.25 * before + 0.75 * after + 60 * 1e-4 + 256 * 2e-4
+    assert MODEL.step(BEFORE, AFTER) == pytest.approx(device + 0.003 + 8 * 0.001 + 0.005, rel=1e-12)
+
+
+def test_all_or_nothing_of_the_layers_may_come_before_the_eviction() -> None:
+    rest = 60 * 1e-4 + 256 * 2e-4 + 0.003 + 0.008
+    for early, layers in ((0.0, 0.013), (1.0, 0.028)):
+        model = LatencyModel(**(vars(MODEL) | {"early": early, "eviction": 0.0}))
+        assert model.step(BEFORE, AFTER) == pytest.approx(layers + rest, rel=1e-12)
+
+
+def test_choosing_waits_for_the_device_and_is_hidden_by_nothing() -> None:
+    slow_host = LatencyModel(**(vars(MODEL) | {"launch": 1.0}))
+    assert slow_host.step(BEFORE, AFTER) == pytest.approx(1.0 + 0.003 + 0.008 + 0.005, rel=1e-12)
+
+
+def test_a_step_without_an_eviction_knows_nothing_of_its_cost() -> None:
+    plain = LatencyModel(**(vars(MODEL) | {"early": 0.0, "eviction": 0.0}))
+    for f in (BEFORE, AFTER, Features(1000, 10**6, 1000, 32, 32, 4, 1000, 2)):
+        assert MODEL.step(f) == plain.step(f)
+    device = 0.028 + 200 * 1e-4 + 256 * 2e-4
+    assert MODEL.step(BEFORE) == pytest.approx(device + 0.003 + 0.008, rel=1e-12)
+    # An eviction that leaves all behind costs what choosing does.
+    assert MODEL.step(BEFORE, BEFORE) == pytest.approx(MODEL.step(BEFORE) + 0.005, rel=1e-12)
+
+
+def test_a_captured_step_is_padded_to_its_bucket_and_an_evicting_one_is_not() -> None:
+    graphs = LatencyModel(**(vars(MODEL) | {"launch": 1.0, "graph_tokens": 200}))
+    # 200 tokens are computed as 256, and so are the rows of the head; soft-max has 56 more.
+    device = 0.010 + 156 * 1e-4 + 5000e-6 + 300e-5 + 256 * 1e-4 + 312 * 2e-4
+    assert graphs.step(BEFORE) == pytest.approx(device + 0.003 + 0.008, rel=1e-12)
+    assert graphs.step(BEFORE._replace(tokens=201)) > 1.0  # larger than any captured
+    assert graphs.step(BEFORE._replace(prefill_tokens=200)) > 1.0
+    eager = LatencyModel(**(vars(MODEL) | {"launch": 1.0}))
+    assert graphs.step(BEFORE, AFTER) == eager.step(BEFORE, AFTER) > 1.0
+
+
+def test_buckets_are_powers_of_two_and_then_multiples_of_256() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 32, 33, 255, 256, 257, 512, 513)] == [
+        1, 2, 4, 32, 64, 256, 256, 512, 512, 768,
+    ]  # fmt: skip
+    for n in range(1, 1200):
+        expected = 2 ** math.ceil(math.log2(n)) if n <= 256 else 256 * math.ceil(n / 256)
+        assert bucket(n) == expected
+        f = padded(Features(n, 7, 5, n, 3 * n, 2, 0))
+        assert f == (bucket(n), 7, 5, bucket(n), 2 * n + bucket(n), 2, 0, 1)
