@@ -1,9 +1,11 @@
 """Shapes chosen where the fit is least sure teach it more than shapes chosen by chance."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from dsim.engine.latency import Features, LatencyModel
+from dsim.engine.latency import Features, LatencyModel, bucket
 from dsim.profiler.design import next_shapes
 from dsim.profiler.fit import fit_latency, predict
 from dsim.profiler.samples import samples
@@ -40,6 +42,20 @@ def test_a_feature_that_no_step_has_told_is_asked_for_first() -> None:
     long = Features(320, 320 * 4000, 40_000, 320, 320, 10, 0)
     offered = [*same, Features(330, 330 * 500, 5000, 330, 330, 10, 0), long]
     assert next_shapes(offered, run(THREE, same, 1), 2)[0] == offered.index(long)
+
+
+def test_captured_shapes_of_one_bucket_tell_the_same() -> None:
+    # One row after 500 keys computes what differs by its bucket alone: many shapes of some buckets, few of others.
+    offered = [Features(t, 500, 500, t, t, 1, 0) for t in (1, 3, 4, 9, *range(65, 129), *range(1025, 1281, 4))]
+    seen = [Features(t, 500, 500, t, t, 1, 0) for t in (2, 6, 16, 200, 2000)]
+    taken = run(replace(THREE, graph_tokens=8192), seen, 1, timed=False)
+    # Every bucket that nothing was measured of comes before one of them comes twice.
+    chosen, eager = (next_shapes(offered, taken, 4, graph_tokens=n) for n in (8192, 0))
+    assert {bucket(offered[i].tokens) for i in chosen} == {1, 4, 128, 1280}
+    assert {bucket(offered[i].tokens) for i in eager} == {128, 1280}
+    alike = next_shapes(offered[4:68], taken, 64, graph_tokens=8192)
+    assert alike == list(range(64))  # as good as one another: in their order
+    assert next_shapes(offered[4:68], taken, 64) != list(range(64))
 
 
 def test_what_was_measured_is_not_offered_again() -> None:
