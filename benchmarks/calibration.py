@@ -11,19 +11,22 @@ PUBLISHED = {
     "a100-sdar-8b": {32: 838, 64: 913, 128: 938, 256: 979},
     "a100-llada2-mini": {64: 1770, 128: 2067, 256: 2181},
 }
+# FOCUS itself there, threshold 0.8 and alpha 1.5; and positions computed beyond the second layer a token returned.
+PUBLISHED_FOCUS = {32: 1218, 64: 1850, 128: 2160, 256: 2272}
+PUBLISHED_COMPUTED = 3.12
 
 
-def harness(concurrency: int) -> str:
+def harness(concurrency: int, policy: str = "lmdeploy-bd32") -> str:
     """LMDeploy as FOCUS's benchmark ran it."""
-    return f"lmdeploy-bd32,max_batch={concurrency},max_prefill_tokens={32 * concurrency}"
+    return f"{policy},max_batch={concurrency},max_prefill_tokens={32 * concurrency}"
 
 
-def closed_loop(profile: Profile, trace: Trace, concurrency: int) -> float:
-    """Output tokens per second of the whole run, prefill included."""
-    run = simulate(
-        trace, profile, parse(harness(concurrency)), concurrency=concurrency, workload="sharegpt-focus", seed=1
-    )
-    return summarize("", run.table.columns, run.totals, closed_loop=True).output_throughput
+def closed_loop(profile: Profile, trace: Trace, concurrency: int, policy: str = "lmdeploy-bd32") -> tuple[float, float]:
+    """Output tokens per second of the whole run, prefill included, and positions computed a token returned."""
+    spec = parse(harness(concurrency, policy))
+    run = simulate(trace, profile, spec, concurrency=concurrency, workload="sharegpt-focus", seed=1)
+    computed = (run.totals.tokens - run.totals.evicted) / int(run.table["num_tokens"].sum())
+    return summarize("", run.table.columns, run.totals, closed_loop=True).output_throughput, computed
 
 
 def decode_throughput(profile: Profile, policy: str, batch: int) -> float:
@@ -55,9 +58,22 @@ def main() -> None:
     for name, published in PUBLISHED.items():
         profile = load(name)
         for concurrency, target in published.items():
-            got = closed_loop(profile, trace, concurrency)
+            got, _ = closed_loop(profile, trace, concurrency)
             beside = f"published {target:5} tok/s, twin {got:6.0f} ({got / target - 1:+.1%})"
             print(f"{name:17} concurrency {concurrency:3}: {beside}")
+    sdar = load("a100-sdar-8b")
+    for concurrency, target in PUBLISHED_FOCUS.items():
+        got, computed = closed_loop(sdar, trace, concurrency, "focus,threshold=0.8")
+        beside = f"published {target:5} tok/s, twin {got:6.0f} ({got / target - 1:+.1%})"
+        more = f"; computed a token: published {PUBLISHED_COMPUTED}, twin {computed:.2f}"
+        print(f"FOCUS at 0.8      concurrency {concurrency:3}: {beside}{more}")
+    for concurrency in PUBLISHED_FOCUS:
+        plain, cached, evicting = (
+            closed_loop(sdar, trace, concurrency, policy) for policy in ("lmdeploy-bd32", "delayed-cache-plus", "focus")
+        )
+        gains = f"DC+ {cached[0] / plain[0]:.2f}, FOCUS {evicting[0] / plain[0]:.2f} times the baseline (predicted)"
+        computed = f"{plain[1]:.2f}, {cached[1]:.2f}, {evicting[1]:.2f}"
+        print(f"all at 0.9        concurrency {concurrency:3}: {gains}; computed a token: {computed}")
     for ratio, value in decode_ratios(load("a100-sdar-8b")).items():
         print(f"a100-sdar-8b      {ratio}: {value:.2f}")
 

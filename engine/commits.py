@@ -7,7 +7,7 @@ log-normal) and of how full the block is. The left-hand side plays the confidenc
 greatest commits (at least one commit whenever a mask is computed; LMDeploy's low_confidence_dynamic).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -140,12 +140,12 @@ class CommitDraws:
         self.step_factors = np.exp(model.step_spread * quantiles)
         self._rules = compiled if fast else rows
         self._retain = compiled.retain if fast else focus.retain
-        self._deltas = deltas
-        self._quantiles = quantiles
-        self._importance = key(seed, IMPORTANCE)
+        self._draw_deltas = compiled.draw_deltas if fast else focus.draw_deltas
+        self._evicts = deltas is not None
         self.arrays = Draws(
             self.last_block, self.num_padding, self.keys, self.request_factor, self.odds, self.stage,
-            self.block_factors, self.step_factors,
+            self.block_factors, self.step_factors, key(seed, IMPORTANCE)[0], quantiles,
+            np.array(astuple(deltas) if deltas else [0.0] * 5),
         )  # fmt: skip
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
@@ -157,20 +157,16 @@ class CommitDraws:
 
         A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
         """
-        evicting, d = plan.evicting, self._deltas
+        evicting, a = plan.evicting, self.arrays
         assert evicting is not None
-        assert d is not None
+        assert self._evicts, "no importance deltas were given"
         decodable = self._draw(plan, plan.window)
-        position = plan.block_start[:, None] + np.arange(plan.window.shape[1])
-        where = key(self._importance, plan.requests[:, None], position, plan.evaluations)
-        normal = self._quantiles[(where >> np.uint64(54)).astype(np.intp)]
-        masked = plan.window & (plan.status == MASKED)
-        distance = np.arange(masked.shape[1]) - np.argmax(masked, axis=1)[:, None]
-        delta = np.where(
-            decodable, d.decodable_mean + d.decodable_std * normal, d.undecodable_mean + d.undecodable_std * normal
-        )
-        delta = (delta - d.distance_slope * distance).astype(np.float32)
-        budgets = focus.budget(masked.sum(axis=1), evicting.num_decoded, evicting.num_steps, evicting.rule.alpha)
+        delta = self._draw_deltas(
+            plan.status, plan.window, decodable, plan.requests, plan.block_start, plan.evaluations, a.importance,
+            a.quantiles, a.deltas,
+        )  # fmt: skip
+        masked = (plan.window & (plan.status == MASKED)).sum(axis=1)
+        budgets = focus.budget(masked, evicting.num_decoded, evicting.num_steps, evicting.rule.alpha)
         retained = self._retain(
             plan.status, plan.window, delta, budgets, evicting.progress, evicting.rule.sample_deviation
         )

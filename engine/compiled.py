@@ -267,3 +267,44 @@ def retain(status: Any, window: Any, delta: Any, budgets: Any, progress: Any, sa
             if progress[i] < spots[j] < rightmost:
                 keep[i, spots[j]] = True
     return keep
+
+
+@njit(cache=True)
+def draw_deltas(
+    status: Any, window: Any, decodable: Any, requests: Any, block_start: Any, evaluations: Any, stream: Any,
+    quantiles: Any, deltas: Any,
+) -> Any:  # fmt: skip
+    rows, width = window.shape
+    out = np.zeros((rows, width), np.float32)
+    begin = _mix(_GOLDEN ^ (stream * _MIX2))
+    for i in range(rows):
+        frontier = -1
+        row = _mix((begin + _GOLDEN) ^ (np.uint64(requests[i]) * _MIX2))
+        for p in range(width):
+            if not window[i, p] or status[i, p] != MASKED:
+                continue
+            if frontier < 0:
+                frontier = p
+            h = _mix((row + _GOLDEN) ^ (np.uint64(block_start[i] + p) * _MIX2))
+            h = _mix((h + _GOLDEN) ^ (np.uint64(evaluations[i, p]) * _MIX2))
+            normal = quantiles[np.int64(h >> _S54)]
+            own = deltas[0] + deltas[1] * normal if decodable[i, p] else deltas[2] + deltas[3] * normal
+            out[i, p] = np.float32(own - deltas[4] * (p - frontier))
+    return out
+
+
+@njit(cache=True)
+def budget(status: Any, window: Any, num_decoded: Any, num_steps: Any, alpha: float) -> Any:
+    rows, width = window.shape
+    out = np.zeros(rows, np.int64)
+    more = False  # masks than the budget, somewhere
+    for i in range(rows):
+        num = 0
+        for p in range(width):
+            if window[i, p] and status[i, p] == MASKED:
+                num += 1
+        mean = num_decoded[i] / num_steps[i] if num_steps[i] else 1.0
+        wanted = max(1, int(np.ceil(max(mean, 1.0) * alpha)))
+        out[i] = min(num, wanted)
+        more = more or num > wanted
+    return out, more

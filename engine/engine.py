@@ -11,12 +11,12 @@ import numpy.typing as npt
 from . import compiled, rows
 from .batching import Continuous
 from .errors import DsimError
-from .eviction import DelayedCache, Focus
+from .eviction import SCOPES, DelayedCache, Focus
 from .focus import budget
 from .granularity import CommitCurve, ElasticChunk, FixedChunk, choose_chunk
 from .journal import STATUSES, RequestTable, StepRecorder, StepTotals
 from .latency import Features, LatencyModel
-from .leap import Cost, Draws, Requests, Setting, Steps, Tally, leap
+from .leap import LEAP_COLUMNS, Cost, Draws, Requests, Setting, Steps, Tally, leap
 from .policy import Policy
 from .request import Request
 from .rows import BLOCK_PASS, CACHED, DELAYED, MASKED, NEIGHBOUR, PENDING
@@ -123,22 +123,24 @@ class Engine:
             self._prefix = np.zeros((2, self._width + 1), np.int64)
 
         self._focus = policy.eviction if isinstance(policy.eviction, Focus) else None
-        self._leaps = fast and isinstance(batching, Continuous) and self._focus is None
+        self._leaps = fast and isinstance(batching, Continuous)
         self._setting = Setting(
             self._ar, self._block, self._width, self._page, limits.num_pages, self._rule, self._pending_first,
             self._listed, self._sample_block, policy.obs, EMIT.index(emit), self._group_steps, self._prealloc,
             self._elastic is not None,
             *((self.curve.robust, self._elastic.memory, self._elastic.cold_start, self._elastic.probe_every,
                self._elastic.hysteresis) if self._elastic else (False, 1, 0, 0, 0.0)),
+            *((True, float(self._focus.alpha), SCOPES.index(self._focus.scope), self._focus.sample_deviation,
+               self._focus.exact_block) if self._focus else (False, 1.0, 0, False, False)),
         )  # fmt: skip
         self._requests = Requests(*(table[name] for name in Requests._fields))
         self._tally = Tally(
-            np.zeros(8), np.zeros(8, np.int64), self.totals.step_latency.counts, self.totals.itl.counts,
+            np.zeros(8), np.zeros(9, np.int64), self.totals.step_latency.counts, self.totals.itl.counts,
             np.zeros(self._width + 1, np.int64),
         )  # fmt: skip
         self._no_steps = Steps(
-            np.zeros((0, 2)), np.zeros((0, 8), np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8),
-            np.zeros(0, np.int32), np.zeros((0, 1), np.uint64), np.zeros((0, 1), np.uint64),
+            np.zeros((0, 2)), np.zeros((0, len(LEAP_COLUMNS)), np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8),
+            np.zeros(0, np.int32), *(np.zeros((0, 1), np.uint64) for _ in range(3)),
         )  # fmt: skip
 
         self._waiting: deque[_Waiting] = deque()
@@ -495,7 +497,7 @@ class Engine:
             totals.decode_time, totals.page_time, step.sum, step.min, step.max, itl.sum, itl.min, itl.max
         )  # fmt: skip
         tally.numbers[:] = (
-            0, 0, 0, 0, self.pages_held, self.outstanding_tokens, observed, totals.num_decode_steps
+            0, 0, 0, 0, self.pages_held, self.outstanding_tokens, observed, totals.num_decode_steps, 0
         )  # fmt: skip
         tally.chunks[:] = 0
         chunk = 1 if self._ar else self._chunk
@@ -505,7 +507,9 @@ class Engine:
             chunks, latencies, steps, recorder is not None, loops_left, most, cross,
             watched,
         )  # fmt: skip
-        tokens, committed, _, gaps, self.pages_held, self.outstanding_tokens, observed, _ = tally.numbers.tolist()
+        tokens, committed, _, gaps, self.pages_held, self.outstanding_tokens, observed, _, evicted = (
+            tally.numbers.tolist()
+        )
         if not num_steps:
             return now, nothing
         n = len(slots)
@@ -519,6 +523,7 @@ class Engine:
         totals.batch.add(n, num_steps)
         totals.num_decode_steps += num_steps
         totals.tokens += tokens
+        totals.evicted += evicted
         totals.committed += committed
         totals.forwards += n * num_steps
         totals.max_waiting = max(totals.max_waiting, len(self._waiting))

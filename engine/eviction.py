@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from .errors import PolicyError
 
+SCOPES = ("block", "request", "carry")
+
 
 @dataclass(frozen=True)
 class NoEviction:
@@ -52,7 +54,7 @@ class Focus(DelayedCache):
         super().__post_init__()
         if not 1.0 <= self.alpha < float("inf"):
             raise PolicyError(f"alpha is {self.alpha}, expected at least 1")
-        if self.scope not in ("block", "request", "carry"):
+        if self.scope not in SCOPES:
             raise PolicyError(f"scope is {self.scope!r}, expected block, request or carry")
         if self.second_layer_sees not in ("retained", "computed"):
             raise PolicyError(f"second_layer_sees is {self.second_layer_sees!r}, expected retained or computed")

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from .chance import key
 from .rows import MASKED
 
 Counts = int | npt.NDArray[np.integer]
@@ -17,6 +18,31 @@ def budget(num_masked: Counts, num_decoded: Counts, num_steps: Counts, alpha: fl
     mean = np.where(np.equal(num_steps, 0), 1.0, np.divide(num_decoded, np.maximum(num_steps, 1)))
     wanted = np.maximum(1, np.ceil(np.maximum(mean, 1.0) * alpha)).astype(np.int64)
     return np.minimum(num_masked, wanted)
+
+
+def draw_deltas(
+    status: npt.NDArray[np.uint8],
+    window: npt.NDArray[np.bool_],
+    decodable: npt.NDArray[np.bool_],
+    requests: npt.NDArray[np.int32],
+    block_start: npt.NDArray[np.int32],
+    evaluations: npt.NDArray[np.uint16],
+    stream: np.uint64,
+    quantiles: npt.NDArray[np.float64],
+    deltas: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float32]:
+    """Importance deltas, [rows, width], drawn by whether a mask is decodable.
+
+    deltas: FocusDeltas' fields. quantiles: 1024 of the standard normal distribution. Where no mask is computed the
+    result means nothing.
+    """
+    masked = window & (status == MASKED)
+    distance = np.arange(masked.shape[1]) - np.argmax(masked, axis=1)[:, None]
+    position = block_start[:, None] + np.arange(masked.shape[1])
+    normal = quantiles[(key(stream, requests[:, None], position, evaluations) >> np.uint64(54)).astype(np.intp)]
+    own = np.where(decodable, deltas[0] + deltas[1] * normal, deltas[2] + deltas[3] * normal)
+    drawn: npt.NDArray[np.float32] = (own - deltas[4] * distance).astype(np.float32)
+    return drawn
 
 
 def retain(

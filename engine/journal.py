@@ -63,9 +63,10 @@ STEP_COLUMNS: dict[str, str] = {
     "finished": "int32",  # requests that ended with the step
     "preempted": "int32",  # requests preempted to make room for the step
     "evicting": "bool",  # positions could be evicted in the second layer
-    "evicted": "int32",  # of `tokens`, those that were; then of sum_q_kv and sum_kv
+    "evicted": "int32",  # of `tokens` and `head_rows`, those that were; then of sum_q_kv, sum_kv and sampled_rows
     "evicted_q_kv": "int64",
     "evicted_kv": "int64",
+    "evicted_sampled": "int32",
 }
 # Per row of a step: who, and bit masks over the positions of its block (bit p of word p // 64 is position p).
 STEP_LISTS: dict[str, str] = {
@@ -169,10 +170,10 @@ class StepRecorder:
         i, at = self._count, int(self._offsets[self._count])
         if at + n > len(self._lists["requests"]):
             self._grow(2 * (at + n))
-        gone, evicted = (0, 0, 0), np.zeros_like(plan.window)
+        gone, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
         if outcome.retained is not None:
             left, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
-            gone = (f.tokens - left.tokens, f.sum_q_kv - left.sum_q_kv, f.sum_kv - left.sum_kv)
+            gone = tuple(getattr(f, of) - getattr(left, of) for of in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
         values = (
             replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
             f.batch, plan.chunk, f.tokens, f.sum_q_kv,
@@ -196,9 +197,8 @@ class StepRecorder:
         if at + rows > len(self._lists["requests"]):
             self._grow(2 * (at + rows))
         free = self._batch - i
-        lists = {name: values[at:] for name, values in self._lists.items()}
-        lists.pop("evictions")[: free * rows] = 0  # a leap evicts nothing
-        return Steps(np.zeros((free, 2)), np.zeros((free, 8), np.int64), *lists.values())
+        lists = (values[at:] for values in self._lists.values())
+        return Steps(np.zeros((free, 2)), np.zeros((free, len(LEAP_COLUMNS)), np.int64), *lists)
 
     def leapt(
         self, steps: Steps, num_steps: int, rows: int, replica: int, first: int, waiting: int, running: int,
@@ -210,8 +210,7 @@ class StepRecorder:
         known = {
             "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
             "num_forwards": 1, "waiting": waiting, "running": running, "submitted": submitted, "finished": 0,
-            "preempted": 0, "device": np.nan, "evicting": False, "evicted": 0,
-            "evicted_q_kv": 0, "evicted_kv": 0,
+            "preempted": 0, "device": np.nan,
             "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
         }  # fmt: skip
         for k, name in enumerate(LEAP_COLUMNS):

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from .compiled import apply, count_prefixes, draw_commits, select_window, visible_keys
+from .compiled import (
+    apply,
+    budget,
+    count_prefixes,
+    draw_commits,
+    draw_deltas,
+    retain,
+    select_window,
+    visible_keys,
+)  # fmt: skip
 from .granularity import TINY
 from .histogram import FIRST_BIN, NUM_BINS, SHIFT
 from .latency import POWERS_TO, LatencyModel
@@ -19,6 +28,7 @@ from .rows import BLOCK_PASS, CACHED, MASKED
 
 COMPLETED, DENOISE, FLUSH, IDLE = 0, 1, 2, 3  # STATUSES.index("completed"), and Phase
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2
+SCOPE_BLOCK, SCOPE_CARRY = 0, 2  # engine.py's SCOPES.index
 
 
 class Requests(NamedTuple):
@@ -49,6 +59,9 @@ class Draws(NamedTuple):
     stage: Any
     block_factors: Any
     step_factors: Any
+    importance: Any  # the stream of importance deltas
+    quantiles: Any
+    deltas: Any  # FocusDeltas' fields
 
 
 class Setting(NamedTuple):
@@ -73,6 +86,11 @@ class Setting(NamedTuple):
     cold_start: int
     probe_every: int
     hysteresis: float
+    focus: bool
+    alpha: float
+    scope: int
+    sample_deviation: bool
+    exact_block: bool
 
 
 class Cost(NamedTuple):
@@ -88,6 +106,8 @@ class Cost(NamedTuple):
     launch: float
     host_step: float
     host_request: float
+    early: float
+    eviction: float
     graph_tokens: int
 
 
@@ -100,7 +120,7 @@ def cost_of(model: LatencyModel) -> Cost:
 
 NO_DRAWS = Draws(  # an autoregressive model's
     np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 3), np.uint64), np.zeros(0), np.zeros(0), np.zeros(0),
-    np.zeros(0), np.zeros(0),
+    np.zeros(0), np.zeros(0), np.uint64(0), np.zeros(0), np.zeros(0),
 )  # fmt: skip
 
 
@@ -108,41 +128,34 @@ class Tally(NamedTuple):
     """What a leap adds up."""
 
     times: Any  # [8]: decode time, page time; sum, min, max of step latencies; sum, min, max of gaps
-    numbers: Any  # [8]: tokens, committed, steps in all, gaps, pages held, outstanding tokens, observed, decode steps
+    numbers: Any  # [9]: tokens, committed, steps, gaps, pages held, outstanding tokens, observed, decode steps, evicted
     step_bins: Any
     gap_bins: Any
     chunks: Any  # [width + 1] steps at each chunk
 
 
 # What a leap writes down of each step, beside its start and latency.
-LEAP_COLUMNS = ("chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "committed", "pages")
+LEAP_COLUMNS = (
+    "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "committed", "pages", "evicting", "evicted",
+    "evicted_q_kv", "evicted_kv", "evicted_sampled",
+)  # fmt: skip
 
 
 class Steps(NamedTuple):
     """Room for the journal: a row a step, then rows of sequences, step after step."""
 
     reals: Any  # [steps, 2] start, latency
-    wholes: Any  # [steps, 8] LEAP_COLUMNS
+    wholes: Any  # [steps, 13] LEAP_COLUMNS
     requests: Any
     phases: Any
     num_tokens: Any
     window: Any  # [rows, words]
     commits: Any
+    evictions: Any
 
 
 @njit(cache=True)
-def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int, batch: int) -> Any:
-    launch = c.launch
-    if tokens <= c.graph_tokens:  # a captured graph, padded to its bucket
-        size = 1
-        if tokens <= POWERS_TO:
-            while size < tokens:
-                size *= 2
-        else:
-            size = (tokens + (POWERS_TO - 1)) // POWERS_TO * POWERS_TO
-        more = size - tokens
-        tokens, head, sampled = tokens + more, head + more, sampled + more
-        launch = 0.0
+def _layers(c: Any, tokens: int, pairs: int, keys: int) -> Any:
     x = float(tokens)
     x0 = c.tokens[0]
     y0 = c.seconds[0]
@@ -160,8 +173,33 @@ def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int
             y0 = y1
         if not found:
             device = y0 + c.slope * (x - x0)
-    device = device + c.attention * pairs + c.kv_read * keys + c.head * head + c.sample * sampled
+    return device + c.attention * pairs + c.kv_read * keys
+
+
+@njit(cache=True)
+def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int, batch: int) -> Any:
+    launch = c.launch
+    if tokens <= c.graph_tokens:  # a captured graph, padded to its bucket
+        size = 1
+        if tokens <= POWERS_TO:
+            while size < tokens:
+                size *= 2
+        else:
+            size = (tokens + (POWERS_TO - 1)) // POWERS_TO * POWERS_TO
+        more = size - tokens
+        tokens, head, sampled = tokens + more, head + more, sampled + more
+        launch = 0.0
+    device = _layers(c, tokens, pairs, keys) + c.head * head + c.sample * sampled
     return max(launch, device) + c.host_step + c.host_request * batch
+
+
+@njit(cache=True)
+def _latency_evicting(
+    c: Any, tokens: int, pairs: int, keys: int, left: int, pairs_left: int, keys_left: int, sampled: int, batch: int
+) -> Any:
+    layers = c.early * _layers(c, tokens, pairs, keys) + (1.0 - c.early) * _layers(c, left, pairs_left, keys_left)
+    device = layers + c.head * left + c.sample * sampled
+    return max(c.launch, device) + c.host_step + c.host_request * batch + c.eviction
 
 
 @njit(cache=True)
@@ -346,6 +384,13 @@ def _transitions(
                 q.status[slot, p] = MASKED
                 q.evaluations[slot, p] = 0
             q.unpublished[slot] = True
+            q.progress[slot] = -1
+            if s.focus:
+                if s.scope == SCOPE_BLOCK:
+                    q.decoded[slot] = 0
+                    q.decode_steps[slot] = 0
+                else:
+                    q.carried[slot] = s.scope == SCOPE_CARRY
         if not moved or s.width == block:
             return total
         for i in range(n):
@@ -356,6 +401,24 @@ def _transitions(
                     masks_left[i] += 1
                 if q.status[slots[i], p] != CACHED:
                     open_left[i] += 1
+
+
+@njit(cache=True)
+def _learn_yield(q: Any, slot: int, retained: Any, committed: Any) -> None:
+    """What FOCUS goes by, as Engine._learn_yield has it."""
+    num = 0
+    for p in range(len(retained)):
+        if retained[p]:
+            q.progress[slot] = max(q.progress[slot], p)
+        if committed[p]:
+            num += 1
+    if num:
+        if q.carried[slot]:
+            q.decoded[slot] = 0
+            q.decode_steps[slot] = 0
+            q.carried[slot] = False
+        q.decoded[slot] += num
+        q.decode_steps[slot] += 1
 
 
 @njit(cache=True)
@@ -405,6 +468,11 @@ def leap(
     done = np.zeros(n, np.bool_)
     idle = np.zeros(n, np.bool_)  # finished before, and computed because the batch is frozen
     num_idle = 0
+    planned = num
+    who = np.zeros(n, np.int32)
+    decoded = np.zeros(n, np.int32)
+    decode_steps = np.zeros(n, np.int32)
+    progress = np.zeros(n, np.int32)
     for i in range(n):
         if q.finished[slots[i]]:
             idle[i] = True
@@ -465,6 +533,15 @@ def leap(
                     for i in range(n):
                         reach[i] = block if start[i] + block >= q.end[slots[i]] else width
                 window = select_window(status, reach, chunk, s.pending_first)
+                if s.exact_block:
+                    for i in range(n):
+                        whole = True
+                        for p in range(width):
+                            if status[i, p] == MASKED:
+                                whole = False
+                                break
+                        if whole:
+                            window[i] = True
                 num, beyond, more_pairs = visible_keys(status, window, block, s.listed)
                 for i in range(n):
                     if idle[i]:
@@ -473,7 +550,43 @@ def leap(
                     pairs += num[i] * np.int64(start[i]) + more_pairs[i]
                     sum_keys += start[i] + beyond[i]
         sampled = n * block if s.sample_block else tokens
-        latency = _latency(cost, tokens, pairs, sum_keys, tokens, sampled, n)
+        planned = num
+        left, pairs_left, keys_left = tokens, pairs, sum_keys
+        retained = window
+        sampled_left = sampled
+        evicting = False
+        if s.focus:
+            for i in range(n):
+                index = q.request[slots[i]]
+                who[i] = index
+                decoded[i] = q.decoded[slots[i]]
+                decode_steps[i] = q.decode_steps[slots[i]]
+                progress[i] = q.progress[slots[i]]
+            budgets, evicting = budget(status, window, decoded, decode_steps, s.alpha)
+            if evicting:
+                decodable = draw_commits(
+                    status, evaluations, window, start, last_block, num_padding, keys, factor, d.odds, d.stage,
+                    d.block_factors, d.step_factors, block,
+                )  # fmt: skip
+                delta = draw_deltas(
+                    status, window, decodable, who, start, evaluations, d.importance, d.quantiles, d.deltas
+                )  # fmt: skip
+                retained = retain(status, window, delta, budgets, progress, s.sample_deviation)
+                num, beyond, more_pairs = visible_keys(status, retained, block, s.listed)
+                left = 0
+                pairs_left = 0
+                keys_left = 0
+                for i in range(n):
+                    left += num[i]
+                    pairs_left += num[i] * np.int64(start[i]) + more_pairs[i]
+                    keys_left += start[i] + beyond[i]
+        if evicting:
+            sampled_left = sampled if s.sample_block else left
+            latency = _latency_evicting(
+                cost, tokens, pairs, sum_keys, left, pairs_left, keys_left, sampled_left, n
+            )  # fmt: skip
+        else:
+            latency = _latency(cost, tokens, pairs, sum_keys, tokens, sampled, n)
         end = now + latency
         if watched and not end < horizon:
             break
@@ -483,7 +596,7 @@ def leap(
 
         if not s.autoregressive:
             committed = draw_commits(
-                status, evaluations, window, start, last_block, num_padding, keys, factor, d.odds, d.stage,
+                status, evaluations, retained, start, last_block, num_padding, keys, factor, d.odds, d.stage,
                 d.block_factors, d.step_factors, block,
             )  # fmt: skip
         # The accounts.
@@ -514,20 +627,28 @@ def leap(
             w[5] = sampled
             w[6] = num_committed
             w[7] = held
+            w[8] = evicting
+            w[9] = tokens - left
+            w[10] = pairs - pairs_left
+            w[11] = sum_keys - keys_left
+            w[12] = sampled - sampled_left
             for i in range(n):
                 row = at_row + i
                 steps.requests[row] = q.request[slots[i]]
-                steps.num_tokens[row] = num[i]
+                steps.num_tokens[row] = planned[i]
                 masked = s.autoregressive
                 for k in range(steps.window.shape[1]):
                     steps.window[row, k] = 0
                     steps.commits[row, k] = 0
+                    steps.evictions[row, k] = 0
                 for p in range(width):
                     bit = np.uint64(1) << np.uint64(p % 64)
                     if window[i, p]:
                         steps.window[row, p // 64] |= bit
                         if status[i, p] == MASKED:
                             masked = True
+                        if not retained[i, p]:
+                            steps.evictions[row, p // 64] |= bit
                     if committed[i, p]:
                         steps.commits[row, p // 64] |= bit
                 steps.phases[row] = IDLE if idle[i] else DENOISE if masked else FLUSH
@@ -542,6 +663,7 @@ def leap(
         tally.numbers[1] += num_committed
         tally.numbers[2] += 1
         tally.numbers[7] += 1
+        tally.numbers[8] += tokens - left
         tally.chunks[chunk] += 1
 
         finished = 0
@@ -562,6 +684,9 @@ def leap(
                 sums[:] = 0
                 count_prefixes(status, window, committed, not s.robust, counts, sums)
                 tally.numbers[6] = _observe(s, curve, counts, sums, tally.numbers[6])
+            if s.focus:
+                for i in range(n):
+                    _learn_yield(q, slots[i], retained[i], committed[i])
             masks_left, open_left = apply(q.status, q.evaluations, slots, window, committed, block, s.rule)
             finished = _transitions(q, r, tally, s, slots, masks_left, open_left, end, scratch)
         num_steps += 1

@@ -10,7 +10,7 @@ from .engine import UNFINISHED, Engine
 from .journal import STEP_COLUMNS, pack, unpack
 from .request import Request
 from .rows import MASKED
-from .step import StepOutcome, StepPlan
+from .step import StepOutcome, StepPlan, features_left
 
 Columns = Mapping[str, npt.NDArray[Any]]
 # What a plan fixes; the other columns say what came of it.
@@ -72,10 +72,12 @@ def replay(
             yield f"{where}: commits {theirs['commits'].tolist()} are not all of computed masks"
             return
         retained = None if plan.evicting is None else plan.window & ~evicted
+        left = plan.features if retained is None else features_left(plan, retained)
         done = engine.commit(StepOutcome(latency, committed, retained=retained), start + latency)
         came = {
             "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),
-            "evicted": evicted.sum(),
+            "evicted": evicted.sum(), "evicted_q_kv": plan.features.sum_q_kv - left.sum_q_kv,
+            "evicted_kv": plan.features.sum_kv - left.sum_kv,
         }  # fmt: skip
         for name, value in came.items():
             if value != steps[name][row]:

@@ -85,11 +85,11 @@ def left_of(steps: Columns) -> list[Features | None]:
     """What an eviction left of recorded steps; None of those that could not evict."""
     left: list[Features | None] = [None] * len(steps["evicting"])
     for i in np.flatnonzero(steps["evicting"]).tolist():
-        num, pairs, keys = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv"))
+        num, pairs, keys, sampled = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv", "_sampled"))
         tokens = int(steps["tokens"][i]) - num
         left[i] = Features(
             tokens, int(steps["sum_q_kv"][i]) - pairs, int(steps["sum_kv"][i]) - keys, tokens,
-            int(steps["sampled_rows"][i]), int(steps["batch"][i]), 0, int(steps["num_forwards"][i]),
+            int(steps["sampled_rows"][i]) - sampled, int(steps["batch"][i]), 0, int(steps["num_forwards"][i]),
         )  # fmt: skip
     return left
 
