@@ -1,7 +1,12 @@
 """Measuring a model on this machine: every part of its profile is there and says where it came from."""
 
+import itertools
 import json
+import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +14,12 @@ import torch
 
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.live.config import ModelConfig
+from dsim.live.graphs import MAX_ROWS
 from dsim.live.weights import random_model, save_model
+from dsim.profiler import measure
 from dsim.profiler.measure import (
+    REPEATS,
+    ROUND,
     Loaded,
     check_same_model,
     default_workloads,
@@ -39,17 +48,52 @@ def loaded(folder: Path) -> Loaded:
     return open_model(str(folder / "small"), "cpu")
 
 
+@pytest.fixture
+def two_seconds_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock for budgets that passes a second at every look, of which a shape takes two: no machine is too slow."""
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, strftime=time.strftime)
+    monkeypatch.setattr(measure, "time", clock)
+
+
+@pytest.mark.usefixtures("two_seconds_a_shape")
 def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(loaded: Loaded) -> None:
+    rounds = [2 * ROUND + 1, ROUND + 1, ROUND + 1]  # with the reference
+    whats: list[str] = []
     told: list[float] = []
-    taken = measure_steps(loaded, 6.0, max_batch=4, told=lambda what, share: told.append(share))
+
+    def tell(what: str, share: float) -> None:
+        whats.append(what)
+        told.append(share)
+
+    taken = measure_steps(loaded, 2.0 * sum(rounds), max_batch=4, told=tell)
     every = points(taken)
+    assert len(whats) == sum(rounds) + 1  # the shape in which the budget ends is measured
+    (reference, times), (_, others) = Counter(whats).most_common(2)
+    assert (times, others) == (3, 1)
+    assert [whats[end - 1] for end in np.cumsum(rounds)] == [reference] * 3
     assert len(every) >= 20
     assert {0, 1} == set((every.column("prefill_tokens") > 0).astype(int).tolist())
     assert set(every.column("batch").tolist()) <= {1, 2, 3, 4}
     assert np.isnan(taken.device).all()  # a CPU is its own host
-    assert every.repeats.max() > 7  # the reference
+    assert every.repeats.max() >= 3 * REPEATS  # the reference
     assert told == sorted(told)
     assert told[-1] <= 1.0
+
+
+@pytest.mark.usefixtures("two_seconds_a_shape")
+def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Loaded) -> None:
+    graphs = replace(loaded, graphs=True)
+    assert (loaded.graph_tokens, graphs.graph_tokens) == (0, MAX_ROWS)
+    profile, taken = profile_model(graphs, name="here", budget=120.0, workloads={}, thresholds=(), max_batch=3)
+    assert (profile.latency.graph_tokens, profile.provenance.settings["graphs"]) == (MAX_ROWS, True)
+    assert profile.latency.early == pytest.approx(loaded.shape.early, rel=1e-5)
+    every = points(taken.steps)
+    # Steps are taken as they were planned; what was computed of the largest is their bucket.
+    assert (every.column("tokens").min(), every.column("tokens").max()) == (1.0, 12.0)
+    assert profile.fit.domain == (1.0, 16.0)
+    # A prompt of one block is replayed like a decode step, which the model does not have: none is measured.
+    assert (every.column("prefill_tokens") != 4 * every.column("batch")).all()
+    assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
 
 
 def test_a_log_holds_whole_blocks_whose_every_step_commits(loaded: Loaded, folder: Path) -> None:
