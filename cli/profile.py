@@ -220,6 +220,11 @@ def _fitted_lines(profile: Profile) -> list[str]:
     ]
     if profile.latency.launch:
         lines.append(f"floor     {profile.latency.launch * 1e3:.3g} ms a step to launch")
+    if profile.latency.graph_tokens:
+        lines.append(
+            f"graphs    decode steps of at most {profile.latency.graph_tokens} tokens are padded to 1, 2, 4 ... 256, "
+            "512, 768 ... and wait for no launch"
+        )
     if fit.unidentified:
         lines.append(f"not told  {', '.join(fit.unidentified)}: these steps say nothing about them, left at 0")
     for found in profile.commit_fits:

@@ -190,7 +190,7 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
 def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
     """Whole numbers over what was measured; of captured graphs both sides of every bucket's edge: a stair each."""
     low, high = tokens.min(), tokens.max()
-    edges = np.append(POWERS, np.arange(2.0 * POWERS_TO, graph_tokens + 1, POWERS_TO))
+    edges = np.concatenate([POWERS, np.arange(2.0 * POWERS_TO, graph_tokens, POWERS_TO), [graph_tokens]])
     edges = edges[edges <= graph_tokens]
     every = np.unique(np.concatenate([np.geomspace(low, high, 120).round(), edges, edges + 1]))
     return np.asarray(every[(every >= low) & (every <= high)], np.float64)
@@ -289,6 +289,8 @@ def _coefficients(profile: Profile) -> str:
 
 
 def _why(profile: Profile, name: str) -> str:
+    if name == "graph_tokens":
+        return "given"
     return "not told by these steps" if name in profile.fit.unidentified else "as measured"
 
 

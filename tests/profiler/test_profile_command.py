@@ -1,7 +1,9 @@
 """`dsim profile` prints what it derived, writes the file, and refuses in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -10,7 +12,8 @@ from typer.testing import CliRunner
 import dsim
 from dsim.cli.profile import profile_command, profiles_command
 from dsim.engine.errors import DsimError
-from dsim.profiler.profile import load, shipped
+from dsim.profiler.profile import Profile, load, save, shipped
+from dsim.profiler.steplog import profile_of_log, read_log
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 
@@ -62,6 +65,24 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     for taken, given in ((path, (str(path), other)), (page, (other, str(page)))):
         with pytest.raises(DsimError, match=f"{taken} exists: choose another name, or pass --force to replace it"):
             run("profile", "--from-log", str(EXAMPLE), "-o", given[0], "--report", given[1])
+
+
+def test_captured_steps_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = profile_of_log(read_log(EXAMPLE), "mine", str(EXAMPLE))
+
+    def measured(model: str, output: Path, *, graphs: bool, **rest: Any) -> Profile:
+        profile = replace(fitted, latency=replace(fitted.latency, graph_tokens=512 * graphs))
+        save(profile, output)
+        output.with_suffix(".html").write_text("")
+        return profile
+
+    monkeypatch.setattr("dsim.cli.profile.measure_profile", measured)
+    shown = run("profile", "--model", "tiny", "--graphs", "-o", str(tmp_path / "graphs.json"))
+    assert (
+        "  graphs    decode steps of at most 512 tokens are padded to 1, 2, 4 ... 256, 512, 768 ... and wait for no "
+        "launch\n"
+    ) in shown
+    assert "  graphs  " not in run("profile", "--model", "tiny", "-o", str(tmp_path / "eager.json"))
 
 
 def test_a_fit_that_is_not_valid_is_written_told_and_exits_1(tmp_path: Path) -> None:

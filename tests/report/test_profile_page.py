@@ -1,5 +1,7 @@
 """The page of a fitted profile shows the verdict, the points and what was held out, without a network."""
 
+import base64
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +47,41 @@ def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> 
     html = page(replace(profile, commits=(), commit_fits=()), log.steps, {})
     assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
     assert "What a step yields" not in html
+
+
+def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
+    """x and y of what the figure of latencies shows, by name."""
+    found = re.search(r'Plotly.newPlot\("curve", Object.assign\((.*), \{config: ', html)
+    assert found is not None
+    return {t["name"]: (_numbers(t["x"]), _numbers(t["y"])) for t in json.loads(found[1])["data"]}
+
+
+def _numbers(values: list[float] | dict[str, str]) -> list[float]:
+    """Plotly writes arrays of doubles as base64."""
+    if isinstance(values, list):
+        return values
+    return [float(v) for v in np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])]
+
+
+def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog) -> None:
+    # Of rows that cost nothing, so that a stair is level: 300 tokens cost what 512 do.
+    level = replace(profile.latency, attention=0.0, kv_read=0.0, host_request=0.0)
+    latency = replace(level, knots=((1.0, 1e-3),), slope=1e-4, launch=0.2, graph_tokens=700)
+    html = drawn(replace(profile, latency=latency), log)
+    assert "Stairs: decode steps of at most 700 tokens are padded to a bucket." in html
+    assert '<tr><th scope="row">graph_tokens</th><td class="unit">tokens</td><td>700</td><td>given</td>' in html
+    assert "Computed, padding and all, tokens: " in html
+    shown = traces(html)
+    x, y = next(values for name, values in shown.items() if name.startswith("fit, "))
+    curve = dict(zip(x, y, strict=True))
+    for edge, last in ((64, 128), (128, 256), (256, 512), (512, 700)):
+        assert curve[edge] < curve[edge + 1] == pytest.approx(curve[last])
+    assert curve[701] >= 0.2 * 1e3 > 2 * curve[700]  # launched, and not padded
+    # Beside the same points, at the tokens that they were planned with.
+    plain = traces(drawn(profile, log))
+    for name in ("decode", "prefill"):
+        assert shown[name] == plain[name]
+    assert "Stairs" not in drawn(profile, log)
 
 
 def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -> None:
