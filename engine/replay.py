@@ -78,6 +78,7 @@ def replay(
             "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),
             "evicted": evicted.sum(), "evicted_q_kv": plan.features.sum_q_kv - left.sum_q_kv,
             "evicted_kv": plan.features.sum_kv - left.sum_kv,
+            "evicted_sampled": plan.features.sampled_rows - left.sampled_rows,
         }  # fmt: skip
         for name, value in came.items():
             if value != steps[name][row]:

@@ -1,12 +1,23 @@
 """FOCUS's selection on worlds small enough to work by hand, and its invariants on any."""
 
+import math
+from fractions import Fraction
+
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dsim.engine.focus import budget, retained
+from dsim.engine import compiled
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.focus import budget, draw_deltas, retain, retained
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+from dsim.engine.rows import CACHED, MASKED, PENDING
+from dsim.engine.step import StepOutcome, StepPlan
 
 
 def kept(delta: list[float], positions: list[int], budget: int, progress: int = -1) -> list[int]:
@@ -77,3 +88,245 @@ def test_every_choice_keeps_the_budget_and_leaves_no_key_uncomputed(
     assert delta[keep].max() == delta.max()
     rightmost = positions[keep].max()
     assert keep[(positions > progress) & (positions <= rightmost)].all()
+
+
+# ---- the budget of a batch ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.integers(0, 64), st.integers(0, 200), st.integers(0, 40)), min_size=1, max_size=8),
+    st.one_of(st.sampled_from([1.0, 1.25, 1.5, 2.0, 3.7, 32.0]), st.floats(1.0, 50.0)),
+)
+def test_a_batch_s_budgets_are_each_row_s_own(rows: list[tuple[int, int, int]], alpha: float) -> None:
+    masked, decoded, steps = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    expected = [
+        min(m, max(1, math.ceil(max(d / s if s else 1.0, 1.0) * alpha))) if m > 0 else 0 for m, d, s in rows
+    ]  # fmt: skip
+    assert budget(masked, decoded, steps, alpha).tolist() == expected
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 4, 8, 32]), st.floats(1.0, 20.0))
+def test_the_compiled_budget_is_the_plain_one_and_says_whether_any_row_has_more(
+    seed: int, num_rows: int, width: int, alpha: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    b = Batch(seed, num_rows, width, 0)
+    decoded, steps = (rng.integers(0, high, num_rows).astype(np.int32) for high in (50, 9))
+    num_masked = (b.window & (b.status == MASKED)).sum(axis=1)
+    plain = budget(num_masked, decoded, steps, alpha)
+    fast, more = compiled.budget(b.status, b.window, decoded, steps, alpha)
+    assert (fast.dtype, fast.tolist()) == (plain.dtype, plain.tolist())
+    assert more == (num_masked > plain).any()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 4, 8, 32]))
+def test_the_compiled_importance_is_the_plain_one_bit_for_bit(seed: int, num_rows: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    b = Batch(seed, num_rows, width, 0)
+    masked = b.window & (b.status == MASKED)
+    args = (
+        b.status, b.window, masked & (rng.random(masked.shape) < 0.4),
+        rng.integers(0, 10**6, num_rows).astype(np.int32), (rng.integers(0, 99, num_rows) * width).astype(np.int32),
+        rng.integers(0, 9, masked.shape).astype(np.uint16), rng.integers(0, 2**64, dtype=np.uint64),
+        np.sort(rng.normal(size=1024)), rng.normal(size=5),
+    )  # fmt: skip
+    plain, fast = draw_deltas(*args), compiled.draw_deltas(*args)
+    assert plain.dtype == fast.dtype == np.float32
+    assert plain[masked].tobytes() == fast[masked].tobytes()
+
+
+# ---- the choice of a batch ------------------------------------------------------------------------------------
+
+
+def by_the_book(
+    delta: list[int], positions: list[int], target: int, progress: int, sample_deviation: bool
+) -> tuple[list[int], list[int]]:
+    """What focus.md 3.4 selects and retains, in whole numbers and fractions."""
+    n = len(delta)
+    mean = Fraction(sum(delta), n)
+    variance = sum((d - mean) ** 2 for d in delta) / (n - sample_deviation)
+    high = [i for i in range(n) if delta[i] >= mean and (delta[i] - mean) ** 2 >= variance]
+    best = sorted(range(n), key=lambda i: (-delta[i], i))
+    selected = high if len(high) >= target else best[:target]
+    keep = set(selected) | {i - 1 for i in selected if i and positions[i] - positions[i - 1] == 1}
+    rightmost = max(positions[i] for i in keep)
+    keep |= {i for i in range(n) if progress < positions[i] < rightmost}
+    return sorted(positions[i] for i in selected), sorted(positions[i] for i in keep)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    st.lists(st.integers(-4, 4), min_size=2, max_size=4).map(lambda d: d * 4),
+    st.lists(st.integers(1, 3), min_size=16, max_size=16),
+    st.integers(1, 16),
+    st.integers(-1, 40),
+    st.booleans(),
+)
+def test_a_choice_is_the_book_s(
+    delta: list[int], gaps: list[int], target: int, progress: int, sample_deviation: bool
+) -> None:
+    # Powers of two of small whole numbers: a float's mean is exact. Fewer than the budget are not chosen among.
+    delta = delta[: 1 << (len(delta).bit_length() - 1)]
+    positions = (np.cumsum(gaps)[: len(delta)] - 1).tolist()
+    target = min(target, len(delta) - 1)
+    keep = retained(np.array(delta, np.float32), np.array(positions), target, progress, sample_deviation)
+    found = [p for p, k in zip(positions, keep, strict=True) if k]
+    assert found == by_the_book(delta, positions, target, progress, sample_deviation)[1]
+
+
+def test_a_sample_s_deviation_is_the_larger() -> None:
+    # Mean 0. Of all four the deviation is 1: two of them reach it, more than the budget; a sample's is 2 / sqrt(3).
+    delta, positions = np.array([1, -1, 1, -1], np.float32), np.array([0, 2, 4, 6])
+    assert retained(delta, positions, 1, 7).tolist() == [True, False, True, False]
+    assert retained(delta, positions, 1, 7, sample_deviation=True).tolist() == [True, False, False, False]
+
+
+class Batch:
+    """Random rows: states, a window that leaves the cached out, deltas that tie or not, budgets and progress."""
+
+    def __init__(self, seed: int, num_rows: int, width: int, levels: int) -> None:
+        rng = np.random.default_rng(seed)
+        shape = (num_rows, width)
+        lean = rng.dirichlet([0.7, 0.5, 0.3], num_rows)
+        self.status = np.array([rng.choice(3, width, p=p) for p in lean], np.uint8).reshape(shape)
+        self.window = self.status != CACHED
+        normal = rng.normal(size=shape).astype(np.float32)
+        self.delta = np.where(levels, (rng.integers(0, max(levels, 1), shape) / 3).astype(np.float32), normal)
+        num_masked = (self.window & (self.status == MASKED)).sum(axis=1)
+        self.budgets = budget(num_masked, rng.integers(0, 9, num_rows), rng.integers(0, 3, num_rows), 1.5)
+        self.progress = rng.integers(-1, width, num_rows).astype(np.int32)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 2, 4, 8, 32, 64]), st.integers(0, 4),
+    st.booleans(),
+)  # fmt: skip
+def test_the_compiled_choice_is_the_plain_one_bit_for_bit(
+    seed: int, num_rows: int, width: int, levels: int, sample_deviation: bool
+) -> None:
+    b = Batch(seed, num_rows, width, levels)
+    args = (b.status, b.window, b.delta, b.budgets, b.progress, sample_deviation)
+    before = [a.copy() for a in args[:5]]
+    plain, fast = retain(*args), compiled.retain(*args)
+    assert (plain.dtype, plain.shape, plain.tobytes()) == (fast.dtype, fast.shape, fast.tobytes())
+    for a, old in zip(args, before, strict=False):
+        assert np.array_equal(a, old)
+    assert not (plain & ~b.window).any()
+    assert plain[b.window & (b.status == PENDING)].all()
+    num_masked = (b.window & (b.status == MASKED)).sum(axis=1)
+    num_kept = (plain & (b.status == MASKED)).sum(axis=1)
+    assert (num_kept >= np.minimum(b.budgets, num_masked)).all()
+    assert (num_kept[num_masked <= b.budgets] == num_masked[num_masked <= b.budgets]).all()
+
+
+def test_rows_without_masks_have_no_budget_and_keep_all_they_compute() -> None:
+    status = np.array([[PENDING, CACHED, PENDING, CACHED], [MASKED, MASKED, MASKED, PENDING]], np.uint8)
+    delta = np.array([[9, 9, 9, 9], [0, 0, 1, 9]], np.float32)
+    budgets = budget(np.array([0, 3]), np.array([0, 0]), np.array([0, 0]), 1.0)
+    assert budgets.tolist() == [0, 1]
+    for rule in (retain, compiled.retain):
+        keep = rule(status, status != CACHED, delta, budgets, np.array([-1, 3], np.int32), False)
+        # A committed token's delta counts for nothing.
+        assert keep.tolist() == [[True, False, True, False], [False, True, True, True]]
+
+
+# ---- whole blocks through the engine --------------------------------------------------------------------------
+
+
+class Blocks:
+    """Whole requests through an engine under random deltas and random commits, held to both invariants of 3.4."""
+
+    def __init__(self, spec: str, seed: int, num_pages: int = 1000) -> None:
+        self.rng = rng = np.random.default_rng(seed)
+        policy = parse(spec)
+        self.block = policy.block_length
+        self.engine = Engine(policy, Limits(num_pages, 4096, 4), RequestTable(6))
+        for i in range(6):
+            self.engine.submit(Request(i, 0.0, int(rng.integers(1, 3 * self.block)), int(rng.integers(1, 40))))
+        self.whole: dict[int, set[int]] = {}  # positions through all layers since their KV was last lost or empty
+        self.num_evicted = self.num_unseen = 0
+
+    def run(self) -> "Blocks":
+        now = 0.0
+        for _ in range(5000):
+            plan = self.engine.schedule(now)
+            if plan is None:
+                assert self.engine.idle
+                return self
+            for request in plan.preempted:
+                self.whole[request] = set()
+            keep = self.kept(plan)
+            masks = keep & (plan.status == MASKED)
+            committed = masks & (self.rng.random(masks.shape) < 0.4 * self.rng.random())
+            if self.rng.random() < 0.1:  # a step may decode nothing; the draws of a commit model never do
+                committed[:] = False
+            self.check(plan, keep)
+            now += 1.0
+            self.engine.commit(StepOutcome(1.0, committed, retained=keep if plan.evicting is not None else None), now)
+        raise AssertionError("no end")
+
+    def kept(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
+        e = plan.evicting
+        if e is None:
+            return plan.window
+        masked = plan.window & (plan.status == MASKED)
+        budgets = budget(masked.sum(axis=1), e.num_decoded, e.num_steps, e.rule.alpha)
+        assert (masked.sum(axis=1) > budgets).any()
+        delta = self.rng.integers(-3, 4, masked.shape).astype(np.float32)
+        if self.rng.random() < 0.5:
+            delta = self.rng.normal(size=masked.shape).astype(np.float32)
+        keep = retain(plan.status, plan.window, delta, budgets, e.progress, e.rule.sample_deviation)
+        for i in range(len(keep)):
+            positions = np.flatnonzero(masked[i]).tolist()
+            if len(positions) > budgets[i] and len(set(delta[i, positions].tolist())) > 1:
+                top = max(positions, key=lambda p: (delta[i, p], -p))
+                # What may well be decoded has its predecessor with it, be it a mask or committed.
+                assert keep[i, top]
+                assert top == 0 or keep[i, top - 1] or plan.status[i, top - 1] == CACHED
+        self.num_evicted += int((plan.window & ~keep).sum())
+        return keep
+
+    def check(self, plan: StepPlan, keep: npt.NDArray[np.bool_]) -> None:
+        for i, request in enumerate(plan.requests.tolist()):
+            start = int(plan.block_start[i])
+            whole = self.whole.setdefault(request, set())
+            columns = np.flatnonzero(keep[i]).tolist()
+            if plan.prefill:  # evicts nothing: all of the block that the prompt ends in has its KV, masks too
+                assert plan.evicting is None
+                whole |= {start + p for p in range(self.block)}
+                continue
+            for p in columns:
+                if plan.status[i, p] == MASKED and p:
+                    assert plan.window[i, p - 1], "a mask's predecessor is in the processing list"
+                    assert plan.status[i, p - 1] == MASKED or keep[i, p - 1], "... and stays when it is committed"
+            whole |= {start + p for p in columns}
+            visible = {start + p for p in range(max(columns) + 1)}
+            assert visible <= whole, "a key is visible that was never computed through all layers"
+            self.num_unseen += int((plan.status[i] == CACHED).sum()) - len(
+                [p for p in range(max(columns) + 1) if plan.status[i, p] == CACHED]
+            )
+            if plan.evicting is not None and plan.evicting.progress[i] >= 0:
+                assert {start + p for p in range(int(plan.evicting.progress[i]) + 1)} <= whole
+
+
+SPECS = (
+    "focus,block_length=8,page_size=8",
+    "focus:1,block_length=16,page_size=16,sample_deviation=true",
+    "focus:1,block_length=32,page_size=32,scope=request",
+    "focus:2,block_length=8,page_size=8,scope=carry,exact_block=true",
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("num_pages", [1000, 12])
+def test_no_key_is_seen_that_was_not_computed_and_no_mask_loses_its_predecessor(spec: str, num_pages: int) -> None:
+    page = parse(spec).memory.page_size
+    runs = [Blocks(spec, seed, max(-(-num_pages * 8 // page), -(-64 // page) + 4)).run() for seed in range(8)]
+    assert sum(run.num_evicted for run in runs) > 200
+    assert sum(run.num_unseen for run in runs) > 0  # cached tokens right of the last computed one
+    if num_pages < 1000 and page == 8:
+        assert sum(run.engine.totals.preemptions for run in runs) > 0

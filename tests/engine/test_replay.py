@@ -208,6 +208,95 @@ def test_a_changed_row_is_named(name: str) -> None:
     assert run.differences()[0][0].startswith(f"replica 0, step 4: {name} are ")
 
 
+EVICTING = "focus:1" + SMALL + BLOCK4
+EVICTED_COLUMNS = ("evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
+
+
+def bits(run: Run, name: str, step: int) -> npt.NDArray[np.bool_]:
+    values, offsets = run.lists[name]
+    return unpack(values[offsets[step] : offsets[step + 1]][:, None], 4)
+
+
+def turn(run: Run, name: str, step: int, row: int, column: int) -> None:
+    """Turn one bit of a step over."""
+    values, offsets = run.lists[name]
+    values = values.copy()
+    values[offsets[step] + row] ^= np.uint64(1 << column)
+    run.lists = run.lists | {name: (values, offsets)}
+
+
+def test_an_eviction_of_what_is_no_mask_is_told_in_one_line() -> None:
+    journal = record(EVICTING, SHORT)
+    tried = 0
+    for step in np.flatnonzero(~journal.steps["prefill"]):
+        window = bits(journal, "window", step)
+        for row, column in np.argwhere(~bits(journal, "evictions", step)):
+            run = record(EVICTING, SHORT)
+            turn(run, "evictions", step, row, column)
+            found = run.differences()[0]
+            # Outside the window or committed: refused. A mask: another count, or the commit of an evicted one.
+            assert found, (step, row, column)
+            where = f"replica 0, step {run.steps['step'][step]}: "
+            assert found[0].startswith(where)
+            if not window[row, column]:
+                assert "are not all of masks that may be evicted" in found[0]
+            if "are not all of" in found[0]:
+                assert sum(line.startswith("replica 0, step") for line in found) == 1
+                tried += 1
+    assert tried > 30
+
+
+def test_an_evicted_mask_that_commits_is_told_in_one_line() -> None:
+    journal = record(EVICTING, SHORT)
+    steps = np.flatnonzero(journal.steps["evicted"])
+    assert len(steps) > 3
+    for step in steps:
+        for row, column in np.argwhere(bits(journal, "evictions", step)):
+            run = record(EVICTING, SHORT)
+            turn(run, "commits", step, row, column)
+            found = run.differences()[0]
+            said = run.lists["commits"][0][run.lists["commits"][1][step] : run.lists["commits"][1][step + 1]].tolist()
+            assert found[0] == f"replica 0, step {step}: commits {said} are not all of computed masks"
+            assert sum(line.startswith("replica 0, step") for line in found) == 1
+
+
+def test_an_eviction_that_is_taken_back_is_noticed() -> None:
+    journal = record(EVICTING, SHORT)
+    for step in np.flatnonzero(journal.steps["evicted"]):
+        for row, column in np.argwhere(bits(journal, "evictions", step)):
+            run = record(EVICTING, SHORT)
+            turn(run, "evictions", step, row, column)
+            assert run.differences()[0][0].startswith(f"replica 0, step {step}: evicted is ")
+
+
+@pytest.mark.parametrize("column", EVICTED_COLUMNS)
+def test_a_changed_column_of_an_eviction_is_named(column: str) -> None:
+    run = record(EVICTING, SHORT)
+    step = np.flatnonzero(run.steps["evicted"])[2]
+    values = run.steps[column].copy()
+    values[step] = not values[step] if column == "evicting" else values[step] + 1
+    run.steps[column] = values
+    found = run.differences()[0]
+    assert len(found) == 1
+    assert found[0].startswith(f"replica 0, step {step}: {column} is ")
+
+
+def test_a_step_that_could_evict_nothing_evicts_nothing() -> None:
+    run = record("focus:4" + SMALL + BLOCK4, SHORT)
+    assert not run.steps["evicting"].any()
+    step = int(np.flatnonzero(~run.steps["prefill"])[0])
+    row, column = np.argwhere(bits(run, "window", step))[0]
+    turn(run, "evictions", step, row, column)
+    assert "are not all of masks that may be evicted" in run.differences()[0][0]
+
+
+@pytest.mark.parametrize("spec", [EVICTING, "focus:2,scope=carry,exact_block=true" + SMALL + BLOCK4])
+def test_the_plain_rules_replay_a_journal_that_evicts(spec: str) -> None:
+    run = record(spec)
+    assert run.steps["evicted"].sum() > 20
+    assert run.differences(fast=False)[0] == []
+
+
 def test_a_journal_of_another_policy_does_not_replay() -> None:
     run = record(SPECS[3])
     run.spec = SPECS[6]

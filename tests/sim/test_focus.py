@@ -1,0 +1,244 @@
+"""FOCUS in the twin, from a trace to what its clients see."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.errors import ProfileError
+from dsim.engine.journal import StepRecorder, unpack
+from dsim.engine.latency import Features, LatencyModel
+from dsim.engine.policy import parse
+from dsim.profiler.profile import load, to_json
+from dsim.report.run import read_run
+from dsim.sim.twin import Result, simulate
+from dsim.traces import Trace
+
+from ..cli.command import dsim
+from ..worlds import TOY_DELTAS, Collector, table_bytes, toy_profile, toy_trace
+
+LATENCY = LatencyModel(
+    ((8.0, 0.5),), 0.01, attention=1e-4, kv_read=1e-4, head=1e-3, sample=1e-3, launch=0.1, host_step=0.05, early=0.1,
+    eviction=0.2,
+)  # fmt: skip
+PROFILE = toy_profile(latency=LATENCY)
+SMALL = ",block_length=8,page_size=8,max_batch=4,num_pages=40"
+
+
+def crowd(n: int = 30, seed: int = 0) -> Trace:
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.integers(0, 9, n))
+    return toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 60, n))
+
+
+def run(spec: str, journal: Collector | None = None, **how: Any) -> Result:
+    return simulate(crowd(), PROFILE, parse(spec + SMALL), seed=3, append=journal, **how)
+
+
+def numbers(result: Result) -> dict[str, Any]:
+    """All totals, their histograms as plain values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.tolist()
+        return {name: plain(v) for name, v in vars(value).items()} if hasattr(value, "counts") else value
+
+    return {name: plain(value) for name, value in vars(result.totals).items()}
+
+
+def same_journal(a: Collector, b: Collector) -> None:
+    """Equal bytes of every step, whichever replica's came first where steps ended together."""
+    (steps, lists), (others, other_lists) = (in_order(journal) for journal in (a, b))
+    for name, column in steps.items():
+        assert column.tobytes() == others[name].tobytes(), name
+    for name, values in lists.items():
+        assert values == other_lists[name], name
+
+
+def in_order(journal: Collector) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Steps by replica and number."""
+    steps = journal.steps
+    order = np.lexsort((steps["step"], steps["replica"]))
+    return {name: column[order] for name, column in steps.items()}, {
+        name: [values[offsets[i] : offsets[i + 1]].tolist() for i in order]
+        for name, (values, offsets) in journal.lists.items()
+    }
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_with_a_budget_of_the_whole_block_focus_is_the_delayed_cache_of_dc_plus(fast: bool) -> None:
+    # Nothing is ever evicted, so that what an eviction costs is never paid.
+    a, b = Collector(), Collector()
+    focus, plus = run("focus:8", a, fast=fast), run("delayed-cache-plus", b, fast=fast)
+    assert table_bytes(focus.table) == table_bytes(plus.table)
+    assert numbers(focus) == numbers(plus)
+    assert focus.end == plus.end
+    assert focus.totals.evicted == 0
+    same_journal(a, b)
+
+
+@pytest.mark.parametrize("spec", ["focus", "focus:1,scope=request", "focus:2,scope=carry,exact_block=true"])
+def test_every_step_costs_what_its_journal_says_was_computed_and_left(spec: str) -> None:
+    journal = Collector()
+    result = run(spec, journal)
+    s = journal.steps
+    gone = s["evicted"] > 0
+    assert gone.sum() > 50
+    evictions, offsets = journal.lists["evictions"]
+    windows, _ = journal.lists["window"]
+    assert not (unpack(evictions[:, None], 8) & ~unpack(windows[:, None], 8)).any()
+    for i in np.flatnonzero(gone):
+        tokens, pairs, keys, head, sampled, batch = (
+            int(s[name][i]) for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
+        )
+        num = int(s["evicted"][i])
+        assert sampled == 8 * batch
+        assert num == unpack(evictions[offsets[i] : offsets[i + 1]][:, None], 8).sum()
+        left = Features(
+            tokens - num,
+            pairs - int(s["evicted_q_kv"][i]),
+            keys - int(s["evicted_kv"][i]),
+            head - num,
+            sampled,
+            batch,
+            0,
+        )
+        assert s["latency"][i] == LATENCY.step(Features(tokens, pairs, keys, head, sampled, batch, 0), left)
+    assert not s["evicted"][s["prefill"]].any()
+    decode = ~s["prefill"]
+    t = result.table
+    assert result.totals.evicted == s["evicted"].sum()
+    assert result.totals.tokens == s["tokens"][decode].sum()
+    assert t["num_computed"].sum() == result.totals.tokens - result.totals.evicted
+    assert t["num_committed"].sum() == s["committed"].sum()
+    assert (t["status"] == 0).all()
+
+
+def test_a_small_budget_computes_less_for_the_same_tokens() -> None:
+    free = replace(PROFILE, latency=replace(LATENCY, eviction=0.0))
+    plus, focus = (
+        simulate(crowd(), free, parse(spec + SMALL), seed=3, concurrency=4)
+        for spec in ("delayed-cache-plus", "focus:1,scope=request")
+    )
+    computed = [int(result.table["num_computed"].sum()) for result in (plus, focus)]
+    assert computed[1] < 0.9 * computed[0]
+    assert focus.totals.committed == plus.totals.committed
+    assert focus.totals.num_decode_steps >= plus.totals.num_decode_steps
+
+
+def test_an_eviction_s_price_is_paid_once_a_step_that_may_evict() -> None:
+    # One request at a time: prices change when steps run, and nothing of what they do.
+    journals = []
+    for eviction in (0.0, 0.25):
+        journal = Collector()
+        profile = replace(PROFILE, latency=replace(LATENCY, eviction=eviction))
+        simulate(crowd(), profile, parse("focus:1" + SMALL), seed=3, concurrency=1, append=journal)
+        journals.append(journal.steps)
+    free, dear = journals
+    assert free["evicted"].tolist() == dear["evicted"].tolist()
+    more = dear["latency"] - free["latency"]
+    assert set(np.round(more, 9).tolist()) == {0.0, 0.25}
+    assert (np.round(more[free["evicted"] > 0], 9) == 0.25).all()
+    assert not np.round(more[free["prefill"]], 9).any()
+
+
+def test_a_profile_without_importance_is_refused_by_name() -> None:
+    bare = replace(PROFILE, focus=None)
+    with pytest.raises(ProfileError) as e:
+        simulate(crowd(), bare, parse("focus" + SMALL))
+    assert str(e.value) == (
+        f"profile {PROFILE.name} says nothing of FOCUS's importance deltas (focus is null), and focus{SMALL} evicts "
+        "by them: expected a profile that does"
+    )
+    assert simulate(crowd(), bare, parse("delayed-cache-plus" + SMALL)).totals.committed > 0
+
+
+def test_the_importance_of_the_profile_is_what_decides() -> None:
+    # Tokens that no eviction could tell apart, and tokens that it tells for sure: fewer steps.
+    steps = []
+    for deltas in (replace(TOY_DELTAS, decodable_mean=0.0), replace(TOY_DELTAS, decodable_mean=9.0)):
+        profile = replace(PROFILE, focus=deltas)
+        steps.append(simulate(crowd(), profile, parse("focus:1" + SMALL), seed=3, concurrency=1).totals.forwards)
+    assert steps[1] < 0.97 * steps[0]
+
+
+LEAPS = [
+    "focus",
+    "focus:1,scope=request,sample_deviation=true",
+    "focus:1,scope=carry,exact_block=true",
+    "focus:1.2,sample_block=false,visible=listed",
+    "focus:1,scope=carry,prefill_counts=true,neighbour_aware=false",
+]
+
+
+@pytest.mark.parametrize("spec", LEAPS)
+def test_a_leap_changes_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leapt: list[int] = []
+    take_down = StepRecorder.leapt
+
+    def watched(self: StepRecorder, steps: Any, num_steps: int, *rest: Any) -> None:
+        leapt.append(num_steps)
+        take_down(self, steps, num_steps, *rest)
+
+    monkeypatch.setattr(StepRecorder, "leapt", watched)
+    hows: list[dict[str, Any]] = [{}, {"replicas": 2, "emit": "step"}, {"concurrency": 3, "emit": "end"}, {"eos": True}]
+    pages = [40, 24, 18, 40]
+    num_preempted = 0
+    for how, num_pages in zip(hows, pages, strict=True):
+        for graph_tokens in (0, 16):
+            profile = replace(PROFILE, latency=replace(LATENCY, graph_tokens=graph_tokens))
+            policy = parse(spec + SMALL.replace("num_pages=40", f"num_pages={num_pages}"))
+            a, b = Collector(), Collector()
+            quick, plain = (
+                simulate(crowd(), profile, policy, seed=3, append=journal, fast=fast, **how)
+                for journal, fast in ((a, True), (b, False))
+            )
+            assert table_bytes(quick.table) == table_bytes(plain.table)
+            assert numbers(quick) == numbers(plain)
+            assert quick.end == plain.end
+            same_journal(a, b)
+            assert quick.totals.evicted > 0
+            num_preempted += quick.totals.preemptions
+    assert sum(leapt) > 300
+    assert num_preempted > 10
+
+
+# ---- the command line -----------------------------------------------------------------------------------------
+
+
+def test_a_replay_of_a_shipped_trace_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = dsim(
+        "replay", "azure-conv", "--num-requests", 40, "--policy", "focus", "--policy", "focus:1,scope=carry",
+        "-o", "run", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert [(p["policy"], p["completed"]) for p in ran.json["policies"]] == [("focus", 40), ("focus:1,scope=carry", 40)]
+    again = read_run("run")
+    assert again.policies == ["focus", "focus:1,scope=carry"]
+    for p in ran.json["policies"]:
+        name = p["policy"]
+        steps = again.steps(name, ["tokens", "evicted", "committed", "prefill"])
+        lists = again.step_lists(name)
+        decode = ~steps["prefill"]
+        left = steps["tokens"][decode].sum() - steps["evicted"].sum()
+        assert 0 < steps["evicted"].sum() < steps["tokens"][decode].sum()
+        assert p["token_utilization"] == pytest.approx(steps["committed"][decode].sum() / left)
+        values, offsets = lists["evictions"]
+        bits = unpack(values[:, None], 32).sum(axis=1)
+        assert np.array_equal(np.add.reduceat(bits, offsets[:-1]), steps["evicted"])
+
+
+def test_a_profile_without_importance_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data: Any = to_json(load("a100-sdar-8b")) | {"focus": None}
+    Path("bare.json").write_text(json.dumps(data))
+    ran = dsim("replay", "azure-conv", "--num-requests", 5, "--profile", "bare.json", "--policy", "focus", "-o", "run")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("Error: profile ")
+    assert "says nothing of FOCUS's importance deltas (focus is null), and focus evicts by them" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["bare.json"]
