@@ -7,7 +7,7 @@ import numpy as np
 
 from ..engine.commits import CommitDraws
 from ..engine.latency import LatencyModel
-from ..engine.step import StepOutcome, StepPlan
+from ..engine.step import StepOutcome, StepPlan, features_left
 
 
 class StubExecutor:
@@ -31,6 +31,13 @@ class StubExecutor:
     def step(self, plan: StepPlan) -> StepOutcome:
         """Sleep through a plan."""
         begin = self._clock()
-        committed = np.ones_like(plan.window) if self._draws is None else self._draws.draw(plan)
-        self._sleep(self._time_scale * self._latency.step(plan.features))
-        return StepOutcome(self._clock() - begin, committed)
+        retained = left = None
+        if self._draws is None:
+            committed = np.ones_like(plan.window)
+        elif plan.evicting is None:
+            committed = self._draws.draw(plan)
+        else:
+            retained, committed = self._draws.draw_evicting(plan)
+            left = features_left(plan, retained)
+        self._sleep(self._time_scale * self._latency.step(plan.features, left))
+        return StepOutcome(self._clock() - begin, committed, retained=retained)

@@ -79,7 +79,7 @@ class Live:
         model = commit_model_of(policy, profile, None)
         draws = None
         if model is not None:
-            draws = CommitDraws(model, 3, trace.input_length, trace.output_length, width)
+            draws = CommitDraws(model, 3, trace.input_length, trace.output_length, width, deltas=profile.focus)
         fake = clock or FakeClock()
         asleep = sleep or fake.sleep
         executor = StubExecutor(profile.latency, draws, time_scale=time_scale, clock=fake, sleep=asleep)
