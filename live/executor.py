@@ -1,6 +1,8 @@
 """The executor: runs a plan on a decoder with a paged cache, and lets the weights, or a profile's draws, commit."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -8,23 +10,43 @@ import torch
 
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError
-from ..engine.eviction import DelayedCache
+from ..engine.eviction import DelayedCache, Focus
 from ..engine.policy import Policy
 from ..engine.rows import MASKED, visible
-from ..engine.step import Phase, StepOutcome, StepPlan
+from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from ..engine.unmasking import unmask
-from .forward import Batch, Forward
+from .evicting import Evict
+from .forward import Batch, Forward, Sampled
 from .prompts import Prompts
 
 Bools = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """How the importance of a decode step's masks grew from the first layer to the second, and what the step made of
+    them. One entry a mask, row by row and in order of position."""
+
+    row: npt.NDArray[np.intp]  # of the plan
+    column: npt.NDArray[np.intp]  # of the block
+    delta: npt.NDArray[np.float32]
+    confidence: npt.NDArray[np.float32]
+
+
 class ModelExecutor:
-    """Runs plans. It keeps each sequence's tokens and pages by the engine's slot; the engine decides all else."""
+    """Runs plans. It keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
+
+    watch: told of every decode step by a policy that evicts nothing; the step computes importances for it.
+    """
 
     def __init__(
-        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None, max_prefill_tokens: int
-    ) -> None:
+        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None, max_prefill_tokens: int,
+        watch: Callable[[Growth], None] | None = None,
+    ) -> None:  # fmt: skip
+        config = forward.model.config
+        assert watch is None or not isinstance(policy.eviction, Focus), "of what is evicted no confidence is known"
+        if (watch is not None or isinstance(policy.eviction, Focus)) and config.layers < 2:
+            raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         self._forward = forward
         self._cache = forward.cache
         self._policy = policy
@@ -34,7 +56,8 @@ class ModelExecutor:
         self._listed = isinstance(policy.eviction, DelayedCache) and policy.eviction.visible == "listed"
         # A long prompt's chunks end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
-        self._mask = forward.model.config.mask_token
+        self._mask = config.mask_token
+        self._watch = watch
         self._tokens: npt.NDArray[np.int32] = np.zeros((16, 64), np.int32)  # [slots, positions]
         self._slot_of: dict[int, int] = {}  # request -> slot whose pages it holds
         self._owner: dict[int, int] = {}  # slot -> request whose tokens it holds
@@ -45,21 +68,21 @@ class ModelExecutor:
         for request in plan.freed:
             self._cache.release(self._slot_of.pop(request))
         try:
-            committed, device = self._prefill(plan) if plan.prefill else self._decode(plan)
+            outcome = self._prefill(plan) if plan.prefill else self._decode(plan)
         except torch.OutOfMemoryError as error:
             f = plan.features
             raise ModelError(
                 f"the device is out of memory in a step of {f.tokens} tokens and {f.batch} sequences: set num_pages, "
                 f"max_batch or max_prefill_tokens lower ({str(error).splitlines()[0]})"
             ) from None
-        return StepOutcome(time.perf_counter() - begin, committed, device)
+        return replace(outcome, latency=time.perf_counter() - begin)
 
     def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
         """The tokens of a request that its slot still holds."""
         assert self._owner[slot] == request
         return self._tokens[slot, :length].copy()
 
-    def _prefill(self, plan: StepPlan) -> tuple[Bools, float]:
+    def _prefill(self, plan: StepPlan) -> StepOutcome:
         lengths = plan.num_tokens.astype(np.int64)
         self._open(plan, lengths)
         if len(lengths) == 1 and lengths[0] > self._longest:
@@ -75,7 +98,7 @@ class ModelExecutor:
             rows, columns, tokens, confidence, device = self._run_prefill(
                 plan, np.zeros_like(lengths), lengths, self._block
             )
-        return self._commit(plan, rows, columns, tokens, confidence), device
+        return StepOutcome(0.0, self._commit(plan, rows, columns, tokens, confidence), device)
 
     def _open(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:
         """Give new requests their prompts, and all of them pages."""
@@ -120,7 +143,7 @@ class ModelExecutor:
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
         return rows, columns, out.tokens, out.confidence, out.device
 
-    def _decode(self, plan: StepPlan) -> tuple[Bools, float]:
+    def _decode(self, plan: StepPlan) -> StepOutcome:
         window = plan.window
         idle = plan.phases == Phase.IDLE
         if idle.any():
@@ -134,6 +157,7 @@ class ModelExecutor:
         reach = start + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
         self._cache.reserve(plan.slots, reach)
         counts = np.count_nonzero(window, axis=1)
+        evict, drawn = self._evict(plan, rows, columns)
         batch = Batch(
             tokens=self._tokens[slots, positions].astype(np.int64),
             positions=positions,
@@ -144,27 +168,69 @@ class ModelExecutor:
             listed=visible(plan.status, window, self._listed),
             block_length=self._block,
             sampled=np.arange(len(rows)),
+            evict=evict,
         )
         out = self._forward.run(batch)
-        return self._commit(plan, rows, columns, out.tokens, out.confidence), out.device
+        if plan.evicting is None:
+            self._tell(evict, rows, columns, out)
+            return StepOutcome(0.0, self._commit(plan, rows, columns, out.tokens, out.confidence), out.device)
+        assert out.rows is not None
+        rows, columns = rows[out.rows], columns[out.rows]
+        retained = np.zeros_like(plan.window)
+        retained[rows, columns] = True
+        committed = self._commit(plan, rows, columns, out.tokens, out.confidence, drawn)
+        return StepOutcome(0.0, committed, out.device, retained)
+
+    def _evict(
+        self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]
+    ) -> tuple[Evict | None, Bools | None]:
+        """What the forward needs to evict, and the commits where the twin's draws decide both."""
+        evicting, forced, drawn = plan.evicting, None, None
+        n = len(plan.requests)
+        if evicting is None:
+            if self._watch is None:
+                return None, None
+            # Nothing is evicted, and the importances are computed all the same.
+            zeros = np.zeros(n, np.int32)
+            evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
+        elif self._draws is not None:
+            retained, drawn = self._draws.draw_evicting(plan)
+            forced = retained[rows, columns]
+        masked = np.flatnonzero(plan.status[rows, columns] == MASKED)
+        width = plan.window.shape[1]
+        num = np.bincount(rows[masked], minlength=n)
+        return Evict(
+            evicting.rule, masked, np.concatenate([[0], np.cumsum(num)]), rows * width + columns, evicting.num_decoded,
+            evicting.num_steps, plan.block_start.astype(np.int64) + evicting.progress, forced,
+        ), drawn  # fmt: skip
+
+    def _tell(
+        self, evict: Evict | None, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], out: Sampled
+    ) -> None:
+        """Show a step's masks to whoever watches."""
+        if self._watch is not None and evict is not None and out.delta is not None:
+            m = evict.masked
+            self._watch(Growth(rows[m], columns[m], out.delta.cpu().numpy(), out.confidence[m]))
 
     def _commit(
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
-        confidence: npt.NDArray[np.float32],
+        confidence: npt.NDArray[np.float32], drawn: Bools | None = None,
     ) -> Bools:  # fmt: skip
-        """Which positions commit; their tokens are kept."""
+        """Which of the sampled positions commit, by the weights or as `drawn`; their tokens are kept."""
         if self._policy.autoregressive:
             # The row at a position says what comes after it.
             after = plan.block_start[rows].astype(np.int64) + 1
             inside = after < plan.end[rows]
             self._tokens[plan.slots[rows[inside]], after[inside]] = tokens[inside]
             return np.ones_like(plan.window)
-        if self._draws is not None:
+        if drawn is not None:
+            committed = drawn
+        elif self._draws is not None:
             committed = self._draws.draw(plan)
         else:
-            found = np.zeros(plan.window.shape, np.float32)
-            found[rows, columns] = confidence
-            masked = plan.window & (plan.status == MASKED)
+            found, sampled = np.zeros(plan.window.shape, np.float32), np.zeros(plan.window.shape, np.bool_)
+            found[rows, columns], sampled[rows, columns] = confidence, True
+            masked = sampled & plan.window & (plan.status == MASKED)
             committed = unmask(self._policy.unmasking, found, masked, self._block)
         kept = committed[rows, columns]
         rows, columns = rows[kept], columns[kept]

@@ -13,9 +13,14 @@ from ..kernels.confidence import confidence_of_hidden
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import PagedCache
+from .evicting import Array, Evict, Inputs, forward_evicting
 from .model import Decoder
 
-Array = npt.NDArray[np.int64]
+# What the kernels want; the rest are int64.
+KINDS = dict.fromkeys(
+    ("positions", "query_start", "history", "page_table", "masked_start", "num_decoded", "num_steps", "progress"),
+    torch.int32,
+) | dict.fromkeys(("listed", "forced"), torch.bool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +36,7 @@ class Batch:
     listed: npt.NDArray[np.bool_]  # [sequences, width], keys of the current block (and the next) that are visible
     block_length: int
     sampled: Array  # rows whose token and confidence are wanted
+    evict: Evict | None = None  # None: all rows go through all layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +46,8 @@ class Sampled:
     tokens: Array
     confidence: npt.NDArray[np.float32]
     device: float  # s from the first kernel to the last
+    rows: Array | None = None  # of the batch, those retained, which these are; None: all that were sampled
+    delta: Tensor | None = None  # [M], how much the masks' importance grew where rows may be evicted; on the device
 
 
 class Forward:
@@ -60,33 +68,50 @@ class Forward:
         if cuda:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
-            tokens, confidence = self._compute(inputs, batch.block_length)
+            answers, delta = self._answers(inputs, batch)
             end.record()
             # One copy back, which waits for the device: the host decides what commits.
-            both = torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]).cpu().numpy()
+            both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
             device = begin.elapsed_time(end) / 1e3
-            return Sampled(both[0].astype(np.int64), both[1].astype(np.float32), device)
-        clock = time.perf_counter()
-        tokens, confidence = self._compute(inputs, batch.block_length)
-        return Sampled(tokens.numpy(), confidence.numpy(), time.perf_counter() - clock)
+            tokens, confidence, *rows = both[0].astype(np.int64), both[1].astype(np.float32), *both[2:].astype(np.int64)
+        else:
+            clock = time.perf_counter()
+            answers, delta = self._answers(inputs, batch)
+            device = time.perf_counter() - clock
+            tokens, confidence, *rows = (answer.numpy() for answer in answers)
+        return Sampled(tokens, confidence, device, rows[0] if rows else None, delta)
 
-    def _compute(self, inputs: dict[str, Tensor], block_length: int) -> tuple[Tensor, Tensor]:
-        cache = self.cache
+    def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """Tokens and confidences, and where rows may be evicted those retained and how much importance grew."""
+        if batch.evict is None:
+            return [*self._compute(inputs, batch.block_length)], None
+        found = forward_evicting(
+            self.model, inputs, batch.evict, self._keep,
+            lambda layer, q, rows: self._attend(layer, q, rows, batch.block_length),
+        )  # fmt: skip
+        return [*self._sample(found.hidden), found.rows], found.delta
 
+    def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.keys[layer], cache.values[layer]
-            kv_scatter(k, v.contiguous(), keys, values, inputs["places"], check=False)
-            return ragged_paged_attention(
-                q, keys, values, inputs["page_table"], inputs["query_start"], inputs["positions"], inputs["history"],
-                inputs["listed"], block_length, check=False,
-            )  # fmt: skip
+            self._keep(layer, k, v, inputs)
+            return self._attend(layer, q, inputs, block_length)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return confidence_of_hidden(
-            hidden[inputs["sampled"]], self.model.head_weight, self.temperature, self.max_num_logits
-        )
+        return self._sample(hidden[inputs["sampled"]])
 
-    def _upload(self, batch: Batch) -> dict[str, Tensor]:
+    def _keep(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs) -> None:
+        kv_scatter(k, v.contiguous(), self.cache.keys[layer], self.cache.values[layer], inputs["places"], check=False)
+
+    def _attend(self, layer: int, q: Tensor, inputs: Inputs, block_length: int) -> Tensor:
+        return ragged_paged_attention(
+            q, self.cache.keys[layer], self.cache.values[layer], inputs["page_table"], inputs["query_start"],
+            inputs["positions"], inputs["history"], inputs["listed"], block_length, check=False,
+        )  # fmt: skip
+
+    def _sample(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
+
+    def _upload(self, batch: Batch) -> Inputs:
         """The batch's arrays on the device, by one copy."""
         flat, shapes = self._flatten(batch)
         held = torch.from_numpy(flat)
@@ -102,15 +127,19 @@ class Forward:
             "query_start": batch.query_start, "history": batch.history, "page_table": batch.page_table,
             "listed": batch.listed,
         }  # fmt: skip
+        if (evict := batch.evict) is not None:
+            arrays |= {
+                "masked": evict.masked, "masked_start": evict.masked_start, "cells": evict.cells,
+                "num_decoded": evict.num_decoded, "num_steps": evict.num_steps, "progress": evict.progress,
+            }  # fmt: skip
+            if evict.forced is not None:
+                arrays["forced"] = evict.forced
         flat = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays.values()])
         return flat, {name: array.shape for name, array in arrays.items()}
 
     @staticmethod
-    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]]) -> Inputs:
         """The arrays again, each of the type that the kernels want."""
         parts = torch.split(held, [int(np.prod(shape)) for shape in shapes.values()])
         tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        for name in ("positions", "query_start", "history", "page_table"):
-            tensors[name] = tensors[name].to(torch.int32)
-        tensors["listed"] = tensors["listed"].bool()
-        return tensors
+        return {name: tensor.to(KINDS.get(name, torch.int64)) for name, tensor in tensors.items()}

@@ -1,7 +1,8 @@
 """A forward whose decode steps are captured CUDA graphs, one a padded shape: launching them costs next to nothing.
 
-Prefill, whose shape is never the same twice, stays eager. Where there is no CUDA the padded batch is computed eagerly:
-slower, and the same numbers, which is how the padding is tested.
+Prefill, whose shape is never the same twice, stays eager, and so does a step that evicts: its shape shows half-way.
+Where there is no CUDA the padded batch is computed eagerly: slower, and the same numbers, which is how the padding is
+tested.
 """
 
 import time
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from ..engine.latency import bucket
 from .cache import PagedCache
-from .forward import Array, Batch, Forward, Sampled
+from .evicting import Array
+from .forward import Batch, Forward, Sampled
 from .model import Decoder
 from .padding import pad, shape_of
 
@@ -30,7 +32,7 @@ class GraphForward(Forward):
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
         num_rows = len(batch.tokens)
-        if len(batch.sampled) != num_rows or num_rows > MAX_ROWS:
+        if len(batch.sampled) != num_rows or num_rows > MAX_ROWS or batch.evict is not None:
             return super().run(batch)
         rows, sequences = shape_of(batch)
         page, limit = self.cache.page_size, self.model.config.context_limit

@@ -35,13 +35,16 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Normed final hidden states [rows, hidden] of `tokens` [rows] at `positions` [rows]."""
-        angles = positions.to(torch.float32)[:, None] * self.frequencies
-        x = self.embedding(tokens)
-        # [rows, 1, head_dim / 2]
-        cos, sin = angles.cos()[:, None].to(x.dtype), angles.sin()[:, None].to(x.dtype)
+        x, cos, sin = self.enter(tokens, positions)
         for layer in self.layers:
             x = layer(x, cos, sin, attend)
         return self.norm(x)  # type: ignore[no-any-return]
+
+    def enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The first layer's input, [rows, hidden], and RoPE's cosines and sines, both [rows, 1, head_dim / 2]."""
+        angles = positions.to(torch.float32)[:, None] * self.frequencies
+        x = self.embedding(tokens)
+        return x, angles.cos()[:, None].to(x.dtype), angles.sin()[:, None].to(x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab]."""
@@ -73,10 +76,17 @@ class Layer(nn.Module):
         self.down = nn.Linear(config.ffn, config.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        return self.finish(x, attend(self.index, *self.project(x, cos, sin)))
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of rows, [rows, heads or kv_heads, head_dim]."""
         qkv = self.qkv(self.attention_norm(x)).view(len(x), -1, self.head_dim)
         q, k, v = qkv.split(self.split, dim=1)
-        q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
-        x = x + self.output(attend(self.index, q, k, v).reshape(len(x), -1))
+        return rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin), v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output, from its input and what its queries read."""
+        x = x + self.output(attended.reshape(len(x), -1))
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
         return x + self.down(nn.functional.silu(gate) * up)  # type: ignore[no-any-return]
 

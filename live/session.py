@@ -15,7 +15,7 @@ from ..engine.latency import LatencyModel, bucket
 from ..engine.policy import Policy
 from ..engine.request import Request
 from .cache import PagedCache
-from .executor import ModelExecutor
+from .executor import Growth, ModelExecutor
 from .forward import Forward
 from .graphs import GraphForward
 from .loop import serve
@@ -51,14 +51,16 @@ def run(
     progress: Callable[[int, float], None] | None = None,
     max_num_logits: int = 8192,
     graphs: bool = False,
+    watch: Callable[[Growth], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> LiveRun:
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
     chosen by. append: receives the journal's steps in batches. graphs: decode steps are captured CUDA graphs.
-    stop: asked between steps; true ends the run. Ctrl-C ends it between two steps, too, and so does a step that
-    fails: the journal keeps what was done, and `failure` says why.
+    watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
+    true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
+    done, and `failure` says why.
     """
     num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
     weight = model.embedding.weight
@@ -66,7 +68,7 @@ def run(
     kind = GraphForward if graphs else Forward
     forward = kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-    executor = ModelExecutor(forward, policy, prompts, draws, budget)
+    executor = ModelExecutor(forward, policy, prompts, draws, budget, watch)
     table = RequestTable(len(requests))
     engine = Engine(policy, limits, table, latency=latency, emit=emit)
     width = policy.block_length * (2 if policy.obs else 1)

@@ -157,7 +157,8 @@ def run(
     return checked, table, journal, engine, limits
 
 
-@pytest.mark.parametrize("name", PRESETS)
+# What FOCUS computes is held against a plain executor of its own, in test_focus.py.
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "focus"])
 @torch.no_grad()
 def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replays(name: str) -> None:
     policy = small(name)

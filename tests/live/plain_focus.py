@@ -1,0 +1,180 @@
+"""FOCUS as its specification tells it (focus.md 3.1 to 3.6): a request alone, dense keys, sets and loops."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsim.engine.eviction import Focus
+from dsim.live.model import Decoder, Layer, RMSNorm
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of one request did, in absolute positions."""
+
+    computed: frozenset[int]
+    retained: frozenset[int]
+    committed: dict[int, int]  # position -> token
+
+
+class PlainFocus:
+    """Serves one request."""
+
+    def __init__(self, model: Decoder, rule: Focus, block: int, threshold: float) -> None:
+        self.model, self.rule, self.block, self.threshold = model, rule, block, threshold
+        c = model.config
+        self.keys, self.values = (torch.zeros(c.layers, c.context_limit, c.kv_heads, c.head_dim) for _ in range(2))
+
+    @torch.no_grad()
+    def serve(self, prompt: list[int], output: int) -> list[Step]:
+        block, mask, end = self.block, self.model.config.mask_token, len(prompt) + output
+        text = dict.fromkeys(range(-(-end // block) * block), mask) | dict(enumerate(prompt))
+        start = (max(1, len(prompt)) - 1) // block * block
+        open_ = set(range(len(prompt), len(text)))  # masks
+
+        positions = list(range(start + block))
+        own = open_ & set(range(start, start + block))
+        hidden, _ = self.forward(text, positions, [set(range((p // block + 1) * block)) for p in positions])
+        committed = self.unmask(hidden, positions, own)
+        steps = [Step(frozenset(range(start, start + block)), frozenset(range(start, start + block)), committed)]
+        uncached = set(range(start, start + block)) if own else set()
+        open_ -= set(committed)
+        text |= committed
+
+        progress = start - 1
+        decoded: list[int] = []
+        before: list[int] = []
+        while True:
+            inside = set(range(start, start + block))
+            if not open_ & inside and start + block >= end:
+                return steps
+            if not uncached:
+                start += block
+                uncached, progress = set(range(start, start + block)), start - 1
+                if self.rule.scope == "carry":
+                    before = decoded or before
+                if self.rule.scope != "request":
+                    decoded = []
+                continue
+            masked = open_ & inside
+            computed = inside if self.rule.exact_block and not masked else uncached
+            mean = torch.tensor(decoded or before or [1]).double().mean().item()
+            target = min(len(masked), max(1, math.ceil(max(mean, 1.0) * self.rule.alpha)))
+            hidden, retained = self.forward(
+                text, sorted(computed), [self.seen(start, computed, uncached)] * len(computed),
+                (start, sorted(masked), target, progress, uncached) if len(masked) > target else None,
+            )  # fmt: skip
+            committed = self.unmask(hidden, retained, masked & set(retained))
+            steps.append(Step(frozenset(computed), frozenset(retained), committed))
+            progress = max(progress, *retained)
+            if committed:
+                decoded = [*decoded, len(committed)]
+            last = start + block - 1
+            uncached = {p for p in uncached if p in masked or (p != last and p + 1 in masked)}
+            open_ -= set(committed)
+            text |= committed
+
+    def seen(self, start: int, computed: set[int], uncached: set[int]) -> set[int]:
+        """The keys that every query of a step sees."""
+        if self.rule.visible == "prefix":
+            return set(range(max(computed) + 1))
+        return set(range(start)) | computed | (set(range(start, start + self.block)) - uncached)
+
+    def forward(
+        self, text: dict[int, int], positions: list[int], seen: list[set[int]],
+        evict: tuple[int, list[int], int, int, set[int]] | None = None,
+    ) -> tuple[Tensor, list[int]]:  # fmt: skip
+        """Final hidden states, and the positions that they are of."""
+        model = self.model
+        x = model.embedding.weight[[text[p] for p in positions]]
+        importance = []
+        for index, layer in enumerate(model.layers):
+            assert isinstance(layer, Layer)
+            q, k, v = project(model, layer, x, positions)
+            self.keys[index, positions], self.values[index, positions] = k, v
+            if evict and index < 2:
+                start, masked, target, progress, uncached = evict
+                rows = [positions.index(p) for p in masked]
+                importance.append(drawn(q[rows], k[rows]))
+            if evict and index == 1:
+                chosen = self.choose(importance[1] - importance[0], masked, target, progress)
+                left = [p for p in positions if p in chosen or p not in masked]
+                rows = [positions.index(p) for p in left]
+                x, q, positions = x[rows], q[rows], left
+                after = [self.seen(start, set(left), uncached)] * len(left)
+                seen = seen[: len(left)] if self.rule.second_layer_sees == "computed" else after
+            elif evict and index == 2:
+                seen = after
+            x = x + attention(q, self.keys[index], self.values[index], seen) @ layer.output.weight.T
+            gate, up = (norm(layer.ffn_norm, x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
+            x = x + (gate * gate.sigmoid() * up) @ layer.down.weight.T
+        return norm(model.norm, x), positions
+
+    def choose(self, delta: Tensor, masked: list[int], target: int, progress: int) -> set[int]:
+        """Section 3.4, where more are masked than the target."""
+        value = dict(zip(masked, delta.double().tolist(), strict=True))
+        mean = sum(value.values()) / len(masked)
+        squares = sum((d - mean) ** 2 for d in value.values())
+        bound = mean + math.sqrt(squares / (len(masked) - 1 if self.rule.sample_deviation else len(masked)))
+        selected = {p for p in masked if value[p] >= bound}
+        if len(selected) < target:
+            selected = set(sorted(masked, key=lambda p: (-value[p], p))[:target])
+        kept = selected | {p for p in masked if p + 1 in selected}
+        return kept | {p for p in masked if progress < p < max(kept)}
+
+    def unmask(self, hidden: Tensor, positions: list[int], masked: set[int]) -> dict[int, int]:
+        """The tokens that commit: those sure enough, and the surest."""
+        best = {}
+        for p, row in zip(positions, hidden, strict=True):
+            if p in masked:
+                confidence, token = (row @ self.model.head_weight.T).softmax(-1).max(-1)
+                best[p] = (float(confidence), int(token))
+        surest = max(best, key=lambda p: (best[p][0], -p), default=None)
+        return {p: token for p, (confidence, token) in best.items() if confidence >= self.threshold or p == surest}
+
+
+def project(model: Decoder, layer: Layer, x: Tensor, positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    c = model.config
+    q, k, v = (
+        (norm(layer.attention_norm, x) @ layer.qkv.weight.T)
+        .view(len(x), -1, c.head_dim)
+        .split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+    )
+    return rope(norm(layer.q_norm, q), positions, c.rope_theta), rope(norm(layer.k_norm, k), positions, c.rope_theta), v
+
+
+def norm(module: object, x: Tensor) -> Tensor:
+    assert isinstance(module, RMSNorm)
+    return x / (x.square().mean(-1, keepdim=True) + module.eps).sqrt() * module.weight
+
+
+def rope(x: Tensor, positions: list[int], theta: float) -> Tensor:
+    """Components i and i + D/2 of [n, H, D] are a plane that turns by position x theta^(-2i/D)."""
+    half = x.shape[-1] // 2
+    angle = torch.tensor([[p * theta ** (-i / half) for i in range(half)] for p in positions])
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, seen: list[set[int]]) -> Tensor:
+    """[n, H, D] to [n, H x D]; query i sees the keys seen[i]."""
+    mask = torch.full((len(q), len(keys)), -math.inf)
+    for i, there in enumerate(seen):
+        mask[i, sorted(there)] = 0.0
+    group, read = q.shape[1] // keys.shape[1], []
+    for h in range(q.shape[1]):
+        weight = (q[:, h] @ keys[:, h // group].T * q.shape[2] ** -0.5 + mask).softmax(1)
+        read.append(weight @ values[:, h // group])
+    return torch.cat(read, 1)
+
+
+def drawn(q: Tensor, k: Tensor) -> Tensor:
+    """Section 3.3: what each of the masked tokens draws from all, [M]."""
+    total = torch.zeros(len(q))
+    for h in range(q.shape[1]):
+        score = q[:, h] @ k[:, h // (q.shape[1] // k.shape[1])].T * q.shape[2] ** -0.5
+        wide = torch.nn.functional.pad(score, (1, 1), value=-math.inf)
+        total += torch.maximum(torch.maximum(wide[:, :-2], wide[:, 1:-1]), wide[:, 2:]).softmax(1).sum(0)
+    return total

@@ -1,0 +1,376 @@
+"""FOCUS on the device: what is evicted, what commits and what is seen, held against a plain executor of its own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import ModelError
+from dsim.engine.eviction import Focus
+from dsim.engine.journal import RequestTable, StepRecorder, pack
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import Policy, parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.rows import MASKED
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.kernels import taken, use
+from dsim.live import forward as forward_module
+from dsim.live import session
+from dsim.live.cache import PagedCache
+from dsim.live.config import ModelConfig
+from dsim.live.executor import Growth, ModelExecutor
+from dsim.live.forward import Batch, Forward, Sampled
+from dsim.live.graphs import GraphForward
+from dsim.live.loop import serve
+from dsim.live.model import Decoder
+from dsim.live.prompts import random_prompts
+from dsim.live.weights import random_model
+from dsim.sim.step_model import StepModel
+
+from ..worlds import TOY_DELTAS, Collector
+from .plain_focus import PlainFocus, Step
+
+LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001)
+DEEP = ModelConfig("deep", 4, 48, 4, 2, 16, 80, 97, 256, 12, 96, rope_theta=1e4)
+BLOCK = DEEP.block_length
+LENGTHS = [(1, 30), (5, 3), (12, 26), (15, 1), (40, 22), (3, 40), (30, 5), (0, 13)]
+THRESHOLD = 0.6
+
+
+def focus(extra: str = "", name: str = "focus") -> Policy:
+    return parse(
+        f"{name},max_batch=4,page_size=12,max_prefill_tokens=48,block_length={BLOCK},threshold={THRESHOLD}{extra}"
+    )
+
+
+def decoder(config: ModelConfig = DEEP, seed: int = 1) -> Decoder:
+    model = random_model(config, "cpu", torch.float32, seed=seed)
+    with torch.no_grad():  # confidences of every size
+        model.head.weight.mul_(20.0)
+    return model
+
+
+@dataclass
+class Told:
+    """An executor that keeps what every step of each request did."""
+
+    executor: ModelExecutor
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    plans: list[tuple[StepPlan, StepOutcome]] = field(default_factory=list)
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = self.executor.step(plan)
+        self.plans.append((plan, outcome))
+        retained = plan.window if outcome.retained is None else outcome.retained
+        for i, request in enumerate(plan.requests.tolist()):
+            start = int(plan.block_start[i])
+            text = self.executor.text(request, int(plan.slots[i]), start + BLOCK)
+            computed, left, new = (start + np.flatnonzero(m[i]) for m in (plan.window, retained, outcome.committed))
+            tokens = dict(zip(new.tolist(), text[new].tolist(), strict=True))
+            self.steps.setdefault(request, []).append(
+                Step(frozenset(computed.tolist()), frozenset(left.tolist()), tokens)
+            )
+        return outcome
+
+    @property
+    def num_evicted(self) -> int:
+        return sum(int((p.window & ~o.retained).sum()) for p, o in self.plans if o.retained is not None)
+
+
+@dataclass
+class Ran:
+    """A run, and what it left."""
+
+    told: Told
+    table: RequestTable
+    journal: Collector
+    engine: Engine
+
+
+def run(
+    policy: Policy,
+    *,
+    model: Decoder | None = None,
+    num_pages: int = 200,
+    draws: CommitDraws | None = None,
+    watch: Callable[[Growth], None] | None = None,
+    kind: type[Forward] = Forward,
+    lengths: list[tuple[int, int]] = LENGTHS,
+) -> Ran:
+    model = model or decoder()
+    weight = model.embedding.weight
+    cache = PagedCache(model.config, num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
+    executor = ModelExecutor(
+        kind(model, cache), policy, random_prompts(model.config, 7), draws, policy.batching.max_prefill_tokens, watch
+    )
+    told = Told(executor)
+    table = RequestTable(len(lengths))
+    engine = Engine(policy, Limits(num_pages, 256, 4), table, latency=LATENCY)
+    journal = Collector()
+    recorder = StepRecorder(journal, policy.block_length)
+    serve(engine, told, [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)], recorder=recorder)
+    recorder.flush()
+    assert (table["status"] == 0).all()
+    return Ran(told, table, journal, engine)
+
+
+def plainly(policy: Policy, model: Decoder) -> dict[int, list[Step]]:
+    assert isinstance(policy.eviction, Focus)
+    prompts = random_prompts(model.config, 7)
+    return {
+        i: PlainFocus(model, policy.eviction, BLOCK, THRESHOLD).serve(prompts(i, p).tolist(), o)
+        for i, (p, o) in enumerate(LENGTHS)
+    }
+
+
+def draws_of(lengths: list[tuple[int, int]] = LENGTHS) -> CommitDraws:
+    chance = tuple(0.7 * 0.8**d for d in range(BLOCK))
+    model = CommitModel("toy", BLOCK, THRESHOLD, None, chance, request_spread=0.3)
+    prompts, outputs = (np.array(side) for side in zip(*lengths, strict=True))
+    return CommitDraws(model, 3, prompts, outputs, BLOCK, deltas=TOY_DELTAS)
+
+
+# ---- the algorithm --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "", ",alpha=1", ",alpha=2.5", ",scope=request", ",scope=carry", ",exact_block=true",
+        ",second_layer_sees=computed", ",visible=listed", ",sample_deviation=true",
+        ",alpha=1,scope=carry,exact_block=true,second_layer_sees=computed,sample_deviation=true",  # Hugging Face's
+        ",visible=listed,second_layer_sees=computed,scope=request",
+    ],
+)  # fmt: skip
+def test_whole_requests_are_what_a_plain_executor_makes_of_them(extra: str) -> None:
+    policy, model = focus(extra), decoder()
+    ran, plain = run(policy, model=model), plainly(policy, model)
+    assert ran.told.steps == plain
+    # Something was evicted, something else was not, and steps that commit several tokens taught the budget.
+    assert ran.told.num_evicted > 100
+    decoded = [s for steps in plain.values() for s in steps[1:]]
+    assert sum(len(s.committed) > 1 for s in decoded) > 5
+    assert any(len(s.retained) < len(s.computed) // 2 for s in decoded)
+
+
+def test_a_budget_that_nothing_exceeds_is_the_delayed_cache_token_for_token() -> None:
+    ran, cache = run(focus(",alpha=1000")), run(focus(name="delayed-cache-plus"))
+    assert ran.told.steps == cache.told.steps
+    assert ran.told.num_evicted == 0
+    assert all(outcome.retained is None for _, outcome in ran.told.plans)
+
+
+def test_steps_that_evict_run_as_they_are_where_others_are_captured() -> None:
+    assert run(focus(), kind=GraphForward).told.steps == run(focus()).told.steps
+
+
+def test_preempted_sequences_evict_on_and_their_journal_replays() -> None:
+    ran = run(focus(), num_pages=9)
+    assert ran.table["num_preemptions"].sum() > 0
+    assert differences(focus(), ran, 9) == []
+
+
+# ---- what is seen ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def every_key_seen_was_written() -> Iterator[list[int]]:
+    """Inside, no layer lets a query see a key that the layer has not written since the page came to the sequence.
+
+    Yields how many keys were looked at, by call.
+    """
+    written: dict[int, set[int]] = {}
+    looked: list[int] = []
+    scatter, attend, release = forward_module.kv_scatter, forward_module.ragged_paged_attention, PagedCache.release
+
+    def kv_scatter(k: Any, v: Any, keys: torch.Tensor, values: Any, places: torch.Tensor, **options: Any) -> None:
+        written.setdefault(keys.data_ptr(), set()).update(places.tolist())
+        scatter(k, v, keys, values, places, **options)
+
+    def ragged_paged_attention(q: Any, keys: torch.Tensor, values: Any, *rest: Any, **options: Any) -> torch.Tensor:
+        table, _, _, history, listed, _ = rest
+        for s in range(len(table)):
+            before = int(history[s])
+            # A prefill's own rows are all of its history.
+            seen = {*range(before), *(before + c for c in listed[s].nonzero().flatten().tolist())}
+            places = {int(table[s, j // keys.shape[1]]) * keys.shape[1] + j % keys.shape[1] for j in seen}
+            assert places <= written[keys.data_ptr()]
+            looked.append(len(places))
+        return attend(q, keys, values, *rest, **options)
+
+    def forget(self: PagedCache, slot: int) -> None:
+        for page in self.table[slot, : self._count[slot]].tolist():
+            for places in written.values():
+                places -= set(range(page * self.page_size, (page + 1) * self.page_size))
+        release(self, slot)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward_module, "kv_scatter", kv_scatter)
+        patch.setattr(forward_module, "ragged_paged_attention", ragged_paged_attention)
+        patch.setattr(PagedCache, "release", forget)
+        yield looked
+
+
+@pytest.mark.parametrize("extra", ["", ",visible=listed", ",alpha=1,second_layer_sees=computed,sample_deviation=true"])
+def test_no_key_is_seen_that_was_not_computed_in_its_layer(extra: str) -> None:
+    with every_key_seen_was_written() as looked:
+        ran = run(focus(extra))
+    assert ran.told.num_evicted > 100
+    assert sum(looked) > 10_000
+
+
+# ---- the twin's draws and the journal -------------------------------------------------------------------------
+
+
+def differences(policy: Policy, ran: Ran, num_pages: int = 200) -> list[str]:
+    fresh = Engine(policy, Limits(num_pages, 256, 4), RequestTable(len(LENGTHS)), latency=LATENCY)
+    return list(replay(fresh, 0, ran.table.columns, ran.journal.steps, ran.journal.lists))
+
+
+@pytest.mark.parametrize("extra", ["", ",scope=carry,exact_block=true", ",visible=listed"])
+def test_the_journal_replays_plan_for_plan_with_its_evictions(extra: str) -> None:
+    ran = run(focus(extra))
+    assert differences(focus(extra), ran) == []
+    assert ran.journal.steps["evicted"].sum() == ran.told.num_evicted > 100
+    evictions, _ = ran.journal.lists["evictions"]
+    expected = [
+        pack(p.window & ~(p.window if o.retained is None else o.retained)).reshape(-1) for p, o in ran.told.plans
+    ]
+    assert np.array_equal(evictions, np.concatenate(expected))
+
+
+@pytest.mark.parametrize("extra", ["", ",visible=listed,alpha=1"])
+def test_the_twins_draws_evict_and_commit_on_the_device_as_in_the_twin(extra: str) -> None:
+    policy = focus(extra)
+    twin = StepModel(LATENCY, draws_of())
+    with every_key_seen_was_written():
+        ran = run(policy, draws=draws_of())
+    for plan, outcome in ran.told.plans:
+        expected = twin.step(plan)
+        assert np.array_equal(outcome.committed, expected.committed)
+        assert (outcome.retained is None) == (expected.retained is None)
+        if outcome.retained is not None and expected.retained is not None:
+            assert np.array_equal(outcome.retained, expected.retained)
+    assert ran.told.num_evicted > 100
+    assert differences(policy, ran) == []
+
+
+# ---- paths ----------------------------------------------------------------------------------------------------
+
+OPERATIONS = ("ragged_paged_attention", "kv_scatter", "focus_importance", "focus_select", "compact")
+
+
+class Kept(Forward):
+    """Keeps what it was asked and said."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.seen: list[tuple[Batch, Sampled]] = []
+
+    def run(self, batch: Batch) -> Sampled:
+        out = super().run(batch)
+        self.seen.append((batch, out))
+        return out
+
+
+def asked(model: Decoder, policy: Policy) -> list[tuple[Batch, Sampled]]:
+    """What a run asks of its forward, and what that says."""
+    forward = run(policy, model=model, kind=Kept).told.executor._forward
+    assert isinstance(forward, Kept)
+    return forward.seen
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the test below says it of the GPU")
+def test_on_a_cpu_the_references_are_taken_once_a_layer_and_once_a_choice() -> None:
+    before = taken.copy()
+    seen = asked(decoder(), focus())
+    evicting = sum(batch.evict is not None for batch, _ in seen)
+    now = taken - before
+    assert evicting > 20
+    assert [now[o, "reference"] for o in OPERATIONS] == [
+        DEEP.layers * len(seen), DEEP.layers * len(seen), 2 * evicting, evicting, evicting,
+    ]  # fmt: skip
+    assert not any(path == "triton" for _, path in now)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and PyTorch finds none")
+def test_on_a_gpu_the_kernels_evict_what_the_references_do_on_a_cpu() -> None:
+    with use("reference"):
+        seen = asked(decoder(), focus())
+    model = decoder().to("cuda")
+    model.frequencies = model.frequencies.to("cuda")
+    forward = Forward(model, PagedCache(DEEP, 200, 12, "cuda", torch.float32))
+    before = taken.copy()
+    same = 0
+    for batch, expected in seen:
+        found = forward.run(batch)
+        assert found.device > 0
+        if expected.rows is None or found.rows is None:
+            assert (expected.rows is None) == (found.rows is None)
+            same += 1
+        elif np.array_equal(found.rows, expected.rows):
+            np.testing.assert_allclose(found.confidence, expected.confidence, rtol=2e-2, atol=1e-4)
+            same += 1
+    assert same / len(seen) > 0.95  # near ties of random weights
+    now = taken - before
+    assert not any(path == "reference" for _, path in now)
+    assert all(now[o, "triton"] > 0 for o in OPERATIONS)
+
+
+# ---- what goes with it ----------------------------------------------------------------------------------------
+
+
+def test_whoever_watches_is_told_every_mask_and_changes_nothing() -> None:
+    whole = parse(
+        f"lmdeploy-bd32:{BLOCK},num_loops=1,decide_ahead=false,max_batch=4,page_size=12,max_prefill_tokens=48,"
+        f"threshold={THRESHOLD}"
+    )
+    told: list[Growth] = []
+    ran, plain = run(whole, watch=told.append), run(whole)
+    assert ran.told.steps == plain.told.steps
+    decodes = [(plan, outcome) for plan, outcome in ran.told.plans if not plan.prefill]
+    assert len(told) == len(decodes)
+    for growth, (plan, outcome) in zip(told, decodes, strict=True):
+        masked = plan.window & (plan.status == MASKED)
+        assert np.array_equal(np.stack([growth.row, growth.column]), np.stack(np.nonzero(masked)))
+        sure = np.zeros(masked.shape, np.bool_)
+        sure[growth.row, growth.column] = growth.confidence >= np.float32(THRESHOLD)
+        assert not (sure & ~outcome.committed).any()
+        for row in range(len(masked)):
+            # All importance is shared out anew in every layer.
+            own = growth.delta[growth.row == row]
+            assert own.sum() == pytest.approx(0, abs=1e-4)
+            assert len(own) < 3 or own.std() > 0  # two of them pool the same scores
+
+
+def test_the_steps_before_the_clock_starts_evict(monkeypatch: pytest.MonkeyPatch) -> None:
+    evicting: list[npt.NDArray[np.bool_]] = []
+    step = ModelExecutor.step
+
+    def watched(self: ModelExecutor, plan: StepPlan) -> StepOutcome:
+        outcome = step(self, plan)
+        if outcome.retained is not None:
+            evicting.append(plan.window & ~outcome.retained)
+        return outcome
+
+    monkeypatch.setattr(ModelExecutor, "step", watched)
+    monkeypatch.setattr(session, "serve", lambda *given, **options: serve(*given) if not options else 0.0)
+    requests = [Request(0, 0.0, 12, 30)]
+    done = session.run(decoder(), focus(), Limits(50, 256, 4), requests, random_prompts(DEEP, 7))
+    assert done.failure is None
+    assert sum(e.any() for e in evicting) > 3
+
+
+def test_a_model_of_one_layer_has_no_second_to_compare_with() -> None:
+    config = ModelConfig("flat", 1, 48, 4, 2, 16, 80, 97, 256, 12, 96)
+    with pytest.raises(ModelError, match=r"flat has 1 layer, and FOCUS goes by the first two"):
+        run(focus(), model=random_model(config, "cpu", torch.float32))
