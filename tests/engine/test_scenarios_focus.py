@@ -86,6 +86,9 @@ def test_a_block_from_its_first_step_to_the_pass_that_closes_it(fast: bool) -> N
     # A step that decodes nothing does not count.
     assert w.schedule() == "decode 0D:MMcPMMMM"
     assert w.goes_by() == [(2, 2, 7)]
+    # An evicted mask was computed as one too: its next draw is another. 2 and 3 were masks but at first.
+    assert w.plan is not None
+    assert w.plan.evaluations.tolist() == [[3, 3, 1, 2, 3, 3, 3, 3]]
     w.end({0: [0, 1, 4, 5]}, {0: [0, 1, 3, 4, 5]})
     assert w.features() == (7, 7 * 16, 16, 7, 8, 1, 0, 1)
     assert w.left == (5, 5 * 14, 14, 5, 8, 1, 0, 1)
