@@ -4,10 +4,14 @@ import json
 import math
 import os
 import shutil
+import signal
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -100,7 +104,14 @@ class RunWriter:
         self._requests.write_batch(pa.record_batch(arrays, schema=REQUEST_SCHEMA))
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        """Write run.json and report.html, and move the folder to its place, replacing the run that was there."""
+        """Write run.json and report.html, and move the folder to its place, replacing the run that was there.
+
+        A Ctrl-C meanwhile does not cost the run: it takes a second one.
+        """
+        with _finishing(self.folder):
+            self._finish(run_json)
+
+    def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         # Imported here: a run without a folder draws nothing and need not load Plotly.
         from .html import write_html
 
@@ -150,6 +161,25 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+
+@contextmanager
+def _finishing(folder: Path) -> Iterator[None]:
+    """The first Ctrl-C says what is being done, the second ends it."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
+        yield
+        return
+
+    def wait(_signum: int, _frame: FrameType | None) -> None:
+        print(f"Writing {folder}: Ctrl-C again discards it", file=sys.stderr)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # Names repeat and times do not: a dictionary of every time would cost time and space.

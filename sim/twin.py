@@ -66,7 +66,10 @@ def limits_on(policy: Policy, memory: MemoryModel, device: str, context_limit: i
 
 
 def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:
-    """The commit model a run draws from; None when it is autoregressive. ProfileError where the profile lacks it."""
+    """The commit model a run draws from; None when it is autoregressive.
+
+    ProfileError where the profile lacks it, or what else the policy draws from.
+    """
     if profile.family == "full-sequence":
         raise ProfileError(
             f"profile {profile.name} is of family full-sequence, and {policy.name} decodes blocks over an exact KV "
@@ -80,6 +83,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
             f"{policy.name}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
             "the twin draws no other (dsim live runs it)"
         )
+    deltas_of(policy, profile)
     return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
 
 

@@ -1,6 +1,7 @@
 """A run's folder: whole or absent, the same bytes for the same run, and refused before it hides something."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,28 @@ def test_an_interrupted_run_is_written_and_says_so(tmp_path: Path) -> None:
         writer.finish({"policies": [], "interrupted": True})
     assert read_run(tmp_path / "run").info["interrupted"] is True
     assert "INTERRUPTED" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_ctrl_c_while_a_run_is_written_takes_a_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = 1
+
+    def interrupted(*_: object) -> None:
+        for _i in range(times):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("dsim.report.html.write_html", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with RunWriter(tmp_path / "run") as writer:
+        writer.finish({"policies": []})
+    assert (tmp_path / "run" / "run.json").is_file()
+    assert capsys.readouterr().err == f"Writing {tmp_path / 'run'}: Ctrl-C again discards it\n"
+    times = 2
+    with pytest.raises(KeyboardInterrupt), RunWriter(tmp_path / "other") as writer:
+        writer.finish({"policies": []})
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_run_without_lists_says_so_when_asked_for_them(tmp_path: Path) -> None:
