@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..engine.commits import CommitDraws, CommitModel
 from ..engine.engine import Engine, Limits
+from ..engine.eviction import Focus
 from ..engine.journal import STEP_COLUMNS, RequestTable, StepRecorder
 from ..engine.latency import Features
 from ..engine.policy import Policy, parse
@@ -83,27 +84,60 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
     draws = None if policy.autoregressive else CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block)
     prompts = random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
-    engine = Engine(policy, limits, RequestTable(len(requests)))
+    steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, repeats + SETTLE)
+    # The last step of a block may compute less: what is pending, and no mask.
+    alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens)
+    counted = np.flatnonzero(alike)[SETTLE:]
+    features = _features(steps, int(counted[len(counted) // 2]))
+    return Measured(features, steps["latency"][counted], steps["device"][counted])
+
+
+def measure_evicting(
+    forward: Forward, batch: int, context: int, block: int, repeats: int
+) -> list[tuple[Features, Features, float]]:
+    """About `repeats` steps of FOCUS that evict: what each planned, what was left of that, and its latency in s.
+
+    The model decides what is evicted and what commits, after `context` keys that are never computed.
+    """
+    shape = Shape(batch, block, context)
+    policy = parse(f"focus,block_length={block},max_batch={batch},max_prefill_tokens={max(block, batch * context)}")
+    requests = [Request(i, 0.0, context, (repeats + SETTLE) * block) for i in range(batch)]
+    prompts = random_prompts(forward.model.config, 0)
+    executor = _Contextual(forward, policy, prompts, None, policy.batching.max_prefill_tokens, shape)
+    engine = Engine(policy, Limits(1 << 20, 1 << 30, batch), RequestTable(batch))
+    steps = _served(forward, executor, engine, requests, repeats + SETTLE)
+    found = []
+    for i in np.flatnonzero(steps["evicted"])[SETTLE:].tolist():
+        planned = _features(steps, i)
+        tokens, pairs, keys = (int(steps[name][i]) for name in ("evicted", "evicted_q_kv", "evicted_kv"))
+        left = planned._replace(
+            tokens=planned.tokens - tokens, sum_q_kv=planned.sum_q_kv - pairs, sum_kv=planned.sum_kv - keys,
+            head_rows=planned.head_rows - tokens,
+        )  # fmt: skip
+        found.append((planned, left, float(steps["latency"][i])))
+    return found
+
+
+def _served(
+    forward: Forward, executor: "_Contextual", engine: Engine, requests: list[Request], wanted: int
+) -> dict[str, npt.NDArray[Any]]:
+    """The journal of serving requests until so many steps count."""
     parts: list[Mapping[str, Any]] = []
-    recorder = StepRecorder(lambda columns, lists: parts.append(columns), policy.block_length, batch=256)
-    wanted = repeats + SETTLE
+    recorder = StepRecorder(lambda columns, lists: parts.append(columns), engine.policy.block_length, batch=256)
     try:
         serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= wanted)
     finally:
         forward.cache.clear()
     recorder.flush()
-    steps = {name: np.concatenate([part[name] for part in parts]) for name in STEP_COLUMNS}
-    # The last step of a block may compute less: what is pending, and no mask.
-    alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens)
-    counted = np.flatnonzero(alike)[SETTLE:]
-    middle = counted[len(counted) // 2]
+    return {name: np.concatenate([part[name] for part in parts]) for name in STEP_COLUMNS}
+
+
+def _features(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
     tokens, pairs, keys, head, sampled, batch, forwards = (
-        int(steps[name][middle])
+        int(steps[name][i])
         for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards")
     )
-    prefill = tokens if shape.window == 0 else 0
-    features = Features(tokens, pairs, keys, head, sampled, batch, prefill, forwards)
-    return Measured(features, steps["latency"][counted], steps["device"][counted])
+    return Features(tokens, pairs, keys, head, sampled, batch, tokens if steps["prefill"][i] else 0, forwards)
 
 
 class _Contextual(ModelExecutor):
@@ -118,7 +152,9 @@ class _Contextual(ModelExecutor):
         if plan.prefill and self._shape.window:
             self._open(plan, plan.num_tokens.astype(np.int64))
             return StepOutcome(0.0, np.ones_like(plan.window) & self._policy.autoregressive)
-        self.measured += plan.features.tokens == self._shape.tokens
+        # Of FOCUS's steps those count that may evict; they differ in size.
+        focus = isinstance(self._policy.eviction, Focus)
+        self.measured += plan.evicting is not None if focus else plan.features.tokens == self._shape.tokens
         return super().step(plan)
 
 

@@ -15,6 +15,7 @@ from ..engine.commits import CommitModel
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
+from ..engine.latency import LatencyModel
 from ..engine.policy import parse
 from ..engine.request import Request
 from ..live import weights
@@ -22,7 +23,7 @@ from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.forward import Forward
 from ..live.graphs import MAX_ROWS, GraphForward
-from ..live.measure import Measured, Shape, features_of, pages_of, shapes
+from ..live.measure import Measured, Shape, features_of, measure_evicting, pages_of, shapes
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.prompts import WORKLOADS, prompts_from, read_tokens
@@ -31,6 +32,7 @@ from .commit_log import CommitLog, from_journal
 from .design import next_shapes
 from .fit import fit_latency
 from .fit_commits import fit_commits
+from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import ModelShape
 from .pieces import digits
@@ -228,11 +230,13 @@ MOST_LOGGED = 400  # requests of one commit log
 
 
 def log_commits(
-    loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0
-) -> CommitLog:
+    loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
+    told: list[Deltas] | None = None,
+) -> CommitLog:  # fmt: skip
     """The commits of the model at work for `budget` seconds: whole blocks every step, on prompts cut from a text.
 
-    Every mask is computed at every step, so that the log tells of all distances from the frontier alike.
+    Every mask is computed at every step, so that the log tells of all distances from the frontier alike. told: receives
+    every step's importance deltas.
     """
     config = loaded.model.config
     block = config.block_length
@@ -256,6 +260,9 @@ def log_commits(
         stop=lambda: time.monotonic() - begin > budget,
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
         graphs=loaded.graphs,
+        watch=None if told is None else lambda g: told.append(
+            deltas(g.row, g.column, g.delta, g.confidence, threshold)
+        ),
     )  # fmt: skip
     if done.failure is not None:
         raise done.failure
@@ -264,6 +271,33 @@ def log_commits(
     lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
     length = np.array([r.input_length for r in requests])
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
+
+
+# ---- evictions ------------------------------------------------------------------------------------------------
+
+BATCHES = (1, 8, 32)  # of the steps that evict
+
+
+def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | None = None) -> float:
+    """Seconds that choosing takes in a step that evicts: its latency beyond what `latency` says of what it computes.
+
+    The median of some steps of a few batches, and at least 0: it may be less than the fit errs.
+    """
+    config = loaded.model.config
+    block = config.block_length
+    if block == 1 or config.layers < 2:
+        return 0.0
+    context = min(256, config.context_limit - 3 * block) // block * block
+    batches = [batch for batch in BATCHES if batch <= (most_batch or BATCHES[-1])]
+    weight = loaded.model.embedding.weight
+    pages = batches[-1] * pages_of(context, block, PAGE)
+    forward = Forward(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
+    over = [
+        took - latency.step(planned, left)
+        for batch in batches
+        for planned, left, took in measure_evicting(forward, batch, context, block, REPEATS)
+    ]
+    return max(0.0, float(np.median(over))) if over else 0.0
 
 
 # ---- the profile ----------------------------------------------------------------------------------------------
@@ -312,7 +346,9 @@ def profile_model(
     )  # fmt: skip
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens)
     latency = replace(latency, early=digits(loaded.shape.early))
+    latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
     logs = {}
+    seen: list[Deltas] = []
     models: list[CommitModel] = list(yields)
     fits = []
     wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
@@ -320,7 +356,10 @@ def profile_model(
         share = (budget - for_steps) / len(wanted)
         if told is not None:
             told(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
-        log = log_commits(loaded, workloads[workload], threshold, temperature, share, seed)
+        log = log_commits(
+            loaded, workloads[workload], threshold, temperature, share, seed,
+            seen if config.block_length > 1 and config.layers > 1 else None,
+        )  # fmt: skip
         logs[workload, threshold] = log
         source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
         model, commit_fit = fit_commits(
@@ -358,5 +397,6 @@ def profile_model(
             },
         ),
         commit_fits=tuple(fits),
+        focus=fit_focus(seen),
     )  # fmt: skip
     return profile, Taken(steps, logs)

@@ -41,7 +41,7 @@ from .plain_focus import PlainFocus, Step
 LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001)
 DEEP = ModelConfig("deep", 4, 48, 4, 2, 16, 80, 97, 256, 12, 96, rope_theta=1e4)
 BLOCK = DEEP.block_length
-LENGTHS = [(1, 30), (5, 3), (12, 26), (15, 1), (40, 22), (3, 40), (30, 5), (0, 13)]
+LENGTHS = [(1, 30), (5, 3), (12, 26), (15, 1), (40, 22), (3, 40), (30, 5), (7, 45)]
 THRESHOLD = 0.6
 
 
@@ -52,9 +52,13 @@ def focus(extra: str = "", name: str = "focus") -> Policy:
 
 
 def decoder(config: ModelConfig = DEEP, seed: int = 1) -> Decoder:
+    """Random weights whose masks differ much in importance and confidence."""
     model = random_model(config, "cpu", torch.float32, seed=seed)
-    with torch.no_grad():  # confidences of every size
+    with torch.no_grad():
         model.head.weight.mul_(20.0)
+        for layer in model.layers:
+            layer.q_norm.weight.mul_(4.0)  # sharp attention
+            layer.output.weight.mul_(10.0)  # that says much, to masks which are all embedded alike
     return model
 
 
@@ -219,7 +223,15 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
         yield looked
 
 
-@pytest.mark.parametrize("extra", ["", ",visible=listed", ",alpha=1,second_layer_sees=computed,sample_deviation=true"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "",
+        ",visible=listed",
+        ",alpha=1,second_layer_sees=computed,sample_deviation=true",
+        ",strategy=sequential,denoising_steps=4",  # of the retained masks
+    ],
+)
 def test_no_key_is_seen_that_was_not_computed_in_its_layer(extra: str) -> None:
     with every_key_seen_was_written() as looked:
         ran = run(focus(extra))

@@ -1,12 +1,14 @@
 """Steps of a wanted shape: what was measured has the shape that was asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
-from dsim.live.measure import Shape, features_of, measure, pages_of, shapes
+from dsim.live.measure import Shape, features_of, measure, measure_evicting, pages_of, shapes
 from dsim.live.weights import random_model
 
 from .dense import SMALL
@@ -37,6 +39,21 @@ def test_a_prefill_has_the_prompts_asked_for(forward: Forward, shape: Shape) -> 
     found = measure(forward, shape, BLOCK, 3)
     assert len(found.latency) == 3
     assert found.features == features_of(shape, BLOCK)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_steps_that_evict_say_what_they_planned_and_what_was_left(batch: int) -> None:
+    config = replace(SMALL, block_length=16)
+    forward = Forward(random_model(config, "cpu", torch.float32), PagedCache(config, 40, 16, "cpu", torch.float32))
+    found = measure_evicting(forward, batch, 16, 16, 6)
+    assert 3 <= len(found) <= 6
+    for planned, left, latency in found:
+        assert (planned.batch, planned.prefill_tokens) == (batch, 0)
+        assert batch * 2 <= left.tokens < planned.tokens <= batch * 16
+        assert left.sum_q_kv < planned.sum_q_kv
+        assert left.sum_kv <= planned.sum_kv
+        assert (left.head_rows, left.sampled_rows) == (left.tokens, planned.sampled_rows)
+        assert latency > 0
 
 
 def test_every_page_is_given_back(forward: Forward) -> None:

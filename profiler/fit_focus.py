@@ -1,0 +1,61 @@
+"""How FOCUS's importance deltas tell what a step could decode from what it could not, fitted to a model at work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.commits import FocusDeltas
+from .pieces import digits
+
+Ints = npt.NDArray[np.integer]
+Floats = npt.NDArray[np.floating]
+
+FEWEST = 200  # masks that a fit needs
+
+
+@dataclass(frozen=True, eq=False)
+class Deltas:
+    """Masks that whole blocks' steps computed, one entry a mask."""
+
+    delta: npt.NDArray[np.float64]  # in standard deviations from the mean of its sequence's masks
+    distance: npt.NDArray[np.int64]  # positions from the first of them
+    decodable: npt.NDArray[np.bool_]  # its confidence reaches the threshold, or is its sequence's best
+
+
+def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold: float) -> Deltas:
+    """One step's masks, given row by row and in order of column, [masks] each.
+
+    Rows of fewer than three are left out: two pool the same scores, and their importances never differ.
+    """
+    _, first, of, num = np.unique(row, return_index=True, return_inverse=True, return_counts=True)
+    wide = delta.astype(np.float64)
+    off = wide - (np.bincount(of, wide) / num)[of]
+    std = np.sqrt(np.bincount(of, off**2) / num)[of]
+    best = np.lexsort((column, -confidence, of))[np.cumsum(num) - num]  # of equals the leftmost, as in unmasking
+    decodable = confidence >= confidence.dtype.type(threshold)
+    decodable[best] = True
+    told = (num[of] > 2) & (std > 0)
+    return Deltas(off[told] / std[told], (column - column[first][of])[told].astype(np.int64), decodable[told])
+
+
+def fit_focus(logs: Sequence[Deltas]) -> FocusDeltas | None:
+    """delta = the mean of its class - slope x distance, by least squares, and the scatter of each class around that.
+
+    None where the logs hold too few masks of both classes to tell.
+    """
+    if not logs:
+        return None
+    delta, distance, decodable = (
+        np.concatenate([getattr(log, name) for log in logs]) for name in ("delta", "distance", "decodable")
+    )
+    if len(delta) < FEWEST or decodable.all():
+        return None
+    design = np.stack([decodable, ~decodable, -distance], axis=1).astype(np.float64)
+    (able, unable, slope), *_ = np.linalg.lstsq(design, delta, rcond=None)
+    off = delta - design @ np.array([able, unable, slope])
+    return FocusDeltas(
+        digits(able, 4), digits(off[decodable].std(), 4), digits(unable, 4), digits(off[~decodable].std(), 4),
+        digits(slope, 4),
+    )  # fmt: skip
