@@ -1,22 +1,30 @@
 """A whole decode step of the live executor beside the device's floor: `python benchmarks/step.py [--model sdar-8b]`.
 
 The floor of a step is what its weights take to be read, or its products to be multiplied, whichever is longer, at the
-copy bandwidth and the matrix rate measured in the same run. Steps run eagerly and as captured graphs. The last line of
-each says what evicting three quarters of the tokens gains at batch 128. On a CPU it says the same of the tiny model,
-which proves that it runs and nothing else.
+copy bandwidth and the matrix rate measured in the same run. Steps run eagerly and as captured graphs. The last lines of
+each say what a quarter of the tokens gains at batch 128: planned so, and as FOCUS leaves them after choosing, with the
+share of such a step that choosing takes. On a CPU it says the same of the tiny model, which proves that it runs and
+nothing else.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from dsim.engine.eviction import Focus
+from dsim.live import evicting
 from dsim.live.cache import PagedCache
-from dsim.live.forward import Forward
+from dsim.live.evicting import Evict
+from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
 from dsim.live.measure import Shape, measure, pages_of
 from dsim.profiler.measure import Loaded, open_model
@@ -32,6 +40,7 @@ SHAPES = {
 }
 EVICTION = (Shape(128, 32, CONTEXT), Shape(128, 8, CONTEXT))
 LEAST_GAIN = 2.5
+CHOOSING = {64: 0.02, 128: None}  # sequences of a step that evicts -> the most of it that choosing may take
 
 
 def rates(device: str) -> tuple[float, float]:
@@ -64,6 +73,82 @@ def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
         loaded.memory.weight_bytes / config.num_params * weights / bandwidth,
         (2 * weights * shape.tokens + attention) / rate,
     )
+
+
+def evicting_step(forward: Forward, num: int, context: int, block: int) -> Batch:
+    """A step of `num` sequences that compute a block of masks, of which a quarter goes on whatever FOCUS says."""
+    cache = forward.cache
+    slots = np.arange(num, dtype=np.int32)
+    cache.reserve(slots, np.full(num, context + block))
+    row, column = np.divmod(np.arange(num * block), block)
+    history, starts = np.full(num, context), np.arange(num + 1) * block
+    none = np.zeros(num, np.int32)
+    return Batch(
+        tokens=np.full(len(row), forward.model.config.mask_token), positions=context + column,
+        places=cache.places(slots[row], context + column), query_start=starts,
+        page_table=cache.tables(slots, history + block), history=history, listed=np.ones((num, block), np.bool_),
+        block_length=block, sampled=np.arange(len(row)),
+        evict=Evict(
+            Focus(), np.arange(len(row)), starts, np.arange(len(row)), none, none, history - 1, column < block // 4
+        ),
+    )  # fmt: skip
+
+
+@contextmanager
+def timed(names: tuple[str, ...]) -> Iterator[Callable[[], float]]:
+    """Inside, calls of these in dsim.live.evicting are timed; yields what tells their seconds since it was last asked.
+
+    On CUDA between events on the stream, so that waiting for the host is in it.
+    """
+    cuda = torch.cuda.is_available()
+    taken: list[tuple[Any, Any]] = []
+
+    def now() -> Any:
+        if not cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wrap(work: Any) -> Any:
+        def timed_work(*given: Any, **options: Any) -> Any:
+            begin = now()
+            out = work(*given, **options)
+            taken.append((begin, now()))
+            return out
+
+        return timed_work
+
+    def told() -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        spent = sum(a.elapsed_time(b) / 1e3 if cuda else b - a for a, b in taken)
+        taken.clear()
+        return spent
+
+    plain = {name: getattr(evicting, name) for name in names}
+    try:
+        for name, work in plain.items():
+            setattr(evicting, name, wrap(work))
+        yield told
+    finally:
+        for name, work in plain.items():
+            setattr(evicting, name, work)
+
+
+def focus_steps(forward: Forward, num: int, context: int, block: int) -> dict[str, float]:
+    """Seconds of a whole step and of one that evicts three quarters, and in the latter those of choosing: medians."""
+    step = evicting_step(forward, num, context, block)
+    with timed(("focus_importance", "focus_select", "compact")) as told:
+        found: dict[str, list[float]] = {"whole": [], "evicting": [], "choosing": []}
+        for _ in range(REPEATS):
+            for name, batch in (("whole", replace(step, evict=None)), ("evicting", step)):
+                begin = time.perf_counter()
+                forward.run(batch)
+                found[name].append(time.perf_counter() - begin)
+            found["choosing"].append(told())
+    forward.cache.clear()
+    return {name: statistics.median(values[2:]) for name, values in found.items()}
 
 
 def main() -> None:
@@ -102,6 +187,16 @@ def main() -> None:
         whole, evicted = (took[Shape(s.batch, s.window, context)] for s in EVICTION)
         gain = whole / evicted
         print(f"{name:>7} a quarter of the tokens at batch 128: {gain:.2f} times the steps, asked {LEAST_GAIN} or more")
+        for num, most in CHOOSING.items():
+            took = focus_steps(forward, num, context, config.block_length)
+            gain, share = took["whole"] / took["evicting"], took["choosing"] / took["evicting"]
+            rows.append({"mode": name, "batch": num, "context": context, **took, "gain": gain, "share": share})
+            asked = "" if most is None else f", asked at most {most:.0%}"
+            least = f", asked {LEAST_GAIN} or more" if num == EVICTION[0].batch else ""
+            print(
+                f"{name:>7} FOCUS leaves a quarter at batch {num}: {1e3 * took['evicting']:.2f} ms for "
+                f"{1e3 * took['whole']:.2f} ms, {gain:.2f} times the steps{least}; choosing takes {share:.1%}{asked}"
+            )
         del forward
     if given.json is not None:
         about = {"device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings, "steps": rows}
