@@ -100,7 +100,11 @@ def measure_evicting(
     The model decides what is evicted and what commits, after `context` keys that are never computed.
     """
     shape = Shape(batch, block, context)
-    policy = parse(f"focus,block_length={block},max_batch={batch},max_prefill_tokens={max(block, batch * context)}")
+    # The executor samples what is left, and no more.
+    policy = parse(
+        f"focus,sample_block=false,block_length={block},max_batch={batch},"
+        f"max_prefill_tokens={max(block, batch * context)}"
+    )
     requests = [Request(i, 0.0, context, (repeats + SETTLE) * block) for i in range(batch)]
     prompts = random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, None, policy.batching.max_prefill_tokens, shape)
@@ -112,7 +116,7 @@ def measure_evicting(
         tokens, pairs, keys = (int(steps[name][i]) for name in ("evicted", "evicted_q_kv", "evicted_kv"))
         left = planned._replace(
             tokens=planned.tokens - tokens, sum_q_kv=planned.sum_q_kv - pairs, sum_kv=planned.sum_kv - keys,
-            head_rows=planned.head_rows - tokens,
+            head_rows=planned.head_rows - tokens, sampled_rows=planned.sampled_rows - tokens,
         )  # fmt: skip
         found.append((planned, left, float(steps["latency"][i])))
     return found
