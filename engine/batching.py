@@ -54,11 +54,53 @@ class BlockSynchronous:
         return waiting > 0
 
 
-Batching = Continuous | BlockSynchronous
+@dataclass(frozen=True)
+class Static:
+    """A research script's server: a batch is padded to its longest, runs all steps in lock-step and ends together."""
+
+    max_batch: int | None = 1  # None: the device's default; public codes of cached loops take one request at a time
+    max_num_logits: int = 4096  # rows of logits that may exist at once
+
+    def __post_init__(self) -> None:
+        _check_batch(self.max_batch, self.max_num_logits, "max_num_logits")
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """What memory is set aside for, as a prefill of so many tokens would need it."""
+        return self.max_num_logits
 
 
-def _check_batch(max_batch: int | None, max_prefill_tokens: int) -> None:
+@dataclass(frozen=True)
+class PhaseMultiplexed:
+    """dLLM-Serve: refreshes and reuses of many requests in one step, under a budget of query tokens (4.3).
+
+    The fields' defaults are the published scheduler, step for step; each repairs one of its faults.
+    """
+
+    max_batched_tokens: int = 16384  # query tokens of a step
+    max_batch: int | None = 512
+    max_num_logits: int = 1024  # rows of logits that may exist at once (logit decomposition)
+    hold_behind_stalled: bool = True  # who stands behind a refresh that does not fit is not run either
+    admit_past_stalled: bool = True  # a waiting request may take the budget that a stalled one could not use
+    newcomers_first: bool = True  # and stands before the stalled one from then on
+    look_ahead: bool = False  # admit only whom every step of the next block has room for
+
+    def __post_init__(self) -> None:
+        _check_batch(self.max_batch, self.max_num_logits, "max_num_logits")
+        if self.max_batched_tokens < 1:
+            raise PolicyError(f"max_batched_tokens is {self.max_batched_tokens}, expected at least 1")
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """What memory is set aside for, as a prefill of so many tokens would need it."""
+        return self.max_num_logits
+
+
+Batching = Continuous | BlockSynchronous | Static | PhaseMultiplexed
+
+
+def _check_batch(max_batch: int | None, limit: int, name: str = "max_prefill_tokens") -> None:
     if max_batch is not None and max_batch < 1:
         raise PolicyError(f"max_batch is {max_batch}, expected at least 1")
-    if max_prefill_tokens < 1:
-        raise PolicyError(f"max_prefill_tokens is {max_prefill_tokens}, expected at least 1")
+    if limit < 1:
+        raise PolicyError(f"{name} is {limit}, expected at least 1")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from . import compiled, focus, rows
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
 from .errors import ProfileError
-from .leap import Draws
+from .leap import NO_DRAWS, Draws
 from .rows import MASKED
 from .step import StepPlan
 
@@ -102,6 +102,28 @@ def choose(
     # The nearest fitted block size, the larger of two equally near.
     nearest = min(at_threshold, key=lambda m: (abs(m.block_length - block_length), -m.block_length))
     return nearest.for_block(block_length)
+
+
+class ScheduledCommits:
+    """A fixed number of tokens a step, as LLaDA's schedule has it: the first steps of a block take what is left over.
+
+    Which masks are the most confident is not known; a full-sequence step costs the same whichever they are, and the
+    leftmost are taken.
+    """
+
+    arrays = NO_DRAWS
+
+    def __init__(self, block_length: int, denoising_steps: int | None) -> None:
+        self._least, self._more = divmod(block_length, denoising_steps or block_length)
+
+    def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
+        """The masks that commit, [rows, width]."""
+        masked = plan.window & (plan.status == MASKED)
+        # Every mask of the block has been computed in each of its steps.
+        step = plan.evaluations[np.arange(len(masked)), np.argmax(masked, axis=1)]
+        quota = self._least + (step < self._more)
+        committed: npt.NDArray[np.bool_] = masked & (np.cumsum(masked, axis=1) <= quota[:, None])
+        return committed
 
 
 class CommitDraws:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import compiled, rows
-from .batching import Continuous
+from .batching import BlockSynchronous, Continuous
 from .errors import DsimError
 from .eviction import SCOPES, DelayedCache, Focus
 from .focus import budget
@@ -180,13 +180,17 @@ class Engine:
         t["input_length"][i] = request.input_length
         t["output_length"][i] = request.output_length
         self.submitted += 1
-        length = request.input_length + request.output_length
-        if self._pages_for(self._canvas(length)) > self.limits.num_pages or length > self.limits.context_limit:
+        if not self.fits(request):
             t["status"][i] = REJECTED
             return False
-        self.outstanding_tokens += length
+        self.outstanding_tokens += request.input_length + request.output_length
         self._waiting.append(_Waiting(request))
         return True
+
+    def fits(self, request: Request) -> bool:
+        """Whether a request could ever be served."""
+        length = request.input_length + request.output_length
+        return self._pages_for(self._canvas(length)) <= self.limits.num_pages and length <= self.limits.context_limit
 
     # ---- schedule --------------------------------------------------------------------------------------------
 
@@ -232,6 +236,7 @@ class Engine:
             ready = ready[~self._mark[ready]]
             self._mark[in_flight] = False
         batching = self.policy.batching
+        assert isinstance(batching, Continuous | BlockSynchronous)
         if batching.prefers_prefill(len(self._waiting), len(ready), self.limits.max_batch):
             admitted = self._admit()
             if len(admitted):
@@ -549,6 +554,7 @@ class Engine:
     def _can_admit(self) -> bool:
         """Whether the next decision could be a prefill."""
         batching = self.policy.batching
+        assert isinstance(batching, Continuous | BlockSynchronous)
         if not self._waiting or len(self._running) >= self.limits.max_batch:
             return False
         if not batching.prefers_prefill(len(self._waiting), len(self._running), self.limits.max_batch):

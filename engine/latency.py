@@ -81,7 +81,7 @@ class LatencyModel:
         """The latency of a step, in seconds; `left`: what remains of it after an eviction."""
         n, launch = f.num_forwards, self.launch
         if left is None:
-            if f.prefill_tokens == 0 and f.tokens <= self.graph_tokens:
+            if f.prefill_tokens == 0 and 0 < f.tokens <= self.graph_tokens:
                 f, launch = padded(f), 0.0
             layers = self._layers(f)
         else:

@@ -179,7 +179,7 @@ def _layers(c: Any, tokens: int, pairs: int, keys: int) -> Any:
 @njit(cache=True)
 def _latency(c: Any, tokens: int, pairs: int, keys: int, head: int, sampled: int, batch: int) -> Any:
     launch = c.launch
-    if tokens <= c.graph_tokens:  # a captured graph, padded to its bucket
+    if 0 < tokens <= c.graph_tokens:  # a captured graph, padded to its bucket
         size = 1
         if tokens <= POWERS_TO:
             while size < tokens:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .batching import Batching, BlockSynchronous, Continuous
+from .batching import Batching, BlockSynchronous, Continuous, PhaseMultiplexed, Static
+from .cache import Cache, ExactCache, FastCache, MaskKV, NoCache, PeriodicCache, SparseCache
 from .errors import PolicyError
 from .eviction import DelayedCache, Eviction, Focus, NoEviction
 from .granularity import Autoregressive, ElasticChunk, FixedBlock, FixedChunk, Granularity
@@ -38,10 +39,20 @@ class Policy:
     batching: Batching = field(default_factory=Continuous)
     granularity: Granularity = field(default_factory=FixedBlock)
     eviction: Eviction = field(default_factory=NoEviction)
+    cache: Cache = field(default_factory=ExactCache)
     unmasking: Unmasking = field(default_factory=Unmasking)
     memory: PagedMemory = field(default_factory=PagedMemory)
 
     def __post_init__(self) -> None:
+        multiplexed = isinstance(self.batching, Static | PhaseMultiplexed)
+        if self.full_sequence != multiplexed:
+            needs = "static or phase-multiplexed" if self.full_sequence else "continuous or synchronous"
+            raise PolicyError(
+                f"{self.name}: {_kind(self.cache)} needs {needs} batching, and batching is {_kind(self.batching)}"
+            )
+        if self.full_sequence:
+            self._check_full_sequence()
+            return
         chunked = isinstance(self.granularity, FixedChunk | ElasticChunk)
         if chunked and not isinstance(self.eviction, DelayedCache):
             raise PolicyError(f"{self.name}: a chunk streams only over a delayed cache, and eviction is none")
@@ -54,6 +65,8 @@ class Policy:
         if isinstance(self.eviction, Focus):
             if not isinstance(self.granularity, FixedBlock):
                 raise PolicyError(f"{self.name}: FOCUS evicts from the whole block, and a chunk leaves its own out")
+            if not self.eviction.neighbour_aware:
+                raise PolicyError(f"{self.name}: FOCUS evicts from DC+, and neighbour_aware is false")
             if not isinstance(self.batching, Continuous) or self.batching.group_steps(1, 1) != 1:
                 raise PolicyError(
                     f"{self.name}: FOCUS decides anew every step: it needs continuous batching, num_loops=1"
@@ -67,6 +80,18 @@ class Policy:
         page, block = self.memory.page_size, self.block_length
         if page % block:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
+
+    def _check_full_sequence(self) -> None:
+        if not (isinstance(self.granularity, FixedBlock) and isinstance(self.eviction, NoEviction)):
+            raise PolicyError(f"{self.name}: a full-sequence model computes whole blocks, without eviction inside them")
+        steps, block = self.unmasking.denoising_steps, self.block_length
+        if steps is not None and steps > block:
+            raise PolicyError(f"{self.name}: denoising_steps is {steps}, expected at most the block length {block}")
+
+    @property
+    def full_sequence(self) -> bool:
+        """Whether the model attends in both directions, over all of a request's tokens."""
+        return not isinstance(self.cache, ExactCache)
 
     @property
     def block_length(self) -> int:
@@ -82,6 +107,10 @@ class Policy:
     def autoregressive(self) -> bool:
         """Whether one token follows another."""
         return isinstance(self.granularity, Autoregressive)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _neighbour_aware(eviction: Eviction) -> bool:
@@ -100,6 +129,15 @@ class Preset:
 _STREAM = DelayedCache()
 _FOCUS_CACHE = DelayedCache(prefill_counts=False, visible="prefix", sample_block=True)
 _EVERY_STEP = Continuous(num_loops=1)
+# Full-sequence models: as many steps a block as it has tokens, one committed a step; KV pages of dLLM-Serve's size.
+_ONE_A_STEP = Unmasking(strategy="low_confidence_static")
+_PAGES = PagedMemory(page_size=256)
+
+
+def _script(name: str, cache: Cache) -> Policy:
+    """A published research script: one request at a time."""
+    return Policy(name, batching=Static(), cache=cache, unmasking=_ONE_A_STEP, memory=_PAGES)
+
 
 PRESETS: dict[str, Preset] = {
     "ar": Preset(
@@ -142,10 +180,46 @@ PRESETS: dict[str, Preset] = {
         "alpha",
         "FOCUS: DC+, and of the masks only those whose importance grew most go beyond the second layer",
     ),
+    "vanilla": Preset(
+        _script("vanilla", NoCache()),
+        "max_batch",
+        "full-sequence: LLaDA's own loop, the whole sequence every step",
+    ),
+    "fast-dllm": Preset(
+        _script("fast-dllm", FastCache()),
+        "reuse",
+        "full-sequence: Fast-dLLM, a full pass a block, then the block against all cached keys",
+    ),
+    "dllm-cache": Preset(
+        _script("dllm-cache", PeriodicCache()),
+        "prompt_refresh",
+        "full-sequence: dLLM-Cache, prompt and response refreshed at their own periods",
+    ),
+    "sparse-dllm": Preset(
+        _script("sparse-dllm", SparseCache()),
+        "retention",
+        "full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
+    ),
+    "maskkv": Preset(
+        _script("maskkv", MaskKV(logits="block")),
+        "budget",
+        "full-sequence: MaskKV, dLLM-Cache with the prompt's keys that masks vote for",
+    ),
+    "dllm-serve": Preset(
+        Policy(
+            "dllm-serve",
+            batching=PhaseMultiplexed(),
+            cache=SparseCache(logits="block", head_centric=True, at_least=1),
+            unmasking=_ONE_A_STEP,
+            memory=_PAGES,
+        ),
+        "retention",
+        "full-sequence: dLLM-Serve, refreshes and reuses of many requests in a step, under a token budget",
+    ),
 }
 
 MAX_NUMBER = 2**31 - 1  # of a field: more is a mistake, and does not fit the engine's arrays
-AXES = ("batching", "granularity", "eviction", "unmasking", "memory")
+AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
 
 
 def parse(spec: str) -> Policy:

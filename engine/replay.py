@@ -1,6 +1,6 @@
 """The keystone: a journal fed to a fresh engine must reproduce every plan exactly."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,12 @@ def replay(
     requests: Columns,
     steps: Columns,
     lists: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+    told: Callable[[StepPlan, StepOutcome], None] = lambda plan, outcome: None,
 ) -> Iterator[str]:
     """Feed a journal's outcomes to a fresh engine; yields one line for each difference between its plans and theirs.
 
-    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets.
+    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `told` hears
+    of each plan and of what the journal says came of it.
     """
     mine = np.flatnonzero(requests["replica"] == replica)
     submitted = 0
@@ -73,7 +75,9 @@ def replay(
             return
         retained = None if plan.evicting is None else plan.window & ~evicted
         left = plan.features if retained is None else features_left(plan, retained)
-        done = engine.commit(StepOutcome(latency, committed, retained=retained), start + latency)
+        outcome = StepOutcome(latency, committed, retained=retained)
+        told(plan, outcome)
+        done = engine.commit(outcome, start + latency)
         came = {
             "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),
             "evicted": evicted.sum(), "evicted_q_kv": plan.features.sum_q_kv - left.sum_q_kv,

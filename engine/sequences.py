@@ -24,6 +24,8 @@ class Sequences(NamedTuple):
     decode_steps: Any  # steps that decoded any
     carried: Any  # those two are the block's before, until this one decodes
     progress: Any  # rightmost column of the block that went through all layers, or -1
+    steps: Any  # of a full-sequence model: steps taken, and of those in the current block
+    block_steps: Any
 
 
 KINDS: dict[str, Any] = {

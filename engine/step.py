@@ -18,6 +18,13 @@ class Phase(IntEnum):
     DENOISE = 1  # positions of its block, at least one of them a mask
     FLUSH = 2  # committed positions only: writes their KV
     IDLE = 3  # computed because the batch is frozen, its outcome ignored
+    # Of full-sequence models, all of them denoising (engine/cache.py):
+    FULL = 4  # the whole sequence
+    PACK = 5  # the whole sequence, and the keys that the next steps see are chosen
+    REUSE = 6  # the block, and with a prefix cache what lies after it
+    REFRESH_RESPONSE = 7
+    REFRESH_PROMPT = 8  # and the most changed tokens of the response
+    PARTIAL = 9  # the most changed tokens of the response
 
 
 @dataclass(frozen=True, slots=True, eq=False)

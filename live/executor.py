@@ -138,6 +138,7 @@ class ModelExecutor:
             listed=np.zeros((n, 1), np.bool_),
             block_length=self._block,
             sampled=sampled,
+            prefill=True,
         )
         out = self._forward.run(batch)
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))

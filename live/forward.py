@@ -37,6 +37,7 @@ class Batch:
     block_length: int
     sampled: Array  # rows whose token and confidence are wanted
     evict: Evict | None = None  # None: all rows go through all layers
+    prefill: bool = False  # of prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,7 +32,8 @@ class GraphForward(Forward):
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
         num_rows = len(batch.tokens)
-        if len(batch.sampled) != num_rows or num_rows > MAX_ROWS or batch.evict is not None:
+        varies = batch.prefill or batch.evict is not None
+        if varies or len(batch.sampled) != num_rows or num_rows > MAX_ROWS:
             return super().run(batch)
         rows, sequences = shape_of(batch)
         page, limit = self.cache.page_size, self.model.config.context_limit

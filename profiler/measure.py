@@ -180,9 +180,6 @@ def measure_steps(
     tokens = min(8192, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
-    if loaded.graphs:
-        # A prompt of one block samples all its rows, as only decode steps do otherwise: it is captured by mistake.
-        offered = [shape for shape in offered if shape.window or shape.context > block]
     weight = loaded.model.embedding.weight
     kind = GraphForward if loaded.graphs else Forward
     forward = kind(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
@@ -254,10 +251,15 @@ def log_commits(
     ]
     limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
     parts: list[Mapping[str, Any]] = []
-    begin = time.monotonic()
+    begin: float | None = None  # when the first step was planned: what is compiled before that costs no budget
+
+    def over() -> bool:
+        nonlocal begin
+        first, begin = begin is None, time.monotonic() if begin is None else begin
+        return not first and time.monotonic() - begin > budget
+
     done = run(
-        loaded.model, policy, limits, requests, prompts_from(tokens, seed),
-        stop=lambda: time.monotonic() - begin > budget,
+        loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=over,
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
         graphs=loaded.graphs,
         watch=None if told is None else lambda g: told.append(

@@ -103,7 +103,7 @@ def points(taken: Samples) -> Points:
 def captured(features: Floats, graph_tokens: int) -> Bools:
     """Which steps [steps, 8] are captured graphs: decode steps of at most so many tokens, as in LatencyModel.step."""
     tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
-    return np.asarray((prefill == 0) & (tokens <= graph_tokens), np.bool_)
+    return np.asarray((prefill == 0) & (tokens > 0) & (tokens <= graph_tokens), np.bool_)
 
 
 def padded(features: Floats, graph_tokens: int) -> Floats:

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.commits import CommitDraws, CommitModel, FocusDeltas
-from ..engine.engine import Engine, Limits
+from ..engine.commits import CommitDraws, CommitModel, FocusDeltas, ScheduledCommits
+from ..engine.engine import Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.eviction import Focus
+from ..engine.full_sequence import engine_for
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.policy import Policy
 from ..engine.request import Request
@@ -66,18 +67,20 @@ def limits_on(policy: Policy, memory: MemoryModel, device: str, context_limit: i
 
 
 def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:
-    """The commit model a run draws from; None when it is autoregressive.
+    """The commit model a run draws from; None when it is autoregressive, or a fixed number commits each step.
 
     ProfileError where the profile lacks it, or what else the policy draws from.
     """
-    if profile.family == "full-sequence":
+    if policy.full_sequence != (profile.family == "full-sequence"):
+        wanted = "full-sequence" if policy.full_sequence else "block-diffusion"
+        does = "approximates the cache of a full-sequence model"
         raise ProfileError(
-            f"profile {profile.name} is of family full-sequence, and {policy.name} decodes blocks over an exact KV "
-            "cache: expected a block-diffusion profile"
+            f"profile {profile.name} is of family {profile.family}, and {policy.name} "
+            f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: expected a {wanted} profile"
         )
-    if policy.autoregressive:
-        return None
     unmasking = policy.unmasking
+    if policy.autoregressive or (policy.full_sequence and unmasking.strategy == "low_confidence_static"):
+        return None
     if unmasking.strategy != "low_confidence_dynamic":
         raise PolicyError(
             f"{policy.name}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
@@ -134,7 +137,9 @@ def simulate(
     check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
     width = policy.block_length * (2 if policy.obs else 1)
-    draws = None
+    draws: CommitDraws | ScheduledCommits | None = None
+    if policy.full_sequence and commits is None:
+        draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
     if commits is not None:
         missed = np.zeros(len(trace), np.bool_)
         if eos:
@@ -171,7 +176,7 @@ def simulate(
     watched = router != "round-robin" or not drain
     fleet: list[Replica] = []
     for r in range(replicas):
-        engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit, fast=fast)
+        engine = engine_for(policy, limits, table, replica=r, latency=profile.latency, emit=emit, fast=fast)
         fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r), watched))
     engines = [replica.engine for replica in fleet]
 
@@ -276,6 +281,14 @@ class _ClosedLoop:
 
 def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     """TraceError unless at least one of the trace's requests could ever be served."""
+    if policy.full_sequence:
+        engine = engine_for(policy, limits, RequestTable(0))
+        if not any(engine.fits(trace.request(i)) for i in range(len(trace))):
+            raise TraceError(
+                f"{trace.name}: none of its {len(trace)} requests fits the context of {limits.context_limit} tokens, "
+                f"{limits.num_pages} pages of {policy.memory.page_size} and the tokens of a step"
+            )
+        return
     length = trace.input_length + trace.output_length
     block, page = policy.block_length, policy.memory.page_size
     pages = -(-(-(-length // block) * block) // page)

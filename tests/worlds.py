@@ -12,7 +12,7 @@ from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import Policy, parse
+from dsim.engine.policy import PRESETS, Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import Profile, load
@@ -103,6 +103,9 @@ TOY_MODEL = CommitModel(
     padding_share=0.2,
 )  # fmt: skip
 
+
+# Policies for block-diffusion and autoregressive models, which every profile but a full-sequence model's can run.
+BLOCK_PRESETS = [name for name, preset in PRESETS.items() if not preset.policy.full_sequence]
 
 TOY_DELTAS = FocusDeltas(1.5, 1.0, 0.0, 0.8, 0.1)
 

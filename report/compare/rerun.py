@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ...engine.engine import Engine, Limits
 from ...engine.errors import DsimError
+from ...engine.full_sequence import engine_for
 from ...engine.journal import RequestTable
 from ...engine.latency import Features
 from ...engine.policy import Policy, parse
@@ -67,9 +67,8 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
     """Replay a journal plan for plan, and take down into `commits` what it committed; a DsimError where it differs."""
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     for replica in np.unique(steps["replica"]).tolist():
-        engine = _Watched(world, table, replica)
-        engine.commits = commits
-        for line in replay(engine, replica, requests, steps, lists):
+        engine = _engine(world, table, replica)
+        for line in replay(engine, replica, requests, steps, lists, commits.see):
             raise DsimError(
                 f"{run.folder}: {world.policy.name} does not replay plan for plan with profile {world.profile.name}: "
                 f"{line} (--no-parts compares without a decomposition)"
@@ -112,27 +111,6 @@ def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, ti
 
 
 def _engine(world: World, table: RequestTable, replica: int) -> Engine:
-    return Engine(
+    return engine_for(
         world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit
     )  # fmt: skip
-
-
-class _Watched(Engine):
-    """An engine that takes down what it is told has committed."""
-
-    commits: Commits
-
-    def __init__(self, world: World, table: RequestTable, replica: int) -> None:
-        super().__init__(
-            world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit
-        )
-        self._seen: StepPlan | None = None
-
-    def schedule(self, now: float) -> StepPlan | None:
-        self._seen = super().schedule(now)
-        return self._seen
-
-    def commit(self, outcome: StepOutcome, now: float) -> npt.NDArray[np.int32]:
-        assert self._seen is not None
-        self.commits.see(self._seen, outcome)
-        return super().commit(outcome, now)

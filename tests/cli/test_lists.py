@@ -31,7 +31,7 @@ def test_policies_as_json_hold_every_axis() -> None:
         "kind": "FixedChunk", "chunk": 8, "block_length": 32, "obs": False, "window": "pending-first",
     }  # fmt: skip
     for axes in listed.values():
-        assert list(axes) == ["name", "batching", "granularity", "eviction", "unmasking", "memory"]
+        assert list(axes) == ["name", "batching", "granularity", "eviction", "cache", "unmasking", "memory"]
 
 
 def test_every_listed_policy_is_one_that_a_spec_can_name() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable, pack, unpack
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
-from ..worlds import Collector, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, Collector, table_bytes, toy_profile, toy_trace
 
 PROFILE = toy_profile()
 SMALL = ",page_size=8,max_batch=4,num_pages=64,max_prefill_tokens=64"
@@ -64,7 +64,7 @@ def record(spec: str, trace: Trace | None = None, *, replicas: int = 1, emit: st
 
 
 SPECS = [
-    *(name + SMALL + (BLOCK4 if name != "ar" else "") for name in PRESETS),
+    *(name + SMALL + (BLOCK4 if name != "ar" else "") for name in BLOCK_PRESETS),
     "lmdeploy-bd32" + SMALL + BLOCK4 + ",decide_ahead=false",
     "lmdeploy-bd32" + SMALL + BLOCK4 + ",num_loops=1",
     "chunk:2" + SMALL + BLOCK4 + ",obs=true",

@@ -1,13 +1,20 @@
 """Compiles every kernel for a GPU that need not be there: `python compile_ahead.py 90 [all]` (the compute capability).
 
 Launchers are called as they are, on the CPU, with a driver that only names the GPU; a launch stops after compilation.
-One variant of each kernel is compiled, in bf16 at SDAR-8B's widths, or all that the launchers choose between.
+Each kernel is compiled as an SDAR-8B step launches it, in bf16, or in all variants that the launchers choose between.
+A line is printed for each, as JSON: what the assembler says of it. `programs` is how many a multiprocessor holds.
 """
 
+import itertools
+import json
+import re
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -35,20 +42,39 @@ class NamedOnly:
 
 
 run = JITFunction.run
-compiled: dict[str, list[int]] = {}  # the shared memory of a kernel's variants, by its name
+case = ""
+
+
+def facts(name: str, done: Any) -> dict[str, Any]:
+    """What one compiled kernel takes of a multiprocessor, and how it loads and multiplies."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(done.asm["cubin"])
+        file.flush()
+        tool = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+    taken = {key.lower(): int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    ptx, shared, warps = done.asm["ptx"], done.metadata.shared, done.metadata.num_warps
+    by_registers = 65536 // (-(-taken["reg"] * 32 // 256) * 256 * warps)
+    return {
+        "kernel": name, "case": case, "warps": warps, "registers": taken["reg"],
+        "spilled": taken["stack"] + taken["local"], "shared": shared,
+        "programs": min(by_registers, (SHARED_MEMORY + 1024) // (shared + 1024), 64 // warps),
+        "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg[^;]*, 0x10", ptx)),
+        "tensor_cores": "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "",
+    }  # fmt: skip
 
 
 def compile_only(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
     done = run(kernel, *args, warmup=True, **kwargs)
-    compiled.setdefault(f"{kernel.__module__}.{kernel.__name__}", []).append(done.metadata.shared)
     assert done.metadata.shared <= SHARED_MEMORY, (kernel.__name__, done.metadata.shared)
+    print(json.dumps(facts(f"{kernel.__module__}.{kernel.__name__}", done)))
     return done
 
 
 JITFunction.run = compile_only
 driver.set_active(NamedOnly())
 device.interpreted = lambda _: False
-device.num_multiprocessors = lambda _: 100
+device.num_multiprocessors = lambda _: 132
 device.shared_memory = lambda _: SHARED_MEMORY
 
 
@@ -57,34 +83,41 @@ def int32(*values: int) -> torch.Tensor:
 
 
 def attention() -> None:
+    """Batches of 64 with so many queries each; of all variants a prefill, splits, and pages shorter than a block."""
+    global case
     from dsim.kernels.ragged_paged_attention import ragged_paged_attention
 
-    for dtype in DTYPES:
-        for head_dim in HEAD_DIMS:
-            for queries in (1, 4, 32) if ALL else (8,):
-                pages = torch.zeros(512, 16, 8, head_dim, dtype=dtype)
-                ragged_paged_attention(
-                    torch.zeros(2 * queries, 32, head_dim, dtype=dtype), pages, pages,
-                    torch.arange(512, dtype=torch.int32).view(2, 256), int32(0, queries, 2 * queries),
-                    torch.zeros(2 * queries, dtype=torch.int32), int32(4, 9), torch.ones(2, 32, dtype=torch.bool), 32,
-                )  # fmt: skip
+    for dtype, head_dim, page in itertools.product(DTYPES, HEAD_DIMS, (64, 16) if ALL else (64,)):
+        for batch, queries in ((64, 2), (64, 8), (64, 16), (64, 32), *(((1, 4096), (1, 8)) if ALL else ())):
+            case = f"{batch} x {queries} queries"
+            pages = torch.zeros(1, page, 8, head_dim, dtype=dtype)
+            ragged_paged_attention(
+                torch.zeros(batch * queries, 32, head_dim, dtype=dtype), pages, pages,
+                torch.zeros(batch, 2048 // page, dtype=torch.int32), int32(*range(0, batch * queries + 1, queries)),
+                torch.zeros(batch * queries, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32),
+                torch.ones(batch, 32, dtype=torch.bool), 32, check=False,
+            )  # fmt: skip
+    case = ""
 
 
 def scatter() -> None:
     from dsim.kernels.kv_scatter import kv_scatter
 
     for dtype in DTYPES:
-        rows, pages = torch.zeros(3, 8, 128, dtype=dtype), torch.zeros(4, 16, 8, 128, dtype=dtype)
+        rows, pages = torch.zeros(3, 8, 128, dtype=dtype), torch.zeros(4, 64, 8, 128, dtype=dtype)
         kv_scatter(rows, rows, pages, pages, torch.arange(3))
 
 
 def confidences() -> None:
+    global case
     from dsim.kernels.confidence import confidence, confidence_of_hidden
 
     for dtype in DTYPES:
         confidence(torch.zeros(3, 151936, dtype=dtype))
-        for num_rows in (3, 200) if ALL else (200,):
+        for num_rows in (3, 20, 64, 128, 2048) if ALL else (64, 2048):
+            case = f"{num_rows} rows"
             confidence_of_hidden(torch.zeros(num_rows, 4096, dtype=dtype), torch.zeros(1000, 4096, dtype=dtype))
+    case = ""
 
 
 def focus() -> None:
@@ -120,5 +153,3 @@ def full_sequence() -> None:
 with use("triton"):
     for part in (attention, scatter, confidences, focus, full_sequence):
         part()
-for name, shared in compiled.items():
-    print(name, *shared)

@@ -35,3 +35,18 @@ def test_a_smoke_run_reports_what_it_ran_on_and_each_case(tmp_path: Path) -> Non
     assert (report["schema"], report["smoke"], report["torch"]) == (1, True, torch.__version__)
     assert {"device", "driver", "triton", "ceilings"} <= set(report)
     assert [(case["name"], case["right"]) for case in report["cases"]] == [("kv_scatter", True)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA kernels are compiled, not interpreted")
+def test_tuning_times_every_way_that_a_kernel_lists_and_says_which_is_launched(tmp_path: Path) -> None:
+    done = run("--smoke", "--only", "confidence", "--tune", "--json", str(tmp_path / "kernels.json"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "kernels.json").read_text())
+    for case in report["cases"]:
+        seconds = [way["seconds"] for way in case["candidates"]]
+        assert seconds == sorted(seconds)
+        assert [way["launched"] for way in case["candidates"]].count(True) == 1
+    ways = {way["how"] for way in report["cases"][0]["candidates"]}
+    assert len(ways) == 4, ways
+    assert "Pass(block=4096, num_warps=8, programs=8)" in ways
+    assert done.stdout.count("<- launched") == len(report["cases"])

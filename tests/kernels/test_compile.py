@@ -1,21 +1,25 @@
-"""Every kernel compiles for a GPU, whether or not there is one: the interpreter runs much that the compiler refuses."""
+"""Every kernel compiles for a GPU, whether or not there is one, and as what it was designed to be."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dsim.kernels
 
 FOLDER = Path(dsim.kernels.__file__).parent
+LARGE = ("64 x 16 queries", "64 x 32 queries")  # of attention: tiles of 64 rows and more
 
 
-@pytest.mark.parametrize("capability", ["90"])
-def test_every_kernel_compiles_within_the_shared_memory_there_is(capability: str) -> None:
+@pytest.fixture(scope="module")
+def facts() -> list[dict[str, Any]]:
+    """What compile_ahead.py prints for a GPU of compute capability 9.0, one entry a kernel and shape."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_ahead.py")), capability],
+        [sys.executable, str(Path(__file__).with_name("compile_ahead.py")), "90"],
         capture_output=True,
         text=True,
         check=False,
@@ -23,5 +27,42 @@ def test_every_kernel_compiles_within_the_shared_memory_there_is(capability: str
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
     )
     assert done.returncode == 0, done.stderr
-    compiled = {line.split()[0].split(".")[2] for line in done.stdout.splitlines()}
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def of(facts: list[dict[str, Any]], kernel: str, name: str) -> list[dict[str, Any]]:
+    found = [fact for fact in facts if fact["kernel"] == f"dsim.kernels.{kernel}.kernel.{name}"]
+    assert found, (kernel, name)
+    return found
+
+
+def test_every_kernel_compiles_within_the_shared_memory_there_is(facts: list[dict[str, Any]]) -> None:
+    compiled = {fact["kernel"].split(".")[2] for fact in facts}
     assert compiled == {path.parent.name for path in FOLDER.glob("*/kernel.py")}
+
+
+def test_no_kernel_of_a_step_spills_registers_to_memory(facts: list[dict[str, Any]]) -> None:
+    assert [fact for fact in facts if fact["spilled"]] == []
+
+
+def test_keys_values_and_the_head_are_copied_by_16_bytes_and_multiplied_by_tensor_cores(
+    facts: list[dict[str, Any]],
+) -> None:
+    # 64 keys and 64 values are 16 copies a thread of four warps; three such blocks, fetched ahead or in the loop.
+    for fact in of(facts, "ragged_paged_attention", "_attend"):
+        assert fact["wide_loads"] >= 3 * 16 * 4 // fact["warps"], fact
+        assert fact["tensor_cores"] == ("wgmma" if fact["case"] in LARGE else "mma"), fact
+    for fact in of(facts, "confidence", "_of_hidden"):
+        assert (fact["wide_loads"] >= 24, fact["tensor_cores"]) == (True, "wgmma"), fact
+
+
+def test_logits_and_rows_to_scatter_are_loaded_by_16_bytes(facts: list[dict[str, Any]]) -> None:
+    for kernel, name in (("confidence", "_of_logits"), ("kv_scatter", "_scatter")):
+        assert [fact["wide_loads"] for fact in of(facts, kernel, name)] == [2]
+
+
+def test_enough_programs_reside_on_a_multiprocessor_to_hide_what_they_wait_for(facts: list[dict[str, Any]]) -> None:
+    """Warps that a scheduler has to choose from: eight with 64 KB and more of keys under way, or all there can be."""
+    assert all(fact["programs"] * fact["warps"] >= 8 for fact in of(facts, "ragged_paged_attention", "_attend"))
+    assert all(fact["programs"] * fact["warps"] >= 8 for fact in of(facts, "confidence", "_of_hidden"))
+    assert all(fact["programs"] * fact["warps"] >= 48 for fact in of(facts, "confidence", "_of_logits"))

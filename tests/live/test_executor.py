@@ -13,7 +13,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import ModelError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.rows import CACHED, MASKED
@@ -26,7 +26,7 @@ from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 
-from ..worlds import Collector
+from ..worlds import BLOCK_PRESETS, Collector
 from .dense import SMALL
 
 LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001)
@@ -158,7 +158,7 @@ def run(
 
 
 # What FOCUS computes is held against a plain executor of its own, in test_focus.py.
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "focus"])
+@pytest.mark.parametrize("name", [name for name in BLOCK_PRESETS if name != "focus"])
 @torch.no_grad()
 def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replays(name: str) -> None:
     policy = small(name)

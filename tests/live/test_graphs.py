@@ -1,5 +1,7 @@
 """Padding to captured shapes: the same answers, the cache untouched, and few shapes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -71,3 +73,14 @@ def test_preparing_shapes_touches_no_key() -> None:
     forward = GraphForward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 8, 8, "cpu", torch.float32))
     forward.prepare([1, 2, 4], [1, 2, 4], 4, 4)
     assert not forward.cache.keys.any()
+
+
+def test_a_prefill_is_never_padded_whatever_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = GraphForward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 21, 8, "cpu", torch.float32))
+    asked = batch(np.random.default_rng(1), 3)
+    padded = []
+    monkeypatch.setattr("dsim.live.graphs.pad", lambda *given: padded.append(given) or pad(*given))
+    forward.run(asked)
+    assert len(padded) == 1
+    forward.run(replace(asked, prefill=True))
+    assert len(padded) == 1

@@ -15,7 +15,7 @@ from dsim.engine.commits import CommitDraws
 from dsim.engine.engine import Engine
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable, StepRecorder
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
@@ -25,7 +25,7 @@ from dsim.profiler.profile import Profile
 from dsim.sim.twin import commit_model_of, limits_of, simulate
 from dsim.traces import Trace
 
-from ..worlds import TOY_MODEL, Collector, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, TOY_MODEL, Collector, table_bytes, toy_profile, toy_trace
 
 COMPLETED, REJECTED = 0, 1
 # Halves, quarters and so on of a second add up without rounding.
@@ -126,7 +126,7 @@ def plain_steps(journal: Collector) -> dict[str, npt.NDArray[Any]]:
 
 
 @pytest.mark.parametrize(("late", "tick"), [(0.0, 0.0), (0.0137, 0.0), (0.0137, 0.0007)])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_a_live_journal_replays_plan_for_plan(name: str, late: float, tick: float) -> None:
     # A sleep that lasts too long is what a device does to a prediction, and the host's own work takes time.
     clock = FakeClock(begin=12_345.678, late=late, tick=tick)
@@ -160,7 +160,7 @@ def test_a_journal_with_one_commit_more_does_not_replay() -> None:
 
 
 @pytest.mark.parametrize("latency", [EXACT, TICK])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_on_an_exact_clock_the_live_journal_is_the_twins(name: str, latency: LatencyModel) -> None:
     trace, profile, policy = crowd(), toy_profile(TOY_MODEL, latency), small(name)
     clock = FakeClock(begin=4096.5)
@@ -175,7 +175,7 @@ def test_on_an_exact_clock_the_live_journal_is_the_twins(name: str, latency: Lat
     assert np.isin(trace.arrival, ends).any() or latency is EXACT
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_with_times_that_round_live_and_twin_make_the_same_plans(name: str) -> None:
     # The live latency is the difference of two clock readings, so it is off by their rounding, and a request that
     # comes at the very end of a step may be seen a step later. These arrivals come at no such moment.

@@ -172,7 +172,7 @@ LEAPS = [
     "focus:1,scope=request,sample_deviation=true",
     "focus:1,scope=carry,exact_block=true",
     "focus:1.2,sample_block=false,visible=listed",
-    "focus:1,scope=carry,prefill_counts=true,neighbour_aware=false",
+    "focus:1,scope=carry,prefill_counts=true",
 ]
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from dsim.engine.journal import StepTotals, unpack
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.policy import parse
 from dsim.sim.router import ROUTERS
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
-from ..worlds import SECOND, TOY_MODEL, Collector, Driver, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, TOY_MODEL, Collector, Driver, table_bytes, toy_profile, toy_trace
 
 PROFILE = toy_profile()
 FEW = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -254,7 +254,7 @@ def test_two_policies_see_the_same_requests_behave_the_same_way() -> None:
 
 
 def test_every_preset_is_among_the_random_policies() -> None:
-    assert set(PRESETS) == {spec.partition(",")[0].partition(":")[0] for spec in SPECS}
+    assert set(BLOCK_PRESETS) == {spec.partition(",")[0].partition(":")[0] for spec in SPECS}
 
 
 def test_what_is_in_flight_at_the_last_arrival_stays_unfinished_without_draining() -> None:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pytest
 
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.policy import parse
 from dsim.profiler.profile import Profile, load
 from dsim.report.metrics import summarize
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth
 
-from ..worlds import SECOND, Collector, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, toy_profile, toy_trace
 
 Floats = npt.NDArray[np.float64]
 
@@ -152,7 +152,7 @@ def test_one_at_a_time_any_policy_is_a_lindley_queue(spec: str) -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("spec", PRESETS)
+@pytest.mark.parametrize("spec", BLOCK_PRESETS)
 def test_the_number_in_the_system_is_rate_times_stay(spec: str, fast: bool) -> None:
     # Little's law holds on any path: L T = sum of stays. The left side is what each step saw, the right the requests'
     # own clocks; both are exact when requests come, and steps of 1 s begin, at whole seconds.

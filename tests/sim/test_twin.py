@@ -11,12 +11,12 @@ import pytest
 
 from dsim.engine.errors import PolicyError, ProfileError, TraceError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS, RequestTable, unpack
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.sim.twin import Result, limits_of, simulate
 from dsim.traces import Trace
 
-from ..worlds import SECOND, Collector, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, table_bytes, toy_profile, toy_trace
 
 COMPLETED, REJECTED, UNFINISHED = range(len(STATUSES))
 PROFILE = toy_profile()
@@ -57,7 +57,7 @@ def test_a_drained_run_serves_all_and_ends_with_the_last_finish() -> None:
     assert result.interrupted is False
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_without_draining_a_plain_run_ends_with_the_last_arrival(name: str) -> None:
     check_undrained(name, replicas=1, fast=False)
 
@@ -96,7 +96,7 @@ def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_a_closed_loop_keeps_its_number_in_flight(name: str, fast: bool) -> None:
     n, workers = 30, 6
     trace, journal = crowd(n), Collector()
@@ -193,7 +193,7 @@ def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
 def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_rejected() -> None:
     # 40 pages of 8 tokens are 320.
     trace = toy_trace([0.0, 0.0, 0.0], [300, 300, 4], [20, 21, 4])
-    for name in PRESETS:
+    for name in BLOCK_PRESETS:
         result = simulate(trace, PROFILE, parse(small(name)))
         assert result.table["status"].tolist() == [COMPLETED, REJECTED, COMPLETED], name
         assert result.table["num_tokens"].tolist() == [20, 0, 4]
@@ -237,7 +237,7 @@ def journal_bytes(result: Result, journal: Collector) -> dict[str, bytes]:
     return out | {f"list {name}": b"".join(a.tobytes() for a in journal.lists[name]) for name in STEP_LISTS}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name: str) -> None:
     def run(seed: int) -> dict[str, bytes]:
         journal = Collector()
@@ -318,7 +318,7 @@ def test_a_runs_memory_does_not_grow_with_its_steps() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_without_draining_a_leaping_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
     check_undrained(name, replicas, fast=True)
 
