@@ -2,6 +2,8 @@
 
 # ruff: noqa: N803, N806
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,42 @@ from ..tiles import num_tiles, tile_of
 # Programs that a multiprocessor should have to choose from before the keys are no longer split further. Not measured.
 PROGRAMS_PER_MULTIPROCESSOR = 4
 MAX_SPLITS = 32
+
+
+class Tile(NamedTuple):
+    """How a launch is compiled, given the rows of queries in a tile."""
+
+    keys: int  # taken together; a divisor of the page size finds its page by one look-up
+    num_warps: int
+    num_stages: int
+
+
+# By rows of queries. The first is launched; the others are there for benchmarks/kernels.py --tune to time beside it.
+TILES = {
+    16: (Tile(64, 4, 3), Tile(64, 4, 4), Tile(32, 4, 5), Tile(32, 2, 4)),
+    32: (Tile(64, 4, 3), Tile(64, 4, 4), Tile(32, 4, 5), Tile(64, 8, 3)),
+    64: (Tile(64, 4, 3), Tile(64, 4, 2), Tile(32, 4, 4), Tile(64, 8, 3)),
+    128: (Tile(64, 8, 3), Tile(64, 8, 4), Tile(64, 8, 2), Tile(32, 8, 5)),
+}
+# Without asynchronous products of four warps the operands lie in registers, and 64 keys do not fit beside them.
+SMALL_TILES = {64: (Tile(32, 4, 3), Tile(32, 8, 3), Tile(64, 8, 2)), 128: (Tile(32, 8, 3), Tile(32, 8, 2))}
+WIDE_TILES = (Tile(32, 4, 3), Tile(32, 4, 2))  # fp32
+
+
+def tiles(block_m: int, q: torch.Tensor) -> tuple[Tile, ...]:
+    """The ways to compile a tile of so many rows of q, the one that is launched first."""
+    if q.element_size() > 2:
+        return WIDE_TILES
+    small = SMALL_TILES if shared_memory(q.device) < 200 * 1024 else {}  # an A100 has 163 KiB, an H200 227
+    return small.get(block_m) or TILES[min(max(block_m, 16), 128)]
+
+
+def rows_of_a_tile(q: torch.Tensor, num_sequences: int, num_kv_heads: int) -> int:
+    """The query heads of one KV head for as many tokens as a sequence has on average, as a power of two."""
+    group = q.shape[1] // num_kv_heads
+    tokens = -(-q.shape[0] // num_sequences)
+    most = 32 if q.element_size() > 2 else 128
+    return max(16, min(int(triton.next_power_of_2(tokens * group)), most), int(triton.next_power_of_2(group)))
 
 
 def ragged_paged_attention(
@@ -26,6 +64,7 @@ def ragged_paged_attention(
     block_length: int,
     scale: float,
     num_splits: int | None = None,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
     """See the launcher. Its shape alone decides the launch, so nothing waits for the device and graphs can hold it."""
     num_queries, num_heads, head_dim = q.shape
@@ -35,17 +74,16 @@ def ragged_paged_attention(
     out = torch.empty((num_queries, num_heads, head_dim), dtype=q.dtype, device=q.device)
     if num_queries == 0:
         return out
-    # A tile holds the query heads of one KV head for as many tokens as a sequence has on average.
-    wide = q.element_size() > 2
-    tokens = -(-num_queries // num_sequences)
-    block_m = max(16, min(triton.next_power_of_2(tokens * group), 32 if wide else 128), triton.next_power_of_2(group))
-    block_n = 32 if wide else 64
+    block_m = rows_of_a_tile(q, num_sequences, num_kv_heads)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    tiles = num_tiles(num_queries, num_sequences, block_m // group)
+    tile = tiles(block_m, q)[0] if tile is None else tile
+    block_q = block_m // group
     if num_splits is None:
+        # Of the tiles launched some are empty: what counts is how many there are if all sequences are alike.
+        programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
         enough = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(q.device)
-        useful = page_table.shape[1] * page_size // (4 * block_n)
-        num_splits = max(1, min(enough // (tiles * num_kv_heads), useful, MAX_SPLITS))
+        useful = page_table.shape[1] * page_size // (4 * tile.keys)
+        num_splits = max(1, min(enough // programs, useful, MAX_SPLITS))
         num_splits = 1 << (num_splits.bit_length() - 1)  # few variants to compile
     if num_splits == 1:
         partial, lse = out, out
@@ -53,17 +91,18 @@ def ragged_paged_attention(
         shape = (num_splits, num_queries, num_heads)
         partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    tile = (block_m + 2 * block_n) * block_d * q.element_size()
-    _attend[(tiles, num_kv_heads, num_splits)](
+    num_stages = tile.num_stages
+    while (block_m + 2 * num_stages * tile.keys) * block_d * q.element_size() > shared_memory(q.device) > 0:
+        num_stages -= 1
+    _attend[(num_tiles(num_queries, num_sequences, block_q), num_kv_heads, num_splits)](
         q, k_pages, v_pages, page_table, query_start, positions, history, listed, partial, lse,
         scale * 1.4426950408889634, num_queries, num_sequences, width, block_length,
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
         v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0), listed.stride(0),
         G=group, D=head_dim, PAGE=page_size, NUM_SPLITS=num_splits,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d,
         BLOCK_S=triton.next_power_of_2(num_sequences + 1), BLOCK_W=triton.next_power_of_2(max(width, 1)),
-        WIDEN=interpreted(q), num_warps=8 if block_m > 64 else 4,
-        num_stages=3 if 3 * tile <= shared_memory(q.device) else 2,
+        WIDEN=interpreted(q), num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip
     if num_splits > 1:
         rows = num_queries * num_heads
@@ -106,53 +145,76 @@ def _attend(
         b_q = b_q.to(tl.float32)
     # Keys before this one are in the query's own block or an earlier one.
     b_limit = (tl.load(positions_ptr + o_row, mask=m_row, other=-1) // block_length + 1) * block_length
+    shortest = tl.min(tl.where(m_row, b_limit, 2147483647))
     b_limit = tl.where(m_row, b_limit, 0)
 
     history = tl.load(history_ptr + i_s)
     o_w = tl.arange(0, BLOCK_W)
-    b_listed = tl.load(listed_ptr + i_s.to(tl.int64) * listed_row + o_w, mask=o_w < width, other=0)
+    listed_ptr += i_s.to(tl.int64) * listed_row
+    b_listed = tl.load(listed_ptr + o_w, mask=o_w < width, other=0)
     num_keys = history + tl.max(tl.where(b_listed != 0, o_w + 1, 0))
     num_keys = tl.minimum(num_keys, tl.max(b_limit))
+    # Every block of keys begins at a multiple of BLOCK_N.
     share = tl.cdiv(tl.cdiv(num_keys, NUM_SPLITS), BLOCK_N) * BLOCK_N
     low = i_split * share
     high = tl.minimum(low + share, num_keys)
+    whole = tl.minimum(tl.minimum(history, shortest), high) // BLOCK_N * BLOCK_N
 
+    table_ptr += i_s.to(tl.int64) * table_row
+    k_ptr += i_head.to(tl.int64) * k_head
+    v_ptr += i_head.to(tl.int64) * v_head
+    o_n = tl.arange(0, BLOCK_N)
+    o_k = o_n[:, None] * k_slot + o_d[None, :]
+    o_v = o_n[:, None] * v_slot + o_d[None, :]
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # First the history, all of which is offered, then what is listed of the block.
-    for IN_BLOCK in tl.static_range(2):
-        if IN_BLOCK:
-            i_first = tl.maximum(low, history)
+    # First the blocks that all queries see whole, then the others, key by key.
+    for MASKED in tl.static_range(2):
+        if MASKED:
+            i_first = tl.maximum(low, whole)
             i_last = high
         else:
             i_first = low
-            i_last = tl.minimum(high, history)
-        for i_key in range(i_first, i_last, BLOCK_N):
-            o_key = i_key + tl.arange(0, BLOCK_N)
-            m_key = o_key < i_last
-            if IN_BLOCK:
-                o_listed = i_s.to(tl.int64) * listed_row + o_key - history
-                m_key = m_key & (tl.load(listed_ptr + o_listed, mask=m_key, other=0) != 0)
-            b_page = tl.load(table_ptr + i_s.to(tl.int64) * table_row + o_key // PAGE, mask=m_key, other=0).to(tl.int64)
-            o_slot = (o_key % PAGE).to(tl.int64)
-            m_kv = m_key[:, None] & m_d[None, :]
-            o_k = b_page * k_page + o_slot * k_slot + i_head * k_head
-            b_k = tl.load(k_ptr + o_k[:, None] + o_d[None, :], mask=m_kv, other=0.0)
+            i_last = whole
+        # The page is looked up a block ahead, so that the loads of K and V wait for no other.
+        next_page = tl.load(table_ptr + i_first // PAGE, mask=i_first < i_last, other=0).to(tl.int64)
+        # Masked blocks are few: copies of this loop's head would only take registers.
+        for i_key in tl.range(i_first, i_last, BLOCK_N, num_stages=2 if MASKED else None):
+            o_key = i_key + o_n
+            m_kv = m_d[None, :]
+            m_offered = o_key < high
+            if MASKED:
+                o_listed = o_key - history
+                m_listed = m_offered & (o_listed >= 0)
+                m_offered = m_offered & (tl.load(listed_ptr + o_listed, mask=m_listed, other=1) != 0)
+                m_kv = m_offered[:, None] & m_d[None, :]
+            if PAGE % BLOCK_N == 0:
+                page = next_page
+                i_next = i_key + BLOCK_N
+                next_page = tl.load(table_ptr + i_next // PAGE, mask=i_next < i_last, other=0).to(tl.int64)
+                p_k = k_ptr + page * k_page + i_key % PAGE * k_slot + o_k
+                p_v = v_ptr + page * v_page + i_key % PAGE * v_slot + o_v
+            else:
+                b_page = tl.load(table_ptr + o_key // PAGE, mask=m_offered, other=0).to(tl.int64)
+                p_k = k_ptr + (b_page * k_page + o_key % PAGE * k_slot)[:, None] + o_d[None, :]
+                p_v = v_ptr + (b_page * v_page + o_key % PAGE * v_slot)[:, None] + o_d[None, :]
+            b_k = tl.load(p_k, mask=m_kv, other=0.0)
             if WIDEN:
                 b_k = b_k.to(tl.float32)
             b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
-            b_score = tl.where(m_key[None, :] & (o_key[None, :] < b_limit[:, None]), b_score, float("-inf"))
+            if MASKED:
+                m_seen = m_offered[None, :] & (o_key[None, :] < b_limit[:, None])
+                b_score = tl.where(m_seen, b_score, float("-inf"))
             b_new = tl.maximum(b_max, tl.max(b_score, 1))
             b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
             b_weight = tl.exp2(b_score - b_base[:, None])
             b_decay = tl.exp2(b_max - b_base)
-            o_v = b_page * v_page + o_slot * v_slot + i_head * v_head
-            b_v = tl.load(v_ptr + o_v[:, None] + o_d[None, :], mask=m_kv, other=0.0)
+            b_v = tl.load(p_v, mask=m_kv, other=0.0)
             if WIDEN:
                 b_v = b_v.to(tl.float32)
             b_sum = b_sum * b_decay + tl.sum(b_weight, 1)
-            b_acc = b_acc * b_decay[:, None] + tl.dot(b_weight.to(b_v.dtype), b_v, input_precision="ieee")
+            b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
             b_max = b_new
 
     b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)  # a query that sees no key
