@@ -2,53 +2,95 @@
 
 # ruff: noqa: N803
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from ..device import interpreted, num_multiprocessors
+from ..device import interpreted, num_multiprocessors, shared_memory
 
-BLOCK = 4096  # logits taken at a time
-PROGRAMS_PER_MULTIPROCESSOR = 8  # before a row is no longer split further. Not measured.
+RUN = 8  # neighbouring logits that a lane takes together: 128 bits of bf16
+SHARE = 256  # what a program's share of a row is a multiple of
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # stands for no logit so far: differences with it are never NaN
 
 
+class Pass(NamedTuple):
+    """How the pass over logits is compiled."""
+
+    block: int  # logits taken at a time
+    num_warps: int
+    programs: int  # that a multiprocessor should have before a row is no longer split further
+
+
+class Product(NamedTuple):
+    """How the product with the head is compiled."""
+
+    rows: int
+    tokens: int  # of the vocabulary
+    width: int  # taken at a time
+    num_warps: int
+    num_stages: int
+
+
+# The first is launched; the others are there for benchmarks/kernels.py --tune to time beside it.
+PASSES = (Pass(4096, 8, 8), Pass(2048, 4, 16), Pass(8192, 8, 4), Pass(4096, 4, 8))
+# Likewise, by rows.
+PRODUCTS = {
+    16: (Product(16, 128, 128, 4, 3), Product(16, 64, 128, 4, 4), Product(16, 128, 64, 4, 4)),
+    32: (Product(32, 128, 128, 4, 3), Product(32, 128, 64, 4, 4), Product(32, 64, 128, 4, 3)),
+    64: (
+        Product(64, 128, 64, 4, 3), Product(64, 128, 64, 4, 4), Product(64, 256, 64, 8, 3), Product(64, 128, 128, 4, 2),
+    ),
+    128: (Product(128, 128, 64, 8, 3), Product(128, 256, 64, 8, 3), Product(128, 128, 64, 8, 4)),
+    256: (
+        Product(128, 256, 64, 8, 4), Product(128, 256, 64, 8, 3), Product(128, 128, 64, 8, 3),
+        Product(128, 128, 64, 4, 4),
+    ),
+}  # fmt: skip
+WIDE_PRODUCTS = {rows: (Product(rows, 64, 32, 4, 3),) for rows in (16, 32, 64)}  # fp32
+
+
 def confidence(
-    logits: torch.Tensor, temperature: float, num_splits: int | None = None
+    logits: torch.Tensor, temperature: float, num_splits: int | None = None, how: Pass = PASSES[0]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the launcher."""
     num_rows, num_tokens = logits.shape
-    num_blocks = triton.cdiv(num_tokens, BLOCK)
     if num_splits is None:
-        num_splits = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(logits.device) // max(num_rows, 1)
-    num_splits = max(1, min(num_splits, num_blocks))
-    share = triton.cdiv(num_blocks, num_splits) * BLOCK
+        num_splits = how.programs * num_multiprocessors(logits.device) // max(num_rows, 1)
+    num_splits = max(1, min(num_splits, triton.cdiv(num_tokens, how.block)))
+    share = triton.cdiv(triton.cdiv(num_tokens, num_splits), SHARE) * SHARE
     best, total, token = _partials(num_splits, num_rows, logits.device)
     if num_rows:
         _of_logits[(num_rows, num_splits)](
-            logits, best, total, token, num_rows, num_tokens, share, logits.stride(0), _scale(temperature),
-            BLOCK=BLOCK, num_warps=8,
+            logits, best, total, token, num_tokens, share, logits.stride(0), _scale(temperature),
+            LANES=how.block // RUN, RUN=RUN, num_warps=how.num_warps,
         )  # fmt: skip
     return _merged(best, total, token, temperature)
 
 
+def products(hidden: torch.Tensor) -> tuple[Product, ...]:
+    """The ways to compile the product of these rows, the one that is launched first."""
+    table = WIDE_PRODUCTS if hidden.element_size() > 2 else PRODUCTS
+    # 128 x 256 sums fit an H200's registers beside products that read shared memory, and not an A100's beside others.
+    most = max(table) if shared_memory(hidden.device) >= 200 * 1024 else min(128, max(table))
+    return table[min(max(16, triton.next_power_of_2(max(len(hidden), 1))), most)]
+
+
 def confidence_of_hidden(
-    hidden: torch.Tensor, head: torch.Tensor, temperature: float, max_num_logits: int
+    hidden: torch.Tensor, head: torch.Tensor, temperature: float, max_num_logits: int, how: Product | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the launcher. No logits leave a program, so max_num_logits, whatever it is, is kept."""
     num_rows, width = hidden.shape
-    wide = hidden.element_size() > 2
-    block_r = min(max(16, triton.next_power_of_2(max(num_rows, 1))), 64 if wide else 128)
-    block_v = 64 if wide else 128
-    num_tiles = triton.cdiv(head.shape[0], block_v)
+    how = products(hidden)[0] if how is None else how
+    num_tiles = triton.cdiv(head.shape[0], how.tokens)
     best, total, token = _partials(num_tiles, num_rows, hidden.device)
     if num_rows:
         # Row tiles vary fastest: a tile of the head is read from memory once, and from the cache by the others.
-        _of_hidden[(triton.cdiv(num_rows, block_r), num_tiles)](
+        _of_hidden[(triton.cdiv(num_rows, how.rows), num_tiles)](
             hidden, head, best, total, token, num_rows, head.shape[0], hidden.stride(0), head.stride(0),
-            _scale(temperature), WIDTH=width, BLOCK_R=block_r, BLOCK_V=block_v, BLOCK_K=32 if wide else 64,
-            WIDEN=interpreted(hidden),
-            num_warps=8 if block_r == 128 else 4, num_stages=3,
+            _scale(temperature), WIDTH=width, BLOCK_R=how.rows, BLOCK_V=how.tokens, BLOCK_K=how.width,
+            WIDEN=interpreted(hidden), num_warps=how.num_warps, num_stages=how.num_stages,
         )  # fmt: skip
     return _merged(best, total, token, temperature)
 
@@ -60,50 +102,57 @@ def _scale(temperature: float) -> float:
 
 def _partials(num_splits: int, num_rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of each split of each row: the highest logit, the sum of exponentials relative to it, and its token."""
-    best, total = (torch.empty((num_splits, num_rows), dtype=torch.float32, device=device) for _ in range(2))
-    return best, total, torch.empty((num_splits, num_rows), dtype=torch.int32, device=device)
+    best, total = (torch.empty((num_rows, num_splits), dtype=torch.float32, device=device) for _ in range(2))
+    return best, total, torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
 
 
 def _merged(
     best: torch.Tensor, total: torch.Tensor, token: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    num_splits, num_rows = best.shape
+    num_rows, num_splits = best.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=best.device)
     probabilities = torch.empty(num_rows, dtype=torch.float32, device=best.device)
     if num_rows:
         _merge[(num_rows,)](
-            best, total, token, tokens, probabilities, num_rows, num_splits, _scale(temperature),
+            best, total, token, tokens, probabilities, num_splits, _scale(temperature),
             BLOCK=triton.next_power_of_2(num_splits),
         )  # fmt: skip
     return tokens, probabilities
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def _of_logits(
-    logits_ptr, best_ptr, total_ptr, token_ptr, num_rows, num_tokens, share, row, scale, BLOCK: tl.constexpr
-):
-    """One row's share of the vocabulary: every lane keeps its own maximum, sum and token, joined at the end."""
+    logits_ptr, best_ptr, total_ptr, token_ptr, num_tokens, share, row, scale,
+    LANES: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
+    """One row's share of the vocabulary: each lane keeps a maximum, a sum, and where the run with the maximum began."""
     i_row = tl.program_id(0).to(tl.int64)
     low = tl.program_id(1) * share
     high = tl.minimum(low + share, num_tokens)
-    o = tl.arange(0, BLOCK)
-    b_best = tl.full([BLOCK], LOWEST, tl.float32)
-    b_total = tl.zeros([BLOCK], tl.float32)
-    b_token = low + o
-    for i in range(low, high, BLOCK):
-        o_token = i + o
-        b_logit = tl.load(logits_ptr + i_row * row + o_token, mask=o_token < high, other=float("-inf")).to(tl.float32)
-        # Whichever of the two is lower is scaled down to the other.
-        b_factor = tl.exp2(-tl.abs(b_logit - b_best) * scale)
-        m_above = b_logit > b_best
-        b_total = tl.where(m_above, b_total * b_factor + 1.0, b_total + b_factor)
-        b_token = tl.where(m_above, o_token, b_token)
-        b_best = tl.where(m_above, b_logit, b_best)
+    logits_ptr += i_row * row
+    o_lane = tl.arange(0, LANES) * RUN
+    o_run = tl.arange(0, RUN)[None, :]
+    b_best = tl.full([LANES], LOWEST, tl.float32)
+    b_total = tl.zeros([LANES], tl.float32)
+    b_first = low + o_lane
+    for i in range(low, high, LANES * RUN):
+        o_token = (i + o_lane)[:, None] + o_run
+        b_logit = tl.load(logits_ptr + o_token, mask=o_token < high, other=float("-inf")).to(tl.float32)
+        b_highest = tl.max(b_logit, 1)
+        b_first = tl.where(b_highest > b_best, i + o_lane, b_first)
+        b_new = tl.maximum(b_best, b_highest)
+        b_total = b_total * tl.exp2((b_best - b_new) * scale)
+        b_total += tl.sum(tl.exp2((b_logit - b_new[:, None]) * scale), 1)
+        b_best = b_new
     best = tl.max(b_best)
-    o_out = tl.program_id(1) * num_rows + i_row
+    # Which of its run the maximum is was not kept: lanes that have it look again.
+    o_token = b_first[:, None] + o_run
+    m_best = (b_best == best)[:, None] & (o_token < high)
+    b_logit = tl.load(logits_ptr + o_token, mask=m_best, other=float("-inf")).to(tl.float32)
+    o_out = i_row * tl.num_programs(1) + tl.program_id(1)
     tl.store(best_ptr + o_out, best)
     tl.store(total_ptr + o_out, tl.sum(b_total * tl.exp2((b_best - best) * scale)))
-    tl.store(token_ptr + o_out, tl.min(tl.where(b_best == best, b_token, 2147483647)))
+    tl.store(token_ptr + o_out, tl.min(tl.where(m_best & (b_logit == best), o_token, 2147483647)))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -135,20 +184,18 @@ def _of_hidden(
     b_total = tl.sum(tl.exp2((b_logit - b_best[:, None]) * scale), 1)
     b_token = tl.min(tl.where(b_logit == b_best[:, None], o_v[None, :], 2147483647), 1)
     b_token = tl.minimum(b_token, tl.program_id(1) * BLOCK_V + BLOCK_V)  # no finite logit: any token
-    o_out = tl.program_id(1).to(tl.int64) * num_rows + o_r
+    o_out = o_r.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     tl.store(best_ptr + o_out, b_best, mask=m_r)
     tl.store(total_ptr + o_out, b_total, mask=m_r)
     tl.store(token_ptr + o_out, b_token, mask=m_r)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits"])
-def _merge(
-    best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_rows, num_splits, scale, BLOCK: tl.constexpr
-):
+@triton.jit(do_not_specialize=["num_splits"])
+def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_splits, scale, BLOCK: tl.constexpr):
     i_row = tl.program_id(0)
     o_split = tl.arange(0, BLOCK)
     m = o_split < num_splits
-    o = o_split.to(tl.int64) * num_rows + i_row
+    o = i_row.to(tl.int64) * num_splits + o_split
     b_best = tl.load(best_ptr + o, mask=m, other=LOWEST)
     b_total = tl.load(total_ptr + o, mask=m, other=0.0)
     b_token = tl.load(token_ptr + o, mask=m, other=2147483647)
