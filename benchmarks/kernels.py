@@ -4,8 +4,9 @@ Copy bandwidth and matrix product rate are measured first, in the same run. Then
 reference, and timed only if it is right: the median of many launches from a captured graph, with the cache flushed
 before each. "of" is the time of the fastest that anything could be (the ceilings, or the best PyTorch alternative on
 the same inputs) over the time taken; where the project has a target for it, the target stands beside. "host" is what
-one eager call costs before it returns. --smoke runs tiny cases under Triton's interpreter, to try this file without a
-GPU: its figures mean nothing.
+one eager call costs before it returns. --tune also times the other ways to compile a kernel that its module lists, each
+checked first: the fastest first, the one that is launched marked. --smoke runs tiny cases under Triton's interpreter,
+to try this file without a GPU: its figures mean nothing.
 """
 
 import argparse
@@ -43,6 +44,7 @@ class Case:
     target: float | None = None  # share of the floor
     floor: float | None = None  # s; of the ceilings unless given
     alternatives: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    candidates: dict[str, Callable[[], Any]] = field(default_factory=dict)  # ways to compile it; the first is launched
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,21 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
             flops=4.0 * num_heads * d * seen,
             target=None if prefill else 0.7,
             alternatives=alternatives,
+            candidates=attention_candidates(arguments),
         )
+
+
+def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
+    """As launched, then other tiles, then other splits of the keys."""
+    from dsim.kernels.ragged_paged_attention import kernel
+
+    q, k_pages, _, table = arguments[:4]
+    tiles = kernel.tiles(kernel.rows_of_a_tile(q, len(table), k_pages.shape[2]), q)
+
+    def way(tile: Any, num_splits: int | None) -> Callable[[], Any]:
+        return lambda: kernel.ragged_paged_attention(*arguments, q.shape[2] ** -0.5, num_splits, tile)
+
+    return {str(tile): way(tile, None) for tile in tiles} | {f"{n} splits": way(tiles[0], n) for n in (1, 2, 4)}
 
 
 def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch.Tensor]:
@@ -210,7 +226,7 @@ def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch
 
 def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """From logits, and from hidden states through the head."""
-    from dsim.kernels.confidence import confidence, confidence_of_hidden, reference
+    from dsim.kernels.confidence import confidence, confidence_of_hidden, kernel, reference
 
     head = (torch.randn(size.vocabulary, size.hidden, device=size.device) / size.hidden**0.5).bfloat16()
     for rows in size.rows:
@@ -230,6 +246,10 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
             num_bytes=2.0 * logits.numel(),
             target=0.8,
             alternatives={"softmax and max": lambda logits=logits: (logits / 0.8).softmax(-1).max(-1)},
+            candidates={
+                str(how): lambda logits=logits, how=how: kernel.confidence(logits, 0.8, how=how)
+                for how in kernel.PASSES
+            },
         )
         yield Case(
             "confidence_of_hidden",
@@ -238,7 +258,14 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
             lambda found, hidden=hidden: same(found, reference.confidence_of_hidden(hidden, head, 0.8, 256), 0.99),
             num_bytes=2.0 * (head.numel() + hidden.numel()),
             flops=2.0 * rows * head.numel(),
-            alternatives={"matmul, softmax and max": lambda hidden=hidden: (hidden @ head.T / 0.8).softmax(-1).max(-1)},
+            alternatives={
+                "matmul and confidence": lambda hidden=hidden: confidence(hidden @ head.T, 0.8),
+                "matmul, softmax and max": lambda hidden=hidden: (hidden @ head.T / 0.8).softmax(-1).max(-1),
+            },
+            candidates={
+                str(how): lambda hidden=hidden, how=how: kernel.confidence_of_hidden(hidden, head, 0.8, 2048, how)
+                for how in kernel.products(hidden)
+            },
         )
 
 
@@ -389,6 +416,27 @@ def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, A
     return row
 
 
+def tuned(case: Case, clock: Clock) -> list[dict[str, Any]]:
+    """The ways to compile a kernel, the fastest first; one that fails or is wrong has no time and comes last."""
+    rows = []
+    for i, (name, run) in enumerate(case.candidates.items()):
+        row: dict[str, Any] = {"how": name, "launched": i == 0, "seconds": None}
+        try:
+            if case.right(run()):
+                row["seconds"] = statistics.median(clock.seconds(run))
+            else:
+                row["error"] = "WRONG"
+        except Exception as error:  # too large for this device, for example
+            row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row["seconds"] is None, row["seconds"]))
+
+
+def line_of_a_candidate(row: dict[str, Any]) -> str:
+    took = f"{row['seconds'] * 1e6:10.1f} us" if row["seconds"] is not None else row["error"]
+    return f"    {row['how']:76} {took}{'  <- launched' if row['launched'] else ''}"
+
+
 def line(row: dict[str, Any]) -> str:
     if not row["right"]:
         return f"{row['name']:24} {row['shape']:44} WRONG, not timed"
@@ -422,6 +470,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the kernels against the device's ceilings.")
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--only", choices=GROUPS, help="one group of cases")
+    parser.add_argument("--tune", action="store_true", help="time also the other ways to compile a kernel")
     parser.add_argument("--smoke", action="store_true", help="tiny cases under the interpreter")
     options = parser.parse_args()
     if not options.smoke and not torch.cuda.is_available():
@@ -445,6 +494,10 @@ def main() -> int:
                 for case in group(size, ceiling):
                     rows.append(measured(case, clock, ceiling))
                     print(line(rows[-1]), flush=True)
+                    if options.tune:
+                        rows[-1]["candidates"] = tuned(case, clock)
+                        for row in rows[-1]["candidates"]:
+                            print(line_of_a_candidate(row), flush=True)
     if options.json:
         report = {"schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling, "cases": rows}
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
