@@ -58,7 +58,7 @@ def test_keys_values_and_the_head_are_copied_by_16_bytes_and_multiplied_by_tenso
 
 def test_logits_and_rows_to_scatter_are_loaded_by_16_bytes(facts: list[dict[str, Any]]) -> None:
     for kernel, name in (("confidence", "_of_logits"), ("kv_scatter", "_scatter")):
-        assert [fact["wide_loads"] for fact in of(facts, kernel, name)] == [2]
+        assert all(fact["wide_loads"] >= 2 for fact in of(facts, kernel, name))
 
 
 def test_enough_programs_reside_on_a_multiprocessor_to_hide_what_they_wait_for(facts: list[dict[str, Any]]) -> None:
