@@ -1,7 +1,7 @@
 """The rules of rows.py as compiled loops: the same results, bit for bit (tests/engine/test_compiled.py).
 
 A step's arrays are small, so NumPy's cost is its calls: these loops make one pass over a row instead. benchmarks/
-holds the figures. Compilation happens once and is cached on disk.
+holds the figures. Compilation happens once and is cached on disk. Whoever changes a rule here changes leap.RULES, too.
 """
 
 from typing import Any

@@ -1,6 +1,8 @@
 """The compiled rules are the plain ones, bit for bit."""
 
+import hashlib
 import inspect
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.engine import compiled, rows
+from dsim.engine import compiled, leap, rows
 
 BLOCKS = (1, 2, 4, 8, 32, 64)
 CASES = settings(max_examples=60, deadline=None, derandomize=True)
@@ -127,3 +129,8 @@ def test_commits_are_the_same_when_chance_is_nearly_none_or_certain(certain: flo
         case = Case(seed, 5, 8, seed % 2 == 0)
         draws_of(case, np.where(case.rng.random(case.width) < 0.5, certain, 0.3))
         draws_of(case, np.full(case.width, certain))
+
+
+def test_leaps_know_which_rules_they_were_compiled_with() -> None:
+    found = hashlib.sha256(Path(compiled.__file__).read_bytes()).hexdigest()[:12]
+    assert found == leap.RULES, f"compiled.py has changed: leap.RULES is to be {found}"
