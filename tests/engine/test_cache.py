@@ -1,0 +1,190 @@
+"""What each step of a full-sequence model computes and sees (full-sequence-diffusion.md 1.3, 2.1, 3.1, 4.3)."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dsim.engine.cache import FastCache, MaskKV, NoCache, PeriodicCache, SparseCache, Standing
+from dsim.engine.errors import PolicyError
+from dsim.engine.policy import parse
+from dsim.engine.pooled_topk import num_kept
+from dsim.engine.step import Phase
+
+
+def standing(prompt: int, output: int, block: int = 32, steps: int | None = None) -> Standing:
+    """Every step of one request, one entry a step, with `steps` a block."""
+    each = steps or block
+    step = np.arange(output // block * each)
+    same = np.ones_like(step)
+    return Standing(
+        prompt * same, (prompt + output) * same, prompt + step // each * block, step, step % each, block
+    )  # fmt: skip
+
+
+def passes(cache: NoCache, at: Standing) -> dict[Phase, int]:
+    return {Phase(p): n for p, n in sorted(Counter(cache.work(at).phases.tolist()).items())}
+
+
+def numbers(cache: NoCache, at: Standing, *steps: int) -> list[tuple[int, int, int]]:
+    """Tokens, keys and rows of the LM head of these steps."""
+    work = cache.work(at)
+    rows = cache.head_rows(at, work.tokens)
+    return [(int(work.tokens[i]), int(work.keys[i]), int(rows[i])) for i in steps]
+
+
+def test_without_a_cache_every_step_computes_the_whole_sequence() -> None:
+    at = standing(100, 256)
+    assert passes(NoCache(), at) == {Phase.FULL: 256}
+    assert numbers(NoCache(), at, 0, 1, 255) == [(356, 356, 356)] * 3
+    assert numbers(NoCache(logits="block"), at, 0, 255) == [(356, 356, 32)] * 2
+
+
+def test_fast_dllm_s_dual_cache_computes_the_block_against_all_keys() -> None:
+    at = standing(100, 256)
+    assert passes(FastCache(), at) == {Phase.FULL: 8, Phase.REUSE: 248}
+    assert numbers(FastCache(), at, 0, 1, 31, 32, 255) == [
+        (356, 356, 356), (32, 356, 32), (32, 356, 32), (356, 356, 356), (32, 356, 32)
+    ]  # fmt: skip
+
+
+def test_fast_dllm_s_prefix_cache_computes_the_block_and_all_after_it() -> None:
+    at = standing(100, 256)
+    cache = FastCache(reuse="prefix")
+    assert passes(cache, at) == {Phase.FULL: 8, Phase.REUSE: 248}
+    # L - s_b, for blocks that begin at 100, 132 and 324.
+    assert numbers(cache, at, 0, 1, 33, 64, 255) == [
+        (356, 356, 356), (256, 356, 256), (224, 356, 224), (356, 356, 356), (32, 356, 32)
+    ]  # fmt: skip
+    assert numbers(FastCache(logits="block", reuse="prefix"), at, 0, 1) == [(356, 356, 32), (256, 356, 32)]
+
+
+def test_sparse_dllm_takes_two_full_passes_a_block() -> None:
+    at = standing(100, 256)
+    assert passes(SparseCache(), at) == {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 240}
+    work = SparseCache().work(at)
+    assert work.phases[[0, 1, 2, 31, 32, 33, 34]].tolist() == [4, 5, 6, 6, 4, 5, 6]
+    # floor(0.5 * (356 - 32)) + 32 keys.
+    assert numbers(SparseCache(), at, 0, 1, 2, 255) == [(356, 356, 356), (356, 356, 356), (32, 194, 32), (32, 194, 32)]
+    assert numbers(SparseCache(logits="block"), at, 0, 1, 2) == [(356, 356, 32), (356, 356, 32), (32, 194, 32)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "delay", "full", "pack", "reuse"),
+    [
+        (32, 0, 0, 8, 248),
+        (32, 1, 8, 8, 240),
+        (32, 3, 24, 8, 224),
+        (16, 1, 8, 8, 112),
+        (2, 1, 8, 8, 0),
+        (1, 1, 8, 0, 0),
+        (1, 3, 8, 0, 0),
+    ],
+)
+def test_passes_of_a_request_are_a_full_one_for_every_step_up_to_the_delay(
+    steps: int, delay: int, full: int, pack: int, reuse: int
+) -> None:
+    counts = passes(SparseCache(delay=delay), standing(100, 256, steps=steps))
+    assert [counts.get(p, 0) for p in (Phase.FULL, Phase.PACK, Phase.REUSE)] == [full, pack, reuse]
+    assert full + pack == 8 * min(steps, delay + 1)
+    assert reuse == 8 * max(0, steps - delay - 1)
+
+
+@pytest.mark.parametrize("retention", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("at_least", [0, 1])
+def test_the_cache_keeps_as_many_keys_as_the_selection_does(retention: float, at_least: int) -> None:
+    length = np.arange(32, 2100)
+    same = np.ones_like(length)
+    at = Standing(length - 32, length, length - 32, 2 * same, 2 * same, 32)
+    cache = SparseCache(retention=retention, at_least=at_least)
+    expected = [num_kept(int(n) - 32, retention, at_least) for n in length]
+    assert cache.kept(at).tolist() == expected
+    assert (cache.work(at).keys - 32).tolist() == expected
+
+
+def test_dllm_serve_never_keeps_nothing_where_there_is_something() -> None:
+    for prompt, sparse, serve in ((0, 0, 0), (1, 0, 1), (9, 0, 1), (20, 2, 2)):
+        at = standing(prompt, 32)
+        assert SparseCache(retention=0.1).kept(at)[2] == sparse
+        assert SparseCache(retention=0.1, at_least=1).kept(at)[2] == serve
+    assert parse("dllm-serve").cache == SparseCache(logits="block", head_centric=True, at_least=1)
+
+
+def test_the_prefix_sparse_variant_chooses_before_the_block_and_keeps_all_after_it() -> None:
+    # floor(o r) + (L - o - b), of blocks at o = 101, 133 and 325 of 357.
+    at = standing(101, 256)
+    kept = SparseCache(retention=0.3, prefix_only=True).kept(at)
+    assert kept[[2, 34, 255]].tolist() == [30 + 224, 39 + 192, 97 + 0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "prompt", "response", "both", "gen", "only_prompt", "partial"),
+    [
+        (256, 50, 7, 1, 36, 5, 214),
+        (256, 100, 7, 1, 36, 2, 217),
+        (512, 50, 5, 11, 92, 0, 409),
+        (128, 50, 5, 3, 23, 0, 102),
+        (64, 50, 5, 2, 11, 0, 51),
+        (32, 50, 5, 1, 6, 0, 25),
+    ],
+)
+def test_dllm_cache_refreshes_as_the_published_histograms_have_it(
+    steps: int, prompt: int, response: int, both: int, gen: int, only_prompt: int, partial: int
+) -> None:
+    counts = passes(PeriodicCache(prompt_refresh=prompt, response_refresh=response), standing(100, steps))
+    of = (Phase.FULL, Phase.REFRESH_RESPONSE, Phase.REFRESH_PROMPT, Phase.PARTIAL)
+    assert [counts.get(p, 0) for p in of] == [both, gen, only_prompt, partial]
+
+
+def test_dllm_cache_computes_the_part_that_is_refreshed_and_a_share_of_the_response() -> None:
+    at = standing(100, 256)
+    # Steps 0 (both), 7 (response), 50 (prompt and 64 of 256), 1 (64); the code projects all of L every step.
+    assert numbers(PeriodicCache(), at, 0, 7, 50, 1) == [
+        (356, 356, 356), (256, 356, 356), (164, 356, 356), (64, 356, 356)
+    ]  # fmt: skip
+    assert numbers(PeriodicCache(transfer=0.0), at, 1, 50) == [(0, 356, 356), (100, 356, 356)]
+    assert numbers(PeriodicCache(transfer=0.3), at, 1) == [(76, 356, 356)]
+    assert numbers(PeriodicCache(transfer=1.0), at, 1, 50) == [(256, 356, 356), (356, 356, 356)]
+
+
+def test_maskkv_sees_its_budget_of_the_prompt_and_all_of_the_response() -> None:
+    at = standing(1000, 64, block=8)
+    assert numbers(MaskKV(logits="block"), at, 0, 5, 50, 1) == [
+        # The LM head takes what may still be masked: from the current block on.
+        (1064, 1064, 64), (64, 256 + 64, 64), (1064, 1064, 64 - 48), (16, 256 + 64, 64)
+    ]  # fmt: skip
+    assert numbers(MaskKV(prompt_refresh=7, budget=32), at, 7, 1) == [(1016, 1064, 1064), (16, 32 + 64, 1064)]
+    assert numbers(MaskKV(budget=2000), at, 1) == [(16, 1064, 1064)]  # no more than there are
+    assert (parse("maskkv").cache, parse("maskkv:32").cache) == (MaskKV(logits="block"), MaskKV("block", budget=32))
+
+
+def test_what_is_held_follows_the_published_memory_of_each() -> None:
+    prompt, length = np.array([1, 100, 1000]), np.array([33, 356, 1256])
+    assert NoCache().held(prompt, length).tolist() == [0, 0, 0]
+    assert FastCache().held(prompt, length).tolist() == [33, 356, 1256]
+    assert SparseCache().held(prompt, length).tolist() == [17, 178, 628]
+    assert SparseCache(retention=0.0).held(prompt, length).tolist() == [1, 1, 1]
+    # Keys, values, and the outputs of attention and feed-forward.
+    assert PeriodicCache().held(prompt, length).tolist() == [66, 712, 2512]
+    assert MaskKV(budget=256).held(prompt, length).tolist() == [1 + 64, 100 + 512, 256 + 512]
+
+
+@pytest.mark.parametrize(
+    ("cache", "line"),
+    [
+        (lambda: NoCache(logits="some"), "logits is 'some', expected block or all"),
+        (lambda: FastCache(reuse="both"), "reuse is 'both', expected dual or prefix"),
+        (lambda: SparseCache(retention=1.01), "retention is 1.01, expected 0 to 1"),
+        (lambda: SparseCache(retention=float("nan")), "retention is nan, expected 0 to 1"),
+        (lambda: SparseCache(pool_width=2), "pool_width is 2, expected an odd number of at least 1"),
+        (lambda: SparseCache(delay=-1), "delay is -1, expected at least 0"),
+        (lambda: PeriodicCache(prompt_refresh=0), "prompt_refresh is 0, expected at least 1"),
+        (lambda: PeriodicCache(transfer=-0.1), "transfer is -0.1, expected 0 to 1"),
+        (lambda: MaskKV(budget=0), "budget is 0, expected at least 1"),
+        (lambda: MaskKV(beta=1.5), "beta is 1.5, expected 0 to 1"),
+    ],
+)
+def test_a_value_out_of_range_says_what_was_expected(cache: type[NoCache], line: str) -> None:
+    with pytest.raises(PolicyError) as e:
+        cache()
+    assert str(e.value) == line

@@ -1,0 +1,145 @@
+"""Small worlds of full-sequence models: an engine fed by hand, and one driven by a plain loop."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dsim.engine.batching import PhaseMultiplexed
+from dsim.engine.commits import CommitDraws, ScheduledCommits
+from dsim.engine.engine import Limits
+from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.journal import RequestTable
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import Policy, parse
+from dsim.engine.request import Request
+from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.profiler.profile import Profile, load
+from dsim.sim.step_model import StepModel
+from dsim.traces import Trace
+
+from .worlds import SECOND, TOY_MODEL
+
+LETTERS = {
+    Phase.FULL: "F", Phase.PACK: "K", Phase.REUSE: "r", Phase.REFRESH_RESPONSE: "G", Phase.REFRESH_PROMPT: "Q",
+    Phase.PARTIAL: "p", Phase.IDLE: "-",
+}  # fmt: skip
+
+
+def serving_profile(latency: LatencyModel | None = None) -> Profile:
+    """A shipped full-sequence profile with another latency and commit model: 1 s a step, and 1 ms a token."""
+    latency = latency or LatencyModel(((0.0, 1.0),), 0.001)
+    return replace(load("rtx4090-48gb-llada-8b"), latency=latency, commits=(TOY_MODEL,))
+
+
+class Served:
+    """An engine fed by hand: steps take 1 s and commit what the schedule has."""
+
+    def __init__(
+        self, spec: str, *, num_pages: int = 10**6, max_batch: int | None = None, requests: int = 8, emit: str = "block"
+    ) -> None:
+        policy = parse(spec)
+        self.table = RequestTable(requests)
+        limits = Limits(num_pages, 4096, max_batch or policy.batching.max_batch or 512)
+        self.engine = FullSequenceEngine(policy, limits, self.table, emit=emit)
+        self.draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
+        self.now = 0.0
+        self.plan: StepPlan | None = None
+
+    def submit(self, index: int, prompt: int, output: int) -> bool:
+        return self.engine.submit(Request(index, self.now, prompt, output))
+
+    def step(self) -> str:
+        """Run a step; it in words: `0F 3r`, each row's request and phase."""
+        self.plan = plan = self.engine.schedule(self.now)
+        if plan is None:
+            return "nothing"
+        self.now += 1.0
+        self.engine.commit(StepOutcome(1.0, self.draws.draw(plan)), self.now)
+        return " ".join(f"{i}{LETTERS[Phase(p)]}" for i, p in zip(plan.requests, plan.phases, strict=True))
+
+    def steps(self, num: int) -> list[str]:
+        return [self.step() for _ in range(num)]
+
+    def features(self) -> tuple[int, ...]:
+        """tokens, sum_q_kv, sum_kv, head_rows, sampled_rows, batch, prefill_tokens, num_forwards of the last plan."""
+        assert self.plan is not None
+        return tuple(int(v) for v in self.plan.features)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        values: list[Any] = self.table[column].tolist()
+        return values
+
+
+class Loop:
+    """The plainest driver there is: a loop, no SimPy. It checks what must hold at every step."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        trace: Trace,
+        limits: Limits,
+        *,
+        latency: LatencyModel = SECOND,
+        seed: int = 0,
+        emit: str = "block",
+    ) -> None:
+        self.policy, self.trace, self.limits = policy, trace, limits
+        self.table = RequestTable(len(trace))
+        self.engine = FullSequenceEngine(policy, limits, self.table, emit=emit)
+        block = policy.block_length
+        draws: ScheduledCommits | CommitDraws = ScheduledCommits(block, policy.unmasking.denoising_steps)
+        if policy.unmasking.strategy == "low_confidence_dynamic":
+            lengths = trace.input_length, trace.output_length
+            draws = CommitDraws(TOY_MODEL.for_block(block), seed, *lengths, block)
+        self.step_model = StepModel(latency, draws)
+        self.committed: list[set[int]] = [set() for _ in range(len(trace))]
+        self.plans: list[StepPlan] = []
+        self.ended: list[int] = []
+        self.most = getattr(policy.batching, "max_batched_tokens", 10**9)
+
+    def run(self) -> "Loop":
+        engine, trace = self.engine, self.trace
+        now, coming = 0.0, 0
+        while True:
+            while coming < len(trace) and trace.arrival[coming] <= now:
+                if not engine.submit(trace.request(coming)):
+                    self.ended.append(coming)
+                coming += 1
+            plan = engine.schedule(now)
+            if plan is None:
+                assert engine.idle
+                if coming == len(trace):
+                    return self
+                now = float(trace.arrival[coming])
+                continue
+            outcome = self.step_model.step(plan)
+            self._check(plan, outcome)
+            now = plan.now + outcome.latency
+            self.ended.extend(int(i) for i in engine.commit(outcome, now))
+            assert 0 <= engine.pages_held <= self.limits.num_pages
+            assert engine.outstanding_tokens >= 0
+            assert engine.num_waiting + engine.num_running == coming - len(self.ended)
+            assert len(set(self.ended)) == len(self.ended)
+
+    def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        self.plans.append(plan)
+        assert len(self.plans) < 100_000
+        f = plan.features
+        assert (self.trace.arrival[plan.requests] <= plan.now).all()
+        assert len(set(plan.requests.tolist())) == len(plan.requests) == f.batch <= self.limits.max_batch
+        assert f.tokens == plan.num_tokens.sum() <= self.most
+        assert (f.sum_kv, f.sum_q_kv) == (plan.num_keys.sum(), (plan.num_tokens * plan.num_keys).sum())
+        assert 0 <= f.head_rows == f.sampled_rows
+        assert (plan.num_tokens <= plan.num_keys.max()).all()
+        assert plan.pages <= self.limits.num_pages
+        assert not set(plan.requests.tolist()) & set(self.ended)
+        # Nobody is put off but by the budget of a step.
+        assert plan.running == len(plan.requests) or isinstance(self.policy.batching, PhaseMultiplexed)
+        masks = plan.window & (plan.status == 0)
+        assert not (outcome.committed & ~masks).any()
+        assert (outcome.committed.any(axis=1) == masks.any(axis=1)).all()
+        for row, request in enumerate(plan.requests.tolist()):
+            where = {int(plan.block_start[row]) + int(p) for p in np.flatnonzero(outcome.committed[row])}
+            assert not where & self.committed[request], "a position is committed once"
+            self.committed[request] |= where
