@@ -38,7 +38,7 @@ PASSES = (Pass(4096, 8, 8), Pass(2048, 4, 16), Pass(8192, 8, 4), Pass(4096, 4, 8
 # Likewise, by rows.
 PRODUCTS = {
     16: (Product(16, 128, 128, 4, 3), Product(16, 64, 128, 4, 4), Product(16, 128, 64, 4, 4)),
-    32: (Product(32, 128, 128, 4, 3), Product(32, 128, 64, 4, 4), Product(32, 64, 128, 4, 2)),
+    32: (Product(32, 128, 128, 4, 3), Product(32, 128, 64, 4, 4)),
     64: (
         Product(64, 128, 64, 4, 3), Product(64, 128, 64, 4, 4), Product(64, 256, 64, 8, 3), Product(64, 128, 128, 4, 2),
     ),
