@@ -121,7 +121,9 @@ class FullSequenceEngine(Engine):
         at = Standing(
             request.input_length * ones, length * ones, request.input_length * ones, steps, steps, self._block
         )  # fmt: skip
-        return self._cache.work(at).tokens
+        # One for no tokens is over with its first step.
+        lasts = 1 if request.output_length == 0 else each
+        return np.where(steps < lasts, self._cache.work(at).tokens, 0)
 
     def _has_pages(self, head: _Waiting) -> bool:
         return self._pages_of(head.request) <= self.limits.num_pages - self.pages_held
@@ -151,7 +153,8 @@ class FullSequenceEngine(Engine):
         prompt, start = q.prompt[slots].astype(np.int64), q.start[slots].astype(np.int64)
         canvas = (q.end[slots] - q.prompt[slots] + (self._block - 1)) // self._block * self._block
         if isinstance(self.policy.batching, Static) and len(slots):
-            start = start + (prompt.max() - prompt)
+            # All are at the same block, those included that have none left.
+            start = np.full_like(start, prompt.max() + (start - prompt).max())
             prompt = np.full_like(prompt, prompt.max())
             canvas = np.full_like(canvas, canvas.max())
         steps = q.steps[slots].astype(np.int64)
@@ -171,7 +174,7 @@ class FullSequenceEngine(Engine):
         head = int(self._cache.head_rows(at, work.tokens).sum())
         pairs = int((work.tokens * work.keys).sum())
         features = Features(int(work.tokens.sum()), pairs, int(work.keys.sum()), head, head, len(slots), 0)
-        phases = np.where(self._seqs.finished[slots], np.uint8(Phase.IDLE), work.phases)
+        phases = np.where(over & self._seqs.prefilled[slots], np.uint8(Phase.IDLE), work.phases)
         return self._new_plan(
             now, False, slots, phases, work.tokens.astype(np.int32), work.keys.astype(np.int32), window, status,
             self._block, features,
@@ -201,11 +204,11 @@ class FullSequenceEngine(Engine):
         static = isinstance(self.policy.batching, Static)
         if self.emit == "step" and not static:
             self._emit_prefixes(slots, now)
-        none = slots[(q.end[slots] == q.prompt[slots]) & ~q.finished[slots]]
-        complete = slots[~(status == MASKED).any(axis=1) & (q.start[slots] < q.end[slots])]
         if static:
-            done = self._end_together(slots, complete, now)
+            done = self._end_together(slots, now)
         else:
+            none = slots[(q.end[slots] == q.prompt[slots]) & ~q.finished[slots]]
+            complete = slots[~(status == MASKED).any(axis=1) & (q.start[slots] < q.end[slots])]
             self._finish(none, now)
             done = np.concatenate([none, self._publish(complete, now)])
             self._next_block(complete[~q.finished[complete]])
@@ -215,11 +218,15 @@ class FullSequenceEngine(Engine):
         indices: Ints = q.request[done]
         return indices
 
-    def _end_together(self, slots: Ints, complete: Ints, now: float) -> Ints:
-        """A static batch hands out nothing before its longest request is done."""
+    def _end_together(self, slots: Ints, now: float) -> Ints:
+        """A static batch goes from block to block as one, and hands out nothing before its longest request is done."""
         q = self._seqs
-        self._next_block(complete)
         # Who has no block left is carried along.
+        live = slots[q.start[slots] < q.end[slots]]
+        if (q.status[live] == MASKED).any():
+            return slots[:0]
+        self._next_block(live)
+        q.block_steps[slots] = 0
         if (q.start[slots] < q.end[slots]).any():
             return slots[:0]
         self._group = None
