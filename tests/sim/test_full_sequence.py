@@ -1,0 +1,333 @@
+"""Full-sequence serving in the twin: what must hold whatever the run, and published single-stream throughput."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from dsim.engine.batching import PhaseMultiplexed
+from dsim.engine.errors import ProfileError, TraceError
+from dsim.engine.full_sequence import engine_for
+from dsim.engine.journal import RequestTable
+from dsim.engine.latency import Features
+from dsim.engine.policy import PRESETS, parse
+from dsim.engine.replay import replay
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.profiler.profile import load
+from dsim.sim.router import ROUTERS
+from dsim.sim.twin import Result, limits_of, simulate
+from dsim.traces import Trace
+
+from ..cli.command import dsim
+from ..serving import Loop, serving_profile
+from ..worlds import Collector, table_bytes, toy_trace
+
+PROFILE = serving_profile()
+FEW = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+DYNAMIC = "strategy=low_confidence_dynamic"
+SPECS = (
+    "vanilla,block_length=4",
+    "vanilla:3,block_length=8,denoising_steps=3",
+    "fast-dllm,block_length=4,max_batch=2",
+    f"fast-dllm:prefix,block_length=8,max_batch=4,{DYNAMIC}",
+    "fast-dllm:prefix,block_length=2,max_batch=3,logits=block",
+    "dllm-cache:5,block_length=4,response_refresh=2,max_batch=2",
+    "dllm-cache:3,block_length=8,denoising_steps=2,transfer=0",
+    f"sparse-dllm:0.5,block_length=4,max_batch=3,{DYNAMIC}",
+    "sparse-dllm:0.1,block_length=4,delay=0,prefix_only=true",
+    "maskkv:8,block_length=4,prompt_refresh=6,response_refresh=4,max_batch=3",
+    "dllm-serve,block_length=4,max_batched_tokens=130",
+    "dllm-serve:0.2,block_length=8,max_batched_tokens=80,hold_behind_stalled=false",
+    "dllm-serve:1,block_length=4,max_batched_tokens=90,admit_past_stalled=false,newcomers_first=false",
+    "dllm-serve,block_length=4,max_batched_tokens=70,look_ahead=true,delay=2",
+    f"dllm-serve,block_length=4,max_batched_tokens=150,max_batch=3,{DYNAMIC}",
+    "dllm-serve,block_length=1,max_batched_tokens=100,max_batch=4",
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn, one_fits: bool = False) -> Trace:
+    """Bursts and ties; whole steps apart, so that arrivals and ends of steps coincide too."""
+    n = draw(st.integers(1, 12))
+    gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 100.0]), min_size=n, max_size=n))
+    prompts = draw(st.lists(st.integers(1, 60), min_size=n, max_size=n))
+    outputs = draw(st.lists(st.one_of(st.integers(1, 30), st.sampled_from([0, 1, 8])), min_size=n, max_size=n))
+    arrival = np.cumsum(gaps)
+    if one_fits:
+        prompts[0], outputs[0] = min(prompts[0], 20), min(outputs[0], 8)
+    return toy_trace(arrival - arrival[0], prompts, outputs)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
+    trace = draw(traces(one_fits=True))
+    spec = draw(st.sampled_from(SPECS))
+    page = draw(st.sampled_from([8, 16]))
+    spec += f",page_size={page},num_pages={draw(st.sampled_from([10, 14, 40, 400]))}"
+    return trace, spec, {
+        "replicas": draw(st.integers(1, 3)), "router": draw(st.sampled_from(sorted(ROUTERS))),
+        "seed": draw(st.integers(0, 5)), "emit": draw(st.sampled_from(["block", "step", "end"])),
+        "concurrency": draw(st.sampled_from([None, None, 1, 3])),
+    }  # fmt: skip
+
+
+def run(trace: Trace, spec: str, journal: Collector | None = None, **how: Any) -> Result:
+    return simulate(trace, PROFILE, parse(spec), append=journal, **how)
+
+
+def canvas_of(trace: Trace, block: int) -> Any:
+    return -(-trace.output_length // block) * block
+
+
+@settings(FEW, max_examples=110)
+@given(
+    traces(), st.sampled_from(SPECS), st.sampled_from([8, 16, 256]), st.integers(1, 40),
+    st.sampled_from(["block", "step", "end"]),
+)  # fmt: skip
+def test_an_engine_keeps_its_accounts_at_every_step(
+    trace: Trace, spec: str, page: int, num_pages: int, emit: str
+) -> None:
+    policy = parse(f"{spec},page_size={page},num_pages={num_pages}")
+    limits = limits_of(policy, PROFILE)
+    d = Loop(policy, trace, limits, emit=emit).run()  # checks each step
+    t, block = d.table, policy.block_length
+    canvas = canvas_of(trace, block)
+    fits = np.array([d.engine.fits(trace.request(i)) for i in range(len(trace))])
+    assert (t["status"] == np.where(fits, 0, 1)).all()
+    assert sorted(d.ended) == list(range(len(trace)))
+    assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
+    assert (t["num_committed"] == np.where(fits, canvas, 0)).all()
+    for i in np.flatnonzero(fits):
+        assert d.committed[i] == set(range(int(trace.input_length[i]), int(trace.input_length[i] + canvas[i])))
+    assert (d.engine.pages_held, d.engine.outstanding_tokens, d.engine.idle) == (0, 0, True)
+    some = fits & (trace.output_length > 0)
+    for early, late in (
+        ("arrival", "scheduled"), ("scheduled", "first_commit"), ("first_commit", "first_block"),
+        ("first_block", "finish"), ("first_commit", "first_emission"), ("first_emission", "last_emission"),
+        ("last_emission", "finish"),
+    ):  # fmt: skip
+        assert (t[early][some] <= t[late][some]).all(), (early, late)
+    assert (t["scheduled"][fits] < t["finish"][fits]).all()
+    totals = d.engine.totals
+    assert totals.num_decode_steps == len(d.plans)
+    assert totals.forwards == t["num_forwards"].sum() == sum(len(p.requests) for p in d.plans)
+    assert totals.tokens == t["num_computed"].sum() == sum(p.features.tokens for p in d.plans)
+    assert totals.committed == canvas[fits].sum()
+    assert (totals.num_prefill_steps, totals.preemptions, totals.evicted) == (0, 0, 0)
+    assert totals.itl.count == np.maximum(t["num_emissions"] - 1, 0).sum()
+    if policy.unmasking.strategy == "low_confidence_static" and isinstance(policy.batching, PhaseMultiplexed):
+        steps = canvas // block * (policy.unmasking.denoising_steps or block)
+        assert (t["num_forwards"] == np.where(fits, np.maximum(steps, 1), 0)).all()
+
+
+@FEW
+@given(runs())
+def test_a_fleet_loses_no_request_and_no_time(made: tuple[Trace, str, dict[str, Any]]) -> None:
+    trace, spec, how = made
+    journal = Collector()
+    result = run(trace, spec, journal, **how)
+    t, s = result.table, journal.steps
+    assert np.isin(t["status"], (0, 1)).all()
+    assert (t["num_tokens"] == np.where(t["status"] == 0, trace.output_length, 0)).all()
+    assert s["finished"].sum() == (t["status"] == 0).sum()
+    assert (s["pages"] <= result.limits.num_pages).all()
+    assert s["committed"].sum() == canvas_of(trace, parse(spec).block_length)[t["status"] == 0].sum()
+    for r in range(how["replicas"]):
+        mine = s["replica"] == r
+        start, end = s["start"][mine], (s["start"] + s["latency"])[mine]
+        assert (start[1:] >= end[:-1]).all()
+        here = t["replica"] == r
+        for i in np.flatnonzero(mine):
+            done = (here & (t["status"] == 0) & (t["finish"] <= s["start"][i])).sum()
+            refused = here & (t["status"] == 1) & (t["request"] <= t["request"][here][s["submitted"][i] - 1])
+            assert s["waiting"][i] + s["running"][i] == s["submitted"][i] - done - refused.sum()
+    if how["concurrency"]:
+        busy = (t["arrival"] <= s["start"][:, None]) & (t["finish"] > s["start"][:, None])
+        assert busy.sum(axis=1).max() <= how["concurrency"]
+
+
+@FEW
+@given(runs())
+def test_the_same_inputs_and_seed_give_the_same_bytes(made: tuple[Trace, str, dict[str, Any]]) -> None:
+    trace, spec, how = made
+    journals = Collector(), Collector(), Collector()
+    tables = [
+        run(trace, spec, j, fast=fast, **how).table for j, fast in zip(journals, (True, True, False), strict=True)
+    ]
+    assert table_bytes(tables[0]) == table_bytes(tables[1]) == table_bytes(tables[2])
+    for name, values in journals[0].steps.items():
+        assert values.tobytes() == journals[1].steps[name].tobytes() == journals[2].steps[name].tobytes()
+
+
+@FEW
+@given(traces(one_fits=True), st.sampled_from(SPECS), st.integers(0, 3))
+def test_a_plain_loop_drives_the_engine_to_the_same_table(trace: Trace, spec: str, seed: int) -> None:
+    policy = parse(f"{spec},page_size=8,num_pages=40")
+    simulated = simulate(trace, PROFILE, policy, seed=seed)
+    driven = Loop(policy, trace, simulated.limits, latency=PROFILE.latency, seed=seed).run()
+    assert table_bytes(simulated.table) == table_bytes(driven.table)
+
+
+# ---- the keystone ----------------------------------------------------------------------------------------------
+
+
+def differences(result: Result, journal: Collector, replicas: int, emit: str, told: Any = None) -> list[str]:
+    """What a fresh engine says of a journal, and of the table that came of it."""
+    table, found = RequestTable(len(result.table["request"])), []
+    more = {} if told is None else {"told": told}
+    for r in range(replicas):
+        engine = engine_for(result.policy, result.limits, table, replica=r, emit=emit)
+        found += replay(engine, r, result.table.columns, journal.steps, journal.lists, **more)
+    if not found:
+        assert table_bytes(table) == table_bytes(result.table)
+    return found
+
+
+@FEW
+@given(runs())
+def test_a_recorded_run_replays_plan_for_plan(made: tuple[Trace, str, dict[str, Any]]) -> None:
+    trace, spec, how = made
+    journal = Collector()
+    result = run(trace, spec, journal, **how)
+    # A journal tells of a request with the step after it: one that is rejected after the last step is not replayed.
+    for r in range(how["replicas"]):
+        told_of = journal.steps["submitted"][journal.steps["replica"] == r].max(initial=0)
+        assume(told_of == (result.table["replica"] == r).sum())
+    heard: list[StepPlan] = []
+
+    def told(plan: StepPlan, outcome: StepOutcome) -> None:
+        assert outcome.committed.shape == plan.window.shape
+        heard.append(plan)
+
+    assert differences(result, journal, how["replicas"], how["emit"], told) == []
+    assert sum(p.features.tokens for p in heard) == journal.steps["tokens"].sum()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("what", ["phases", "num_tokens", "requests", "window", "commits", "sum_kv", "head_rows"])
+def test_a_corrupted_journal_is_told(spec: str, what: str) -> None:
+    journal = Collector()
+    trace = toy_trace([0, 0, 1, 5, 9], [9, 30, 4, 20, 11], [8, 16, 3, 5, 9])
+    result = run(trace, spec + ",page_size=8,num_pages=60", journal)
+    assert differences(result, journal, 1, "block") == []
+    part = next(p for p in journal.parts if len(p["tokens"]) > 3)
+    lists = journal.list_parts[journal.parts.index(part)]
+    if what in part:
+        part[what] = part[what].copy()
+        part[what][3] += 1
+        expected = f"step 3: {what} is"
+    else:
+        values, offsets = lists[what]
+        values = values.copy()
+        values[offsets[3]] = values[offsets[3]] ^ 1
+        lists[what] = (values, offsets)
+        expected = f"step 3: {what} are" if what != "commits" else "step 3: "
+    found = differences(result, journal, 1, "block")
+    assert found
+    assert expected in found[0]
+
+
+# ---- how a run ends --------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_flight_at_the_last_arrival_stays_unfinished_without_draining() -> None:
+    trace = toy_trace([0, 0, 10], [5, 8, 8], [4, 40, 4])
+    t = run(trace, "dllm-serve,block_length=4,page_size=8", drain=False).table
+    assert t["status"].tolist() == [0, 2, 2]
+    static = run(trace, "vanilla,block_length=4,page_size=8", drain=False).table
+    assert static["status"].tolist() == [0, 2, 2]
+
+
+def test_a_closed_loop_of_one_is_a_request_at_a_time() -> None:
+    trace = toy_trace([0, 0, 0], [5, 8, 8], [4, 8, 4])
+    t = run(trace, "dllm-serve,block_length=4,page_size=8", concurrency=1).table
+    assert t["arrival"].tolist() == [0.0, *t["finish"][:2].tolist()]
+    assert t["num_forwards"].tolist() == [4, 8, 4]
+
+
+def test_a_trace_of_which_nothing_fits_is_one_clear_line() -> None:
+    with pytest.raises(TraceError, match=r"toy: none of its 1 requests fits .* the tokens of a step"):
+        run(toy_trace([0], [100], [4]), "dllm-serve,max_batched_tokens=99")
+
+
+# ---- published single-stream throughput ------------------------------------------------------------------------
+
+# Sparse-dLLM, Table 1: RTX 4090 48 GB, batch 1, b = 32, LLaDA-8B-Instruct; L from its peak memory (6).
+TASKS = ("MMLU", "ARC-C", "PIQA", "GPQA", "GSM8K", "MATH", "HumanEval")
+LENGTHS = (863, 354, 339, 1316, 1769, 990, 651)
+PUBLISHED = {
+    "vanilla": (9.48, 21.08, 21.74, 6.30, 4.57, 8.52, 12.53),
+    "dllm-cache": (21.43, 24.03, 23.64, 19.68, 18.03, 21.11, 21.64),
+    "fast-dllm": (20.51, 21.63, 21.99, 19.82, 19.11, 20.72, 21.50),
+    "sparse-dllm": (31.89, 36.85, 37.05, 28.82, 26.45, 31.72, 34.39),
+}
+CARD = load("rtx4090-48gb-llada-8b")
+
+
+def errors(spec: str, launch: float | None = None) -> list[float]:
+    """Relative errors of predicted against published tokens per second, a task each."""
+    profile = CARD if launch is None else replace(CARD, latency=replace(CARD.latency, launch=launch))
+    out = []
+    for task, length, published in zip(TASKS, LENGTHS, PUBLISHED[spec], strict=True):
+        tokens = 512 if task == "HumanEval" else 256
+        result = simulate(toy_trace([0], [length - tokens], [tokens]), profile, parse(spec))
+        out.append(tokens / result.end / published - 1.0)
+    return out
+
+
+@pytest.mark.parametrize(("spec", "bound"), [("vanilla", 0.12), ("sparse-dllm", 0.04)])
+def test_throughput_predicted_from_data_sheets_is_close_to_what_was_published(spec: str, bound: float) -> None:
+    assert max(map(abs, errors(spec))) < bound
+
+
+@pytest.mark.parametrize(("spec", "bound"), [("fast-dllm", 0.02), ("dllm-cache", 0.10)])
+def test_other_scripts_are_predicted_with_their_own_launch_overhead(spec: str, bound: float) -> None:
+    # A profile belongs to an implementation: theirs take 45.4 to 47.0 ms for a step in which Sparse-dLLM takes 26 (6).
+    assert max(map(abs, errors(spec, launch=0.046))) < bound
+    assert min(errors(spec)) > 0.15
+
+
+@pytest.mark.parametrize(
+    ("delay", "retention", "length", "tokens"), [(1, 0.5, 863, 256), (0, 0.3, 354, 96), (3, 0.9, 1769, 256)]
+)
+def test_a_request_takes_its_full_passes_and_its_reuses(delay: int, retention: float, length: int, tokens: int) -> None:
+    spec = f"sparse-dllm:{retention},delay={delay}"
+    seen = simulate(toy_trace([0], [length - tokens], [tokens]), CARD, parse(spec)).end
+    keys = int(retention * (length - 32)) + 32
+    full = CARD.latency.step(Features(length, length**2, length, length, length, 1, 0))
+    reuse = CARD.latency.step(Features(32, 32 * keys, keys, 32, 32, 1, 0))
+    blocks = tokens // 32
+    assert seen == pytest.approx(blocks * ((delay + 1) * full + (32 - delay - 1) * reuse), rel=1e-12)
+    assert reuse == pytest.approx(0.026, abs=0.0005)  # Sparse-dLLM's reuse pass, whatever L: 25.7 to 26.4 ms
+
+
+# ---- profiles of the other family ------------------------------------------------------------------------------
+
+
+def test_a_profile_of_the_other_family_is_one_clear_line() -> None:
+    trace = ("azure-conv", "--num-requests", 2, "--lengths", "fixed:64,64")
+    ran = dsim("replay", *trace, "--policy", "sparse-dllm", "--profile", "a100-sdar-8b")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "Error: profile a100-sdar-8b is of family block-diffusion, and sparse-dllm approximates the cache of a "
+        "full-sequence model: expected a full-sequence profile\n"
+    )
+    ran = dsim("replay", *trace, "--policy", "optimus", "--profile", "l40s-llada-8b")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "Error: profile l40s-llada-8b is of family full-sequence, and optimus decodes blocks over an exact KV cache: "
+        "expected a block-diffusion profile\n"
+    )
+
+
+@pytest.mark.parametrize("name", [n for n, preset in PRESETS.items() if preset.policy.full_sequence])
+def test_every_full_sequence_preset_runs_on_every_profile_of_the_family_and_no_other(name: str) -> None:
+    trace = toy_trace([0, 0], [100, 200], [64, 40])
+    for profile in ("rtx4090-48gb-llada-8b", "rtx4090-llada-8b", "l40s-llada-8b"):
+        t = simulate(trace, load(profile), parse(name)).table
+        assert t["num_tokens"].tolist() == [64, 40]
+    with pytest.raises(ProfileError, match="expected a full-sequence profile"):
+        simulate(trace, load("h100-sdar-8b"), parse(name))
