@@ -26,8 +26,8 @@ from .histogram import FIRST_BIN, NUM_BINS, SHIFT
 from .latency import POWERS_TO, LatencyModel
 from .rows import BLOCK_PASS, CACHED, MASKED
 
-# The hash of compiled.py (a test holds it): compiled code is cached by the contents of the file that calls, not of those
-# that are called, and a rule of yesterday would live on in here.
+# The hash of compiled.py (a test holds it): compiled code is cached by the contents of the file that calls, not of
+# those that are called, and a rule of yesterday would live on in here.
 RULES = "d2952a4341d0"
 
 COMPLETED, DENOISE, FLUSH, IDLE = 0, 1, 2, 3  # STATUSES.index("completed"), and Phase

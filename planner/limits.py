@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.engine import Limits
-from ..engine.latency import LatencyModel
+from ..engine.latency import LatencyModel, bucket
 from ..engine.policy import Policy
 from ..profiler.profile import Profile
 from ..sim.twin import limits_of
@@ -86,27 +86,34 @@ def limited_by(shares: Mapping[str, float], preemptions: float, policy: Policy, 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The device's part of each step's latency (s): `LatencyModel.step` without launch and host terms."""
     n = np.maximum(steps["num_forwards"], 1)
-    x = steps["tokens"] / n
-    knots = np.array(model.knots)
-    layers = np.interp(x, knots[:, 0], knots[:, 1]) + model.slope * np.maximum(x - knots[-1, 0], 0)
+    captured = ~steps["prefill"] & (steps["tokens"] <= model.graph_tokens) & ~steps["evicting"]
+    size = np.array([bucket(int(t)) if c else t for t, c in zip(steps["tokens"], captured, strict=True)])
+    early = np.where(steps["evicting"], model.early, 1.0)
+    layers = early * _layers(model, size / n) + (1.0 - early) * _layers(model, (size - steps["evicted"]) / n)
     total: npt.NDArray[np.float64] = n * layers + _beside_layers(model, steps)
     return total
 
 
+def _layers(model: LatencyModel, tokens: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    knots = np.array(model.knots)
+    found: npt.NDArray[np.float64] = np.interp(tokens, knots[:, 0], knots[:, 1])
+    return found + model.slope * np.maximum(tokens - knots[-1, 0], 0)
+
+
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """What each step's tokens and rows would take in a step so large that its fixed costs vanish (s)."""
-    total: npt.NDArray[np.float64] = (
-        model.slope * steps["tokens"] + _beside_layers(model, steps) + model.host_request * steps["batch"]
-    )
-    return total
+    tokens = steps["tokens"] - (1.0 - model.early) * steps["evicted"]
+    total: npt.NDArray[np.float64] = model.slope * tokens + _beside_layers(model, steps)
+    return total + model.host_request * steps["batch"]
 
 
 def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+    late = 1.0 - model.early  # of the layers, those that what was evicted takes no part in
     total: npt.NDArray[np.float64] = (
-        model.attention * steps["sum_q_kv"]
-        + model.kv_read * steps["sum_kv"]
-        + model.head * steps["head_rows"]
-        + model.sample * steps["sampled_rows"]
+        model.attention * (steps["sum_q_kv"] - late * steps["evicted_q_kv"])
+        + model.kv_read * (steps["sum_kv"] - late * steps["evicted_kv"])
+        + model.head * (steps["head_rows"] - steps["evicted"])
+        + model.sample * (steps["sampled_rows"] - steps["evicted_sampled"])
     )
     return total
 

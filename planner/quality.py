@@ -13,14 +13,17 @@ from typing import Any
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, Policy, parse, settings_of
 
-# The full cache: whole blocks, nothing evicted, the default threshold. Its quality is 1 by definition.
+# The full cache: whole blocks, nothing evicted, the default threshold. Its quality is 1 by definition. A full-sequence
+# model's is the whole sequence computed every step, a token at a time.
 REFERENCE = "lmdeploy-bd32"
+FULL_SEQUENCE = "vanilla"
 
 # When and where a token is computed, not what it sees: the same tokens come out. Every other field may change them.
 NEUTRAL = frozenset(
     {
         "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "page_size", "num_pages",
-        "sample_block",
+        "sample_block", "max_batched_tokens", "max_num_logits", "hold_behind_stalled", "admit_past_stalled",
+        "newcomers_first", "look_ahead", "logits",
     }
 )  # fmt: skip
 TEXT = ("system", "model", "benchmark", "policy", "source")  # columns that are no parameter
@@ -106,7 +109,8 @@ def load_table(path: str | Path) -> QualityTable:
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
     """The policy's quality beside the full cache on this model; None with a reason where no score tells it."""
     factors = quality_factors(policy)
-    if _family(policy) == _family(_reference()) and factors == quality_factors(_reference()):
+    reference = PRESETS[FULL_SEQUENCE].policy if policy.full_sequence else _reference()
+    if _family(policy) == _family(reference) and factors == quality_factors(reference):
         return Quality(1.0, "by definition: this is the full cache, and batching does not change tokens")
     if policy.autoregressive:
         return Quality(None, "", ("an autoregressive model is another checkpoint, and no score compares the two",))
@@ -277,7 +281,7 @@ def _number(value: Any) -> bool:
 
 
 def _family(policy: Policy) -> str:
-    return f"{type(policy.granularity).__name__} {type(policy.eviction).__name__}"
+    return " ".join(type(axis).__name__ for axis in (policy.granularity, policy.eviction, policy.cache))
 
 
 def _plain(policy: Policy) -> str:

@@ -356,8 +356,9 @@ def test_a_bound_on_rows_says_where_it_comes_from(policy: str, says: str) -> Non
     assert (found.name, found.setting) == ("activation budget", says)
 
 
-def test_the_devices_time_is_the_latency_models_less_the_hosts() -> None:
-    scenario = Scenario("azure-conv", policy="optimus")
+@pytest.mark.parametrize("policy", ["optimus", "focus"])
+def test_the_devices_time_is_the_latency_models_less_the_hosts(policy: str) -> None:
+    scenario = Scenario("azure-conv", policy=policy)
     model = scenario.loaded_profile().latency
     journal = Collector()
     scenario.simulate(scenario.source().head(40), append=journal)
@@ -365,4 +366,5 @@ def test_the_devices_time_is_the_latency_models_less_the_hosts() -> None:
     steps = journal.steps
     n = steps["num_forwards"]
     latency = np.maximum(n * model.launch, device) + n * model.host_step + model.host_request * steps["batch"]
+    latency += model.eviction * steps["evicting"]
     assert np.allclose(latency, steps["latency"], rtol=1e-9)

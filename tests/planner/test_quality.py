@@ -45,6 +45,14 @@ def test_the_full_cache_is_its_own_reference_on_any_model() -> None:
     assert relative("lmdeploy-bd32") == relative("sglang-bd32") == relative("lmdeploy-bd32", "LLaDA2.0-mini") == 1.0
 
 
+def test_a_full_sequence_models_reference_computes_everything_every_step() -> None:
+    for spec in ("vanilla", "vanilla,logits=block", "vanilla:4"):
+        assert relative(spec, "LLaDA-8B") == 1.0
+    assert relative("sparse-dllm:0.5", "LLaDA-8B") == pytest.approx(77.56 / 78.39)
+    assert relative("maskkv:256", "Dream-7B") == pytest.approx(30.88 / 32.70)
+    assert relative("fast-dllm", "LLaDA-8B") is None
+
+
 def test_batching_and_memory_do_not_change_tokens() -> None:
     for field in ("max_batch=4", "max_prefill_tokens=512", "num_loops=7", "prefill_interval=2", "decide_ahead=false"):
         assert relative(f"lmdeploy-bd32,{field}") == 1.0
