@@ -96,8 +96,9 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
 
 def _layers(model: LatencyModel, tokens: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     knots = np.array(model.knots)
-    found: npt.NDArray[np.float64] = np.interp(tokens, knots[:, 0], knots[:, 1])
-    return found + model.slope * np.maximum(tokens - knots[-1, 0], 0)
+    beyond = model.slope * np.maximum(tokens - knots[-1, 0], 0)
+    total: npt.NDArray[np.float64] = np.interp(tokens, knots[:, 0], knots[:, 1]) + beyond
+    return total
 
 
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
