@@ -9,8 +9,9 @@
 #   kernels   each kernel, and whole decode steps, beside the device's ceilings: OUT/kernels.json, OUT/steps.json
 #
 # OUT is ./gpu-results unless given; a stage that finds its earlier results there goes on with them. GRAPHS=--graphs captures
-# decode steps in profile and validate. Where simpy, plotly, optuna or other needs are missing and cannot be downloaded, put
-# their wheels in a folder and name it: WHEELS.
+# decode steps in profile and validate. TUNE=--tune times, in kernels, every listed way to compile attention and confidence.
+# Where simpy, plotly, optuna or other needs are missing and cannot be downloaded, put their wheels in a folder and name it:
+# WHEELS.
 set -euo pipefail
 stage=${1:?"expected a stage: tests, profile, validate or kernels"}
 repository=$(cd "$(dirname "$0")/.." && pwd)
@@ -59,7 +60,7 @@ case $stage in
     [ "$status" -eq 0 ] || { echo "validate ended with $status: a bound was missed (1) or cells are left (124)"; exit "$status"; }
     ;;
   kernels)
-    timeout 400 "$python" "$repository/benchmarks/kernels.py" --json "$out/kernels.json" | tee "$out/kernels.txt"
+    timeout 400 "$python" "$repository/benchmarks/kernels.py" ${TUNE:-} --json "$out/kernels.json" | tee "$out/kernels.txt"
     timeout 140 "$python" "$repository/benchmarks/step.py" --model "$model" --json "$out/steps.json" | tee "$out/steps.txt"
     ;;
   *)
