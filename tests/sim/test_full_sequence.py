@@ -149,7 +149,7 @@ def test_a_fleet_loses_no_request_and_no_time(made: tuple[Trace, str, dict[str, 
         assert busy.sum(axis=1).max() <= how["concurrency"]
 
 
-@FEW
+@settings(FEW, max_examples=25)
 @given(runs())
 def test_the_same_inputs_and_seed_give_the_same_bytes(made: tuple[Trace, str, dict[str, Any]]) -> None:
     trace, spec, how = made
