@@ -16,7 +16,8 @@ class Unmasking:
 
     low_confidence_dynamic: those whose confidence reaches the threshold (strict: exceeds it), and the best.
     low_confidence_static: the n most confident. sequential: those among the n positions from the first mask on.
-    n = max(1, block_length // denoising_steps), and 1 where denoising_steps is not given.
+    n = max(1, block_length // denoising_steps), and 1 where denoising_steps is not given. Full-sequence models commit
+    one more in the first block_length % denoising_steps steps of a block, so that it is whole after the last one.
     """
 
     threshold: float = 0.9
@@ -37,23 +38,33 @@ class Unmasking:
 
 
 def unmask(
-    rule: Unmasking, confidence: npt.NDArray[np.float32], masked: npt.NDArray[np.bool_], block_length: int
+    rule: Unmasking,
+    confidence: npt.NDArray[np.float32],
+    masked: npt.NDArray[np.bool_],
+    block_length: int,
+    step: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """The masks that commit, of the computed ones `masked` [rows, width]; of equal confidences the leftmost wins."""
+    """The masks that commit, of the computed ones `masked` [rows, width]; of equal confidences the leftmost wins.
+
+    step [rows]: steps that each row's block has had, by LLaDA's schedule; None: n is the same in all of them.
+    """
     if not masked.size:
         return masked.copy()
     score = np.where(masked, confidence, -np.inf)
-    num = max(1, block_length // (rule.denoising_steps or block_length))
+    steps = rule.denoising_steps or block_length
+    num: int | npt.NDArray[np.int64] = max(1, block_length // steps)
+    if step is not None:
+        num = (num + (step < block_length % steps))[:, None]
     if rule.strategy == "sequential":
         first = np.argmax(masked, axis=1)[:, None]
         column = np.arange(masked.shape[1])
         ahead: npt.NDArray[np.bool_] = masked & (column >= first) & (column < first + num)
         return ahead
     if rule.strategy == "low_confidence_static":
-        order = np.argsort(-score, axis=1, kind="stable")[:, :num]
-        best = np.zeros_like(masked)
-        np.put_along_axis(best, order, True, axis=1)
-        return best & masked
+        order = np.argsort(-score, axis=1, kind="stable")
+        rank = np.argsort(order, axis=1)
+        best: npt.NDArray[np.bool_] = masked & (rank < num)
+        return best
     # A threshold is a number of the confidences' own kind, or 0.9 would be missed by the float32 nearest to it.
     bound = confidence.dtype.type(rule.threshold)
     chosen = masked & (confidence > bound if rule.strict else confidence >= bound)
