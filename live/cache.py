@@ -12,22 +12,32 @@ Ints = npt.NDArray[np.int32]
 
 
 class PagedCache:
-    """Keys and values of all layers in pages of `page_size` tokens, [pages, page_size, kv_heads, head_dim] a layer."""
+    """Keys and values of all layers in pages of `page_size` tokens, [pages, page_size, kv_heads, head_dim] a layer.
 
-    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, device: str, dtype: torch.dtype) -> None:
+    num_scratch: pages more, once and not a layer, for what no later step sees. In `all_keys` and `all_values` page p of
+    layer l is number l * num_pages + p, and scratch pages come behind those of all layers.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_size: int, device: str, dtype: torch.dtype, num_scratch: int = 0
+    ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
-        shape = (config.layers, num_pages, page_size, config.kv_heads, config.head_dim)
+        pool = (config.layers, num_pages)
+        self.scratch = config.layers * num_pages  # the first scratch page
+        shape = (self.scratch + num_scratch, page_size, config.kv_heads, config.head_dim)
         size = 2 * int(np.prod(shape)) * dtype.itemsize
         try:
             # Zeros, not whatever was there: a masked key still meets its weight of nought, and NaN times that is NaN.
-            self.keys: Tensor = torch.zeros(shape, dtype=dtype, device=device)
-            self.values: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+            self.all_keys: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+            self.all_values: Tensor = torch.zeros(shape, dtype=dtype, device=device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise ModelError(
                 f"{num_pages} KV pages of {page_size} tokens take {size / 1e9:.1f} GB, which {device} does not have: "
                 f"set num_pages or max_batch lower ({str(error).splitlines()[0]})"
             ) from None
+        # [layers, pages, page_size, kv_heads, head_dim]
+        self.keys, self.values = (x[: self.scratch].view(*pool, *shape[1:]) for x in (self.all_keys, self.all_values))
         self._free = list(range(num_pages - 1, -1, -1))
         self.table: Ints = np.full((16, 4), -1, np.int32)  # [slots, pages of a sequence]
         self._count: Ints = np.zeros(16, np.int32)  # pages a slot holds

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from ..engine.commits import CommitDraws
-from ..engine.engine import Engine, Limits
+from ..engine.commits import CommitDraws, ScheduledCommits
+from ..engine.engine import Limits
+from ..engine.full_sequence import engine_for
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel, bucket
 from ..engine.policy import Policy
@@ -17,6 +18,7 @@ from ..engine.request import Request
 from .cache import PagedCache
 from .executor import Growth, ModelExecutor
 from .forward import Forward
+from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_use
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
@@ -44,7 +46,7 @@ def run(
     requests: Sequence[Request],
     prompts: Prompts,
     *,
-    draws: CommitDraws | None = None,
+    draws: CommitDraws | ScheduledCommits | None = None,
     latency: LatencyModel | None = None,
     emit: str = "block",
     append: Append | None = None,
@@ -58,19 +60,15 @@ def run(
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
     chosen by. append: receives the journal's steps in batches. graphs: decode steps are captured CUDA graphs.
+    max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself.
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
     done, and `failure` says why.
     """
-    num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
-    weight = model.embedding.weight
-    cache = PagedCache(model.config, num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
-    kind = GraphForward if graphs else Forward
-    forward = kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
-    budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-    executor = ModelExecutor(forward, policy, prompts, draws, budget, watch)
+    forward = _forward(model, policy, limits, requests, max_num_logits, graphs)
+    executor = _executor(forward, policy, limits, prompts, draws, watch)
     table = RequestTable(len(requests))
-    engine = Engine(policy, limits, table, latency=latency, emit=emit)
+    engine = engine_for(policy, limits, table, latency=latency, emit=emit)
     width = policy.block_length * (2 if policy.obs else 1)
     recorder = None if append is None else StepRecorder(append, width, BATCH)
     failure: Exception | None = None
@@ -81,7 +79,7 @@ def run(
                 batches = [1 << i for i in range(bucket(limits.max_batch).bit_length())]
                 windows = [w for w in (1, 2, 4, 8, 16, width) if w <= width]
                 forward.prepare(batches, windows, width, policy.block_length)
-            _warm_up(forward, policy, limits, latency, requests, prompts, budget)
+            _warm_up(forward, policy, limits, latency, requests, prompts)
             begin = time.monotonic()
             serve(
                 engine, executor, requests, recorder=recorder, sleep=told.wait,
@@ -95,6 +93,33 @@ def run(
     return LiveRun(table, engine.totals, seconds, told.is_set(), failure)
 
 
+def _forward(
+    model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], max_num_logits: int, graphs: bool
+) -> Forward:
+    """The model and a cache with as many pages as the requests may touch."""
+    weight, config, page = model.embedding.weight, model.config, policy.memory.page_size
+    if policy.full_sequence:
+        assert not graphs, "graphs are of decode steps"
+        num_pages, scratch = pages_of_use(policy, limits, requests)
+        cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
+        return FullSequenceForward(model, cache, policy)
+    num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
+    cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype)
+    kind = GraphForward if graphs else Forward
+    return kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
+
+
+def _executor(
+    forward: Forward, policy: Policy, limits: Limits, prompts: Prompts,
+    draws: CommitDraws | ScheduledCommits | None = None, watch: Callable[[Growth], None] | None = None,
+) -> ModelExecutor:  # fmt: skip
+    if isinstance(forward, FullSequenceForward):
+        return FullSequenceExecutor(forward, policy, prompts, draws)
+    assert not isinstance(draws, ScheduledCommits), "a schedule is of full-sequence policies"
+    budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
+    return ModelExecutor(forward, policy, prompts, draws, budget, watch)
+
+
 def _pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int:
     """More pages than the largest batch of the longest requests takes are never touched."""
     block, page = policy.block_length, policy.memory.page_size
@@ -105,15 +130,15 @@ def _pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -
 
 def _warm_up(
     forward: Forward, policy: Policy, limits: Limits, latency: LatencyModel | None, requests: Sequence[Request],
-    prompts: Prompts, budget: int,
+    prompts: Prompts,
 ) -> None:  # fmt: skip
     """Serve some of the requests with the clock's hands off, so that the first measured step compiles nothing."""
     few = [
         Request(i, 0.0, r.input_length, min(r.output_length, 2 * policy.block_length))
         for i, r in enumerate(requests[:WARM_UP])
     ]
-    engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
-    serve(engine, ModelExecutor(forward, policy, prompts, None, budget), few)
+    engine = engine_for(policy, limits, RequestTable(len(few)), latency=latency)
+    serve(engine, _executor(forward, policy, limits, prompts), few)
     forward.cache.clear()
 
 

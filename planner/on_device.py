@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.commits import CommitDraws
+from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.errors import DsimError, PolicyError
 from ..engine.granularity import ElasticChunk
 from ..profiler.profile import Profile
@@ -47,8 +47,10 @@ def on_device(
     limits = limits_on(policy, memory, device, config.context_limit) if profile is None else limits_of(policy, profile)
     check_fit(requests, limits, policy)
     model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
-    draws = None
-    if model is not None:
+    draws: CommitDraws | ScheduledCommits | None = None
+    if commits == "twin" and policy.full_sequence and model is None:
+        draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
+    elif model is not None:
         width = policy.block_length * (2 if policy.obs else 1)
         deltas = None if profile is None else deltas_of(policy, profile)
         lengths = requests.input_length, requests.output_length
@@ -105,6 +107,12 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
 
     policy = scenario.parsed_policy()
     config = loaded.model.config
+    if policy.full_sequence:
+        from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
+
+        check_runs(policy)
+        if loaded.graphs:
+            raise DsimError(f"--graphs captures steps of block-diffusion policies, and {policy.name} is full-sequence")
     if commits not in COMMITS:
         raise DsimError(f"commits is {commits}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
@@ -113,7 +121,9 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
     if isinstance(policy.granularity, ElasticChunk) and profile is None:
         raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
-    if commits == "model" and not policy.autoregressive and policy.block_length > config.block_length:
+    # Full-sequence models are not trained with a block length: it is the unmasking's.
+    decodes_blocks = not (policy.autoregressive or policy.full_sequence)
+    if commits == "model" and decodes_blocks and policy.block_length > config.block_length:
         raise PolicyError(
             f"{policy.name}: block_length is {policy.block_length}, and {config.name} was trained with "
             f"{config.block_length}: expected at most that"

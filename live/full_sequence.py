@@ -1,0 +1,275 @@
+"""The executor of full-sequence models: full passes, packing the keys that are kept, and passes over the block alone.
+
+A decoder run in both directions: what differs from block diffusion is what attention sees, and nothing else. Keys and
+values that later steps read lie in a request's own pages, as many as the engine accounts for: with FastCache those of
+all its positions, with SparseCache the kept ones. What this step alone reads (a full pass's where nothing is cached,
+the block's own where what is cached is packed) goes to scratch pages: one layer's worth, which every layer writes over.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..engine.batching import PhaseMultiplexed, Static
+from ..engine.cache import FastCache, NoCache, PeriodicCache, SparseCache, Standing
+from ..engine.commits import CommitDraws, ScheduledCommits
+from ..engine.engine import Limits
+from ..engine.errors import PolicyError
+from ..engine.policy import Policy
+from ..engine.request import Request
+from ..engine.rows import MASKED
+from ..engine.step import Phase, StepOutcome, StepPlan
+from ..engine.unmasking import unmask
+from ..kernels.kv_scatter import kv_scatter
+from ..kernels.pooled_topk_pack import pooled_topk_pack
+from ..kernels.ragged_paged_attention import ragged_paged_attention
+from .cache import Ints, PagedCache
+from .evicting import Array, Inputs
+from .executor import ModelExecutor
+from .forward import Batch, Forward
+from .model import Decoder
+from .prompts import Prompts
+
+WHOLE = 1 << 30  # a block length within which all keys lie: attention hides none of them
+INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
+
+
+def check_runs(policy: Policy) -> None:
+    """PolicyError unless the executor runs such a policy."""
+    cache, batching = policy.cache, policy.batching
+    if isinstance(cache, PeriodicCache):
+        raise PolicyError(
+            f"{policy.name}: dsim live runs no {type(cache).__name__} on a device: expected vanilla, fast-dllm, "
+            "sparse-dllm or dllm-serve"
+        )
+    if isinstance(cache, SparseCache) and cache.prefix_only:
+        raise PolicyError(f"{policy.name}: prefix_only is true, and dsim live chooses among all keys: expected false")
+    if isinstance(cache, SparseCache) and cache.at_least > 1:
+        # Their pages are accounted for by the retention.
+        raise PolicyError(f"{policy.name}: at_least is {cache.at_least}, and dsim live runs at most 1")
+    if isinstance(batching, Static) and batching.max_batch != 1:
+        raise PolicyError(
+            f"{policy.name}: max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve "
+            "runs several at once)"
+        )
+
+
+def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
+    """The pages that requests may hold at once, and the scratch pages that their largest step takes."""
+    page, most = policy.memory.page_size, min(limits.max_batch, len(requests))
+    prompt = np.array([r.input_length for r in requests], np.int64)
+    length = lengths(prompt, prompt + np.array([r.output_length for r in requests]), policy.block_length)
+    held = -(-_cache_of(policy).held(prompt, length) // page)
+    longest = max(1, -(-min(int(length.max()), limits.context_limit) // page))
+    scratch = most * longest
+    if isinstance(policy.batching, PhaseMultiplexed):
+        scratch = min(scratch, most + policy.batching.max_batched_tokens // page)
+    return min(limits.num_pages, most * int(held.max())), scratch
+
+
+def lengths(prompt: Array, end: Array, block: int) -> Array:
+    """Tokens of requests: the prompt, and the output rounded up to whole blocks."""
+    whole: Array = prompt + -(-(end - prompt) // block) * block
+    return whole
+
+
+def _cache_of(policy: Policy) -> NoCache:
+    assert isinstance(policy.cache, NoCache)
+    return policy.cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pack:
+    """Of the first sequences of a batch, the keys that are kept. Each has `block` rows in `block_rows`."""
+
+    block_rows: Array  # [sequences x block], of the batch
+    block_query_start: Array  # [sequences + 1], where each sequence's begin among those
+    block_start: Array  # [sequences], where the block begins in its sequence
+    num_kept: Array  # [sequences]
+    own_pages: Ints  # [sequences, pages], where they go
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass(Batch):
+    """A batch of passes, whose `page_table` and `places` are as the first layer has them."""
+
+    pack: Pack | None = None
+
+
+class FullSequenceForward(Forward):
+    """A decoder with its cache, ready to run passes."""
+
+    def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
+        # What it calls prefill tokens is its rows of logits.
+        super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
+        self._rule = policy.cache
+
+    def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        assert isinstance(batch, Pass)
+        cache, table, places = self.cache, inputs["page_table"], inputs["places"]
+        # From a layer to the next: pages of the pool are its own, scratch pages the same.
+        to_page = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
+        slots = cache.num_pages * cache.page_size
+        to_place = (places < slots).long() * slots
+        # Keys do not lie in the order of their positions, which RoPE has put into them.
+        anywhere = torch.zeros_like(inputs["positions"])
+        num_packing = 0 if batch.pack is None else len(batch.pack.num_kept)
+        num_packed = int(batch.query_start[num_packing])
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            v = v.contiguous()
+            if num_packing:
+                key_start = inputs["query_start"][: num_packing + 1]
+                self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)
+            kv_scatter(k, v, cache.all_keys, cache.all_values, places + layer * to_place, check=False)
+            return ragged_paged_attention(
+                q, cache.all_keys, cache.all_values, table + layer * to_page, inputs["query_start"], anywhere,
+                inputs["history"], inputs["listed"], batch.block_length, check=False,
+            )  # fmt: skip
+
+        hidden = self.model(inputs["tokens"], inputs["positions"], attend)
+        return [*self._sample(hidden[inputs["sampled"]])], None
+
+    def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
+        rule = self._rule
+        assert isinstance(rule, SparseCache)
+        pooled_topk_pack(
+            q[inputs["block_rows"]], k, v, inputs["block_query_start"], key_start, inputs["block_start"],
+            inputs["num_kept"], self.cache.keys[layer], self.cache.values[layer], inputs["own_pages"],
+            rule.pool_width, not rule.head_centric, check=False,
+        )  # fmt: skip
+
+    @staticmethod
+    def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
+        flat, shapes = Forward._flatten(batch)
+        assert isinstance(batch, Pass)
+        if (pack := batch.pack) is None:
+            return flat, shapes
+        more = {name: getattr(pack, name) for name in ("block_rows", *INT32)}
+        flat = np.concatenate([flat, *(array.reshape(-1).astype(np.int64) for array in more.values())])
+        return flat, shapes | {name: array.shape for name, array in more.items()}
+
+    @staticmethod
+    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]]) -> Inputs:
+        inputs = Forward._unflatten(held, shapes)
+        return inputs | {name: inputs[name].int() for name in INT32 if name in inputs}
+
+
+class FullSequenceExecutor(ModelExecutor):
+    """Runs the plans of a FullSequenceEngine; see ModelExecutor. draws: None where the weights decide what commits."""
+
+    def __init__(
+        self, forward: FullSequenceForward, policy: Policy, prompts: Prompts,
+        draws: CommitDraws | ScheduledCommits | None,
+    ) -> None:  # fmt: skip
+        check_runs(policy)
+        super().__init__(forward, policy, prompts, None, policy.block_length)
+        self._rule = _cache_of(policy)
+        self._deciding = draws
+
+    def _decode(self, plan: StepPlan) -> StepOutcome:
+        # Sequences that pack come first, so that their keys are the first rows.
+        has_block = plan.window[:, 0]
+        packs = (plan.phases == Phase.PACK) & has_block
+        order = np.argsort(~packs, kind="stable")
+        num_packing = int(packs.sum())
+        prompt, end, start, counts = (
+            x[order].astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start, plan.num_tokens)
+        )
+        at = Standing(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
+        self._admit(plan, order, at)
+        if not counts.sum():  # requests for nothing, of nothing
+            return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
+
+        slots, reuse = plan.slots[order], plan.phases[order] == Phase.REUSE
+        begin = np.where(reuse, start, 0)
+        query_start = np.concatenate([[0], np.cumsum(counts)])
+        row = np.repeat(np.arange(len(order)), counts)
+        positions = np.arange(query_start[-1]) - query_start[row] + begin[row]
+        with_block = order[has_block[order]]
+        first_rows = (query_start[:-1] + start - begin)[has_block[order]]
+        blocks = first_rows[:, None] + np.arange(self._block)  # [sequences with a block, block]
+        all_rows = self._rule.logits == "all"
+        kept = np.zeros_like(start)
+        if isinstance(self._rule, SparseCache):
+            kept = np.where(reuse | packs[order], self._rule.kept(at), 0)
+        pack = None
+        if num_packing:
+            pack = Pack(
+                blocks[:num_packing].reshape(-1), np.arange(num_packing + 1) * self._block, start[:num_packing],
+                kept[:num_packing], self._cache.tables(slots[:num_packing], kept[:num_packing]),
+            )  # fmt: skip
+        if isinstance(self._rule, FastCache):
+            places, table = self._cache.places(slots[row], positions), self._cache.tables(slots, at.length)
+            history, listed = at.length, np.zeros((len(order), 1), np.bool_)
+        else:
+            table, first = self._tables(slots, counts, np.where(reuse, kept, 0))
+            places = first[row] * self._cache.page_size + positions - begin[row]
+            history, listed = np.where(reuse, kept, counts), self._behind(kept, reuse)
+        out = self._forward.run(
+            Pass(
+                tokens=self._tokens[slots[row], positions].astype(np.int64), positions=positions, places=places,
+                query_start=query_start, page_table=table, history=history, listed=listed, block_length=WHOLE,
+                sampled=np.arange(len(row)) if all_rows else blocks.reshape(-1), pack=pack,
+            )
+        )  # fmt: skip
+        tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
+        said = blocks if all_rows else np.arange(blocks.size).reshape(blocks.shape)
+        tokens[with_block], confidence[with_block] = out.tokens[said], out.confidence[said]
+        return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
+
+    def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: Standing) -> None:
+        """Give requests that are new their prompts and their pages."""
+        slots, requests = plan.slots[order], plan.requests[order]
+        pairs = zip(slots.tolist(), requests.tolist(), strict=True)
+        new = [i for i, (slot, request) in enumerate(pairs) if self._owner.get(slot) != request]
+        if not new:
+            return
+        slots, requests = slots[new], requests[new]
+        self._grow(int(slots.max()) + 1, int(at.length.max()))
+        for slot, request, prompt in zip(slots.tolist(), requests.tolist(), at.prompt[new].tolist(), strict=True):
+            self._owner[slot], self._slot_of[request] = request, slot
+            self._tokens[slot] = self._mask
+            self._tokens[slot, :prompt] = self._prompts(request, prompt)
+        self._cache.reserve(slots, self._rule.held(at.prompt[new], at.length[new]))
+
+    def _tables(self, slots: Ints, counts: Array, packed: Array) -> tuple[Ints, Array]:
+        """Page tables, the packed keys' own pages and then scratch ones for all rows computed, and the first of these.
+
+        Both have a sequence a row: counts, its rows; packed, its keys that were kept.
+        """
+        cache = self._cache
+        num, own = -(-counts // cache.page_size), -(-packed // cache.page_size)
+        first = cache.scratch + np.cumsum(num) - num
+        assert first[-1] + num[-1] <= len(cache.all_keys), "a step larger than its scratch pages"
+        column = np.arange(max(1, int((own + num).max())))
+        held = cache.table[slots[:, None], np.minimum(column, cache.table.shape[1] - 1)]
+        fresh = column - own[:, None]
+        table = np.where(fresh < 0, held, np.where(fresh < num[:, None], first[:, None] + fresh, -1))
+        return table.astype(np.int32), first
+
+    def _behind(self, kept: Array, reuse: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Where fresh keys lie behind the packed ones: from the next page on, [sequences, page_size + block]."""
+        page = self._cache.page_size
+        column = np.arange(page + self._block) - (-kept % page)[:, None]
+        behind: npt.NDArray[np.bool_] = reuse[:, None] & (column >= 0) & (column < self._block)
+        return behind
+
+    def _decide(
+        self, plan: StepPlan, tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.bool_]:
+        """Which masks commit, of tokens and confidences [rows, block]; their tokens are kept."""
+        if self._deciding is not None:
+            committed = self._deciding.draw(plan)
+        else:
+            masked = plan.window & (plan.status == MASKED)
+            # Every mask left was computed in each of the block's steps.
+            step = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
+            committed = unmask(self._policy.unmasking, confidence, masked, self._block, step)
+        rows, columns = np.nonzero(committed)
+        self._tokens[plan.slots[rows], plan.block_start[rows] + columns] = tokens[rows, columns]
+        return committed

@@ -1,0 +1,408 @@
+"""Full-sequence policies on a device against a plain executor: one request at a time, whole tensors, no pages."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dsim.engine import pooled_topk
+from dsim.engine.cache import FastCache, NoCache, SparseCache
+from dsim.engine.commits import CommitDraws, CommitModel, ScheduledCommits
+from dsim.engine.engine import Limits
+from dsim.engine.errors import PolicyError
+from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.policy import Policy, parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.kernels import taken
+from dsim.live import full_sequence, session
+from dsim.live.cache import PagedCache
+from dsim.live.config import ModelConfig
+from dsim.live.forward import Batch, Sampled
+from dsim.live.full_sequence import FullSequenceExecutor, FullSequenceForward, check_runs, pages_of_use
+from dsim.live.loop import serve
+from dsim.live.model import Decoder
+from dsim.live.prompts import random_prompts
+from dsim.live.weights import random_model
+
+from ..worlds import Collector
+from .dense import SMALL, Dense
+
+Commits = list[dict[int, int]]  # a step's: position -> token
+# Prompt and output: prompts shorter than a block, outputs of whole blocks, of part of one, of none. Without a prompt
+# all positions would look alike at first, and the most confident be a matter of rounding.
+LENGTHS = [(2, 6), (1, 4), (9, 11), (23, 16), (40, 3), (5, 0), (12, 8), (30, 26)]
+PROMPTS = random_prompts(SMALL, 7)
+SETTINGS = [
+    "vanilla",
+    "vanilla,logits=block,denoising_steps=3",
+    "vanilla,strategy=sequential,denoising_steps=3",
+    "vanilla,strategy=low_confidence_dynamic,threshold=0.6",
+    "fast-dllm",
+    "fast-dllm,logits=block,block_length=8",
+    "fast-dllm:prefix,block_length=8",
+    "fast-dllm:prefix,strategy=low_confidence_dynamic,threshold=0.6",
+    "sparse-dllm:0.3",
+    "sparse-dllm:0.5,delay=0,pool_width=1",
+    "sparse-dllm:0.5,delay=2,block_length=8,denoising_steps=6",
+    "sparse-dllm:0.3,head_centric=true,logits=block",
+    "sparse-dllm:0.5,head_centric=true,delay=0,pool_width=5,at_least=1",
+    "sparse-dllm:1.0,delay=0",
+    "sparse-dllm:0.5,strategy=low_confidence_dynamic,threshold=0.6",
+]
+SERVED = ",max_batched_tokens=90,page_size=8,block_length=4"
+
+
+def policy_of(spec: str) -> Policy:
+    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
+
+
+def decoder() -> Decoder:
+    model = random_model(SMALL, "cpu", torch.float32, seed=1)
+    with torch.no_grad():  # confidences of every size, and attention that has a say in them
+        model.embedding.weight.mul_(10.0)
+        model.head.weight.mul_(20.0)
+        for layer in model.layers:
+            layer.q_norm.weight.mul_(3.0)
+            layer.output.weight.mul_(20.0)
+    return model
+
+
+class Plain:
+    """The published loops as their specification tells them, for one request (full-sequence-diffusion.md 1, 2, 4.2)."""
+
+    def __init__(self, model: Decoder, policy: Policy) -> None:
+        self.model, self.policy, self.block = model, policy, policy.block_length
+
+    @torch.no_grad()
+    def serve(self, prompt: list[int], output: int) -> Commits:
+        block, mask, steps = self.block, self.model.config.mask_token, []
+        text = prompt + [mask] * (-(-output // block) * block)
+        for start in range(len(prompt), len(text), block):
+            masks, step = set(range(start, start + block)), 0
+            seen: list[tuple[Tensor, Tensor]] = []  # of each layer, cached keys and values
+            while masks:
+                logits, seen = self.forward(text, start, step, seen)
+                best, token = logits.softmax(-1).max(-1)
+                chosen = self.choose(dict(enumerate(best.tolist(), start)), masks, step)
+                steps.append({p: int(token[p - start]) for p in chosen})
+                for p, t in steps[-1].items():
+                    text[p] = t
+                masks -= chosen
+                step += 1
+        return steps or [{}]
+
+    def choose(self, best: dict[int, float], masks: set[int], step: int) -> set[int]:
+        rule, block = self.policy.unmasking, self.block
+        order = sorted(masks, key=lambda p: (-best[p], p))
+        if rule.strategy == "low_confidence_dynamic":
+            return {order[0]} | {p for p in masks if best[p] >= rule.threshold}
+        least, more = divmod(block, rule.denoising_steps or block)
+        num = least + (1 if step < more else 0)
+        if rule.strategy == "sequential":
+            return masks & set(range(min(masks), min(masks) + num))
+        return set(order[:num])
+
+    def forward(
+        self, text: list[int], start: int, step: int, seen: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The block's logits, and what later steps of the block see besides what they compute."""
+        rule, length, block = self.policy.cache, len(text), self.block
+        delay = rule.delay if isinstance(rule, SparseCache) else 0
+        if type(rule) is NoCache or step <= delay:
+            made: list[tuple[Tensor, Tensor]] = []
+
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                made.append(self.keep(rule, q, k, v, start))
+                return Dense(torch.ones(length, length, dtype=torch.bool))(layer, q, k, v)
+
+            hidden = self.model(torch.tensor(text), torch.arange(length), attend)
+            return self.model.logits(hidden[start : start + block]), made
+        last = length if isinstance(rule, FastCache) and rule.reuse == "prefix" else start + block
+        at = torch.arange(start, last)
+
+        def attend_cached(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if isinstance(rule, FastCache):
+                seen[layer][0][at], seen[layer][1][at] = k, v
+                keys, values = seen[layer]
+            else:
+                keys, values = torch.cat([seen[layer][0], k]), torch.cat([seen[layer][1], v])
+            return Dense(torch.ones(len(q), len(keys), dtype=torch.bool))(layer, q, keys, values)
+
+        hidden = self.model(torch.tensor(text[start:last]), at, attend_cached)
+        return self.model.logits(hidden[:block]), seen
+
+    def keep(self, rule: Any, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """What of a full pass's keys and values reuses see."""
+        if not isinstance(rule, SparseCache):
+            return k.clone(), v.clone()
+        outside = [j for j in range(len(k)) if not start <= j < start + self.block]
+        mean = q[start : start + self.block].mean(0)  # [H, D]
+        per_head = k[outside].repeat_interleave(q.shape[1] // k.shape[1], 1)  # [candidates, H, D]
+        scores = (mean * per_head).sum(-1).T.numpy()
+        merged = pooled_topk.merged(scores, k.shape[1], not rule.head_centric)
+        num = pooled_topk.num_kept(len(outside), rule.retention, rule.at_least)
+        chosen = np.array(outside, np.int64)[pooled_topk.kept(merged, num, rule.pool_width)]  # [heads, num]
+        index = torch.from_numpy(np.broadcast_to(chosen, (k.shape[1], num)).copy())
+        heads = torch.arange(k.shape[1])[:, None]
+        return k[index, heads].transpose(0, 1), v[index, heads].transpose(0, 1)
+
+
+class Watched:
+    """An executor that says what each request's steps committed, and whether its pages are those accounted for."""
+
+    def __init__(self, executor: FullSequenceExecutor, cache: PagedCache, poison: bool = False) -> None:
+        self.executor, self.cache, self.poison = executor, cache, poison
+        self.commits: dict[int, Commits] = {}
+        self.phases: list[tuple[int, ...]] = []
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        if self.poison:
+            self.spoil()
+        outcome = self.executor.step(plan)
+        self.phases.append(tuple(plan.phases.tolist()))
+        assert self.cache.num_pages - self.cache.num_free == plan.pages
+        for i, request in enumerate(plan.requests.tolist()):
+            text = self.executor.text(request, int(plan.slots[i]), 64)
+            at = int(plan.block_start[i]) + np.flatnonzero(outcome.committed[i])
+            self.commits.setdefault(request, []).append({int(p): int(text[p]) for p in at})
+        return outcome
+
+    def spoil(self) -> None:
+        """NaN wherever nothing is kept for a later step."""
+        free = sorted(set(range(self.cache.num_pages)) - set(self.cache.table[self.cache.table >= 0].tolist()))
+        for pages, every in ((self.cache.keys, self.cache.all_keys), (self.cache.values, self.cache.all_values)):
+            pages[:, free] = float("nan")
+            every[self.cache.scratch :] = float("nan")
+
+
+def run(
+    policy: Policy,
+    lengths: list[tuple[int, int]],
+    *,
+    indices: list[int] | None = None,
+    draws: CommitDraws | ScheduledCommits | None = None,
+    num_pages: int = 200,
+    poison: bool = False,
+    arrivals: float = 0.0,
+) -> tuple[Watched, RequestTable, Collector, Limits]:
+    """Serve requests; `indices`: what they are called, which says what they ask."""
+    indices = indices or list(range(len(lengths)))
+    requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
+    limits = Limits(num_pages, 256, policy.batching.max_batch or 4)
+    pages, scratch = pages_of_use(policy, limits, requests)
+    cache = PagedCache(SMALL, pages, policy.memory.page_size, "cpu", torch.float32, scratch)
+    executor = FullSequenceExecutor(FullSequenceForward(decoder(), cache, policy), policy, PROMPTS, draws)
+    watched = Watched(executor, cache, poison)
+    table = RequestTable(max(indices) + 1)
+    journal = Collector()
+    recorder = StepRecorder(journal, policy.block_length)
+    serve(FullSequenceEngine(policy, limits, table), watched, requests, recorder=recorder)
+    recorder.flush()
+    return watched, table, journal, limits
+
+
+def plainly(policy: Policy, lengths: list[tuple[int, int]]) -> dict[int, Commits]:
+    plain = Plain(decoder(), policy)
+    return {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(lengths)}
+
+
+# ---- against the plain executor -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SETTINGS)
+def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
+    policy = policy_of(spec)
+    watched, table, *_ = run(policy, LENGTHS)
+    assert (table["status"] == 0).all()
+    assert watched.commits == plainly(policy, LENGTHS)
+
+
+@pytest.mark.parametrize("cache", [SparseCache(), SparseCache(head_centric=True, at_least=1), FastCache(), NoCache()])
+def test_requests_multiplexed_commit_what_a_plain_executor_commits(cache: NoCache) -> None:
+    policy = replace(parse("dllm-serve" + SERVED), cache=cache)
+    watched, table, *_ = run(policy, LENGTHS)
+    assert (table["status"] == 0).all()
+    assert max(len(set(phases)) for phases in watched.phases) == (1 if type(cache) is NoCache else 2)
+    assert watched.commits == plainly(policy, LENGTHS)
+
+
+def test_with_every_key_kept_reuse_is_attention_over_all_cached_keys() -> None:
+    # Two ways to the same: keys packed by rank behind which the block's are, and keys at their positions.
+    packed, *_ = run(policy_of("sparse-dllm:1.0,delay=0"), LENGTHS)
+    in_place, *_ = run(policy_of("fast-dllm"), LENGTHS)
+    assert packed.commits == in_place.commits
+
+
+def test_no_two_of_those_settings_commit_alike() -> None:
+    # The tests above would tell nothing apart. All keys kept are Fast-dLLM's.
+    found = {spec: run(policy_of(spec), LENGTHS)[0].commits for spec in SETTINGS}
+    alike = [(a, b) for a in found for b in found if a < b and found[a] == found[b]]
+    assert alike == [("fast-dllm", "sparse-dllm:1.0,delay=0")]
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------
+
+
+def test_requests_multiplexed_get_what_each_gets_alone() -> None:
+    policy = parse("dllm-serve:0.3,max_batch=5" + SERVED)
+    together, table, *_ = run(policy, LENGTHS, num_pages=6)
+    # Full passes, packs and reuses ran in one step, and requests had to wait for pages.
+    assert {Phase.FULL, Phase.PACK, Phase.REUSE} in [set(phases) for phases in together.phases]
+    assert max(map(len, together.phases)) < 5
+    assert table["num_committed"].tolist() == [8, 4, 12, 16, 4, 0, 8, 28]
+    for i, lengths in enumerate(LENGTHS):
+        alone, *_ = run(policy, [lengths], indices=[i])
+        assert together.commits[i] == alone.commits[i]
+
+
+def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kv_scatter", "pooled_topk_pack", "ragged_paged_attention"):
+        monkeypatch.setattr(full_sequence, name, checked(getattr(full_sequence, name)))
+    for spec in ("vanilla,page_size=8,block_length=4", "fast-dllm,page_size=8,block_length=4", "dllm-serve" + SERVED):
+        policy = parse(spec)
+        clean, *_ = run(policy, LENGTHS)
+        spoilt, *_ = run(policy, LENGTHS, poison=True)
+        assert spoilt.commits == clean.commits
+
+
+def checked(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that refuses values out of range, whatever its caller says."""
+
+    def call(*arguments: Any, check: bool) -> Any:
+        assert not check
+        return kernel(*arguments, check=True)
+
+    return call
+
+
+def test_a_journal_replays_plan_for_plan() -> None:
+    for spec in ("sparse-dllm:0.5,page_size=8,block_length=4", "dllm-serve,max_batch=3" + SERVED):
+        policy = parse(spec)
+        _, table, journal, limits = run(policy, LENGTHS, arrivals=0.01)
+        fresh = FullSequenceEngine(policy, limits, RequestTable(len(LENGTHS)))
+        assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+        assert (journal.steps["device"] <= journal.steps["latency"]).all()
+
+
+# ---- what commits ---------------------------------------------------------------------------------------------
+
+
+def test_the_schedules_draws_commit_on_the_device_as_they_do_in_the_twin() -> None:
+    policy = parse("dllm-serve,denoising_steps=3" + SERVED)
+    watched, *_ = run(policy, LENGTHS, draws=ScheduledCommits(4, 3))
+    # 2, 1 and 1 a block, the leftmost first.
+    assert [sorted(step) for step in watched.commits[1]] == [[1, 2], [3], [4]]
+    assert [len(step) for step in watched.commits[3]] == [2, 1, 1] * 4
+
+
+def test_a_profiles_draws_commit_on_the_device() -> None:
+    prompts, outputs = (np.array(side) for side in zip(*LENGTHS, strict=True))
+    model = CommitModel("toy", 4, 0.9, None, (0.7, 0.5, 0.4, 0.3), request_spread=0.3)
+    policy = parse("dllm-serve,strategy=low_confidence_dynamic" + SERVED)
+    found = [run(policy, LENGTHS, draws=CommitDraws(model, 3, prompts, outputs, 4))[2].lists for _ in range(2)]
+    assert np.array_equal(found[0]["commits"][0], found[1]["commits"][0])
+    other = run(policy, LENGTHS, draws=CommitDraws(model, 4, prompts, outputs, 4))[2].lists
+    assert not np.array_equal(found[0]["commits"][0], other["commits"][0])
+
+
+# ---- a session ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["vanilla", "fast-dllm", "sparse-dllm", "dllm-serve"])
+def test_a_session_serves_by_the_references_on_a_cpu(spec: str) -> None:
+    policy = parse(spec + ",page_size=8,block_length=4,logits=block")
+    requests = [Request(i, 0.001 * i, *lengths) for i, lengths in enumerate([*LENGTHS, (0, 6), (0, 0)])]
+    before = taken.copy()
+    done = session.run(decoder(), policy, Limits(40, 256, policy.batching.max_batch or 1), requests, PROMPTS)
+    assert done.failure is None
+    assert (done.table["status"] == 0).all()
+    now = taken - before
+    assert {path for _, path in now} == {"reference"}
+    steps = now["ragged_paged_attention", "reference"]
+    assert now["kv_scatter", "reference"] == steps == SMALL.layers * now["confidence_of_hidden", "reference"]
+    assert (now["pooled_topk_pack", "reference"] > 0) == isinstance(policy.cache, SparseCache)
+
+
+def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() -> None:
+    requests = [Request(i, 0.0, 30, 10) for i in range(20)]  # 42 tokens: 6 pages, of which sparsely 3
+    for spec, expected in [
+        ("vanilla", (0, 6)), ("fast-dllm", (6, 6)), ("sparse-dllm", (3, 6)), ("dllm-serve,max_batch=5", (15, 30)),
+        ("dllm-serve,max_batched_tokens=80", (60, 30)), ("dllm-serve,num_pages=50", (50, 120)),
+    ]:  # fmt: skip
+        policy = parse(spec + ",page_size=8,block_length=4")
+        limits = Limits(policy.memory.num_pages or 1000, 256, policy.batching.max_batch or 1)
+        assert pages_of_use(policy, limits, requests) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("dllm-cache", "dllm-cache: dsim live runs no PeriodicCache on a device: expected vanilla, fast-dllm, "),
+        ("maskkv", "maskkv: dsim live runs no MaskKV on a device"),
+        ("sparse-dllm,prefix_only=true", "prefix_only is true, .*: expected false"),
+        ("dllm-serve,at_least=2", "at_least is 2, and dsim live runs at most 1"),
+        ("fast-dllm,max_batch=2", "max_batch is 2, and dsim live pads no batch: expected 1"),
+    ],
+)
+def test_what_does_not_run_is_refused_in_one_line(spec: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        check_runs(parse(spec))
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------
+
+WIDE = ModelConfig("wide", 3, 512, 8, 2, 64, 1024, 3001, 4096, 32, 3000)
+
+
+class Told(FullSequenceForward):
+    """Keeps what the last pass said."""
+
+    said: Sampled
+
+    def run(self, batch: Batch) -> Sampled:
+        self.said = super().run(batch)
+        return self.said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and PyTorch finds none")
+@pytest.mark.parametrize("spec", ["vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3,page_size=64"])
+def test_passes_on_the_gpu_say_what_those_on_the_cpu_say(spec: str) -> None:
+    policy = parse(spec + ("" if "page_size" in spec else ",page_size=128") + ",denoising_steps=6")
+    requests = [Request(i, 0.0, 100 + 70 * i, 40) for i in range(5)]
+    limits = Limits(200, 4096, policy.batching.max_batch or 1)
+    pages, scratch = pages_of_use(policy, limits, requests)
+    executors = []
+    for device in ("cpu", "cuda"):
+        model = random_model(WIDE, "cpu", torch.float32, seed=2).to(device)
+        model.frequencies = model.frequencies.to(device)
+        forward = Told(model, PagedCache(WIDE, pages, policy.memory.page_size, device, torch.float32, scratch), policy)
+        executors.append(
+            (forward, FullSequenceExecutor(forward, policy, random_prompts(WIDE, 1), ScheduledCommits(32, 6)))
+        )
+    (here, plain), (there, fast) = executors
+    engine = FullSequenceEngine(policy, limits, RequestTable(len(requests)))
+    for request in requests:
+        engine.submit(request)
+    same, before = [], taken["ragged_paged_attention", "triton"]
+    for now, plan in enumerate(plans(engine)):
+        outcome = plain.step(plan)
+        fast.step(plan)
+        np.testing.assert_allclose(there.said.confidence, here.said.confidence, rtol=2e-2, atol=1e-5)
+        same.append(there.said.tokens == here.said.tokens)
+        fast._tokens = plain._tokens.copy()  # near ties of random weights do not add up
+        engine.commit(outcome, now + 1.0)
+    assert np.concatenate(same).mean() > 0.95
+    assert taken["ragged_paged_attention", "triton"] == before + len(same) * WIDE.layers
+
+
+def plans(engine: FullSequenceEngine) -> Iterator[StepPlan]:
+    yield from iter(partial(engine.schedule, 0.0), None)
