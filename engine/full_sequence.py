@@ -94,10 +94,10 @@ class FullSequenceEngine(Engine):
                     ahead = more
                 newcomers.append(self._admit_head())
                 used += length
-        chosen = np.concatenate([batch, np.array(newcomers, np.int32)])
-        order = [chosen, stalled] if batching.newcomers_first else [self._running, chosen[len(batch) :]]
-        self._running = np.concatenate(order)
-        return chosen
+        new = np.array(newcomers, np.int32)
+        first = int(np.argmin(fits)) if len(stalled) else len(fits)
+        self._running = np.insert(self._running, first if batching.newcomers_first else len(fits), new)
+        return np.concatenate([batch, new])
 
     def _loads(self, slots: Ints) -> npt.NDArray[np.int64]:
         """Query tokens that requests want in each step of the next block's time if none is ever stalled."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .engine import UNFINISHED, Engine
+from .engine import REJECTED, UNFINISHED, Engine
 from .journal import STEP_COLUMNS, pack, unpack
 from .request import Request
 from .rows import MASKED
@@ -87,6 +87,11 @@ def replay(
         for name, value in came.items():
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
+    # A journal tells of arrivals by the step that follows them: who was rejected after the last one is left.
+    for i in mine[submitted:]:
+        if requests["status"][i] == REJECTED:
+            lengths = int(requests["input_length"][i]), int(requests["output_length"][i])
+            engine.submit(Request(int(requests["request"][i]), float(requests["arrival"][i]), *lengths))
     over = (requests["status"][mine] != UNFINISHED).all()
     if over and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"

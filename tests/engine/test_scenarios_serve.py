@@ -175,10 +175,10 @@ def test_newcomers_last_stand_behind_the_stalled_and_are_held_with_all_others_th
 
 def test_without_holding_who_runs_behind_a_stalled_refresh_runs() -> None:
     w = behind_a_stalled(",hold_behind_stalled=false")
-    # The stalled one goes behind those that ran.
-    assert w.steps(4) == ["0F 2K", "0K 2r", "0r 2r 1K", "0r 2F 1r"]
-    kept = behind_a_stalled(",hold_behind_stalled=false,newcomers_first=false")
-    assert kept.steps(4) == ["0F 2K", "0K 2r", "0r 1K 2r", "0r 1r 2F"]
+    # The stalled one keeps its place.
+    assert w.steps(4) == ["0F 2K", "0K 2r", "0r 1K 2r", "0r 1r 2F"]
+    last = behind_a_stalled(",hold_behind_stalled=false,newcomers_first=false")
+    assert last.steps(4) == ["0F 2K", "0K 2r", "0r 1K 2r", "0r 1r 2F"]
 
 
 def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.batching import PhaseMultiplexed
@@ -192,10 +192,6 @@ def test_a_recorded_run_replays_plan_for_plan(made: tuple[Trace, str, dict[str, 
     trace, spec, how = made
     journal = Collector()
     result = run(trace, spec, journal, **how)
-    # A journal tells of a request with the step after it: one that is rejected after the last step is not replayed.
-    for r in range(how["replicas"]):
-        told_of = journal.steps["submitted"][journal.steps["replica"] == r].max(initial=0)
-        assume(told_of == (result.table["replica"] == r).sum())
     heard: list[StepPlan] = []
 
     def told(plan: StepPlan, outcome: StepOutcome) -> None:
