@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from ..engine.batching import PhaseMultiplexed, Static
@@ -34,7 +33,8 @@ from .forward import Batch, Forward
 from .model import Decoder
 from .prompts import Prompts
 
-WHOLE = 1 << 30  # a block length within which all keys lie: attention hides none of them
+# A block length within which all keys and positions lie: attention hides none, in whatever order keys are stored.
+WHOLE = 1 << 30
 INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
@@ -115,8 +115,6 @@ class FullSequenceForward(Forward):
         to_page = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
         slots = cache.num_pages * cache.page_size
         to_place = (places < slots).long() * slots
-        # Keys do not lie in the order of their positions, which RoPE has put into them.
-        anywhere = torch.zeros_like(inputs["positions"])
         num_packing = 0 if batch.pack is None else len(batch.pack.num_kept)
         num_packed = int(batch.query_start[num_packing])
 
@@ -127,8 +125,8 @@ class FullSequenceForward(Forward):
                 self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)
             kv_scatter(k, v, cache.all_keys, cache.all_values, places + layer * to_place, check=False)
             return ragged_paged_attention(
-                q, cache.all_keys, cache.all_values, table + layer * to_page, inputs["query_start"], anywhere,
-                inputs["history"], inputs["listed"], batch.block_length, check=False,
+                q, cache.all_keys, cache.all_values, table + layer * to_page, inputs["query_start"],
+                inputs["positions"], inputs["history"], inputs["listed"], WHOLE, check=False,
             )  # fmt: skip
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)

@@ -114,6 +114,7 @@ def _executor(
     draws: CommitDraws | ScheduledCommits | None = None, watch: Callable[[Growth], None] | None = None,
 ) -> ModelExecutor:  # fmt: skip
     if isinstance(forward, FullSequenceForward):
+        assert watch is None, "a full-sequence policy evicts nothing"
         return FullSequenceExecutor(forward, policy, prompts, draws)
     assert not isinstance(draws, ScheduledCommits), "a schedule is of full-sequence policies"
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens

@@ -1,8 +1,11 @@
 """Full-sequence policies on a device against a plain executor: one request at a time, whole tensors, no pages."""
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +33,12 @@ from dsim.live.full_sequence import FullSequenceExecutor, FullSequenceForward, c
 from dsim.live.loop import serve
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
-from dsim.live.weights import random_model
+from dsim.live.weights import random_model, save_model
+from dsim.profiler.measure import shape_of
+from dsim.profiler.profile import load, save
+from dsim.report.run import read_run
 
+from ..cli.command import dsim
 from ..worlds import Collector
 from .dense import SMALL, Dense
 
@@ -355,6 +362,56 @@ def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() ->
 def test_what_does_not_run_is_refused_in_one_line(spec: str, says: str) -> None:
     with pytest.raises(PolicyError, match=says):
         check_runs(parse(spec))
+
+
+# ---- the command line -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace of requests that come at once, a model of random weights, and profiles of both families of it."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"timestamp": 0, "input_length": 9 + 5 * i, "output_length": 4 + 3 * i} for i in range(6)]
+    Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_model(random_model(SMALL, "cpu", torch.float32), Path("model"), torch.float32)
+    for name, known in (("ours", "rtx4090-48gb-llada-8b"), ("other", "h200-sdar-8b")):
+        profile = replace(load(known), name=name, model=shape_of(SMALL))
+        save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), f"{name}.json")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    "spec", ["fast-dllm,denoising_steps=3,block_length=4", "dllm-serve,denoising_steps=3" + SERVED]
+)
+def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> None:
+    both = ["trace.jsonl", "--profile", "ours.json", "--policy", spec]
+    measured = dsim("live", *both, "--model", "model", "--commits", "twin", "-o", "measured")
+    assert measured.code == 0, measured.err
+    assert dsim("replay", *both, "-o", "predicted").code == 0
+    mine, theirs = (read_run(name).steps(spec) for name in ("measured", "predicted"))
+    for column in ("batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "committed", "pages"):
+        assert mine[column].tolist() == theirs[column].tolist()
+    assert mine["committed"].sum() == sum(-(-(4 + 3 * i) // 4) * 4 for i in range(6))
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["vanilla"], "commits is twin and no profile is given"),
+        (
+            ["vanilla", "--profile", "other.json"],
+            "other is of family block-diffusion, .*: expected a full-sequence pro",
+        ),
+        (["vanilla", "--profile", "ours.json", "--graphs"], "--graphs captures steps of block-diffusion policies, and"),
+        (["maskkv", "--profile", "ours.json"], "maskkv: dsim live runs no MaskKV on a device"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(arguments: list[str], says: str) -> None:
+    ran = dsim("live", "trace.jsonl", "--model", "model", "--commits", "twin", "--policy", *arguments)
+    assert ran.code == 2
+    (line,) = ran.err.splitlines()
+    assert re.search(says, line), line
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------
