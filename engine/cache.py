@@ -130,7 +130,9 @@ class SparseCache(NoCache):
         )
 
     def held(self, prompt: Ints, length: Ints) -> Ints:
-        tokens: Ints = np.maximum(1, np.ceil(length * self.retention)).astype(np.int64)
+        tokens: Ints = np.maximum(max(1, self.at_least), np.ceil(length * self.retention)).astype(np.int64)
+        if self.prefix_only:  # the first block has the most behind it
+            tokens = np.maximum(tokens, np.floor(prompt * self.retention).astype(np.int64) + length - prompt)
         return tokens
 
 

@@ -30,6 +30,8 @@ def kept(scores: Floats, num: int, pool: int) -> npt.NDArray[np.int64]:
     scores [heads, candidates], where candidates are everything before the block and then everything after it. Each
     counts with the highest score within pool // 2 candidates of it; pool is odd.
     """
+    if not scores.shape[1]:
+        return np.zeros(scores.shape, np.int64)
     reach = pool // 2
     padded = np.pad(scores, ((0, 0), (reach, reach)), constant_values=-np.inf)
     pooled = np.lib.stride_tricks.sliding_window_view(padded, pool, axis=1).max(axis=2)

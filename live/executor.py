@@ -71,9 +71,10 @@ class ModelExecutor:
             outcome = self._prefill(plan) if plan.prefill else self._decode(plan)
         except torch.OutOfMemoryError as error:
             f = plan.features
+            budget = "max_batched_tokens" if self._policy.full_sequence else "max_prefill_tokens"
             raise ModelError(
                 f"the device is out of memory in a step of {f.tokens} tokens and {f.batch} sequences: set num_pages, "
-                f"max_batch or max_prefill_tokens lower ({str(error).splitlines()[0]})"
+                f"max_batch or {budget} lower ({str(error).splitlines()[0]})"
             ) from None
         return replace(outcome, latency=time.perf_counter() - begin)
 

@@ -164,6 +164,11 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
     assert FastCache().held(prompt, length).tolist() == [33, 356, 1256]
     assert SparseCache().held(prompt, length).tolist() == [17, 178, 628]
     assert SparseCache(retention=0.0).held(prompt, length).tolist() == [1, 1, 1]
+    assert SparseCache(retention=0.0, at_least=40).held(prompt, length).tolist() == [40, 40, 40]
+    # Half of the prompt, and all after it.
+    assert SparseCache(prefix_only=True).held(prompt, length).tolist() == [
+        p // 2 + n - p for p, n in zip(prompt.tolist(), length.tolist(), strict=True)
+    ]
     # Keys, values, and the outputs of attention and feed-forward.
     assert PeriodicCache().held(prompt, length).tolist() == [66, 712, 2512]
     assert MaskKV(budget=256).held(prompt, length).tolist() == [1 + 64, 100 + 512, 256 + 512]

@@ -30,6 +30,10 @@ def test_the_best_come_first_and_ties_go_to_the_lower_index() -> None:
     assert kept(scores, 0, pool=1).shape == (1, 0)
 
 
+def test_of_no_candidates_none_is_kept() -> None:
+    assert kept(np.zeros((2, 0), np.float32), 0, 3).shape == (2, 0)
+
+
 def test_a_token_counts_with_the_highest_score_around_it() -> None:
     scores = np.array([[0, 0, 0, 9, 0, 0, -5], [7, 0, 0, 0, 0, 0, 8]], np.float32)
     assert kept(scores, 4, pool=3).tolist() == [[2, 3, 4, 0], [5, 6, 0, 1]]
