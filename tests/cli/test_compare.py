@@ -10,7 +10,6 @@ from dsim.profiler.profile import load, save
 
 from .command import dsim, held, rows
 
-
 UNTIMED = ("knots", "early", "graph_tokens")  # not seconds, or of tokens
 
 
