@@ -19,7 +19,7 @@ from ..planner.quality import load_table, parse_share
 from ..planner.scenario import Scenario
 from ..planner.search import SAMPLERS
 from ..planner.space import candidate_of, load_space, runs_on
-from ..planner.tune import BASELINE, tune
+from ..planner.tune import BASELINE, OF_FULL_SEQUENCE, tune
 from ..planner.tuned import Tuned
 from ..profiler.profile import DEFAULT
 from ..report.slo import Slo
@@ -38,7 +38,10 @@ def tune_command(
         list[str] | None, option("O", f"One of: {', '.join(OBJECTIVES)}; repeat for a Pareto front.", "--objective")
     ] = None,
     trials: Annotated[int, option("N", "Settings to try, those kept in the storage included.")] = 60,
-    policy: Annotated[str, option("SPEC", "The policy to beat: what you run today.")] = BASELINE,
+    policy: Annotated[
+        str | None,
+        option("SPEC", f"The policy to beat: what you run today.  [default: {BASELINE}, or {OF_FULL_SEQUENCE}]"),
+    ] = None,
     space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,
     storage: Annotated[
         Path | None, option("FILE", f"Keep the trials here and go on from them; {JOURNAL} in the output by default.")
@@ -116,7 +119,7 @@ def tune_command(
                 objectives=objective or ["goodput"],
                 space=declared,
                 trials=trials,
-                default=candidate_of(policy, replicas),
+                default=None if policy is None else candidate_of(policy, replicas),
                 storage=kept,
                 min_quality=None if min_quality is None else parse_share(min_quality),
                 quality_table=table,

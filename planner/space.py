@@ -155,6 +155,13 @@ def default_space(profile: Profile, workload: str | None) -> Space:
             **batching,
         },
     }
+    retention = {"low": 0.1, "high": 0.9, "step": 0.1}
+    serving = {"max_batched_tokens": [4096, 8192, 16384], "look_ahead": [False, True]}
+    table |= {
+        "dllm-serve": {"retention": retention, "hold_behind_stalled": [False, True], **serving},
+        "sparse-dllm": {"retention": retention, "max_batch": [1, 4, 16]},
+        "fast-dllm": {"max_batch": [1, 4, 16]},
+    }
     check = runs_on(profile, workload)
     able = {preset: fields for preset, fields in table.items() if _refusal(check, PRESETS[preset].policy) is None}
     if not able:

@@ -17,6 +17,7 @@ from .space import Candidate, Space, default_space, guarded, runs_on
 from .tuned import Finalist, Tuned
 
 BASELINE = "lmdeploy-bd32"  # what a team runs today, and the full cache
+OF_FULL_SEQUENCE = "dllm-serve"  # the same of a full-sequence model: the one published server
 PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # of a trial's requests are replayed first, where there are so many
 
 
@@ -54,7 +55,8 @@ def tune(
     profile = scenario.loaded_profile()
     if space is None:
         space = default_space(profile, scenario.workload)
-    default = default or Candidate(BASELINE, (), scenario.replicas)
+    baseline = OF_FULL_SEQUENCE if profile.family == "full-sequence" else BASELINE
+    default = default or Candidate(baseline, (), scenario.replicas)
     runs_on(profile, scenario.workload)(default.policy)
     declared = space
 

@@ -280,6 +280,16 @@ def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
     assert all("threshold" not in fields and "block_length" not in fields for fields in space.dimensions.values())
 
 
+def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
+    profile = load("l40s-llada-8b")
+    assert list(default_space(profile, None).dimensions) == ["dllm-serve", "sparse-dllm", "fast-dllm"]
+    scenario = Scenario(
+        "azure-conv", profile="l40s-llada-8b", arrival="poisson", rate=0.3, lengths="fixed:50,32", num_requests=88,
+        slos=("e2el=20s",),
+    )  # fmt: skip
+    assert tune(scenario, trials=2).default.candidate == Candidate("dllm-serve")
+
+
 def test_the_same_setting_has_one_name() -> None:
     space = Space({})
     plain = space.candidate("optimus", {"max_chunk": 32, "obs": False, "hysteresis": 0.0, "max_batch": "none"})
