@@ -26,6 +26,7 @@ def measure_profile(
     max_context: int | None,
     seed: int,
     force: bool,
+    full_sequence: bool,
     screen: Console,
 ) -> Profile:
     """Measure, fit, and write the profile and its page. `prompts`: files, or NAME=FILE to name the workload."""
@@ -38,7 +39,7 @@ def measure_profile(
     from ..report.profile_page import write_page
 
     loaded = open_model(model, device, seed, graphs)
-    workloads = default_workloads(loaded) if not prompts else {}
+    workloads = default_workloads(loaded) if not prompts and not full_sequence else {}
     for text in prompts:
         name, equals, file = text.partition("=")
         workloads[name if equals else Path(text).stem] = file if equals else text
@@ -54,6 +55,7 @@ def measure_profile(
             max_batch=max_batch,
             max_context=max_context,
             seed=seed,
+            full_sequence=full_sequence,
             told=lambda what, share: bar.update(round(share * total), note=what),
         )
     save(profile, output, force)

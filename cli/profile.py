@@ -34,6 +34,10 @@ def profile_command(
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
     device: Annotated[str | None, option("D", "cuda or cpu, to measure on; the GPU where there is one.")] = None,
     graphs: Annotated[bool, typer.Option("--graphs", help="Measure decode steps as captured CUDA graphs.")] = False,
+    full_sequence: Annotated[
+        bool,
+        typer.Option("--full-sequence", help="For policies that attend both ways: no commits are logged."),
+    ] = False,
     budget: Annotated[str, option("T", "About how long measuring may take: 90s, 5m.")] = "5m",
     thresholds: Annotated[str, option("X,...", "Unmasking thresholds to log commits at: 0.8,0.9.")] = "0.9",
     temperature: Annotated[float, option("X", "Of the commits that are logged.")] = 1.0,
@@ -81,7 +85,7 @@ def profile_command(
         profile = measure_profile(
             model, output, device=device, graphs=graphs, budget=budget, thresholds=thresholds, temperature=temperature,
             prompts=prompts or [], yields=yields, max_batch=max_batch, max_context=max_context, seed=seed, force=force,
-            screen=Console(stderr=True, soft_wrap=True, highlight=False),
+            full_sequence=full_sequence, screen=Console(stderr=True, soft_wrap=True, highlight=False),
         )  # fmt: skip
         output.with_suffix(".html").replace(beside)
     why = [*profile.fit.doubts]

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..engine.policy import parse
 from ..planner.scenario import Scenario
 from ..planner.validate import LOADS, POLICIES, validate
 from ..profiler.profile import load, save
@@ -79,6 +80,13 @@ def validate_command(
     for share in loads:
         if not 0 < share < 1:
             raise DsimError(f"--load is {share:g}, expected between 0 and 1")
+    kinds = {spec: parse(spec).full_sequence for spec in policies}
+    if len(set(kinds.values())) > 1:
+        both = [next(spec for spec, full in kinds.items() if full == kind) for kind in (True, False)]
+        raise DsimError(
+            f"{both[0]} is for a full-sequence model and {both[1]} for block diffusion: expected policies of one kind"
+        )
+    full_sequence = all(kinds.values())
     from ..profiler.measure import default_workloads, open_model, profile_model  # imported here: it loads PyTorch
 
     loaded = open_model(model, device, 0, graphs)
@@ -91,9 +99,10 @@ def validate_command(
                 loaded,
                 name=f"{out.name}-profile",
                 budget=PROFILE_SHARE * total,
-                workloads=default_workloads(loaded, prompts),
+                workloads={} if full_sequence else default_workloads(loaded, prompts),
                 thresholds=(0.9,),
                 yields=load(yields).commits if yields else (),
+                full_sequence=full_sequence,
                 told=lambda what, share: bar.update(round(share * PROFILE_SHARE * total), note=what),
             )
         save(made, file)

@@ -329,13 +329,16 @@ def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, s
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
-    max_context: int | None = None, seed: int = 0, told: Told | None = None,
+    max_context: int | None = None, seed: int = 0, told: Told | None = None, full_sequence: bool = False,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
     weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
+    full_sequence: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
     """
+    if full_sequence and workloads:
+        raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
     config = loaded.model.config
@@ -348,7 +351,8 @@ def profile_model(
     )  # fmt: skip
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens)
     latency = replace(latency, early=digits(loaded.shape.early))
-    latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
+    if not full_sequence:
+        latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
     logs = {}
     seen: list[Deltas] = []
     models: list[CommitModel] = list(yields)
@@ -374,7 +378,7 @@ def profile_model(
         name=name,
         description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
         origin="measured",
-        family="block-diffusion" if config.block_length > 1 else "autoregressive",
+        family="full-sequence" if full_sequence else "block-diffusion" if config.block_length > 1 else "autoregressive",
         implementation="dsim live",
         device=loaded.device,
         model=loaded.shape,

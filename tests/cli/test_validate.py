@@ -54,6 +54,26 @@ def test_a_profile_is_measured_and_then_validated() -> None:
     assert Path("v/cells/validation.json").read_bytes() == before
 
 
+def test_full_sequence_policies_are_validated_by_a_profile_of_their_own() -> None:
+    ran = dsim("profile", "--model", "model", "--full-sequence", "--budget", "4s", "--max-batch", 4, "-o", "p.json")
+    assert ran.code in (0, 1), ran.err
+    profile = load("p.json")
+    assert (profile.family, profile.commits, profile.focus, profile.latency.eviction) == ("full-sequence", (), None, 0)
+    ran = dsim(
+        "validate", "--model", "model", "--profile", "p.json", "--lengths", "fixed:12,8", "--load", 0.3, "--seconds",
+        0.5, "--policy", "sparse-dllm,block_length=4", "--policy", "dllm-serve,block_length=4,max_batch=4", "-o", "v",
+        "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    cells = ran.json["comparison"]["cells"]
+    assert [cell["num_both"] for cell in cells] == [cells[0]["num_both"]] * 2
+    for cell in cells:  # the same steps yield the same tokens, here and there
+        assert cell["totals"]["tpf"]["error"] == 0.0
+    ran = dsim("validate", "--model", "model", "--policy", "sparse-dllm", "--policy", "ar", "-o", "w")
+    says = "Error: sparse-dllm is for a full-sequence model and ar for block diffusion: expected policies of one kind\n"
+    assert (ran.code, ran.err) == (2, says)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
