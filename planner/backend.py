@@ -186,7 +186,29 @@ def _deaf_to_interrupts() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _quiet_as_work_is_thrown_away() -> Iterator[None]:
+    """Without the traceback of joblib's thread, which may look for work that an interrupt has just taken away."""
+    before = threading.excepthook
+
+    def say(args: threading.ExceptHookArgs) -> None:
+        name = "" if args.thread is None else args.thread.name
+        if not (name == "ExecutorManagerThread" and args.exc_type is KeyError):
+            before(args)
+
+    threading.excepthook = say
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
 def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> Generator[Outcome[R], None, None]:
+    with _quiet_as_work_is_thrown_away():
+        yield from _on_loky(function, cells, jobs)
+
+
+def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> Generator[Outcome[R], None, None]:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
