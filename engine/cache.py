@@ -184,13 +184,13 @@ class PeriodicCache(NoCache):
 class MaskKV(PeriodicCache):
     """MaskKV on dLLM-Cache: each head keeps the keys of the prompt that masks vote for, `budget` of them on average.
 
-    Votes are cast once, in the first step. Budgets of layers (beta, boundary) and heads (head_share) differ and add up
+    Votes are cast once, in the first step. Budgets of layers (beta, boundary) and heads (alpha) differ and add up
     to the same number, so that time and memory depend on `budget` alone (3.3, 3.4).
     """
 
     response_refresh: int = 5
     budget: int = 256  # prompt keys of a head, the mean over heads and layers
-    head_share: float = 0.1  # alpha: of a layer's budget, the share that its heads divide equally
+    alpha: float = 0.1  # of a layer's budget, the share that its heads divide equally
     beta: float = 0.4  # of the whole budget, the share that layers divide equally
     boundary: tuple[int, ...] = (0, -1)  # the layers whose importance is weighed apart
 
@@ -198,7 +198,7 @@ class MaskKV(PeriodicCache):
         super().__post_init__()
         if self.budget < 1:
             raise PolicyError(f"budget is {self.budget}, expected at least 1")
-        for name in ("head_share", "beta"):
+        for name in ("alpha", "beta"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise PolicyError(f"{name} is {getattr(self, name)}, expected 0 to 1")
 

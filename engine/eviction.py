@@ -60,4 +60,4 @@ class Focus(DelayedCache):
             raise PolicyError(f"second_layer_sees is {self.second_layer_sees!r}, expected retained or computed")
 
 
-Eviction = NoEviction | DelayedCache | Focus
+Eviction = NoEviction | DelayedCache

@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.engine import Limits
-from ..engine.latency import LatencyModel, bucket
+from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
+from ..profiler.fit import layer_times
 from ..profiler.profile import Profile
+from ..profiler.samples import FEATURES, padded
 from ..sim.twin import limits_of
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
@@ -18,6 +20,13 @@ COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budge
 FULL = 0.9  # of the KV pool: requests that wait then wait for pages
 WAITED = 0.25  # of the busy time with requests waiting for a pool: the pool limits
 THRASH = 0.01  # preemptions a request
+
+
+# A feature's share that an eviction took off, by its column in the journal.
+EVICTED = {
+    "tokens": "evicted", "head_rows": "evicted", "sum_q_kv": "evicted_q_kv", "sum_kv": "evicted_kv",
+    "sampled_rows": "evicted_sampled",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,19 +94,18 @@ def limited_by(shares: Mapping[str, float], preemptions: float, policy: Policy, 
 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The device's part of each step's latency (s): `LatencyModel.step` without launch and host terms."""
-    n = np.maximum(steps["num_forwards"], 1)
-    captured = ~steps["prefill"] & (steps["tokens"] <= model.graph_tokens) & ~steps["evicting"]
-    size = np.array([bucket(int(t)) if c else t for t, c in zip(steps["tokens"], captured, strict=True)])
-    early = np.where(steps["evicting"], model.early, 1.0)
-    layers = early * _layers(model, size / n) + (1.0 - early) * _layers(model, (size - steps["evicted"]) / n)
-    total: npt.NDArray[np.float64] = n * layers + _beside_layers(model, steps)
-    return total
-
-
-def _layers(model: LatencyModel, tokens: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    knots = np.array(model.knots)
-    beyond = model.slope * np.maximum(tokens - knots[-1, 0], 0)
-    total: npt.NDArray[np.float64] = np.interp(tokens, knots[:, 0], knots[:, 1]) + beyond
+    columns = dict(steps) | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
+    planned = np.column_stack([columns[name] for name in FEATURES]).astype(np.float64)
+    gone = np.zeros_like(planned)
+    for name, evicted in EVICTED.items():
+        gone[:, FEATURES.index(name)] = steps[evicted]
+    evicting = steps["evicting"]
+    whole = np.where(evicting[:, None], planned, padded(planned, model.graph_tokens))
+    left = whole - gone
+    early = np.where(evicting, model.early, 1.0)
+    layers = early * layer_times(model, whole) + (1.0 - early) * layer_times(model, left)
+    head, sampled = (left[:, FEATURES.index(name)] for name in ("head_rows", "sampled_rows"))
+    total: npt.NDArray[np.float64] = layers + model.head * head + model.sample * sampled
     return total
 
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.errors import DsimError, PolicyError
 from ..engine.granularity import ElasticChunk
 from ..profiler.profile import Profile
-from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, deltas_of, limits_of, limits_on
+from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
 from .scenario import Scenario
 
@@ -47,14 +46,9 @@ def on_device(
     limits = limits_on(policy, memory, device, config.context_limit) if profile is None else limits_of(policy, profile)
     check_fit(requests, limits, policy)
     model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
-    draws: CommitDraws | ScheduledCommits | None = None
-    if commits == "twin" and policy.full_sequence and model is None:
-        draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-    elif model is not None:
-        width = policy.block_length * (2 if policy.obs else 1)
-        deltas = None if profile is None else deltas_of(policy, profile)
-        lengths = requests.input_length, requests.output_length
-        draws = CommitDraws(model, scenario.seed, *lengths, width, deltas=deltas)
+    draws = None
+    if commits == "twin" and profile is not None:
+        draws = draws_of(policy, profile, model, scenario.seed, requests)
     if prompts is None:
         ask = random_prompts(config, scenario.seed)
     else:

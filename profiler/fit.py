@@ -8,7 +8,7 @@ from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .pieces import LINEAR, Problem, digits, search
+from .pieces import Problem, digits, search
 from .profile import Fit, HeldOut
 from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points
 
@@ -88,15 +88,23 @@ def split(every: Points) -> Bools:
 
 def predict(model: LatencyModel, features: Floats) -> Floats:
     """`model.step` of many steps at once: features [steps, 8] to seconds."""
-    f = dict(zip(FEATURES, padded(features, model.graph_tokens).T, strict=True))
+    table = padded(features, model.graph_tokens)
+    f = dict(zip(FEATURES, table.T, strict=True))
+    n = f["num_forwards"]
+    device = layer_times(model, table) + model.head * f["head_rows"] + model.sample * f["sampled_rows"]
+    host = n * model.host_step + model.host_request * f["batch"]
+    launch = np.where(captured(features, model.graph_tokens), 0.0, model.launch)
+    return np.asarray(np.maximum(n * launch, device) + host, np.float64)
+
+
+def layer_times(model: LatencyModel, features: Floats) -> Floats:
+    """Of the device's time, the layers' part (s), for features [steps, 8] as the device computes them."""
+    f = dict(zip(FEATURES, features.T, strict=True))
     n = f["num_forwards"]
     tokens = f["tokens"] / n
     x, y = np.array(model.knots).T
     pieces = np.interp(tokens, x, y) + model.slope * np.maximum(tokens - x[-1], 0.0)
-    device = n * pieces + sum(getattr(model, name) * f[of] for name, of in LINEAR.items())
-    host = n * model.host_step + model.host_request * f["batch"]
-    launch = np.where(captured(features, model.graph_tokens), 0.0, model.launch)
-    return np.asarray(np.maximum(n * launch, device) + host, np.float64)
+    return np.asarray(n * pieces + model.attention * f["sum_q_kv"] + model.kv_read * f["sum_kv"], np.float64)
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:

@@ -102,6 +102,19 @@ def deltas_of(policy: Policy, profile: Profile) -> FocusDeltas | None:
     return profile.focus
 
 
+def draws_of(
+    policy: Policy, profile: Profile, commits: CommitModel | None, seed: int, requests: Trace, fast: bool = True
+) -> CommitDraws | ScheduledCommits | None:
+    """What decides the commits of a run's requests; None where one token follows another."""
+    if policy.autoregressive:
+        return None
+    if commits is None:
+        return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
+    width = policy.block_length * (2 if policy.obs else 1)
+    lengths = requests.input_length, requests.output_length
+    return CommitDraws(commits, seed, *lengths, width, fast, deltas_of(policy, profile))
+
+
 def simulate(
     trace: Trace,
     profile: Profile,
@@ -137,15 +150,11 @@ def simulate(
     check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
     width = policy.block_length * (2 if policy.obs else 1)
-    draws: CommitDraws | ScheduledCommits | None = None
-    if policy.full_sequence and commits is None:
-        draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-    if commits is not None:
-        missed = np.zeros(len(trace), np.bool_)
-        if eos:
-            trace, missed = _past_eos(trace, policy.block_length)
-        deltas = deltas_of(policy, profile)
-        draws = CommitDraws(commits, seed, trace.input_length, trace.output_length, width, fast, deltas)
+    missed = np.zeros(len(trace), np.bool_)
+    if eos and not (policy.autoregressive or policy.full_sequence):
+        trace, missed = _past_eos(trace, policy.block_length)
+    draws = draws_of(policy, profile, commits, seed, trace, fast)
+    if isinstance(draws, CommitDraws):
         draws.num_padding[missed] = 1
     step_model = StepModel(profile.latency, draws)
     table = RequestTable(len(trace))

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from dsim.engine.batching import PhaseMultiplexed
 from dsim.engine.commits import CommitDraws, ScheduledCommits
 from dsim.engine.engine import Limits
@@ -18,7 +16,7 @@ from dsim.profiler.profile import Profile, load
 from dsim.sim.step_model import StepModel
 from dsim.traces import Trace
 
-from .worlds import SECOND, TOY_MODEL
+from .worlds import SECOND, TOY_MODEL, PlainLoop
 
 LETTERS = {
     Phase.FULL: "F", Phase.PACK: "K", Phase.REUSE: "r", Phase.REFRESH_RESPONSE: "G", Phase.REFRESH_PROMPT: "Q",
@@ -71,8 +69,8 @@ class Served:
         return values
 
 
-class Loop:
-    """The plainest driver there is: a loop, no SimPy. It checks what must hold at every step."""
+class Loop(PlainLoop):
+    """A full-sequence policy's plain loop."""
 
     def __init__(
         self,
@@ -84,47 +82,16 @@ class Loop:
         seed: int = 0,
         emit: str = "block",
     ) -> None:
-        self.policy, self.trace, self.limits = policy, trace, limits
-        self.table = RequestTable(len(trace))
-        self.engine = FullSequenceEngine(policy, limits, self.table, emit=emit)
         block = policy.block_length
         draws: ScheduledCommits | CommitDraws = ScheduledCommits(block, policy.unmasking.denoising_steps)
         if policy.unmasking.strategy == "low_confidence_dynamic":
             lengths = trace.input_length, trace.output_length
             draws = CommitDraws(TOY_MODEL.for_block(block), seed, *lengths, block)
-        self.step_model = StepModel(latency, draws)
-        self.committed: list[set[int]] = [set() for _ in range(len(trace))]
-        self.plans: list[StepPlan] = []
-        self.ended: list[int] = []
+        engine = FullSequenceEngine(policy, limits, RequestTable(len(trace)), emit=emit)
+        super().__init__(engine, StepModel(latency, draws), trace)
         self.most = getattr(policy.batching, "max_batched_tokens", 10**9)
 
-    def run(self) -> "Loop":
-        engine, trace = self.engine, self.trace
-        now, coming = 0.0, 0
-        while True:
-            while coming < len(trace) and trace.arrival[coming] <= now:
-                if not engine.submit(trace.request(coming)):
-                    self.ended.append(coming)
-                coming += 1
-            plan = engine.schedule(now)
-            if plan is None:
-                assert engine.idle
-                if coming == len(trace):
-                    return self
-                now = float(trace.arrival[coming])
-                continue
-            outcome = self.step_model.step(plan)
-            self._check(plan, outcome)
-            now = plan.now + outcome.latency
-            self.ended.extend(int(i) for i in engine.commit(outcome, now))
-            assert 0 <= engine.pages_held <= self.limits.num_pages
-            assert engine.outstanding_tokens >= 0
-            assert engine.num_waiting + engine.num_running == coming - len(self.ended)
-            assert len(set(self.ended)) == len(self.ended)
-
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        self.plans.append(plan)
-        assert len(self.plans) < 100_000
         f = plan.features
         assert (self.trace.arrival[plan.requests] <= plan.now).all()
         assert len(set(plan.requests.tolist())) == len(plan.requests) == f.batch <= self.limits.max_batch
@@ -136,10 +103,4 @@ class Loop:
         assert not set(plan.requests.tolist()) & set(self.ended)
         # Nobody is put off but by the budget of a step.
         assert plan.running == len(plan.requests) or isinstance(self.policy.batching, PhaseMultiplexed)
-        masks = plan.window & (plan.status == 0)
-        assert not (outcome.committed & ~masks).any()
-        assert (outcome.committed.any(axis=1) == masks.any(axis=1)).all()
-        for row, request in enumerate(plan.requests.tolist()):
-            where = {int(plan.block_start[row]) + int(p) for p in np.flatnonzero(outcome.committed[row])}
-            assert not where & self.committed[request], "a position is committed once"
-            self.committed[request] |= where
+        self._check_commits(plan, outcome)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -149,37 +149,17 @@ def table_bytes(table: RequestTable) -> dict[str, bytes]:
     return {name: table[name].tobytes() for name in REQUEST_COLUMNS}
 
 
-class Driver:
-    """The plainest driver there is: a loop, no SimPy. It checks what must hold at every step."""
+class PlainLoop:
+    """The plainest driver there is: a loop, no SimPy. `_check` says what must hold at every step."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        trace: Trace,
-        *,
-        num_pages: int,
-        max_batch: int,
-        model: CommitModel = TOY_MODEL,
-        latency: LatencyModel = SECOND,
-        seed: int = 0,
-        emit: str = "block",
-        fast: bool = True,
-    ) -> None:
-        self.policy, self.trace = policy, trace
-        self.table = RequestTable(len(trace))
-        self.limits = Limits(num_pages, 4096, max_batch)
-        self.engine = Engine(policy, self.limits, self.table, latency=latency, emit=emit, fast=fast)
-        width = policy.block_length * (2 if policy.obs else 1)
-        draws = None
-        if not policy.autoregressive:
-            model = model.for_block(policy.block_length)
-            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, width, fast, TOY_DELTAS)
-        self.step_model = StepModel(latency, draws)
+    def __init__(self, engine: Engine, step_model: StepModel, trace: Trace) -> None:
+        self.engine, self.step_model, self.trace = engine, step_model, trace
+        self.policy, self.limits, self.table = engine.policy, engine.limits, engine.table
         self.committed: list[set[int]] = [set() for _ in range(len(trace))]
         self.plans: list[StepPlan] = []
         self.ended: list[int] = []
 
-    def run(self) -> "Driver":
+    def run(self) -> Self:
         engine, trace = self.engine, self.trace
         now, next_request = 0.0, 0
         while True:
@@ -195,17 +175,55 @@ class Driver:
                 now = float(trace.arrival[next_request])
                 continue
             outcome = self.step_model.step(plan)
+            self.plans.append(plan)
+            assert len(self.plans) < 100_000
             self._check(plan, outcome)
             now = plan.now + outcome.latency
             self.ended.extend(int(i) for i in engine.commit(outcome, now))
             assert 0 <= engine.pages_held <= self.limits.num_pages
             assert engine.outstanding_tokens >= 0
-            left = set(range(next_request)) - set(self.ended)
-            assert engine.num_waiting + engine.num_running == len(left)
+            assert engine.num_waiting + engine.num_running == next_request - len(self.ended)
+            assert len(set(self.ended)) == len(self.ended)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        self.plans.append(plan)
-        assert len(self.plans) < 200_000
+        raise NotImplementedError
+
+    def _check_commits(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        masks = plan.window & (plan.status == 0)
+        assert not (outcome.committed & ~masks).any()
+        assert (outcome.committed.any(axis=1) == masks.any(axis=1)).all()
+        for row, request in enumerate(plan.requests.tolist()):
+            where = {int(plan.block_start[row]) + int(p) for p in np.flatnonzero(outcome.committed[row])}
+            assert not where & self.committed[request], "a position is committed once"
+            self.committed[request] |= where
+
+
+class Driver(PlainLoop):
+    """A block-diffusion or autoregressive policy's plain loop."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        trace: Trace,
+        *,
+        num_pages: int,
+        max_batch: int,
+        model: CommitModel = TOY_MODEL,
+        latency: LatencyModel = SECOND,
+        seed: int = 0,
+        emit: str = "block",
+        fast: bool = True,
+    ) -> None:
+        limits = Limits(num_pages, 4096, max_batch)
+        engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit, fast=fast)
+        width = policy.block_length * (2 if policy.obs else 1)
+        draws = None
+        if not policy.autoregressive:
+            model = model.for_block(policy.block_length)
+            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, width, fast, TOY_DELTAS)
+        super().__init__(engine, StepModel(latency, draws), trace)
+
+    def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
         arrival = self.trace.arrival[plan.requests]
         assert (arrival <= plan.now).all()
         assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch
@@ -222,10 +240,4 @@ class Driver:
         assert not set(plan.requests[live].tolist()) & set(self.ended)
         if self.policy.autoregressive:
             return
-        masks = plan.window & (plan.status == 0)
-        assert not (outcome.committed & ~masks).any()
-        assert (outcome.committed.any(axis=1) == masks.any(axis=1)).all()
-        for row, request in enumerate(plan.requests.tolist()):
-            where = {int(plan.block_start[row]) + int(p) for p in np.flatnonzero(outcome.committed[row])}
-            assert not where & self.committed[request], "a position is committed once"
-            self.committed[request] |= where
+        self._check_commits(plan, outcome)
