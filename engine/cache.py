@@ -15,6 +15,7 @@ from .step import Phase
 
 Ints = npt.NDArray[np.int64]
 LOGITS = ("block", "all")
+RUN = 16  # keys: where heads keep different ones, each head's lie in runs of so many
 
 
 class Standing(NamedTuple):
@@ -58,8 +59,11 @@ class NoCache:
         """Rows through the LM head of a step that computes so many tokens."""
         return tokens if self.logits == "all" else np.minimum(tokens, at.block)
 
-    def held(self, prompt: Ints, length: Ints) -> Ints:
-        """Tokens' worth of keys and values that requests hold while they run."""
+    def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
+        """Tokens' worth of keys and values that requests hold while they run.
+
+        state: that the outputs of a token's attention and feed-forward take: 1 where all heads have keys of their own.
+        """
         return np.zeros_like(length)
 
 
@@ -84,7 +88,7 @@ class FastCache(NoCache):
             np.where(full, Phase.FULL, Phase.REUSE).astype(np.uint8), np.where(full, at.length, tokens), at.length
         )
 
-    def held(self, prompt: Ints, length: Ints) -> Ints:
+    def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
         return length
 
 
@@ -129,7 +133,7 @@ class SparseCache(NoCache):
             np.where(reuse, self.kept(at) + at.block, at.length),
         )
 
-    def held(self, prompt: Ints, length: Ints) -> Ints:
+    def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
         tokens: Ints = np.maximum(max(1, self.at_least), np.ceil(length * self.retention)).astype(np.int64)
         if self.prefix_only:  # the first block has the most behind it
             tokens = np.maximum(tokens, np.floor(prompt * self.retention).astype(np.int64) + length - prompt)
@@ -171,9 +175,9 @@ class PeriodicCache(NoCache):
         # The code projects everything every step; MaskKV what may still be masked.
         return at.length - (0 if self.logits == "all" else at.start)
 
-    def held(self, prompt: Ints, length: Ints) -> Ints:
-        # Keys, values, and the outputs of attention and feed-forward: four rows where a token of KV is two.
-        return 2 * length
+    def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
+        # Keys, values, and the outputs of attention and feed-forward.
+        return _runs(prompt) + _runs(length - prompt) + _runs(state * length)
 
     def _prompt_keys(self, prompt: Ints) -> Ints:
         """Keys of the prompt that steps between its refreshes see."""
@@ -202,8 +206,11 @@ class MaskKV(PeriodicCache):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise PolicyError(f"{name} is {getattr(self, name)}, expected 0 to 1")
 
-    def held(self, prompt: Ints, length: Ints) -> Ints:
-        return self._prompt_keys(prompt) + 2 * (length - prompt)
+    def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
+        # Every head of every layer fills its last run in part.
+        kept = np.where(prompt <= self.budget, _runs(prompt), self.budget + RUN - 1)
+        response = length - prompt
+        return np.asarray(kept + _runs(response) + _runs(state * response), np.int64)
 
     def _prompt_keys(self, prompt: Ints) -> Ints:
         return np.minimum(prompt, self.budget)
@@ -214,6 +221,11 @@ Cache = ExactCache | NoCache
 
 def _phases(at: Standing, phase: Phase) -> npt.NDArray[np.uint8]:
     return np.full(len(at.length), phase, np.uint8)
+
+
+def _runs(tokens: Ints) -> Ints:
+    """Tokens, rounded up to whole runs."""
+    return -(-tokens // RUN) * RUN
 
 
 def _check_logits(logits: str) -> None:

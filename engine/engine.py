@@ -41,6 +41,7 @@ class Limits:
     context_limit: int  # tokens of a sequence, prompt and output
     max_batch: int  # sequences running
     max_prefill_tokens: int | None = None  # of one prefill; None: as the policy has it
+    state_tokens: int = 1  # tokens' worth of KV that the outputs of a token's attention and feed-forward take
 
 
 @dataclass(slots=True)

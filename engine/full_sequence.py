@@ -137,7 +137,8 @@ class FullSequenceEngine(Engine):
 
     def _pages_of(self, request: Request) -> int:
         prompt = np.array([request.input_length], np.int64)
-        return self._pages_for(int(self._cache.held(prompt, prompt + self._canvas(request.output_length))[0]))
+        length = prompt + self._canvas(request.output_length)
+        return self._pages_for(int(self._cache.held(prompt, length, self.limits.state_tokens)[0]))
 
     def fits(self, request: Request) -> bool:
         batching = self.policy.batching

@@ -24,6 +24,11 @@ class ModelConfig:
     qk_norm: bool = True
 
     @property
+    def state_tokens(self) -> int:
+        """Tokens' worth of keys, or of values, that a hidden state takes."""
+        return -(-self.hidden // (self.kv_heads * self.head_dim))
+
+    @property
     def num_params(self) -> int:
         """Every parameter, norms included."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -43,7 +43,7 @@ def on_device(
     policy = scenario.parsed_policy()
     check_live(scenario, loaded, profile, commits)
     memory, device = loaded.memory, loaded.device.name
-    limits = limits_on(policy, memory, device, config.context_limit) if profile is None else limits_of(policy, profile)
+    limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
     check_fit(requests, limits, policy)
     model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
     draws = None

@@ -37,6 +37,11 @@ class ModelShape:
     experts: Experts | None = None
 
     @property
+    def state_tokens(self) -> int:
+        """Tokens' worth of keys, or of values, that a hidden state takes."""
+        return -(-self.hidden // (self.kv_heads * self.head_dim))
+
+    @property
     def total_params(self) -> int:
         """Every parameter, norms included."""
         return layer_params(self) + embedding_params(self)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +49,20 @@ class Result:
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
     """What one replica of the policy holds on the profile's device."""
-    return limits_on(policy, profile.memory, profile.device.name, profile.model.context_limit)
+    return limits_on(policy, profile.memory, profile.device.name, profile.model)
 
 
-def limits_on(policy: Policy, memory: MemoryModel, device: str, context_limit: int) -> Limits:
-    """What one replica of the policy holds in such a memory, on the device of that name."""
+class Sized(Protocol):
+    """What limits ask of a model: its shape in a profile, or the configuration of one that is loaded."""
+
+    @property
+    def context_limit(self) -> int: ...
+    @property
+    def state_tokens(self) -> int: ...
+
+
+def limits_on(policy: Policy, memory: MemoryModel, device: str, model: Sized) -> Limits:
+    """What one replica of the policy and the model holds in such a memory, on the device of that name."""
     batching = policy.batching
     max_batch = batching.max_batch
     if max_batch is None:
@@ -63,7 +72,7 @@ def limits_on(policy: Policy, memory: MemoryModel, device: str, context_limit: i
     if num_pages is None:
         # A prefill so large that its logits leave no room for pages is made smaller.
         num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget)
-    return Limits(num_pages, context_limit, max_batch, budget)
+    return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
 
 
 def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:

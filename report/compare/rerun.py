@@ -59,7 +59,7 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     budget = batching.max_prefill_tokens
     if policy.memory.num_pages is None:
         budget = profile.memory.fit(policy.memory.page_size, max_batch, budget)[1]
-    limits = Limits(num_pages, profile.model.context_limit, max_batch, budget)
+    limits = Limits(num_pages, profile.model.context_limit, max_batch, budget, profile.model.state_tokens)
     return World(policy, limits, profile, emit)
 
 

@@ -169,9 +169,13 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
     assert SparseCache(prefix_only=True).held(prompt, length).tolist() == [
         p // 2 + n - p for p, n in zip(prompt.tolist(), length.tolist(), strict=True)
     ]
-    # Keys, values, and the outputs of attention and feed-forward.
-    assert PeriodicCache().held(prompt, length).tolist() == [66, 712, 2512]
-    assert MaskKV(budget=256).held(prompt, length).tolist() == [1 + 64, 100 + 512, 256 + 512]
+    # Keys, values, and the outputs of attention and feed-forward: twice as much, and each in whole runs of 16.
+    assert PeriodicCache().held(prompt, length).tolist() == [16 + 32 + 48, 112 + 256 + 368, 1008 + 256 + 1264]
+    # Of the prompt the budget, and as much as heads may leave empty in their last runs.
+    assert MaskKV(budget=256).held(prompt, length).tolist() == [16 + 64, 112 + 512, 256 + 15 + 512]
+    # Dream-7B's hidden states are as wide as 7 of its tokens' keys.
+    assert PeriodicCache().held(prompt, length, 7).tolist() == [48 + 240, 368 + 2496, 1264 + 8800]
+    assert MaskKV(budget=256).held(prompt, length, 7).tolist() == [16 + 256, 112 + 2048, 271 + 2048]
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_refreshes_at_other_periods_than_the_block_s_collide_beyond_what_is_look
     # is not room in all.
     serve = parse("dllm-serve,max_batched_tokens=110,look_ahead=true,block_length=4,page_size=4")
     cache = parse("dllm-cache:7,response_refresh=5").cache
-    loop = Loop(replace(serve, cache=cache), toy_trace([0, 2], [100, 10], [8, 80]), Limits(99, 4096, 8)).run()
+    loop = Loop(replace(serve, cache=cache), toy_trace([0, 2], [100, 10], [8, 80]), Limits(200, 4096, 8)).run()
     assert [i for i, plan in enumerate(loop.plans) if plan.running > len(plan.requests)] == [7]
     assert loop.plans[7].phases.tolist() == [Phase.REFRESH_PROMPT]
     assert len(loop.ended) == 2
