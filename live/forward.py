@@ -1,6 +1,7 @@
 """One forward of the decoder over rows of many sequences: from host arrays to sampled rows' tokens and confidences."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +65,15 @@ class Forward:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
-        cuda = self.device.type == "cuda"
         inputs = self._upload(batch)
-        if cuda:
+        return self._timed(lambda: self._answers(inputs, batch))
+
+    def _timed(self, compute: Callable[[], tuple[list[Tensor], Tensor | None]]) -> Sampled:
+        """What `compute` launches, brought to the host, and how long the device took for it."""
+        if self.device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
-            answers, delta = self._answers(inputs, batch)
+            answers, delta = compute()
             end.record()
             # One copy back, which waits for the device: the host decides what commits.
             both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
@@ -77,7 +81,7 @@ class Forward:
             tokens, confidence, *rows = both[0].astype(np.int64), both[1].astype(np.float32), *both[2:].astype(np.int64)
         else:
             clock = time.perf_counter()
-            answers, delta = self._answers(inputs, batch)
+            answers, delta = compute()
             device = time.perf_counter() - clock
             tokens, confidence, *rows = (answer.numpy() for answer in answers)
         return Sampled(tokens, confidence, device, rows[0] if rows else None, delta)

@@ -8,13 +8,14 @@ the block's own where what is cached is packed) goes to scratch pages: one layer
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from ..engine.batching import PhaseMultiplexed, Static
-from ..engine.cache import FastCache, NoCache, PeriodicCache, SparseCache, Standing
+from ..engine.cache import RUN, FastCache, MaskKV, NoCache, PeriodicCache, SparseCache, Standing
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import PolicyError
@@ -27,6 +28,7 @@ from ..kernels.kv_scatter import kv_scatter
 from ..kernels.pooled_topk_pack import pooled_topk_pack
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import Ints, PagedCache
+from .config import ModelConfig
 from .evicting import Array, Inputs
 from .executor import ModelExecutor
 from .forward import Batch, Forward
@@ -38,14 +40,26 @@ WHOLE = 1 << 30
 INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
-def check_runs(policy: Policy) -> None:
-    """PolicyError unless the executor runs such a policy."""
-    cache, batching = policy.cache, policy.batching
-    if isinstance(cache, PeriodicCache):
+def check_runs(policy: Policy, config: ModelConfig) -> None:
+    """PolicyError unless the executor runs such a policy on the model."""
+    cache, batching, page = policy.cache, policy.batching, policy.memory.page_size
+    if isinstance(cache, PeriodicCache) and not isinstance(batching, Static):
         raise PolicyError(
-            f"{policy.name}: dsim live runs no {type(cache).__name__} on a device: expected vanilla, fast-dllm, "
-            "sparse-dllm or dllm-serve"
+            f"{policy.name}: dsim live runs {type(cache).__name__} one request at a time: expected Static"
         )
+    if isinstance(cache, MaskKV) and cache.logits == "all":
+        raise PolicyError(
+            f"{policy.name}: logits is all, and MaskKV carries no prompt from step to step: expected block"
+        )
+    multiple = RUN // gcd(RUN, config.kv_heads)
+    if isinstance(cache, PeriodicCache) and page % multiple:
+        raise PolicyError(
+            f"{policy.name}: page_size is {page}, and pages of {config.name}'s {config.kv_heads} KV heads are cut into "
+            f"runs of {RUN} keys: expected a multiple of {multiple}"
+        )
+    for layer in cache.boundary if isinstance(cache, MaskKV) else ():
+        if not -config.layers <= layer < config.layers:
+            raise PolicyError(f"{policy.name}: boundary has layer {layer}, and {config.name} has {config.layers}")
     if isinstance(cache, SparseCache) and cache.prefix_only:
         raise PolicyError(f"{policy.name}: prefix_only is true, and dsim live chooses among all keys: expected false")
     if isinstance(cache, SparseCache) and cache.at_least > 1:
@@ -63,9 +77,11 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     page, most = policy.memory.page_size, min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.output_length for r in requests]), policy.block_length)
-    held = -(-_cache_of(policy).held(prompt, length) // page)
-    longest = max(1, -(-min(int(length.max()), limits.context_limit) // page))
-    scratch = most * longest
+    held = -(-_cache_of(policy).held(prompt, length, limits.state_tokens) // page)
+    longest = min(int(length.max()), limits.context_limit)
+    if isinstance(policy.cache, MaskKV):  # each head of the prompt in runs of its own
+        longest += RUN - 1
+    scratch = most * max(1, -(-longest // page))
     if isinstance(policy.batching, PhaseMultiplexed):
         scratch = min(scratch, most + policy.batching.max_batched_tokens // page)
     return min(limits.num_pages, most * int(held.max())), scratch
@@ -161,10 +177,10 @@ class FullSequenceExecutor(ModelExecutor):
     """Runs the plans of a FullSequenceEngine; see ModelExecutor. draws: None where the weights decide what commits."""
 
     def __init__(
-        self, forward: FullSequenceForward, policy: Policy, prompts: Prompts,
+        self, forward: Forward, policy: Policy, prompts: Prompts,
         draws: CommitDraws | ScheduledCommits | None,
     ) -> None:  # fmt: skip
-        check_runs(policy)
+        check_runs(policy, forward.model.config)
         super().__init__(forward, policy, prompts, None, policy.block_length)
         self._rule = _cache_of(policy)
         self._deciding = draws
@@ -233,7 +249,8 @@ class FullSequenceExecutor(ModelExecutor):
             self._owner[slot], self._slot_of[request] = request, slot
             self._tokens[slot] = self._mask
             self._tokens[slot, :prompt] = self._prompts(request, prompt)
-        self._cache.reserve(slots, self._rule.held(at.prompt[new], at.length[new]))
+        state = self._forward.model.config.state_tokens
+        self._cache.reserve(slots, self._rule.held(at.prompt[new], at.length[new], state))
 
     def _tables(self, slots: Ints, counts: Array, packed: Array) -> tuple[Ints, Array]:
         """Page tables, the packed keys' own pages and then scratch ones for all rows computed, and the first of these.

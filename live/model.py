@@ -84,11 +84,20 @@ class Layer(nn.Module):
         q, k, v = qkv.split(self.split, dim=1)
         return rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin), v
 
+    def values(self, x: Tensor) -> Tensor:
+        """Of what `project` gives the values alone, [rows, kv_heads, head_dim]."""
+        weight = self.qkv.weight[-self.split[2] * self.head_dim :]
+        return nn.functional.linear(self.attention_norm(x), weight).view(len(x), -1, self.head_dim)
+
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output, from its input and what its queries read."""
         x = x + self.output(attended.reshape(len(x), -1))
+        return x + self.feed_forward(x)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """What the second half of the layer adds to rows, [rows, hidden]."""
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
-        return x + self.down(nn.functional.silu(gate) * up)  # type: ignore[no-any-return]
+        return self.down(nn.functional.silu(gate) * up)  # type: ignore[no-any-return]
 
 
 class RMSNorm(nn.Module):

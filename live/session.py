@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from ..engine.cache import PeriodicCache
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.full_sequence import engine_for
@@ -22,6 +23,7 @@ from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_u
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
+from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 
 WARM_UP = 4  # requests served before the clock starts
@@ -102,7 +104,8 @@ def _forward(
         assert not graphs, "graphs are of decode steps"
         num_pages, scratch = pages_of_use(policy, limits, requests)
         cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
-        return FullSequenceForward(model, cache, policy)
+        runs = PeriodicForward if isinstance(policy.cache, PeriodicCache) else FullSequenceForward
+        return runs(model, cache, policy)
     num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
     cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype)
     kind = GraphForward if graphs else Forward
@@ -113,8 +116,10 @@ def _executor(
     forward: Forward, policy: Policy, limits: Limits, prompts: Prompts,
     draws: CommitDraws | ScheduledCommits | None = None, watch: Callable[[Growth], None] | None = None,
 ) -> ModelExecutor:  # fmt: skip
+    assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
+    if isinstance(forward, PeriodicForward):
+        return PeriodicExecutor(forward, policy, prompts, draws)
     if isinstance(forward, FullSequenceForward):
-        assert watch is None, "a full-sequence policy evicts nothing"
         return FullSequenceExecutor(forward, policy, prompts, draws)
     assert not isinstance(draws, ScheduledCommits), "a schedule is of full-sequence policies"
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens

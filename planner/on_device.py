@@ -104,7 +104,7 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
     if policy.full_sequence:
         from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
 
-        check_runs(policy)
+        check_runs(policy, config)
         if loaded.graphs:
             raise DsimError(f"--graphs captures steps of block-diffusion policies, and {policy.name} is full-sequence")
     if commits not in COMMITS:

@@ -19,18 +19,16 @@ from dsim.engine.commits import CommitDraws, CommitModel, ScheduledCommits
 from dsim.engine.engine import Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.full_sequence import FullSequenceEngine
-from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.journal import RequestTable
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
-from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.engine.step import Phase, StepPlan
 from dsim.kernels import taken
 from dsim.live import full_sequence, session
-from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
-from dsim.live.forward import Batch, Sampled
-from dsim.live.full_sequence import FullSequenceExecutor, FullSequenceForward, check_runs, pages_of_use
-from dsim.live.loop import serve
+from dsim.live.forward import Forward, Sampled
+from dsim.live.full_sequence import check_runs, pages_of_use
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model, save_model
@@ -39,14 +37,9 @@ from dsim.profiler.profile import load, save
 from dsim.report.run import read_run
 
 from ..cli.command import dsim
-from ..worlds import Collector
 from .dense import SMALL, Dense
+from .watched import LENGTHS, PROMPTS, Commits, checked, decoder, run
 
-Commits = list[dict[int, int]]  # a step's: position -> token
-# Prompt and output: prompts shorter than a block, outputs of whole blocks, of part of one, of none. Without a prompt
-# all positions would look alike at first, and the most confident be a matter of rounding.
-LENGTHS = [(2, 6), (1, 4), (9, 11), (23, 16), (40, 3), (5, 0), (12, 8), (30, 26)]
-PROMPTS = random_prompts(SMALL, 7)
 SETTINGS = [
     "vanilla",
     "vanilla,logits=block,denoising_steps=3",
@@ -69,17 +62,6 @@ SERVED = ",max_batched_tokens=90,page_size=8,block_length=4"
 
 def policy_of(spec: str) -> Policy:
     return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
-
-
-def decoder() -> Decoder:
-    model = random_model(SMALL, "cpu", torch.float32, seed=1)
-    with torch.no_grad():  # confidences of every size, and attention that has a say in them
-        model.embedding.weight.mul_(10.0)
-        model.head.weight.mul_(20.0)
-        for layer in model.layers:
-            layer.q_norm.weight.mul_(3.0)
-            layer.output.weight.mul_(20.0)
-    return model
 
 
 class Plain:
@@ -162,60 +144,6 @@ class Plain:
         return k[index, heads].transpose(0, 1), v[index, heads].transpose(0, 1)
 
 
-class Watched:
-    """An executor that says what each request's steps committed, and whether its pages are those accounted for."""
-
-    def __init__(self, executor: FullSequenceExecutor, cache: PagedCache, poison: bool = False) -> None:
-        self.executor, self.cache, self.poison = executor, cache, poison
-        self.commits: dict[int, Commits] = {}
-        self.phases: list[tuple[int, ...]] = []
-
-    def step(self, plan: StepPlan) -> StepOutcome:
-        if self.poison:
-            self.spoil()
-        outcome = self.executor.step(plan)
-        self.phases.append(tuple(plan.phases.tolist()))
-        assert self.cache.num_pages - self.cache.num_free == plan.pages
-        for i, request in enumerate(plan.requests.tolist()):
-            text = self.executor.text(request, int(plan.slots[i]), 64)
-            at = int(plan.block_start[i]) + np.flatnonzero(outcome.committed[i])
-            self.commits.setdefault(request, []).append({int(p): int(text[p]) for p in at})
-        return outcome
-
-    def spoil(self) -> None:
-        """NaN wherever nothing is kept for a later step."""
-        free = sorted(set(range(self.cache.num_pages)) - set(self.cache.table[self.cache.table >= 0].tolist()))
-        for pages, every in ((self.cache.keys, self.cache.all_keys), (self.cache.values, self.cache.all_values)):
-            pages[:, free] = float("nan")
-            every[self.cache.scratch :] = float("nan")
-
-
-def run(
-    policy: Policy,
-    lengths: list[tuple[int, int]],
-    *,
-    indices: list[int] | None = None,
-    draws: CommitDraws | ScheduledCommits | None = None,
-    num_pages: int = 200,
-    poison: bool = False,
-    arrivals: float = 0.0,
-) -> tuple[Watched, RequestTable, Collector, Limits]:
-    """Serve requests; `indices`: what they are called, which says what they ask."""
-    indices = indices or list(range(len(lengths)))
-    requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
-    limits = Limits(num_pages, 256, policy.batching.max_batch or 4)
-    pages, scratch = pages_of_use(policy, limits, requests)
-    cache = PagedCache(SMALL, pages, policy.memory.page_size, "cpu", torch.float32, scratch)
-    executor = FullSequenceExecutor(FullSequenceForward(decoder(), cache, policy), policy, PROMPTS, draws)
-    watched = Watched(executor, cache, poison)
-    table = RequestTable(max(indices) + 1)
-    journal = Collector()
-    recorder = StepRecorder(journal, policy.block_length)
-    serve(FullSequenceEngine(policy, limits, table), watched, requests, recorder=recorder)
-    recorder.flush()
-    return watched, table, journal, limits
-
-
 def plainly(policy: Policy, lengths: list[tuple[int, int]]) -> dict[int, Commits]:
     plain = Plain(decoder(), policy)
     return {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(lengths)}
@@ -280,16 +208,6 @@ def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch
         assert spoilt.commits == clean.commits
 
 
-def checked(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that refuses values out of range, whatever its caller says."""
-
-    def call(*arguments: Any, check: bool) -> Any:
-        assert not check
-        return kernel(*arguments, check=True)
-
-    return call
-
-
 def test_a_journal_replays_plan_for_plan() -> None:
     for spec in ("sparse-dllm:0.5,page_size=8,block_length=4", "dllm-serve,max_batch=3" + SERVED):
         policy = parse(spec)
@@ -352,8 +270,11 @@ def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() ->
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("dllm-cache", "dllm-cache: dsim live runs no PeriodicCache on a device: expected vanilla, fast-dllm, "),
-        ("maskkv", "maskkv: dsim live runs no MaskKV on a device"),
+        ("dllm-cache,max_batch=2", "max_batch is 2, and dsim live pads no batch: expected 1"),
+        ("dllm-cache,page_size=12", "page_size is 12, and pages of small's 2 KV heads .*: expected a multiple of 8"),
+        ("maskkv,logits=all", "logits is all, and MaskKV carries no prompt from step to step: expected block"),
+        ("maskkv,boundary=0/2", "boundary has layer 2, and small has 2"),
+        ("maskkv,boundary=-3", "boundary has layer -3, and small has 2"),
         ("sparse-dllm,prefix_only=true", "prefix_only is true, .*: expected false"),
         ("dllm-serve,at_least=2", "at_least is 2, and dsim live runs at most 1"),
         ("fast-dllm,max_batch=2", "max_batch is 2, and dsim live pads no batch: expected 1"),
@@ -361,7 +282,7 @@ def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() ->
 )
 def test_what_does_not_run_is_refused_in_one_line(spec: str, says: str) -> None:
     with pytest.raises(PolicyError, match=says):
-        check_runs(parse(spec))
+        check_runs(parse(spec), SMALL)
 
 
 # ---- the command line -----------------------------------------------------------------------------------------
@@ -381,7 +302,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
-    "spec", ["fast-dllm,denoising_steps=3,block_length=4", "dllm-serve,denoising_steps=3" + SERVED]
+    "spec",
+    [
+        "fast-dllm,denoising_steps=3,block_length=4",
+        "maskkv:6,denoising_steps=3,block_length=4,prompt_refresh=9",
+        "dllm-serve,denoising_steps=3" + SERVED,
+    ],
 )
 def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> None:
     both = ["trace.jsonl", "--profile", "ours.json", "--policy", spec]
@@ -404,7 +330,7 @@ def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> Non
             "other is of family block-diffusion, .*: expected a full-sequence pro",
         ),
         (["vanilla", "--profile", "ours.json", "--graphs"], "--graphs captures steps of block-diffusion policies, and"),
-        (["maskkv", "--profile", "ours.json"], "maskkv: dsim live runs no MaskKV on a device"),
+        (["maskkv,page_size=4", "--profile", "ours.json"], "page_size is 4, .*: expected a multiple of 8"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(arguments: list[str], says: str) -> None:
@@ -419,46 +345,55 @@ def test_what_cannot_be_served_is_refused_in_one_line(arguments: list[str], says
 WIDE = ModelConfig("wide", 3, 512, 8, 2, 64, 1024, 3001, 4096, 32, 3000)
 
 
-class Told(FullSequenceForward):
-    """Keeps what the last pass said."""
+def told(forward: Forward) -> list[Sampled]:
+    """What a forward's passes say, as they do."""
+    said: list[Sampled] = []
+    timed = forward._timed
 
-    said: Sampled
+    def listen(compute: Callable[[], Any]) -> Sampled:
+        said.append(timed(compute))
+        return said[-1]
 
-    def run(self, batch: Batch) -> Sampled:
-        self.said = super().run(batch)
-        return self.said
+    forward._timed = listen  # type: ignore[method-assign]
+    return said
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and PyTorch finds none")
-@pytest.mark.parametrize("spec", ["vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3,page_size=64"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3,page_size=64", "dllm-cache:9,response_refresh=4",
+        "maskkv:40,prompt_refresh=9,response_refresh=4",
+    ],
+)  # fmt: skip
 def test_passes_on_the_gpu_say_what_those_on_the_cpu_say(spec: str) -> None:
     policy = parse(spec + ("" if "page_size" in spec else ",page_size=128") + ",denoising_steps=6")
     requests = [Request(i, 0.0, 100 + 70 * i, 40) for i in range(5)]
-    limits = Limits(200, 4096, policy.batching.max_batch or 1)
-    pages, scratch = pages_of_use(policy, limits, requests)
+    limits = Limits(200, 4096, policy.batching.max_batch or 1, state_tokens=WIDE.state_tokens)
     executors = []
     for device in ("cpu", "cuda"):
         model = random_model(WIDE, "cpu", torch.float32, seed=2).to(device)
         model.frequencies = model.frequencies.to(device)
-        forward = Told(model, PagedCache(WIDE, pages, policy.memory.page_size, device, torch.float32, scratch), policy)
-        executors.append(
-            (forward, FullSequenceExecutor(forward, policy, random_prompts(WIDE, 1), ScheduledCommits(32, 6)))
-        )
+        forward = session._forward(model, policy, limits, requests, 8192, graphs=False)
+        draws = ScheduledCommits(32, 6)
+        executors.append((told(forward), session._executor(forward, policy, limits, random_prompts(WIDE, 1), draws)))
     (here, plain), (there, fast) = executors
     engine = FullSequenceEngine(policy, limits, RequestTable(len(requests)))
     for request in requests:
         engine.submit(request)
-    same, before = [], taken["ragged_paged_attention", "triton"]
+    same, before, votes = [], taken["ragged_paged_attention", "triton"], taken["mask_vote", "triton"]
     for now, plan in enumerate(plans(engine)):
         outcome = plain.step(plan)
         fast.step(plan)
-        np.testing.assert_allclose(there.said.confidence, here.said.confidence, rtol=2e-2, atol=1e-5)
-        same.append(there.said.tokens == here.said.tokens)
+        np.testing.assert_allclose(there[-1].confidence, here[-1].confidence, rtol=2e-2, atol=1e-5)
+        same.append(there[-1].tokens == here[-1].tokens)
         fast._tokens = plain._tokens.copy()  # near ties of random weights do not add up
         engine.commit(outcome, now + 1.0)
     assert np.concatenate(same).mean() > 0.95
     assert taken["ragged_paged_attention", "triton"] == before + len(same) * WIDE.layers
+    # Of prompts that are longer than the budget.
+    assert taken["mask_vote", "triton"] == votes + (len(requests) * WIDE.layers if spec.startswith("maskkv") else 0)
 
 
 def plans(engine: FullSequenceEngine) -> Iterator[StepPlan]:

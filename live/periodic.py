@@ -1,0 +1,279 @@
+"""dLLM-Cache and MaskKV on the device: prompt and response are refreshed in turn, and between, what changed most.
+
+One request at a time, as the published code has it (full-sequence-diffusion.md 3.1). A layer keeps keys and values, and
+what its attention and its feed-forward added to each position: a step computes some rows and finds the others' part
+there. Of the prompt MaskKV keeps chosen keys alone (3.5): steps that leave the prompt as it is do not carry it along.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, pad, scaled_dot_product_attention
+
+from ..engine.budgets import head_budgets, layer_budgets
+from ..engine.cache import RUN, MaskKV, PeriodicCache, Standing
+from ..engine.commits import CommitDraws, ScheduledCommits
+from ..engine.policy import Policy
+from ..engine.step import Phase, StepOutcome, StepPlan
+from ..kernels.kv_scatter import kv_scatter
+from ..kernels.mask_vote import mask_vote
+from ..kernels.ragged_paged_attention import ragged_paged_attention
+from .cache import PagedCache
+from .forward import Forward, Sampled
+from .full_sequence import WHOLE, FullSequenceExecutor, lengths
+from .head_runs import Runs, Seen, places, seen
+from .model import Decoder, Layer
+from .prompts import Prompts
+
+SAMPLES, SAMPLE_LENGTH = 4, 128  # prompts, and tokens of each, by which the importance of layers is found
+GRID = 2**20  # similarities that differ by less than one part in so many are the same
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@torch.inference_mode()
+def importance_of(model: Decoder, prompts: Prompts) -> Floats:
+    """How much each layer's attention changes its input, 1 - cos, [layers]: the mean over tokens of prompts (eq. 8)."""
+    device = model.embedding.weight.device
+    positions = torch.arange(SAMPLE_LENGTH, device=device)
+    found = np.zeros(model.config.layers)
+    for request in range(SAMPLES):
+        x, cos, sin = model.enter(torch.from_numpy(prompts(request, SAMPLE_LENGTH)).long().to(device), positions)
+        for layer in cast(list[Layer], list(model.layers)):
+            q, k, v = (rows.transpose(0, 1)[None] for rows in layer.project(x, cos, sin))
+            read = scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
+            after = x + layer.output(read.reshape(len(x), -1))
+            found[layer.index] += 1.0 - float(cosine_similarity(x.float(), after.float(), dim=1).mean())
+            x = after + layer.feed_forward(after)
+    return np.maximum(found / SAMPLES, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Chosen:
+    """The keys of a prompt that a layer's heads keep, [keys] each, and where they lie."""
+
+    positions: Tensor
+    heads: Tensor
+    places: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class LayerCache:
+    """Where a layer's part of a request lies, as rows of one head."""
+
+    prompt: Tensor  # [prompt, kv_heads], its keys and values while it is computed
+    response: Tensor  # [response, kv_heads]
+    states: Tensor  # [positions, rows of one]: what attention added among the keys, what the feed-forward, the values
+    whole: Seen  # by steps that compute the prompt
+    cheap: Seen | None  # by the others; None before heads have chosen
+    runs: list[Ints]  # of the response
+    chosen: Chosen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step computes. Its rows are positions from `first` on."""
+
+    first: int
+    prompt: bool  # all of the prompt
+    response: bool  # all of the response
+    num_changed: int  # of the response, if not all of it, the rows that changed most
+
+
+class PeriodicForward(Forward):
+    """A decoder with the cache of one request at a time, ready to run its steps."""
+
+    def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
+        # What it calls prefill tokens is its rows of logits.
+        super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
+        assert isinstance(policy.cache, PeriodicCache)
+        self._rule = policy.cache
+        one_head = (-1, RUN, 1, model.config.head_dim)
+        self._keys, self._values = cache.all_keys.view(one_head), cache.all_values.view(one_head)
+        self._layers: list[LayerCache] = []
+
+    def open(self, slot: int, prompt: int, length: int, importance: Floats | None) -> None:
+        """Lay a new request out in the pages that its slot holds. importance [layers]: MaskKV's."""
+        config, cache, response = self.model.config, self.cache, length - prompt
+        self._prompt, self._length = prompt, length
+        own = cache.table[slot][cache.table[slot] >= 0]
+        self._own = Runs(cache, (np.arange(config.layers)[:, None] * cache.num_pages + own).reshape(-1))
+        heads, in_state = config.kv_heads, config.state_tokens * config.kv_heads
+        every = np.full(heads, prompt)
+        self._layers = []
+        if importance is None:
+            self._budgets, scratch, states = None, None, length * in_state
+        else:
+            assert isinstance(self._rule, MaskKV)
+            self._budgets, states = layer_budgets(self._rule, importance, prompt), response * in_state
+            scratch = Runs(cache, np.arange(cache.scratch, len(cache.all_keys))).take(every.tolist())
+        for _ in range(config.layers):
+            runs = self._own.take([response] * heads)
+            [of_states] = self._own.take([states])
+            of_prompt = scratch or self._own.take(every.tolist())
+            whole = seen(of_prompt, every, runs, response, self.device)
+            self._layers.append(
+                LayerCache(
+                    self._there(places(of_prompt, prompt)), self._there(places(runs, response)),
+                    self._there(places([of_states], states).reshape(-1, in_state)), whole,
+                    None if scratch else whole, runs,
+                )
+            )  # fmt: skip
+
+    def advance(self, tokens: Ints, step: Step, sampled: Ints) -> Sampled:
+        """Compute a step of the request: tokens [positions from step.first on]; sampled, rows of these."""
+        numbers = self._there(np.concatenate([tokens, sampled]))
+        return self._timed(lambda: (self._answers_of(numbers[: len(tokens)], step, numbers[len(tokens) :]), None))
+
+    @torch.inference_mode()
+    def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor) -> list[Tensor]:
+        x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
+        for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
+            x = self._layer(layer, cache, x, cos, sin, step)
+        return [*self._sample(self.model.norm(x[sampled]))]
+
+    def _layer(self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step) -> Tensor:
+        """A layer's output, [rows, hidden], as `x`."""
+        rows, to = self._rows(layer, cache, x, step)
+        if not len(rows):  # all is as it was kept
+            return x + sum(self._completed(store, cache, x[:0], rows, len(x)) for store in (self._keys, self._values))
+        q, k, v = layer.project(x[rows], cos[rows], sin[rows])
+        one_head = (-1, 1, k.shape[2])
+        k_rows, v_rows = k.reshape(one_head), v.reshape(one_head)
+        kv_scatter(k_rows, v_rows, self._keys, self._values, to.reshape(-1), check=False)
+        read = self._read(q, cache.whole if step.prompt else cache.cheap)
+        if step.prompt and self._budgets is not None:
+            self._keep_chosen(layer.index, cache, q, k, v)
+        x = x + self._completed(self._keys, cache, layer.output(read), rows, len(x))
+        return x + self._completed(self._values, cache, layer.feed_forward(x[rows]), rows, len(x))
+
+    def _rows(self, layer: Layer, cache: LayerCache, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """The rows of x that are computed, ascending, and where their keys and values go, [rows, kv_heads]."""
+        first = self._prompt - step.first
+        rows = torch.arange(first if step.prompt else 0, device=self.device)
+        to = cache.prompt[: len(rows)]
+        if step.response:
+            changed = torch.arange(len(x) - first, device=self.device)
+        else:
+            changed = self._changed(layer, cache, x[first:], step.num_changed)
+        return torch.cat([rows, first + changed]), torch.cat([to, cache.response[changed]])
+
+    def _changed(self, layer: Layer, cache: LayerCache, response: Tensor, num: int) -> Tensor:
+        """The rows of the response whose values are the least like those kept, ascending; all values are kept anew."""
+        if not num:
+            return torch.arange(0, device=self.device)
+        values = self._values.view(-1, self._values.shape[-1])
+        fresh, old = layer.values(response), values[cache.response]
+        alike = cosine_similarity(fresh.flatten(1).float(), old.flatten(1).float(), dim=1)
+        values[cache.response] = fresh
+        # What did not change is alike but for rounding, and the lower position goes first.
+        return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
+
+    def _read(self, q: Tensor, keys: Seen | None) -> Tensor:
+        """What queries read, [rows, heads x head_dim]; those of a KV head are a sequence."""
+        assert keys is not None, "the first step computes the prompt"
+        n, heads = len(q), len(keys.table)
+        by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
+        start = n * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
+        # What is seen is no matter of positions.
+        nowhere = torch.zeros(heads * n, dtype=torch.int32, device=self.device)
+        read = ragged_paged_attention(
+            by_head.reshape(heads * n, -1, q.shape[2]), self._keys, self._values, keys.table, start, nowhere,
+            keys.history, keys.listed, WHOLE, check=False,
+        )  # fmt: skip
+        return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
+
+    def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+        """What a half of the layer adds to all rows: `fresh` of those computed, and what is kept of the others."""
+        # Rows without a state, the prompt's, come first and are computed.
+        without = num_rows - len(cache.states)
+        states = store.view(-1, store.shape[-1])
+        in_state = cache.states.shape[1] * states.shape[1]
+        padded = pad(fresh[without:], (0, in_state - fresh.shape[1])).view(-1, *cache.states.shape[1:], states.shape[1])
+        states[cache.states[rows[without:] - without]] = padded
+        if len(rows) == num_rows:
+            return fresh
+        kept = states[cache.states].flatten(1)[:, : fresh.shape[1]]
+        return torch.cat([fresh[:without], kept])
+
+    def _keep_chosen(self, index: int, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Of the prompt's keys and values keep those chosen in the request's first step."""
+        if cache.chosen is None:
+            self._choose(index, cache, q, k)
+        chosen = cache.chosen
+        assert chosen is not None
+        k, v = (x[chosen.positions, chosen.heads][:, None] for x in (k, v))
+        kv_scatter(k, v, self._keys, self._values, chosen.places, check=False)
+
+    def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
+        """Each head's keys of the prompt with the most votes: the lower position where votes are equal."""
+        assert isinstance(self._rule, MaskKV)
+        assert self._budgets is not None
+        prompt, length, heads = self._prompt, self._length, k.shape[1]
+        budget = int(self._budgets[index])
+        counts = np.full(heads, budget)
+        order = torch.arange(prompt, device=self.device).expand(heads, -1)
+        if budget < prompt < length:
+            masked = torch.arange(prompt, length, device=self.device)
+            numbers = ([0, length - prompt], [0, length], [prompt])
+            masked_start, key_start, num_prompt = (self._there(np.array(x)).int() for x in numbers)
+            votes, to_prompt, to_masked = mask_vote(q, k, masked, masked_start, key_start, num_prompt, check=False)
+            preference = (to_prompt / (to_prompt + to_masked))[0].double().cpu().numpy()
+            counts = head_budgets(self._rule, preference, budget, prompt)
+            order = votes[:, :prompt].sort(dim=1, descending=True, stable=True).indices
+        runs = self._own.take(counts.tolist())
+        of_heads = [places([own], int(count))[:, 0] for own, count in zip(runs, counts, strict=True)]
+        cache.chosen = Chosen(
+            torch.cat([own[:count].sort().values for own, count in zip(order, counts.tolist(), strict=True)]),
+            self._there(np.repeat(np.arange(heads), counts)), self._there(np.concatenate(of_heads)),
+        )  # fmt: skip
+        cache.cheap = seen(runs, counts, cache.runs, length - prompt, self.device)
+
+    def _there(self, array: Ints) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device)
+
+
+class PeriodicExecutor(FullSequenceExecutor):
+    """Runs the plans of a FullSequenceEngine whose batches are of one request; see ModelExecutor."""
+
+    _forward: PeriodicForward
+
+    def __init__(
+        self, forward: PeriodicForward, policy: Policy, prompts: Prompts, draws: CommitDraws | ScheduledCommits | None
+    ) -> None:
+        super().__init__(forward, policy, prompts, draws)
+        # Budgets of layers are found offline, before the first request (3.3).
+        self.importance = importance_of(forward.model, prompts) if isinstance(self._rule, MaskKV) else None
+        self._opened = -1
+
+    def _decode(self, plan: StepPlan) -> StepOutcome:
+        assert len(plan.requests) == 1, "batches of one"
+        order = np.zeros(1, np.intp)
+        prompt, end, start = (x.astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start))
+        length = lengths(prompt, end, self._block)
+        slot, request, phase = (int(x[0]) for x in (plan.slots, plan.requests, plan.phases))
+        self._admit(plan, order, Standing(prompt, length, start, start * 0, start * 0, self._block))
+        if not length[0]:
+            return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
+        if request != self._opened:
+            self._opened = request
+            self._forward.open(slot, int(prompt[0]), int(length[0]), self.importance)
+
+        of_prompt = phase in (Phase.FULL, Phase.REFRESH_PROMPT)
+        of_response = phase in (Phase.FULL, Phase.REFRESH_RESPONSE)
+        first = int(prompt[0]) if self.importance is not None and not of_prompt else 0
+        changed = int(plan.num_tokens[0]) - (int(prompt[0]) if of_prompt else 0)
+        sampled = np.arange(0 if self._rule.logits == "all" else int(start[0]), int(length[0])) - first
+        out = self._forward.advance(
+            self._tokens[slot, first : length[0]].astype(np.int64),
+            Step(first, of_prompt, of_response, 0 if of_response else changed), sampled,
+        )  # fmt: skip
+        tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
+        if plan.window[0, 0]:
+            block = int(start[0]) - first - int(sampled[0]) + np.arange(self._block)
+            tokens[0], confidence[0] = out.tokens[block], out.confidence[block]
+        return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)

@@ -1,0 +1,178 @@
+"""dLLM-Cache and MaskKV on a device against a plain executor: whole tensors, no pages."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.engine.cache import RUN, MaskKV
+from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import Policy, parse
+from dsim.engine.replay import replay
+from dsim.live import periodic
+from dsim.live.config import ModelConfig
+from dsim.live.periodic import PeriodicForward, importance_of
+
+from .dense import SMALL, Dense
+from .plain_periodic import PlainPeriodic
+from .watched import LENGTHS, PROMPTS, checked, decoder, run
+
+DEEP = replace(SMALL, name="deep", layers=4)
+SETTINGS = [
+    "dllm-cache:6,response_refresh=3",
+    "dllm-cache:5,response_refresh=3,transfer=0.5,logits=block",
+    "dllm-cache:4,response_refresh=2,transfer=0",
+    "dllm-cache:1,response_refresh=1",
+    "dllm-cache:7,response_refresh=4,block_length=8,denoising_steps=5,transfer=0.6",
+    "dllm-cache:6,response_refresh=4,strategy=low_confidence_dynamic,threshold=0.6",
+    "maskkv:4,prompt_refresh=6,response_refresh=3",
+    "maskkv:3,prompt_refresh=5,response_refresh=4,transfer=0.5,alpha=0,beta=0",
+    "maskkv:8,prompt_refresh=7,response_refresh=2,boundary=1",
+    "maskkv:1,prompt_refresh=4,response_refresh=4,alpha=1,beta=1",
+    "maskkv:4,prompt_refresh=3,response_refresh=2,block_length=8,transfer=0.6,strategy=sequential",
+]
+
+
+def policy_of(spec: str) -> Policy:
+    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
+
+
+def oracle(policy: Policy, config: ModelConfig) -> PlainPeriodic:
+    model = decoder(config)
+    importance = importance_of(model, PROMPTS) if isinstance(policy.cache, MaskKV) else np.ones(config.layers)
+    return PlainPeriodic(model, policy, importance.tolist())
+
+
+# ---- against the plain executor -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SETTINGS)
+@pytest.mark.parametrize("config", [SMALL, DEEP], ids=["2 layers", "4 layers"])
+def test_whole_requests_commit_what_a_plain_executor_commits(spec: str, config: ModelConfig) -> None:
+    policy = policy_of(spec)
+    watched, table, *_ = run(policy, LENGTHS, config=config)
+    assert (table["status"] == 0).all()
+    plain = oracle(policy, config)
+    assert watched.commits == {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
+
+
+def test_no_two_of_those_settings_commit_alike() -> None:
+    # The tests above would tell nothing apart.
+    found = {spec: run(policy_of(spec), LENGTHS, config=DEEP)[0].commits for spec in SETTINGS}
+    assert [(a, b) for a in found for b in found if a < b and found[a] == found[b]] == []
+
+
+@pytest.mark.parametrize("spec", ["dllm-cache:1,response_refresh=1", "maskkv:2,prompt_refresh=1,response_refresh=1"])
+def test_refreshing_all_in_every_step_is_the_models_own_loop(spec: str) -> None:
+    found, *_ = run(policy_of(spec), LENGTHS)
+    whole, *_ = run(policy_of("vanilla"), LENGTHS)
+    assert found.commits == whole.commits
+
+
+def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    periods = "prompt_refresh=6,response_refresh=3"
+    monkeypatch.setattr(periodic, "mask_vote", None)  # nobody asks for votes
+    kept, *_ = run(policy_of(f"maskkv:40,{periods}"), LENGTHS)
+    every, *_ = run(policy_of(f"dllm-cache,{periods}"), LENGTHS)
+    assert kept.commits == every.commits
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------
+
+
+def test_heads_keep_the_keys_that_the_plain_executor_keeps_and_their_mean_is_the_budget() -> None:
+    policy = policy_of("maskkv:4,prompt_refresh=6,response_refresh=3")
+    different = 0
+    for i, (prompt, output) in enumerate(LENGTHS):
+        watched, *_ = run(policy, [(prompt, output)], indices=[i], config=DEEP)
+        forward = watched.executor._forward
+        assert isinstance(forward, PeriodicForward)
+        kept: list[list[list[int]]] = []
+        for layer in forward._layers:
+            assert layer.chosen is not None
+            heads = layer.chosen.heads
+            kept.append([layer.chosen.positions[heads == h].tolist() for h in range(DEEP.kv_heads)])
+        plain = oracle(policy, DEEP)
+        plain.serve(PROMPTS(i, prompt).tolist(), output)
+        if output:
+            assert kept == plain.kept
+            counts = [len(head) for layer in kept for head in layer]
+            assert sum(counts) == DEEP.layers * DEEP.kv_heads * min(4, prompt)
+            different += len(set(counts)) > 1
+    assert different >= 3
+
+
+def test_importance_is_what_attention_changes() -> None:
+    # Attention of the last layer is turned off: it changes nothing.
+    model = decoder(DEEP)
+    with torch.no_grad():
+        model.layers[3].output.weight.zero_()  # type: ignore[union-attr]
+    importance = importance_of(model, PROMPTS)
+    seen: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+
+    class Seen(Dense):
+        def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            seen.append(super().__call__(layer, q, k, v))
+            return seen[-1]
+
+    n, expected = periodic.SAMPLE_LENGTH, np.zeros(4)
+    with torch.no_grad():
+        for request in range(periodic.SAMPLES):
+            seen.clear()
+            inputs.clear()
+            model(torch.from_numpy(PROMPTS(request, n)), torch.arange(n), Seen(torch.ones(n, n, dtype=torch.bool)))
+            for i, (x, read) in enumerate(zip(inputs, seen, strict=True)):
+                after = x + read.reshape(n, -1) @ model.layers[i].output.weight.T  # type: ignore[operator, union-attr]
+                cosine = (x * after).sum(1) / (x.norm(dim=1) * after.norm(dim=1))
+                expected[i] += float((1 - cosine).mean()) / periodic.SAMPLES
+    np.testing.assert_allclose(importance, expected, atol=1e-5)
+    assert importance[3] < 1e-6 < importance[:3].min()
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["dllm-cache:6,response_refresh=3", "maskkv:4,prompt_refresh=6,response_refresh=3"])
+def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("kv_scatter", "mask_vote", "ragged_paged_attention"):
+        monkeypatch.setattr(periodic, name, checked(getattr(periodic, name)))
+    policy = policy_of(spec)
+    clean, *_ = run(policy, LENGTHS)
+    spoilt, *_ = run(policy, LENGTHS, poison=True)
+    assert spoilt.commits == clean.commits
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("spec", ["dllm-cache", "maskkv:5,alpha=0,beta=0.1", "maskkv:17,boundary=1/2", "maskkv:200"])
+def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: int, kv_heads: int) -> None:
+    config = replace(DEEP, kv_heads=kv_heads)
+    policy = parse(f"{spec},page_size={page},block_length=4")
+    for prompt, output in [(0, 4), (1, 1), (16, 16), (17, 15), (33, 31), (100, 17), (129, 1)]:
+        watched, table, *_ = run(policy, [(prompt, output)], config=config)
+        assert (table["status"] == 0).all()
+        forward = watched.executor._forward
+        assert isinstance(forward, PeriodicForward)
+        # No more is held than the runs that are begun take, and what the slack of a head's last run adds.
+        assert 0 <= len(forward._own._runs) - forward._own._used <= config.layers * kv_heads * (2 + page // RUN)
+
+
+def test_two_requests_in_turn_get_what_each_gets_alone() -> None:
+    policy = policy_of("maskkv:4,prompt_refresh=6,response_refresh=3")
+    together, *_ = run(policy, LENGTHS)
+    for i, lengths in enumerate(LENGTHS):
+        assert together.commits[i] == run(policy, [lengths], indices=[i])[0].commits[i]
+
+
+def test_a_journal_replays_plan_for_plan() -> None:
+    policy = policy_of("maskkv:4,prompt_refresh=6,response_refresh=3")
+    _, table, journal, limits = run(policy, LENGTHS, arrivals=0.01)
+    fresh = FullSequenceEngine(policy, limits, RequestTable(len(LENGTHS)))
+    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []

@@ -1,0 +1,109 @@
+"""Full-sequence policies served on a device under watch: what each step committed, and whose every page is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from dsim.engine.commits import CommitDraws, ScheduledCommits
+from dsim.engine.engine import Limits
+from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.policy import Policy
+from dsim.engine.request import Request
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.live import session
+from dsim.live.cache import PagedCache
+from dsim.live.config import ModelConfig
+from dsim.live.full_sequence import FullSequenceExecutor
+from dsim.live.loop import serve
+from dsim.live.model import Decoder
+from dsim.live.prompts import random_prompts
+from dsim.live.weights import random_model
+
+from ..worlds import Collector
+from .dense import SMALL
+
+Commits = list[dict[int, int]]  # a step's: position -> token
+# Prompt and output: prompts shorter than a block, outputs of whole blocks, of part of one, of none. Without a prompt
+# all positions would look alike at first, and the most confident be a matter of rounding.
+LENGTHS = [(2, 6), (1, 4), (9, 11), (23, 16), (40, 3), (5, 0), (12, 8), (30, 26)]
+PROMPTS = random_prompts(SMALL, 7)
+
+
+def decoder(config: ModelConfig = SMALL) -> Decoder:
+    """A decoder of random weights whose confidences are of every size."""
+    model = random_model(config, "cpu", torch.float32, seed=1)
+    with torch.no_grad():  # and attention that has a say in them
+        model.embedding.weight.mul_(10.0)
+        model.head.weight.mul_(20.0)
+        for layer in model.layers:
+            layer.q_norm.weight.mul_(3.0)
+            layer.output.weight.mul_(20.0)
+    return model
+
+
+class Watched:
+    """An executor that says what each request's steps committed, and whether its pages are those accounted for."""
+
+    def __init__(self, executor: FullSequenceExecutor, cache: PagedCache, poison: bool = False) -> None:
+        self.executor, self.cache, self.poison = executor, cache, poison
+        self.commits: dict[int, Commits] = {}
+        self.phases: list[tuple[int, ...]] = []
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        if self.poison:
+            self.spoil()
+        outcome = self.executor.step(plan)
+        self.phases.append(tuple(plan.phases.tolist()))
+        assert self.cache.num_pages - self.cache.num_free == plan.pages
+        for i, request in enumerate(plan.requests.tolist()):
+            text = self.executor.text(request, int(plan.slots[i]), self.executor._tokens.shape[1])
+            at = int(plan.block_start[i]) + np.flatnonzero(outcome.committed[i])
+            self.commits.setdefault(request, []).append({int(p): int(text[p]) for p in at})
+        return outcome
+
+    def spoil(self) -> None:
+        """NaN wherever nothing is kept for a later step."""
+        free = sorted(set(range(self.cache.num_pages)) - set(self.cache.table[self.cache.table >= 0].tolist()))
+        for pages, every in ((self.cache.keys, self.cache.all_keys), (self.cache.values, self.cache.all_values)):
+            pages[:, free] = float("nan")
+            every[self.cache.scratch :] = float("nan")
+
+
+def run(
+    policy: Policy,
+    lengths: list[tuple[int, int]],
+    *,
+    indices: list[int] | None = None,
+    draws: CommitDraws | ScheduledCommits | None = None,
+    num_pages: int = 200,
+    poison: bool = False,
+    arrivals: float = 0.0,
+    config: ModelConfig = SMALL,
+) -> tuple[Watched, RequestTable, Collector, Limits]:
+    """Serve requests; `indices`: what they are called, which says what they ask."""
+    indices = indices or list(range(len(lengths)))
+    requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
+    limits = Limits(num_pages, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
+    forward = session._forward(decoder(config), policy, limits, requests, 8192, graphs=False)
+    executor = session._executor(forward, policy, limits, PROMPTS, draws)
+    assert isinstance(executor, FullSequenceExecutor)
+    watched = Watched(executor, forward.cache, poison)
+    table = RequestTable(max(indices) + 1)
+    journal = Collector()
+    recorder = StepRecorder(journal, policy.block_length)
+    serve(FullSequenceEngine(policy, limits, table), watched, requests, recorder=recorder)
+    recorder.flush()
+    return watched, table, journal, limits
+
+
+def checked(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that refuses values out of range, whatever its caller says."""
+
+    def call(*arguments: Any, check: bool) -> Any:
+        assert not check
+        return kernel(*arguments, check=True)
+
+    return call
