@@ -336,6 +336,43 @@ def scatter(size: Size, _: dict[str, float]) -> Iterator[Case]:
     yield Case("kv_scatter", f"{num} tokens", run, right, num_bytes=2.0 * 4 * k.numel())
 
 
+def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """What lies between a layer's matrix products, beside PyTorch's own steps to the same."""
+    from dsim.kernels.add_rms_norm import add_rms_norm
+    from dsim.kernels.add_rms_norm import reference as normed
+    from dsim.kernels.qk_norm_rope import qk_norm_rope
+    from dsim.kernels.qk_norm_rope import reference as turned
+    from dsim.kernels.swiglu import reference as gated
+    from dsim.kernels.swiglu import swiglu
+
+    (num_heads, num_kv_heads), d, device = size.heads, size.head_dim, size.device
+    for num in (size.batch // 2, 32 * size.batch):
+        x, added = (torch.randn(num, size.hidden, device=device).bfloat16() for _ in range(2))
+        weight = torch.rand(size.hidden, device=device).bfloat16()
+        gate_up = torch.randn(num, 6 * size.hidden, device=device).bfloat16()
+        qkv = torch.randn(num, num_heads + 2 * num_kv_heads, d, device=device).bfloat16()
+        angles = torch.randn(num, d // 2, device=device)
+        heads = (weight[:d], weight[:d], 1e-6, angles.cos().bfloat16(), angles.sin().bfloat16())
+        calls: dict[str, tuple[Any, Any, tuple[Any, ...], int]] = {
+            "add_rms_norm": (add_rms_norm, normed.add_rms_norm, (x, added, weight, 1e-6), 4 * x.numel()),
+            "qk_norm_rope": (qk_norm_rope, turned.qk_norm_rope, (qkv, num_heads, *heads), 2 * qkv.numel()),
+            "swiglu": (swiglu, gated.swiglu, (gate_up,), gate_up.numel() * 3 // 2),
+        }
+        for name, (kernel, reference, arguments, moved) in calls.items():
+
+            def right(found: Any, reference: Any = reference, arguments: Any = arguments) -> bool:
+                expected = reference(*arguments)
+                pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+                # PyTorch's steps round in between.
+                return all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in pairs)
+
+            yield Case(
+                name, f"{num} tokens", lambda kernel=kernel, arguments=arguments: kernel(*arguments), right,
+                num_bytes=2.0 * moved,
+                alternatives={"pytorch": lambda reference=reference, arguments=arguments: reference(*arguments)},
+            )  # fmt: skip
+
+
 def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """One layer's selections after a full pass, LLaDA's way: as many KV heads as heads."""
     from dsim.kernels.mask_vote import mask_vote
@@ -382,6 +419,7 @@ GROUPS = {
     "confidence": confidences,
     "focus": focus,
     "scatter": scatter,
+    "elementwise": elementwise,
     "full_sequence": full_sequence,
 }
 

@@ -58,12 +58,12 @@ def forward_evicting(
     first, second, *others = cast(list[Layer], list(model.layers))
     x, cos, sin = model.enter(inputs["tokens"], inputs["positions"])
 
-    q, k, v = first.project(x, cos, sin)
+    x, q, k, v = first.project(x, cos, sin)
     before = _importance(q, k, inputs)
     keep(0, k, v, inputs)
-    x = first.finish(x, attend(0, q, inputs))
+    x, added = first.finish(x, attend(0, q, inputs))
 
-    q, k, v = second.project(x, cos, sin)
+    x, q, k, v = second.project(x, cos, sin, added)
     after = _importance(q, k, inputs)
     # Of evicted rows too: some are seen later, by layers that need not be the first.
     keep(1, k, v, inputs)
@@ -75,14 +75,14 @@ def forward_evicting(
     seen = _listed(inputs["listed"], inputs["cells"], retained, evict.rule.visible == "listed")
     if evict.rule.second_layer_sees == "retained":
         left["listed"] = seen
-    x = second.finish(x, attend(1, q, left))
+    x, added = second.finish(x, attend(1, q, left))
 
     left["listed"] = seen
     for layer in others:
-        q, k, v = layer.project(x, cos, sin)
+        x, q, k, v = layer.project(x, cos, sin, added)
         keep(layer.index, k, v, left)
-        x = layer.finish(x, attend(layer.index, q, left))
-    return Retained(model.norm(x), rows, after - before)
+        x, added = layer.finish(x, attend(layer.index, q, left))
+    return Retained(model.leave(x, added), rows, after - before)
 
 
 def _importance(q: Tensor, k: Tensor, inputs: Inputs) -> Tensor:

@@ -105,7 +105,7 @@ class Forward:
         return self._sample(hidden[inputs["sampled"]])
 
     def _keep(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs) -> None:
-        kv_scatter(k, v.contiguous(), self.cache.keys[layer], self.cache.values[layer], inputs["places"], check=False)
+        kv_scatter(k, v, self.cache.keys[layer], self.cache.values[layer], inputs["places"], check=False)
 
     def _attend(self, layer: int, q: Tensor, inputs: Inputs, block_length: int) -> Tensor:
         return ragged_paged_attention(

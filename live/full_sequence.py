@@ -135,7 +135,6 @@ class FullSequenceForward(Forward):
         num_packed = int(batch.query_start[num_packing])
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            v = v.contiguous()
             if num_packing:
                 key_start = inputs["query_start"][: num_packing + 1]
                 self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)

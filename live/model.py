@@ -5,6 +5,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ..kernels.add_rms_norm import add_rms_norm
+from ..kernels.qk_norm_rope import qk_norm_rope
+from ..kernels.swiglu import swiglu
 from .config import ModelConfig
 
 
@@ -36,15 +39,20 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Normed final hidden states [rows, hidden] of `tokens` [rows] at `positions` [rows]."""
         x, cos, sin = self.enter(tokens, positions)
+        added = None
         for layer in self.layers:
-            x = layer(x, cos, sin, attend)
-        return self.norm(x)  # type: ignore[no-any-return]
+            x, added = layer(x, added, cos, sin, attend)
+        return self.leave(x, added)
 
     def enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The first layer's input, [rows, hidden], and RoPE's cosines and sines, both [rows, 1, head_dim / 2]."""
+        """The first layer's input, [rows, hidden], and RoPE's cosines and sines, both [rows, head_dim / 2]."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies
         x = self.embedding(tokens)
-        return x, angles.cos()[:, None].to(x.dtype), angles.sin()[:, None].to(x.dtype)
+        return x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+    def leave(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """Normed final hidden states, of the last layer's stream and what it adds."""
+        return self.norm(x, added)[1]  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab]."""
@@ -58,7 +66,10 @@ def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind its norm. Projections of the same input are one matrix."""
+    """Attention and feed-forward, each behind its norm. Projections of the same input are one matrix.
+
+    What a half adds to the residual stream joins it in the next half's norm: one pass over memory, not two.
+    """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -68,36 +79,48 @@ class Layer(nn.Module):
         width = config.heads * config.head_dim
         self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
         self.qkv = nn.Linear(config.hidden, sum(self.split) * config.head_dim, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm, self.k_norm = (
+            RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
+        )
         self.output = nn.Linear(width, config.hidden, bias=False)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
         self.gate_up = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
         self.down = nn.Linear(config.ffn, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        return self.finish(x, attend(self.index, *self.project(x, cos, sin)))
+    def forward(
+        self, x: Tensor, added: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        x, q, k, v = self.project(x, cos, sin, added)
+        return self.finish(x, attend(self.index, q, k, v))
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of rows, [rows, heads or kv_heads, head_dim]."""
-        qkv = self.qkv(self.attention_norm(x)).view(len(x), -1, self.head_dim)
-        q, k, v = qkv.split(self.split, dim=1)
-        return rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin), v
+    def project(
+        self, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x + added, and of it queries, keys and values, [rows, heads or kv_heads, head_dim]."""
+        x, normed = self.attention_norm(x, added)
+        qkv = self.qkv(normed).view(len(x), sum(self.split), self.head_dim)
+        return x, *qk_norm_rope(qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
 
     def values(self, x: Tensor) -> Tensor:
         """Of what `project` gives the values alone, [rows, kv_heads, head_dim]."""
         weight = self.qkv.weight[-self.split[2] * self.head_dim :]
-        return nn.functional.linear(self.attention_norm(x), weight).view(len(x), -1, self.head_dim)
+        return nn.functional.linear(self.attention_norm(x)[1], weight).view(len(x), self.split[2], self.head_dim)
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output, from its input and what its queries read."""
-        x = x + self.output(attended.reshape(len(x), -1))
-        return x + self.feed_forward(x)
+    def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream after attention, from that before and what queries read; and what the feed-forward adds to it."""
+        x, normed = self.ffn_norm(x, self.output(attended.reshape(len(x), -1)))
+        return x, self.down(swiglu(self.gate_up(normed)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """What the second half of the layer adds to rows, [rows, hidden]."""
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
-        return self.down(nn.functional.silu(gate) * up)  # type: ignore[no-any-return]
+        """What the feed-forward adds to a stream that attention has been added to."""
+        return self.down(swiglu(self.gate_up(self.ffn_norm(x)[1])))  # type: ignore[no-any-return]
+
+    @property
+    def qk_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weights by which heads of queries and keys are normed."""
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            return self.q_norm.weight, self.k_norm.weight
+        return None, None
 
 
 class RMSNorm(nn.Module):
@@ -108,12 +131,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        # PyTorch's own is one fused pass, and keeps its sums in fp32.
-        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on [rows, heads, head_dim]; a pair of components is (i, i + head_dim / 2)."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    def forward(self, x: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x + added, and its norm."""
+        return add_rms_norm(x, added, self.weight, self.eps)

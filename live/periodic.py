@@ -44,7 +44,7 @@ def importance_of(model: Decoder, prompts: Prompts) -> Floats:
     for request in range(SAMPLES):
         x, cos, sin = model.enter(torch.from_numpy(prompts(request, SAMPLE_LENGTH)).long().to(device), positions)
         for layer in cast(list[Layer], list(model.layers)):
-            q, k, v = (rows.transpose(0, 1)[None] for rows in layer.project(x, cos, sin))
+            q, k, v = (rows.transpose(0, 1)[None] for rows in layer.project(x, cos, sin)[1:])
             read = scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
             after = x + layer.output(read.reshape(len(x), -1))
             found[layer.index] += 1.0 - float(cosine_similarity(x.float(), after.float(), dim=1).mean())
@@ -134,14 +134,14 @@ class PeriodicForward(Forward):
         x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
         for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
             x = self._layer(layer, cache, x, cos, sin, step)
-        return [*self._sample(self.model.norm(x[sampled]))]
+        return [*self._sample(self.model.leave(x[sampled]))]
 
     def _layer(self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step) -> Tensor:
         """A layer's output, [rows, hidden], as `x`."""
         rows, to = self._rows(layer, cache, x, step)
         if not len(rows):  # all is as it was kept
             return x + sum(self._completed(store, cache, x[:0], rows, len(x)) for store in (self._keys, self._values))
-        q, k, v = layer.project(x[rows], cos[rows], sin[rows])
+        _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
         one_head = (-1, 1, k.shape[2])
         k_rows, v_rows = k.reshape(one_head), v.reshape(one_head)
         kv_scatter(k_rows, v_rows, self._keys, self._values, to.reshape(-1), check=False)

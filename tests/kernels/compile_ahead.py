@@ -120,6 +120,29 @@ def confidences() -> None:
     case = ""
 
 
+def elementwise() -> None:
+    """Between the matrix products of a layer, at SDAR-8B's widths; of all variants a norm without a sum."""
+    global case
+    from dsim.kernels.add_rms_norm import add_rms_norm
+    from dsim.kernels.qk_norm_rope import qk_norm_rope
+    from dsim.kernels.swiglu import swiglu
+
+    for dtype in DTYPES:
+        x, weight = torch.zeros(3, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
+        for added in (x, None) if ALL else (x,):
+            case = "" if added is x else "nothing added"
+            add_rms_norm(x, added, weight, 1e-6)
+        case = ""
+        swiglu(torch.zeros(3, 2 * 12288, dtype=dtype))
+        for head_dim, normed in itertools.product(HEAD_DIMS, (True, False) if ALL else (True,)):
+            case = "" if normed else "not normed"
+            angles, weight = torch.zeros(3, head_dim // 2, dtype=dtype), torch.zeros(head_dim, dtype=dtype)
+            of_head = weight if normed else None
+            qkv = torch.zeros(3, 32 + 2 * 8, head_dim, dtype=dtype)
+            qk_norm_rope(qkv, 32, of_head, of_head, 1e-6, angles, angles)
+    case = ""
+
+
 def focus() -> None:
     from dsim.kernels.compact import compact
     from dsim.kernels.focus_importance import focus_importance
@@ -151,5 +174,5 @@ def full_sequence() -> None:
 
 
 with use("triton"):
-    for part in (attention, scatter, confidences, focus, full_sequence):
+    for part in (attention, scatter, confidences, elementwise, focus, full_sequence):
         part()

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from dsim.engine.cache import MaskKV, PeriodicCache
 from dsim.engine.policy import Policy
-from dsim.live.model import Decoder, Layer, rotate
+from dsim.kernels.qk_norm_rope.reference import rotate
+from dsim.live.model import Decoder, Layer
+
+from .plain_focus import norm
 
 
 @dataclass
@@ -91,7 +94,7 @@ class PlainPeriodic:
             self.computed[-1].append(len(rows))
             if step == 0 and isinstance(self.rule, MaskKV) and len(prompt) > self.rule.budget:
                 self.kept[index] = self.keep(self.rule, index, votes(q[response], k))
-        return model.norm(x)  # type: ignore[no-any-return]
+        return norm(model.norm, x)
 
     def keep(self, rule: MaskKV, layer: int, cast: Tensor) -> list[list[int]]:
         """The prompt positions that each KV head of a layer keeps, by the votes cast, [KV heads, L] (3.2 to 3.4)."""
@@ -107,14 +110,14 @@ class PlainPeriodic:
 def project(model: Decoder, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys, turned, and values, [n, heads, head_dim]."""
     c = model.config
-    rows = (layer.attention_norm(x) @ layer.qkv.weight.T).view(len(x), -1, c.head_dim)
+    rows = (norm(layer.attention_norm, x) @ layer.qkv.weight.T).view(len(x), -1, c.head_dim)
     q, k, v = rows[:, : c.heads], rows[:, c.heads : -c.kv_heads], rows[:, -c.kv_heads :]
-    return rotate(layer.q_norm(q), cos, sin), rotate(layer.k_norm(k), cos, sin), v
+    return rotate(norm(layer.q_norm, q), cos, sin), rotate(norm(layer.k_norm, k), cos, sin), v
 
 
 def feed(layer: Layer, x: Tensor) -> Tensor:
     """What the feed-forward adds to x."""
-    gate, up = (layer.ffn_norm(x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
+    gate, up = (norm(layer.ffn_norm, x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
     return (gate * gate.sigmoid() * up) @ layer.down.weight.T  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,28 @@
+"""Queries and keys normed and turned, in plain PyTorch: the specification."""
+
+import torch
+from torch.nn.functional import rms_norm
+
+
+def qk_norm_rope(
+    qkv: torch.Tensor,
+    num_heads: int,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See the launcher."""
+    num_kv_heads = (qkv.shape[1] - num_heads) // 2
+    q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight.shape, q_weight, eps), rms_norm(k, k_weight.shape, k_weight, eps)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE on [N, heads, D]; a pair of components is (i, i + D / 2)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
