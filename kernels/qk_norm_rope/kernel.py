@@ -30,7 +30,7 @@ def qk_norm_rope(
             qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos, sin, q, k, v,
             qkv.stride(0), qkv.stride(1), cos.stride(0), sin.stride(0), eps,
             H=num_heads, HKV=num_kv_heads, D=head_dim, HALF=head_dim // 2, BLOCK_H=BLOCK_H,
-            BLOCK_D=triton.next_power_of_2(head_dim // 2), NORM=q_weight is not None,
+            BLOCK_D=triton.next_power_of_2(head_dim // 2), NORM=q_weight is not None, num_warps=2,
         )  # fmt: skip
     return q, k, v
 
