@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,12 @@ def folders(module: str) -> set[str]:
 def test_the_table_speaks_of_every_folder_and_file_there_is() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
     assert packages <= set(MAY_IMPORT)
+
+
+def test_an_installation_has_every_package() -> None:
+    folders = {path.parent for folder in MAY_IMPORT for path in (ROOT / folder).rglob("__init__.py")} | {ROOT}
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(".".join(("dsim", *folder.relative_to(ROOT).parts)) for folder in folders)
     at_the_top = {path.name for path in ROOT.glob("*.py")}
     assert at_the_top <= {"__init__.py", "__main__.py"}
     assert {"engine.engine", "sim.twin", "live.loop", "cli.replay"} <= set(MODULES)

@@ -14,7 +14,7 @@ def add_rms_norm(
     num_rows, width = x.shape
     normed = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     total = x if added is None else torch.empty_like(normed)
-    if num_rows:
+    if normed.numel():
         block = triton.next_power_of_2(width)
         given = x if added is None else added
         _add_norm[(num_rows,)](

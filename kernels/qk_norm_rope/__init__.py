@@ -26,8 +26,8 @@ def qk_norm_rope(
     check_shape("qkv", qkv, "N", "heads", "D")
     num_rows, heads, head_dim = qkv.shape
     if not 0 < num_heads < heads or (heads - num_heads) % 2:
-        raise ValueError(f"num_heads is {num_heads}, expected an even number less than the {heads} of qkv")
-    if head_dim % 2:
+        raise ValueError(f"num_heads is {num_heads}, expected to leave an even number of the {heads} heads of qkv")
+    if head_dim < 2 or head_dim % 2:
         raise ValueError(f"qkv has heads of {head_dim}, expected an even number")
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight or k_weight is None, expected both or neither")

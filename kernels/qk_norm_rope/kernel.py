@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK_H = 8  # heads of a program
+NUMBERS = 1024  # of each half of the heads of a program: 16 bytes a thread of four warps
 
 
 def qk_norm_rope(
@@ -26,11 +26,13 @@ def qk_norm_rope(
         for n in (num_heads, num_kv_heads, num_kv_heads)
     )
     if num_rows:
-        _norm_rope[(num_rows, triton.cdiv(heads, BLOCK_H))](
+        block_d = triton.next_power_of_2(head_dim // 2)
+        block_h = max(1, NUMBERS // block_d)
+        _norm_rope[(num_rows, triton.cdiv(heads, block_h))](
             qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos, sin, q, k, v,
             qkv.stride(0), qkv.stride(1), cos.stride(0), sin.stride(0), eps,
-            H=num_heads, HKV=num_kv_heads, D=head_dim, HALF=head_dim // 2, BLOCK_H=BLOCK_H,
-            BLOCK_D=triton.next_power_of_2(head_dim // 2), NORM=q_weight is not None, num_warps=2,
+            H=num_heads, HKV=num_kv_heads, D=head_dim, HALF=head_dim // 2, BLOCK_H=block_h,
+            BLOCK_D=block_d, NORM=q_weight is not None, num_warps=4,
         )  # fmt: skip
     return q, k, v
 
