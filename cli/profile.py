@@ -20,6 +20,7 @@ from .options import option
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
 NOT_VALID = 1
+UPKEEP_AT = 512  # tokens of the request whose upkeep is shown
 
 
 def profile_command(
@@ -130,7 +131,7 @@ def _derive(
         print(json_format.dumps({**facts, "written": str(output) if output else None}, indent=2))
         return
     print(f"{profile.description}: {profile.verdict}")
-    for line in _lines(facts):
+    for line in _lines(profile, facts):
         print("  " + line)
     if output is not None:
         print(f"Wrote {output}")
@@ -171,11 +172,11 @@ def _facts(profile: Profile, knee: float) -> dict[str, object]:
     }
 
 
-def _lines(facts: dict[str, object]) -> list[str]:
+def _lines(profile: Profile, facts: dict[str, object]) -> list[str]:
     f = {key: value for key, value in facts.items() if isinstance(value, int | float)}
     bound = "kernel launches" if facts["floor_is_launch"] else "reading the weights"
     workloads = facts["workloads"]
-    names = ", ".join(workloads) if isinstance(workloads, list) and workloads else "none: it can run `ar` only"
+    names = ", ".join(workloads) if isinstance(workloads, list) and workloads else _no_commits(profile)
     return [
         f"knee      {f['knee_tokens']} tokens a step: reading the weights takes as long as multiplying with them",
         f"floor     {f['floor_s'] * 1e3:.2g} ms a step, set by {bound}",
@@ -237,6 +238,18 @@ def _fitted_lines(profile: Profile) -> list[str]:
             f"commits   {found.workload} at {found.threshold:g}: {mean.measured:.3g} tokens a step held out, "
             f"{mean.predicted:.3g} predicted ({mean.error:+.1%})"
         )
+    if profile.latency.upkeep:
+        most = max(profile.latency.upkeep, key=lambda part: part.row + part.token * UPKEEP_AT)
+        lines.append(
+            f"upkeep    of {len(profile.latency.upkeep)} phases of caches; the dearest is {most.cache}'s {most.phase}: "
+            f"{(most.row + most.token * UPKEEP_AT) * 1e3:.3g} ms a request of {UPKEEP_AT} tokens"
+        )
     if not profile.commits:
-        lines.append("commits   none: it can run `ar` only")
+        lines.append(f"commits   {_no_commits(profile)}")
     return lines
+
+
+def _no_commits(profile: Profile) -> str:
+    if profile.family == "full-sequence":
+        return "none: policies commit fixed numbers (strategy=low_confidence_static)"
+    return "none: it can run `ar` only"

@@ -36,6 +36,16 @@ def padded(f: Features) -> Features:
 
 
 @dataclass(frozen=True)
+class Upkeep:
+    """What a row in this phase of a full-sequence cache costs beyond its features (engine/upkeep.py)."""
+
+    cache: str  # its kind, such as SparseCache
+    phase: str  # such as pack
+    row: float  # s
+    token: float  # s a token of the request's prompt and canvas
+
+
+@dataclass(frozen=True)
 class LatencyModel:
     """A step's latency, in seconds, as the sum of what the host and the device do.
 
@@ -65,6 +75,7 @@ class LatencyModel:
     early: float = 0.0  # of the layers' work, the share that comes before an eviction
     eviction: float = 0.0  # s per step that evicts, never hidden: scores, choice, compaction, waiting for their outcome
     graph_tokens: int = 0  # 0: nothing is captured
+    upkeep: tuple[Upkeep, ...] = ()  # of full-sequence caches; their steps cost it on top of the latency above
 
     def pieces(self, tokens: float) -> float:
         """Device time of the layers for `tokens` positions, in seconds."""

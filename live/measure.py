@@ -88,7 +88,7 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
     # The last step of a block may compute less: what is pending, and no mask.
     alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens)
     counted = np.flatnonzero(alike)[SETTLE:]
-    features = _features(steps, int(counted[len(counted) // 2]))
+    features = features_at(steps, int(counted[len(counted) // 2]))
     return Measured(features, steps["latency"][counted], steps["device"][counted])
 
 
@@ -112,7 +112,7 @@ def measure_evicting(
     steps = _served(forward, executor, engine, requests, repeats + SETTLE)
     found = []
     for i in np.flatnonzero(steps["evicted"])[SETTLE:].tolist():
-        planned = _features(steps, i)
+        planned = features_at(steps, i)
         tokens, pairs, keys = (int(steps[name][i]) for name in ("evicted", "evicted_q_kv", "evicted_kv"))
         left = planned._replace(
             tokens=planned.tokens - tokens, sum_q_kv=planned.sum_q_kv - pairs, sum_kv=planned.sum_kv - keys,
@@ -136,7 +136,8 @@ def _served(
     return {name: np.concatenate([part[name] for part in parts]) for name in STEP_COLUMNS}
 
 
-def _features(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
+def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
+    """The features of a journal's step."""
     tokens, pairs, keys, head, sampled, batch, forwards = (
         int(steps[name][i])
         for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards")

@@ -9,24 +9,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 
 from .. import __version__
-from ..engine.commits import CommitModel
+from ..engine.commits import CommitModel, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
-from ..engine.latency import LatencyModel
-from ..engine.policy import parse
+from ..engine.latency import LatencyModel, Upkeep
+from ..engine.policy import Policy, parse
 from ..engine.request import Request
+from ..engine.upkeep import PHASES
 from ..live import weights
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.forward import Forward
 from ..live.graphs import MAX_ROWS, GraphForward
-from ..live.measure import Measured, Shape, features_of, measure_evicting, pages_of, shapes
+from ..live.measure import Measured, Shape, features_at, features_of, measure_evicting, pages_of, shapes
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
-from ..live.prompts import WORKLOADS, prompts_from, read_tokens
+from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import run
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
@@ -251,15 +253,8 @@ def log_commits(
     ]
     limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
     parts: list[Mapping[str, Any]] = []
-    begin: float | None = None  # when the first step was planned: what is compiled before that costs no budget
-
-    def over() -> bool:
-        nonlocal begin
-        first, begin = begin is None, time.monotonic() if begin is None else begin
-        return not first and time.monotonic() - begin > budget
-
     done = run(
-        loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=over,
+        loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=_after(budget),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
         graphs=loaded.graphs,
         watch=None if told is None else lambda g: told.append(
@@ -273,6 +268,18 @@ def log_commits(
     lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
     length = np.array([r.input_length for r in requests])
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
+
+
+def _after(budget: float) -> Callable[[], bool]:
+    """Whether so many seconds are over since the first step was planned: what is compiled before costs no budget."""
+    begin: float | None = None
+
+    def over() -> bool:
+        nonlocal begin
+        first, begin = begin is None, time.monotonic() if begin is None else begin
+        return not first and time.monotonic() - begin > budget
+
+    return over
 
 
 # ---- evictions ------------------------------------------------------------------------------------------------
@@ -302,9 +309,78 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
     return max(0.0, float(np.median(over))) if over else 0.0
 
 
+# ---- upkeep ---------------------------------------------------------------------------------------------------
+
+# One policy of each kind of cache. Periods so that every phase comes, and blocks of few steps, so that it comes often.
+FULL_SEQUENCE = (
+    "vanilla,logits=block", "fast-dllm,logits=block", "sparse-dllm,logits=block",
+    "dllm-cache:7,logits=block,response_refresh=3", "maskkv:16,prompt_refresh=7,response_refresh=3",
+)  # fmt: skip
+UPKEEP_STEPS = 8  # of a block
+
+
+def measure_upkeep(
+    loaded: Loaded, latency: LatencyModel, budget: float, told: Told | None = None
+) -> tuple[Upkeep, ...]:
+    """What phases of full-sequence caches cost beyond what `latency` says, measured in about `budget` seconds.
+
+    Requests of three lengths are served alone; a phase's medians are fitted by a line in the length, nowhere below 0.
+    """
+    config, found = loaded.model.config, []
+    block = config.block_length
+    most = min(512, config.context_limit) - 2 * block
+    prompts = sorted({max(1, most // 8), max(1, most // 2), max(1, most)})
+    for i, spec in enumerate(FULL_SEQUENCE):
+        policy = parse(f"{spec},page_size=256,block_length={block},denoising_steps={min(block, UPKEEP_STEPS)}")
+        if told is not None:
+            told(f"the upkeep of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
+        requests = [Request(j, 0.0, length, 2 * block) for j, length in enumerate(2 * prompts)]
+        columns, lists = _journal_of(loaded, policy, requests, budget / len(FULL_SEQUENCE))
+        said = [latency.step(features_at(columns, j)) for j in range(len(columns["latency"]))]
+        over = columns["latency"] - said
+        length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
+        for phase in np.unique(lists["phases"]).tolist():
+            rows = lists["phases"] == phase
+            seen = np.unique(length[rows])
+            medians = [float(np.median(over[rows & (length == n)])) for n in seen]
+            row, token = nnls(np.column_stack([np.ones(len(seen)), seen]), np.array(medians))[0]
+            if row or token:
+                found.append(Upkeep(type(policy.cache).__name__, PHASES[phase], digits(row, 3), digits(token, 3)))
+    return tuple(found)
+
+
+def _journal_of(
+    loaded: Loaded, policy: Policy, requests: Sequence[Request], budget: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The steps of serving requests on the device one after another, and their lists, each of one row a step."""
+    config = loaded.model.config
+    steps: list[Mapping[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
+    limits = Limits(1 << 20, config.context_limit, 1, state_tokens=config.state_tokens)
+
+    def append(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+        steps.append(columns)
+        rows.append({name: lists[name][0] for name in ("requests", "phases")})
+
+    done = run(
+        loaded.model, policy, limits, requests, random_prompts(config, 0),
+        draws=ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps),
+        append=append, stop=_after(budget),
+    )  # fmt: skip
+    if done.failure is not None:
+        raise done.failure
+    if done.interrupted:
+        raise KeyboardInterrupt
+    columns, lists = (
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)
+    )
+    return columns, lists
+
+
 # ---- the profile ----------------------------------------------------------------------------------------------
 
 STEPS_SHARE = 0.5  # of the budget; the rest is the commit logs'
+UPKEEP_SHARE = 0.25  # of the budget, for full-sequence models
 
 
 @dataclass(frozen=True)
@@ -344,14 +420,18 @@ def profile_model(
     config = loaded.model.config
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config)
-    for_steps = budget * (STEPS_SHARE if workloads else 1.0)
+    for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
+    for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
     steps = measure_steps(
         loaded, for_steps, max_batch=max_batch, max_context=max_context, seed=seed,
         told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens)
     latency = replace(latency, early=digits(loaded.shape.early))
-    if not full_sequence:
+    if full_sequence:
+        said = None if told is None else lambda what, share: told(what, (for_steps + share * for_upkeep) / budget)
+        latency = replace(latency, upkeep=measure_upkeep(loaded, latency, for_upkeep, said))
+    else:
         latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
     logs = {}
     seen: list[Deltas] = []

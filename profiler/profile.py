@@ -9,13 +9,14 @@ from typing import Any
 
 from ..engine.commits import CommitModel, FocusDeltas, choose
 from ..engine.errors import ProfileError
-from ..engine.latency import LatencyModel
+from ..engine.latency import LatencyModel, Upkeep
+from ..engine.upkeep import CACHES, PHASES
 from .checked import Section, read_json, write_json
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 
 SCHEMA = "dsim-profile"
-VERSION = 3
+VERSION = 4
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence")
 REGIMES = ("memory-bound", "transition", "compute-bound")
@@ -251,6 +252,8 @@ def from_json(data: object, path: str) -> Profile:
         data = _of_version_1(data)
     if version <= 2:
         data = _of_version_2(data, path)
+    if version <= 3 and isinstance(data.get("latency"), dict):
+        data = data | {"latency": data["latency"] | {"upkeep": []}}
     top = Section(path, "", data, ("schema", "version", *(f for f in _names(Profile) if f != "fit")))
     latency = top.section("latency", _names(LatencyModel) + _names(Fit))
     return Profile(
@@ -348,10 +351,16 @@ def _latency(s: Section) -> LatencyModel:
         knots.append((x, y))
     if not knots:
         raise s.error("knots", [], "at least one knot")
-    others = {key: s.number(key) for key in _names(LatencyModel) if key not in ("knots", "early", "graph_tokens")}
+    apart = ("knots", "early", "graph_tokens", "upkeep")
+    others = {key: s.number(key) for key in _names(LatencyModel) if key not in apart}
     return LatencyModel(
-        tuple(knots), early=s.number("early", 0.0, 1.0), graph_tokens=s.integer("graph_tokens"), **others
+        tuple(knots), early=s.number("early", 0.0, 1.0), graph_tokens=s.integer("graph_tokens"),
+        upkeep=tuple(_upkeep(part) for part in s.sections("upkeep", _names(Upkeep))), **others,
     )  # fmt: skip
+
+
+def _upkeep(s: Section) -> Upkeep:
+    return Upkeep(s.text("cache", CACHES), s.text("phase", PHASES), s.number("row"), s.number("token"))
 
 
 def _fit(s: Section) -> Fit:

@@ -58,6 +58,7 @@ def page(profile: Profile, steps: Samples, logs: Logs) -> str:
             _header(profile),
             *(_section(title, found) for title, found in sections.items()),
             _coefficients(profile),
+            *([_upkeep(profile)] if profile.latency.upkeep else []),
             *(_predictions(fit) for fit in profile.commit_fits),
             _notes(profile),
             f"<script>{plots}</script>",
@@ -286,6 +287,17 @@ def _coefficients(profile: Profile) -> str:
     )
     caption = f"Regimes: {', '.join(profile.fit.regimes)}."
     return _table("Coefficients", ("", "", "value", "standard error"), rows, caption)
+
+
+def _upkeep(profile: Profile) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(part.cache)}</th><td>{escape(part.phase)}</td><td>{part.row * 1e3:.3g}</td>'
+        f"<td>{part.token * 1e6:.3g}</td></tr>"
+        for part in profile.latency.upkeep
+    )
+    caption = "What a request in this phase costs beyond the coefficients above: measured less predicted, medians."
+    head = ("cache", "phase", "ms a row", "us a token of its prompt and output")
+    return _table("Upkeep of full-sequence caches", head, rows, caption)
 
 
 def _why(profile: Profile, name: str) -> str:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..engine import upkeep
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.latency import LatencyModel
 from ..engine.leap import NO_DRAWS, cost_of
@@ -9,10 +10,16 @@ from ..engine.step import StepOutcome, StepPlan, features_left
 
 
 class StepModel:
-    """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits."""
+    """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits.
 
-    def __init__(self, latency: LatencyModel, draws: CommitDraws | ScheduledCommits | None) -> None:
+    cache: the policy's, whose upkeep the latency model may know.
+    """
+
+    def __init__(
+        self, latency: LatencyModel, draws: CommitDraws | ScheduledCommits | None, cache: object = None
+    ) -> None:
         self.latency = latency
+        self.upkeep = upkeep.table_of(latency, cache)
         self.draws = draws
         self.cost = cost_of(latency)
         self.arrays = NO_DRAWS if draws is None else draws.arrays
@@ -25,4 +32,4 @@ class StepModel:
             latency = self.latency.step(plan.features, features_left(plan, retained))
             return StepOutcome(latency, committed, retained=retained)
         committed = np.ones_like(plan.window) if self.draws is None else self.draws.draw(plan)
-        return StepOutcome(self.latency.step(plan.features), committed)
+        return StepOutcome(self.latency.step(plan.features) + upkeep.of_plan(self.upkeep, plan), committed)

@@ -165,7 +165,7 @@ def simulate(
     draws = draws_of(policy, profile, commits, seed, trace, fast)
     if isinstance(draws, CommitDraws):
         draws.num_padding[missed] = 1
-    step_model = StepModel(profile.latency, draws)
+    step_model = StepModel(profile.latency, draws, policy.cache)
     table = RequestTable(len(trace))
     env = Clock()
     route = make_router(router)

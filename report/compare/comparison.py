@@ -234,7 +234,10 @@ def _cell(
             latency = p_profile.latency
             tick = None if progress is None else lambda done, total: progress(policy, done, total)
             found = parts(p, m, policy, p_profile, m_profile, index, tick)
-    steps = compare_steps(p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), latency)
+    steps = compare_steps(
+        p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), m.requests(policy),
+        parse(policy), latency,
+    )  # fmt: skip
     cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
                 steps, found, why)  # fmt: skip
     return cell, both, traffic

@@ -5,7 +5,9 @@ from collections import defaultdict
 
 import numpy as np
 
+from ...engine import upkeep
 from ...engine.latency import Features, LatencyModel
+from ...engine.policy import Policy
 from ...engine.step import StepPlan
 from ..run import Columns
 from .steps import Lists, features_of, left_of, prices
@@ -22,8 +24,9 @@ class Latencies:
     nearest in the logarithms of tokens, query-key pairs, visible keys and rows.
     """
 
-    def __init__(self, model: LatencyModel, steps: Columns, lists: Lists) -> None:
+    def __init__(self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> None:
         self._model = model
+        self._upkeep = upkeep.table_of(model, policy.cache)
         self._same: dict[object, list[float]] = defaultdict(list)
         self._used: dict[object, int] = defaultdict(int)
         self.num_steps = 0  # priced
@@ -33,7 +36,7 @@ class Latencies:
         ends = offsets.tolist()
         for i, (f, of_rest, seconds) in enumerate(zip(features, left, latency.tolist(), strict=True)):
             self._same[(f, of_rest, values[ends[i] : ends[i + 1]].tobytes())].append(seconds)
-        self._priced = prices(model, steps)
+        self._priced = prices(model, steps, lists, requests, policy)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
         # Imported here: only a comparison looks for neighbours, and SciPy's take a while to load.
@@ -53,7 +56,8 @@ class Latencies:
         recorded = self._same.get(key)
         if recorded is None:
             self.num_nearest += 1
-            return self._model.step(plan.features, left) * self._correction(plan)
+            said = self._model.step(plan.features, left) + upkeep.of_plan(self._upkeep, plan)
+            return said * self._correction(plan)
         used = self._used[key]
         self._used[key] = used + 1
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))

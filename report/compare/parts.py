@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...engine import upkeep
 from ...engine.errors import DsimError
 from ...engine.journal import STATUSES
 from ...profiler.profile import Profile
@@ -25,8 +26,8 @@ from ..metrics import Floats, latencies
 from ..run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies
-from .rerun import Price, rerun, witness, world_of
-from .steps import prices
+from .rerun import Price, World, rerun, witness, world_of
+from .steps import Lists, prices
 
 COMPLETED = STATUSES.index("completed")
 Indices = npt.NDArray[np.int64]
@@ -75,15 +76,18 @@ def parts(
     worlds = [world_of(run, policy, profile) for run, profile in zip(runs, (p_profile, m_profile), strict=True)]
     requests = [run.requests(policy) for run in runs]
     steps, lists = [run.steps(policy) for run in runs], [run.step_lists(policy) for run in runs]
-    _check_prices(predicted, policy, p_profile, steps[0])
+    _check_prices(predicted, worlds[0], steps[0], lists[0], requests[0])
     commits = []
     for run, world, columns, its_steps, its_lists in zip(runs, worlds, requests, steps, lists, strict=True):
         seen = Commits(columns, world.policy.block_length, world.width, world.policy.autoregressive)
         witness(world, run, columns, its_steps, its_lists, seen)
         commits.append(seen)
     model = p_profile.latency
-    recorded = Latencies(model, steps[1], lists[1])
-    price: list[Price] = [lambda plan, left=None: model.step(plan.features, left), recorded]
+    recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy)
+    table = upkeep.table_of(model, worlds[0].policy.cache)
+    price: list[Price] = [
+        lambda plan, left=None: model.step(plan.features, left) + upkeep.of_plan(table, plan), recorded,
+    ]  # fmt: skip
     total, done = 4 * len(steps[1]["step"]), 0
 
     def tick() -> None:
@@ -147,14 +151,15 @@ def _parts(
     return found
 
 
-def _check_prices(run: Run, policy: str, profile: Profile, steps: Columns) -> None:
+def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests: Columns) -> None:
     """The twin's latencies are its profile's prices, so another profile is found out."""
-    priced = prices(profile.latency, steps)
+    policy, profile = world.policy, world.profile
+    priced = prices(profile.latency, steps, lists, requests, policy)
     wrong = np.flatnonzero(~np.isclose(priced, steps["latency"], rtol=1e-9, atol=0))
     if len(wrong):
         i = wrong[0]
         raise DsimError(
-            f"{run.folder}: step {int(steps['step'][i])} of {policy} took {steps['latency'][i]:.6g} s and profile "
+            f"{run.folder}: step {int(steps['step'][i])} of {policy.name} took {steps['latency'][i]:.6g} s and profile "
             f"{profile.name} prices it at {priced[i]:.6g} s: give the profile that the run was made with, --profile "
             "FILE, or --no-parts"
         )

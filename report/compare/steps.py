@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...engine import upkeep
 from ...engine.latency import Features, LatencyModel
+from ...engine.policy import Policy
 from ..run import Columns
 from .errors import Errors, Floats, errors, ks_distance
 
@@ -41,13 +43,16 @@ class Steps:
     prefill: Kind
 
 
-def compare_steps(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists, latency: LatencyModel | None) -> Steps:
-    """Compare the steps of a predicted run with those of a measured one."""
+def compare_steps(
+    p: Columns, p_lists: Lists, m: Columns, m_lists: Lists, m_requests: Columns, policy: Policy,
+    latency: LatencyModel | None,
+) -> Steps:  # fmt: skip
+    """Compare the steps of a predicted run of a policy with those of a measured one."""
     num_same = 0
     for replica in np.union1d(p["replica"], m["replica"]):
         num_same += same_plans(*of_replica(p, p_lists, replica), *of_replica(m, m_lists, replica))
     same = num_same == len(p["step"]) == len(m["step"])
-    priced = None if latency is None else prices(latency, m)
+    priced = None if latency is None else prices(latency, m, m_lists, m_requests, policy)
     kinds = []
     for prefill in (False, True):
         mine, theirs = p["prefill"] == prefill, m["prefill"] == prefill
@@ -67,10 +72,20 @@ def compare_steps(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists, latenc
     return Steps(num_same, same, *kinds)
 
 
-def prices(latency: LatencyModel, steps: Columns) -> Floats:
-    """What a latency model says of each step by its features, in seconds."""
+def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
+    """What a latency model says of each step of a policy by its features and its rows' phases, in seconds."""
     pairs = zip(features_of(steps), left_of(steps), strict=True)
-    return np.array([latency.step(features, left) for features, left in pairs], np.float64)
+    priced = np.array([latency.step(features, left) for features, left in pairs], np.float64)
+    table = upkeep.table_of(latency, policy.cache)
+    if not table.any():
+        return priced
+    (who, offsets), (phases, _) = lists["requests"], lists["phases"]
+    lengths = np.zeros((2, int(requests["request"].max(initial=-1)) + 1), np.int64)
+    lengths[:, requests["request"]] = requests["input_length"], requests["output_length"]
+    prompt, output = lengths[:, who]
+    rows = upkeep.of_rows(table, phases, prompt, prompt + output, policy.block_length)
+    total: Floats = priced + np.diff(np.concatenate([[0.0], np.cumsum(rows)])[offsets])
+    return total
 
 
 def features_of(steps: Columns) -> list[Features]:

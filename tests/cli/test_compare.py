@@ -10,7 +10,7 @@ from dsim.profiler.profile import load, save
 
 from .command import dsim, held, rows
 
-UNTIMED = ("knots", "early", "graph_tokens")  # not seconds, or of tokens
+UNTIMED = ("knots", "early", "graph_tokens", "upkeep")  # not seconds, or of tokens
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from dsim.engine.errors import ModelError, ProfileError
+from dsim.engine.latency import LatencyModel
+from dsim.engine.upkeep import CACHES
 from dsim.live.config import ModelConfig
 from dsim.live.graphs import MAX_ROWS
 from dsim.live.weights import random_model, save_model
@@ -25,6 +27,7 @@ from dsim.profiler.measure import (
     default_workloads,
     log_commits,
     measure_steps,
+    measure_upkeep,
     open_model,
     profile_model,
 )  # fmt: skip
@@ -124,6 +127,30 @@ def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) 
         ProfileError, match=r"holds commit models for ids at thresholds 0.50, 0.90; this run asks for 0"
     ):
         profile.commit_model("ids", 4, 0.7)
+
+
+def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
+    # Beside a model by which steps take next to nothing, and beside one by which they take longer than they do.
+    nothing, ages = (LatencyModel(((0.0, seconds),), 0.0) for seconds in (1e-9, 1e3))
+    found = measure_upkeep(loaded, nothing, 1e3)
+    phases = ["full", "refresh_response", "refresh_prompt", "partial"]
+    assert {cache: [u.phase for u in found if u.cache == cache] for cache in CACHES} == {
+        "NoCache": ["full"], "FastCache": ["full", "reuse"], "SparseCache": ["full", "pack", "reuse"],
+        "PeriodicCache": phases, "MaskKV": phases,
+    }  # fmt: skip
+    assert all(u.row >= 0 and u.token >= 0 and 1e-5 < u.row + 100 * u.token < 1.0 for u in found)
+    assert measure_upkeep(loaded, ages, 1e3) == ()
+
+
+@pytest.mark.usefixtures("two_seconds_a_shape")
+def test_a_full_sequence_profile_knows_its_upkeep(loaded: Loaded) -> None:
+    profile, _ = profile_model(
+        loaded, name="full", budget=120.0, workloads={}, thresholds=(), max_batch=2, max_context=40, full_sequence=True
+    )
+    assert (profile.family, profile.commits, profile.latency.eviction) == ("full-sequence", (), 0.0)
+    assert {u.cache for u in profile.latency.upkeep} <= set(CACHES)
+    assert profile.latency.upkeep
+    assert from_json(to_json(profile), "p") == profile
 
 
 def test_random_weights_are_not_asked_what_they_would_commit() -> None:

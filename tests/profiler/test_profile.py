@@ -97,8 +97,18 @@ def test_a_file_of_version_1_still_loads() -> None:
     )
 
 
+ADDED = ("early", "eviction", "graph_tokens", "upkeep")  # to latency since version 2
+
+
+def test_a_file_of_version_3_still_loads(tmp_path: Path, good: dict[str, Any]) -> None:
+    latency = {key: value for key, value in good["latency"].items() if key != "upkeep"}
+    path = tmp_path / "v3.json"
+    path.write_text(json.dumps(good | {"version": 3, "latency": latency}))
+    assert load(path) == load(DEFAULT)
+
+
 def test_a_file_of_version_2_still_loads(tmp_path: Path, good: dict[str, Any]) -> None:
-    latency = {key: value for key, value in good["latency"].items() if key not in ("early", "eviction", "graph_tokens")}
+    latency = {key: value for key, value in good["latency"].items() if key not in ADDED}
     focus = {key: value for key, value in good["focus"].items() if key != "distance_slope"}
     path = tmp_path / "v2.json"
     path.write_text(json.dumps(good | {"version": 2, "latency": latency, "focus": focus}))
@@ -148,15 +158,37 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
-    assert refusal(tmp_path, good | {"version": 4}) == (
-        "p.json is a dsim-profile of version 4, this dsim reads up to 3: upgrade dsim, "
+    assert refusal(tmp_path, good | {"version": 5}) == (
+        "p.json is a dsim-profile of version 5, this dsim reads up to 4: upgrade dsim, "
         "or make the profile again with this one"
     )
 
 
 BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
-    (("version",), "1", "p.json: version is '1', expected 3"),
+    (("version",), "1", "p.json: version is '1', expected 4"),
+    (
+        ("latency", "upkeep"),
+        [{"cache": "OurCache", "phase": "full", "row": 0, "token": 0}],
+        'p.json: latency.upkeep[0].cache is "OurCache", expected one of NoCache, FastCache, SparseCache, '
+        "PeriodicCache, MaskKV",
+    ),
+    (
+        ("latency", "upkeep"),
+        [{"cache": "MaskKV", "phase": "fill", "row": 0, "token": 0}],
+        'p.json: latency.upkeep[0].phase is "fill", expected one of prefill, denoise, flush, idle, full, '
+        "pack, reuse, refresh_response, refresh_prompt, partial",
+    ),
+    (
+        ("latency", "upkeep"),
+        [{"cache": "MaskKV", "phase": "full", "row": -1, "token": 0}],
+        "p.json: latency.upkeep[0].row is -1, expected at least 0",
+    ),
+    (
+        ("latency", "upkeep"),
+        [{"cache": "MaskKV", "phase": "full", "row": 1}],
+        "p.json: latency.upkeep[0].token is missing, expected keys cache, phase, row, token",
+    ),
     (("origin",), "guessed", 'p.json: origin is "guessed", expected one of measured, calibrated, roofline'),
     (("family",), 3, "p.json: family is 3, expected a string"),
     (("device",), [1], "p.json: device is a list of 1, expected an object"),

@@ -14,7 +14,7 @@ from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Engine
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
-from dsim.engine.latency import LatencyModel
+from dsim.engine.latency import LatencyModel, Upkeep
 from dsim.engine.policy import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
@@ -44,6 +44,16 @@ SLOWER = LatencyModel(((0.0, 0.022), (16.0, 0.033)), 0.0011, attention=1.1e-6, h
 EAGER = dataclasses.replace(TOY_MODEL, pass_probability=(0.95, 0.8, 0.6, 0.4))
 
 
+UPKEEP = (
+    Upkeep("SparseCache", "pack", 0.004, 1e-4), Upkeep("SparseCache", "reuse", 0.003, 0.0),
+    Upkeep("MaskKV", "partial", 0.002, 2e-4),
+)  # fmt: skip
+SERVING = (
+    "dllm-serve,block_length=4,max_batched_tokens=120",
+    "maskkv:8,block_length=4,prompt_refresh=6,response_refresh=4",
+)
+
+
 def profile(name: str, latency: LatencyModel = LATENCY, commits: CommitModel = TOY_MODEL) -> Profile:
     return dataclasses.replace(toy_profile(commits, latency), name=name)
 
@@ -55,6 +65,7 @@ PROFILES = {
         profile("slower", SLOWER),
         profile("eager", commits=EAGER),
         profile("both", SLOWER, EAGER),
+        dataclasses.replace(profile("serving", dataclasses.replace(LATENCY, upkeep=UPKEEP)), family="full-sequence"),
     )
 }
 
@@ -169,6 +180,21 @@ def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(tmp_path: Path) ->
         assert cell.parts.metrics["e2el"].num == 40
         for part in cell.parts.metrics.values():
             assert (part.error, part.latency, part.commits, part.scheduling) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_full_sequence_run_beside_itself_is_priced_with_its_upkeep(tmp_path: Path) -> None:
+    policies = tuple(f"{policy},page_size=8,num_pages=200" for policy in SERVING)
+    run = twin(tmp_path / "a", "serving", policies=policies)
+    for cell in cells(run, run):
+        assert cell.parts is not None
+        assert all(part.error == part.latency == 0.0 for part in cell.parts.metrics.values())
+        assert cell.steps.decode.priced is not None
+        assert cell.steps.decode.priced.mape == pytest.approx(0.0, abs=1e-9)
+    # Without it the prices are others.
+    model = PROFILES["serving"]
+    bare = dataclasses.replace(model, latency=dataclasses.replace(model.latency, upkeep=()))
+    with pytest.raises(DsimError, match=r"of dllm-serve.* took .* s and profile serving prices it at"):
+        compare_runs([(run, run)], lambda _: bare, [])
 
 
 def test_slower_steps_alone_are_the_latency_models_part(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dsim.engine.batching import PhaseMultiplexed
 from dsim.engine.errors import ProfileError, TraceError
 from dsim.engine.full_sequence import engine_for
 from dsim.engine.journal import RequestTable
-from dsim.engine.latency import Features
+from dsim.engine.latency import Features, Upkeep
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
 from dsim.engine.step import StepOutcome, StepPlan
@@ -301,6 +301,27 @@ def test_a_request_takes_its_full_passes_and_its_reuses(delay: int, retention: f
 
 
 # ---- profiles of the other family ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "more"),
+    [
+        # Per block of 4 steps: full, pack, and two reuses.
+        ("sparse-dllm", [0.0, 0.5 + 0.25 * 28, 2.0, 2.0]),
+        ("dllm-serve", [0.0, 0.5 + 0.25 * 28, 2.0, 2.0]),
+        ("fast-dllm", [0.0] * 4),
+    ],
+)
+def test_steps_cost_their_caches_upkeep(spec: str, more: list[float]) -> None:
+    trace = toy_trace([0.0], [20], [8])
+    upkeep = (Upkeep("SparseCache", "pack", 0.5, 0.25), Upkeep("SparseCache", "reuse", 2.0, 0.0))
+    latencies = []
+    for own in ((), upkeep):
+        profile = replace(PROFILE, latency=replace(PROFILE.latency, upkeep=own))
+        journal = Collector()
+        simulate(trace, profile, parse(f"{spec},block_length=4"), append=journal)
+        latencies.append(journal.steps["latency"])
+    assert (latencies[1] - latencies[0]).tolist() == pytest.approx(2 * more)
 
 
 def test_a_profile_of_the_other_family_is_one_clear_line() -> None:

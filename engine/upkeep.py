@@ -1,0 +1,42 @@
+"""What full-sequence caches cost beyond a step's features: choosing and packing keys, finding what changed, voting.
+
+A profile measures it, by the cache's kind and the phase of a row; a step's rows add up.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .cache import FastCache, MaskKV, NoCache, PeriodicCache, SparseCache
+from .latency import LatencyModel
+from .step import Phase, StepPlan
+
+Floats = npt.NDArray[np.float64]
+PHASES = tuple(phase.name.lower() for phase in Phase)
+CACHES = tuple(kind.__name__ for kind in (NoCache, FastCache, SparseCache, PeriodicCache, MaskKV))
+
+
+def table_of(latency: LatencyModel, cache: object) -> Floats:
+    """Seconds a row, and seconds a token of its request, by phase: [phases, 2]; nothing where nobody measured it."""
+    table = np.zeros((len(PHASES), 2))
+    for part in latency.upkeep:
+        if part.cache == type(cache).__name__:
+            table[PHASES.index(part.phase)] = part.row, part.token
+    return table
+
+
+def of_rows(
+    table: Floats, phases: npt.NDArray[Any], prompt: npt.NDArray[Any], end: npt.NDArray[Any], block: int
+) -> Floats:
+    """Seconds of each row: `end` is where its request's output ends, which is computed in whole blocks."""
+    length = prompt + -(-(end.astype(np.int64) - prompt) // block) * block
+    seconds: Floats = table[phases, 0] + table[phases, 1] * length
+    return seconds
+
+
+def of_plan(table: Floats, plan: StepPlan) -> float:
+    """Seconds of a plan's rows together."""
+    if not table.any():
+        return 0.0
+    return float(of_rows(table, plan.phases, plan.prompt, plan.end, plan.window.shape[1]).sum())
