@@ -24,7 +24,7 @@ def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
     if prompt <= rule.budget:
         return np.full(n, prompt, np.int64)
     group = np.zeros(n, np.int64)
-    group[[layer for layer in rule.boundary if -n <= layer < n]] = 1
+    group[list(rule.boundary)] = 1
     members, weights = np.bincount(group, minlength=2), np.bincount(group, weights=importance, minlength=2)
     apart = np.full(n, 1 / n)
     if members.all() and weights.sum() > 0:
@@ -32,31 +32,29 @@ def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
     return divided(n * rule.budget, rule.beta / n + (1 - rule.beta) * apart, prompt)
 
 
-def head_budgets(rule: MaskKV, preference: Floats, layer: int, prompt: int) -> Ints:
-    """Prompt keys that each head of a layer keeps, `layer` of them in the mean, [heads].
+def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> Ints:
+    """Prompt keys that each head of a layer keeps, `mean` of them in the mean, [heads].
 
     preference [heads]: of what masks attend to in the prompt and in masks, the prompt's share (eq. 14).
     """
     n = len(preference)
     apart = preference / preference.sum() if preference.sum() > 0 else np.full(n, 1 / n)
-    return divided(n * layer, rule.alpha / n + (1 - rule.alpha) * apart, prompt)
+    return divided(n * mean, rule.alpha / n + (1 - rule.alpha) * apart, prompt)
 
 
 def divided(total: int, shares: Floats, most: int) -> Ints:
     """`total` divided by shares into whole numbers of at most `most`; total is at most as many times that."""
-    full = np.zeros(len(shares), np.bool_)
-    while not full.all():
-        left, open_shares = total - most * int(full.sum()), shares[~full]
-        wanted = left * (open_shares / open_shares.sum() if open_shares.sum() > 0 else 1 / len(open_shares))
-        over = ~full
-        over[~full] = wanted >= most
+    wanted = np.full(len(shares), float(most))
+    open_ = np.ones(len(shares), np.bool_)  # below the limit
+    while open_.any():
+        left, own = total - most * int((~open_).sum()), shares[open_]
+        wanted[open_] = left * (own / own.sum() if own.sum() > 0 else 1 / len(own))
+        over = open_ & (wanted >= most)
         if not over.any():
             break
-        full |= over
-    parts = np.full(len(shares), most, np.int64)
-    if full.all():
-        return parts
-    parts[~full] = wanted
-    order = np.flatnonzero(~full)[np.argsort(-open_shares, kind="stable")]
+        wanted[over] = most
+        open_ &= ~over
+    parts = wanted.astype(np.int64)
+    order = np.argsort(np.where(open_, -shares, np.inf), kind="stable")
     parts[order[: total - int(parts.sum())]] += 1
     return parts

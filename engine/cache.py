@@ -62,7 +62,7 @@ class NoCache:
     def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
         """Tokens' worth of keys and values that requests hold while they run.
 
-        state: that the outputs of a token's attention and feed-forward take: 1 where all heads have keys of their own.
+        state: that the outputs of a token's attention and feed-forward take: 1 where keys are as wide as hidden states.
         """
         return np.zeros_like(length)
 
@@ -189,7 +189,7 @@ class MaskKV(PeriodicCache):
     """MaskKV on dLLM-Cache: each head keeps the keys of the prompt that masks vote for, `budget` of them on average.
 
     Votes are cast once, in the first step. Budgets of layers (beta, boundary) and heads (alpha) differ and add up
-    to the same number, so that time and memory depend on `budget` alone (3.3, 3.4).
+    to the same number, so that time depends on `budget` alone, and memory but for the runs begun (3.3, 3.4).
     """
 
     response_refresh: int = 5

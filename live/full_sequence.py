@@ -79,9 +79,10 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     length = lengths(prompt, prompt + np.array([r.output_length for r in requests]), policy.block_length)
     held = -(-_cache_of(policy).held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)
-    if isinstance(policy.cache, MaskKV):  # each head of the prompt in runs of its own
-        longest += RUN - 1
-    scratch = most * max(1, -(-longest // page))
+    in_place = isinstance(policy.cache, FastCache | PeriodicCache)
+    if isinstance(policy.cache, MaskKV):  # the prompt while it is computed, each head in runs of its own
+        longest, in_place = longest + RUN - 1, False
+    scratch = 0 if in_place else most * max(1, -(-longest // page))
     if isinstance(policy.batching, PhaseMultiplexed):
         scratch = min(scratch, most + policy.batching.max_batched_tokens // page)
     return min(limits.num_pages, most * int(held.max())), scratch

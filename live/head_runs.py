@@ -52,14 +52,16 @@ class Seen:
     history: Tensor  # [kv_heads] int32, keys of the prompt
     listed: Tensor  # [kv_heads, RUN - 1 + response] bool
 
-
-def seen(prompt: Sequence[Ints], counts: Ints, response: Sequence[Ints], num: int, device: torch.device) -> Seen:
-    """The first counts[h] rows of each head's prompt list, and the `num` rows of its response."""
-    both = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
-    table = np.full((len(both), max(1, *map(len, both))), -1, np.int32)
-    for row, runs in zip(table, both, strict=True):
-        row[: len(runs)] = runs
-    column = np.arange(RUN - 1 + num) - (-counts % RUN)[:, None]
-    listed = (column >= 0) & (column < num)
-    arrays = (table, counts.astype(np.int32), listed)
-    return Seen(*(torch.from_numpy(array).to(device) for array in arrays))
+    @classmethod
+    def of(
+        cls, prompt: Sequence[Ints], counts: Ints, response: Sequence[Ints], num: int, device: torch.device
+    ) -> "Seen":
+        """The first counts[h] rows of each head's prompt list, and the `num` rows of its response."""
+        both = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
+        table = np.full((len(both), max(1, *map(len, both))), -1, np.int32)
+        for row, runs in zip(table, both, strict=True):
+            row[: len(runs)] = runs
+        column = np.arange(RUN - 1 + num) - (-counts % RUN)[:, None]
+        listed = (column >= 0) & (column < num)
+        arrays = (table, counts.astype(np.int32), listed)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))

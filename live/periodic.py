@@ -25,7 +25,7 @@ from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import PagedCache
 from .forward import Forward, Sampled
 from .full_sequence import WHOLE, FullSequenceExecutor, lengths
-from .head_runs import Runs, Seen, places, seen
+from .head_runs import Runs, Seen, places
 from .model import Decoder, Layer
 from .prompts import Prompts
 
@@ -33,6 +33,15 @@ SAMPLES, SAMPLE_LENGTH = 4, 128  # prompts, and tokens of each, by which the imp
 GRID = 2**20  # similarities that differ by less than one part in so many are the same
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+
+def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
+    """The `num` rows of [rows, kv_heads, head_dim] whose cosines are the lowest, ascending.
+
+    In fp64: what did not change is at 1, in as many dimensions as there are. There the lower position goes first.
+    """
+    alike = cosine_similarity(fresh.flatten(1).double(), old.flatten(1).double(), dim=1)
+    return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
 
 
 @torch.inference_mode()
@@ -67,7 +76,7 @@ class LayerCache:
 
     prompt: Tensor  # [prompt, kv_heads], its keys and values while it is computed
     response: Tensor  # [response, kv_heads]
-    states: Tensor  # [positions, rows of one]: what attention added among the keys, what the feed-forward, the values
+    states: Tensor  # [positions, rows of one]: among the keys what attention added, among the values the feed-forward
     whole: Seen  # by steps that compute the prompt
     cheap: Seen | None  # by the others; None before heads have chosen
     runs: list[Ints]  # of the response
@@ -81,7 +90,7 @@ class Step:
     first: int
     prompt: bool  # all of the prompt
     response: bool  # all of the response
-    num_changed: int  # of the response, if not all of it, the rows that changed most
+    num_changed: int  # rows of the response: those that changed most, if not all
 
 
 class PeriodicForward(Forward):
@@ -94,10 +103,19 @@ class PeriodicForward(Forward):
         self._rule = policy.cache
         one_head = (-1, RUN, 1, model.config.head_dim)
         self._keys, self._values = cache.all_keys.view(one_head), cache.all_values.view(one_head)
+        self.importance: Floats | None = None  # of layers, by which MaskKV divides its budget among them
+        # Of the request in hand:
         self._layers: list[LayerCache] = []
+        self._budgets: Ints | None = None  # of its layers; None where every key is kept
+        self._prompt = self._length = 0
 
-    def open(self, slot: int, prompt: int, length: int, importance: Floats | None) -> None:
-        """Lay a new request out in the pages that its slot holds. importance [layers]: MaskKV's."""
+    def prepare(self, prompts: Prompts) -> None:
+        """What is found offline, before the first request (3.3)."""
+        if isinstance(self._rule, MaskKV) and self.importance is None:
+            self.importance = importance_of(self.model, prompts)
+
+    def open(self, slot: int, prompt: int, length: int) -> None:
+        """Lay a new request out in the pages that its slot holds."""
         config, cache, response = self.model.config, self.cache, length - prompt
         self._prompt, self._length = prompt, length
         own = cache.table[slot][cache.table[slot] >= 0]
@@ -105,47 +123,59 @@ class PeriodicForward(Forward):
         heads, in_state = config.kv_heads, config.state_tokens * config.kv_heads
         every = np.full(heads, prompt)
         self._layers = []
-        if importance is None:
-            self._budgets, scratch, states = None, None, length * in_state
-        else:
-            assert isinstance(self._rule, MaskKV)
-            self._budgets, states = layer_budgets(self._rule, importance, prompt), response * in_state
-            scratch = Runs(cache, np.arange(cache.scratch, len(cache.all_keys))).take(every.tolist())
+        states, shared = length * in_state, None
+        if isinstance(self._rule, MaskKV):
+            assert self.importance is not None, "prepare comes first"
+            self._budgets, states = layer_budgets(self._rule, self.importance, prompt), response * in_state
+            shared = Runs(cache, np.arange(cache.scratch, len(cache.all_keys))).take(every.tolist())
+            written = self._on_device(places(shared, prompt))
         for _ in range(config.layers):
             runs = self._own.take([response] * heads)
             [of_states] = self._own.take([states])
-            of_prompt = scratch or self._own.take(every.tolist())
-            whole = seen(of_prompt, every, runs, response, self.device)
+            of_prompt = shared
+            if of_prompt is None:
+                of_prompt = self._own.take(every.tolist())
+                written = self._on_device(places(of_prompt, prompt))
+            whole = Seen.of(of_prompt, every, runs, response, self.device)
             self._layers.append(
                 LayerCache(
-                    self._there(places(of_prompt, prompt)), self._there(places(runs, response)),
-                    self._there(places([of_states], states).reshape(-1, in_state)), whole,
-                    None if scratch else whole, runs,
+                    written, self._on_device(places(runs, response)),
+                    self._on_device(places([of_states], states).reshape(-1, in_state)), whole,
+                    whole if shared is None else None, runs,
                 )
             )  # fmt: skip
 
     def advance(self, tokens: Ints, step: Step, sampled: Ints) -> Sampled:
         """Compute a step of the request: tokens [positions from step.first on]; sampled, rows of these."""
-        numbers = self._there(np.concatenate([tokens, sampled]))
+        numbers = self._on_device(np.concatenate([tokens, sampled]))
         return self._timed(lambda: (self._answers_of(numbers[: len(tokens)], step, numbers[len(tokens) :]), None))
 
     @torch.inference_mode()
     def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor) -> list[Tensor]:
         x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
+        num_rows = step.num_changed + (self._prompt if step.prompt else 0)
+        heads = self.model.config.kv_heads
+        # Where each head's queries begin, and their positions: what is seen is no matter of those.
+        start = num_rows * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
+        nowhere = torch.zeros(heads * num_rows, dtype=torch.int32, device=self.device)
         for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
-            x = self._layer(layer, cache, x, cos, sin, step)
+            x = self._layer(layer, cache, x, cos, sin, step, start, nowhere)
         return [*self._sample(self.model.leave(x[sampled]))]
 
-    def _layer(self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step) -> Tensor:
+    def _layer(
+        self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step, start: Tensor,
+        nowhere: Tensor,
+    ) -> Tensor:  # fmt: skip
         """A layer's output, [rows, hidden], as `x`."""
         rows, to = self._rows(layer, cache, x, step)
         if not len(rows):  # all is as it was kept
-            return x + sum(self._completed(store, cache, x[:0], rows, len(x)) for store in (self._keys, self._values))
+            x = x + self._completed(self._keys, cache, x[:0], rows, len(x))
+            return x + self._completed(self._values, cache, x[:0], rows, len(x))
         _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
         one_head = (-1, 1, k.shape[2])
         k_rows, v_rows = k.reshape(one_head), v.reshape(one_head)
         kv_scatter(k_rows, v_rows, self._keys, self._values, to.reshape(-1), check=False)
-        read = self._read(q, cache.whole if step.prompt else cache.cheap)
+        read = self._read(q, cache.whole if step.prompt else cache.cheap, start, nowhere)
         if step.prompt and self._budgets is not None:
             self._keep_chosen(layer.index, cache, q, k, v)
         x = x + self._completed(self._keys, cache, layer.output(read), rows, len(x))
@@ -168,19 +198,14 @@ class PeriodicForward(Forward):
             return torch.arange(0, device=self.device)
         values = self._values.view(-1, self._values.shape[-1])
         fresh, old = layer.values(response), values[cache.response]
-        alike = cosine_similarity(fresh.flatten(1).float(), old.flatten(1).float(), dim=1)
         values[cache.response] = fresh
-        # What did not change is alike but for rounding, and the lower position goes first.
-        return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
+        return least_alike(fresh, old, num)
 
-    def _read(self, q: Tensor, keys: Seen | None) -> Tensor:
+    def _read(self, q: Tensor, keys: Seen | None, start: Tensor, nowhere: Tensor) -> Tensor:
         """What queries read, [rows, heads x head_dim]; those of a KV head are a sequence."""
         assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
-        start = n * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
-        # What is seen is no matter of positions.
-        nowhere = torch.zeros(heads * n, dtype=torch.int32, device=self.device)
         read = ragged_paged_attention(
             by_head.reshape(heads * n, -1, q.shape[2]), self._keys, self._values, keys.table, start, nowhere,
             keys.history, keys.listed, WHOLE, check=False,
@@ -198,7 +223,7 @@ class PeriodicForward(Forward):
         if len(rows) == num_rows:
             return fresh
         kept = states[cache.states].flatten(1)[:, : fresh.shape[1]]
-        return torch.cat([fresh[:without], kept])
+        return torch.cat([fresh[:without], kept]) if without else kept
 
     def _keep_chosen(self, index: int, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Of the prompt's keys and values keep those chosen in the request's first step."""
@@ -210,7 +235,10 @@ class PeriodicForward(Forward):
         kv_scatter(k, v, self._keys, self._values, chosen.places, check=False)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
-        """Each head's keys of the prompt with the most votes: the lower position where votes are equal."""
+        """Each head's keys of the prompt with the most votes: the lower position where votes are equal.
+
+        How many a head keeps decides where its keys lie, so the host waits for the votes, once a layer and request.
+        """
         assert isinstance(self._rule, MaskKV)
         assert self._budgets is not None
         prompt, length, heads = self._prompt, self._length, k.shape[1]
@@ -220,7 +248,7 @@ class PeriodicForward(Forward):
         if budget < prompt < length:
             masked = torch.arange(prompt, length, device=self.device)
             numbers = ([0, length - prompt], [0, length], [prompt])
-            masked_start, key_start, num_prompt = (self._there(np.array(x)).int() for x in numbers)
+            masked_start, key_start, num_prompt = (self._on_device(np.array(x)).int() for x in numbers)
             votes, to_prompt, to_masked = mask_vote(q, k, masked, masked_start, key_start, num_prompt, check=False)
             preference = (to_prompt / (to_prompt + to_masked))[0].double().cpu().numpy()
             counts = head_budgets(self._rule, preference, budget, prompt)
@@ -229,11 +257,11 @@ class PeriodicForward(Forward):
         of_heads = [places([own], int(count))[:, 0] for own, count in zip(runs, counts, strict=True)]
         cache.chosen = Chosen(
             torch.cat([own[:count].sort().values for own, count in zip(order, counts.tolist(), strict=True)]),
-            self._there(np.repeat(np.arange(heads), counts)), self._there(np.concatenate(of_heads)),
+            self._on_device(np.repeat(np.arange(heads), counts)), self._on_device(np.concatenate(of_heads)),
         )  # fmt: skip
-        cache.cheap = seen(runs, counts, cache.runs, length - prompt, self.device)
+        cache.cheap = Seen.of(runs, counts, cache.runs, length - prompt, self.device)
 
-    def _there(self, array: Ints) -> Tensor:
+    def _on_device(self, array: Ints) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device)
 
 
@@ -246,8 +274,7 @@ class PeriodicExecutor(FullSequenceExecutor):
         self, forward: PeriodicForward, policy: Policy, prompts: Prompts, draws: CommitDraws | ScheduledCommits | None
     ) -> None:
         super().__init__(forward, policy, prompts, draws)
-        # Budgets of layers are found offline, before the first request (3.3).
-        self.importance = importance_of(forward.model, prompts) if isinstance(self._rule, MaskKV) else None
+        forward.prepare(prompts)
         self._opened = -1
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
@@ -260,17 +287,17 @@ class PeriodicExecutor(FullSequenceExecutor):
         if not length[0]:
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
         if request != self._opened:
+            self._forward.open(slot, int(prompt[0]), int(length[0]))
             self._opened = request
-            self._forward.open(slot, int(prompt[0]), int(length[0]), self.importance)
 
         of_prompt = phase in (Phase.FULL, Phase.REFRESH_PROMPT)
         of_response = phase in (Phase.FULL, Phase.REFRESH_RESPONSE)
-        first = int(prompt[0]) if self.importance is not None and not of_prompt else 0
+        first = int(prompt[0]) if isinstance(self._rule, MaskKV) and not of_prompt else 0
         changed = int(plan.num_tokens[0]) - (int(prompt[0]) if of_prompt else 0)
         sampled = np.arange(0 if self._rule.logits == "all" else int(start[0]), int(length[0])) - first
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),
-            Step(first, of_prompt, of_response, 0 if of_response else changed), sampled,
+            Step(first, of_prompt, of_response, changed), sampled,
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
         if plan.window[0, 0]:

@@ -35,6 +35,8 @@ def test_what_a_limit_cuts_off_goes_to_the_others_in_proportion() -> None:
     assert divided(100, np.array([0.7, 0.2, 0.1]), 1000).tolist() == [70, 20, 10]
     assert divided(100, np.array([0.7, 0.2, 0.1]), 40).tolist() == [40, 40, 20]
     assert divided(100, np.array([0.7, 0.2, 0.1]), 45).tolist() == [45, 37, 18]
+    # Just at the limit: it is full.
+    assert divided(8, np.array([0.5, 0.3125, 0.1875]), 4).tolist() == [4, 3, 1]
     assert divided(10, np.array([1.0, 0.0, 0.0]), 4).tolist() == [4, 3, 3]
     assert divided(5, np.zeros(3), 4).tolist() == [2, 2, 1]
 
@@ -49,6 +51,9 @@ def test_layers_share_by_the_importance_of_their_group() -> None:
         80,
         120,
     ]  # no more than there are
+    # Groups of unlike size: the middle is one layer.
+    rule = MaskKV(budget=100, beta=0.0)
+    assert layer_budgets(rule, np.array([5.0, 2.0, 1.0]), 1000).tolist() == [113, 75, 112]
     assert layer_budgets(MaskKV(budget=100, beta=1.0), np.array([5.0, 1.5, 0.5, 1.0]), 1000).tolist() == [100] * 4
 
 

@@ -40,7 +40,7 @@ def test_a_forward_by_the_kernels_says_what_one_by_the_references_says() -> None
         before = dict(taken)
         with use(path):  # type: ignore[arg-type]
             outs = [forward.run(batch(prefill)) for prefill in (True, False)]
-        for operation in ("ragged_paged_attention", "kv_scatter"):
+        for operation in ("ragged_paged_attention", "kv_scatter", "qk_norm_rope", "swiglu"):
             assert taken[operation, path] - before.get((operation, path), 0) == 2 * WIDE.layers  # type: ignore[index]
         said[path] = [(out.tokens, out.confidence) for out in outs]
         said[path].append((forward.cache.keys.numpy(), forward.cache.values.numpy()))

@@ -64,6 +64,8 @@ def test_passes_by_the_kernels_say_what_those_by_the_references_say(head_centric
         assert now == {
             ("ragged_paged_attention", path): 4 * TINY.layers, ("kv_scatter", path): 4 * TINY.layers,
             ("pooled_topk_pack", path): 2 * TINY.layers, ("confidence_of_hidden", path): 4,
+            ("qk_norm_rope", path): 4 * TINY.layers, ("swiglu", path): 4 * TINY.layers,
+            ("add_rms_norm", path): 4 * (2 * TINY.layers + 1),
         }  # fmt: skip
         found[path] = (forward.said, cache.keys.numpy())
     (said, keys), (expected, wanted) = found["triton"], found["reference"]

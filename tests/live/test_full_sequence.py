@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dsim.engine import pooled_topk
-from dsim.engine.cache import FastCache, NoCache, SparseCache
+from dsim.engine.cache import FastCache, NoCache, PeriodicCache, SparseCache
 from dsim.engine.commits import CommitDraws, CommitModel, ScheduledCommits
 from dsim.engine.engine import Limits
 from dsim.engine.errors import PolicyError
@@ -259,12 +259,20 @@ def test_a_session_serves_by_the_references_on_a_cpu(spec: str) -> None:
 def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() -> None:
     requests = [Request(i, 0.0, 30, 10) for i in range(20)]  # 42 tokens: 6 pages, of which sparsely 3
     for spec, expected in [
-        ("vanilla", (0, 6)), ("fast-dllm", (6, 6)), ("sparse-dllm", (3, 6)), ("dllm-serve,max_batch=5", (15, 30)),
+        ("vanilla", (0, 6)), ("fast-dllm", (6, 0)), ("sparse-dllm", (3, 6)), ("dllm-serve,max_batch=5", (15, 30)),
         ("dllm-serve,max_batched_tokens=80", (60, 30)), ("dllm-serve,num_pages=50", (50, 120)),
+        # In runs of 16: 32 of the prompt, 16 of the rest, 48 of states; MaskKV's 8 + 15, 16, 16, and the prompt apart.
+        ("dllm-cache", (12, 0)), ("maskkv:8", (7, 8)),
     ]:  # fmt: skip
         policy = parse(spec + ",page_size=8,block_length=4")
         limits = Limits(policy.memory.num_pages or 1000, 256, policy.batching.max_batch or 1)
         assert pages_of_use(policy, limits, requests) == expected
+
+
+def test_dllm_cache_in_a_phase_multiplexed_batch_is_refused() -> None:
+    policy = replace(parse("dllm-serve"), cache=PeriodicCache())
+    with pytest.raises(PolicyError, match="dsim live runs PeriodicCache one request at a time: expected Static"):
+        check_runs(policy, SMALL)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """dLLM-Cache and MaskKV on a device against a plain executor: whole tensors, no pages."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from dsim.engine.full_sequence import FullSequenceEngine
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
+from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig
-from dsim.live.periodic import PeriodicForward, importance_of
+from dsim.live.full_sequence import FullSequenceExecutor
+from dsim.live.model import frequencies
+from dsim.live.periodic import PeriodicForward, importance_of, least_alike
 
 from .dense import SMALL, Dense
 from .plain_periodic import PlainPeriodic
@@ -24,12 +28,15 @@ SETTINGS = [
     "dllm-cache:6,response_refresh=3",
     "dllm-cache:5,response_refresh=3,transfer=0.5,logits=block",
     "dllm-cache:4,response_refresh=2,transfer=0",
+    "dllm-cache:3,response_refresh=4,transfer=0",
+    "dllm-cache:4,response_refresh=7,transfer=1",
     "dllm-cache:1,response_refresh=1",
     "dllm-cache:7,response_refresh=4,block_length=8,denoising_steps=5,transfer=0.6",
     "dllm-cache:6,response_refresh=4,strategy=low_confidence_dynamic,threshold=0.6",
     "maskkv:4,prompt_refresh=6,response_refresh=3",
     "maskkv:3,prompt_refresh=5,response_refresh=4,transfer=0.5,alpha=0,beta=0",
     "maskkv:8,prompt_refresh=7,response_refresh=2,boundary=1",
+    "maskkv:5,prompt_refresh=5,response_refresh=7,transfer=1",
     "maskkv:1,prompt_refresh=4,response_refresh=4,alpha=1,beta=1",
     "maskkv:4,prompt_refresh=3,response_refresh=2,block_length=8,transfer=0.6,strategy=sequential",
 ]
@@ -58,6 +65,44 @@ def test_whole_requests_commit_what_a_plain_executor_commits(spec: str, config: 
     assert watched.commits == {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
 
 
+@pytest.mark.parametrize("config", [SMALL, DEEP], ids=["2 layers", "4 layers"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "dllm-cache:3,response_refresh=4,transfer=0", "dllm-cache:9,response_refresh=20,transfer=0.1",
+        "dllm-cache:9,response_refresh=20,transfer=0.1,block_length=8,denoising_steps=4",
+        "maskkv:4,prompt_refresh=6,response_refresh=20,transfer=0.1",
+    ],
+)  # fmt: skip
+def test_every_step_is_as_confident_as_the_plain_executor(
+    spec: str, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What commits tells little of rows that are a little wrong.
+    policy, said, decide = policy_of(spec), list[Any](), FullSequenceExecutor._decide
+
+    def listen(self: FullSequenceExecutor, plan: StepPlan, tokens: Any, confidence: Any) -> Any:
+        said.append(confidence[0].copy())
+        return decide(self, plan, tokens, confidence)
+
+    monkeypatch.setattr(FullSequenceExecutor, "_decide", listen)
+    for i, (prompt, output) in enumerate(LENGTHS):
+        if not output:
+            continue
+        said.clear()
+        run(policy, [(prompt, output)], indices=[i], config=config)
+        plain, expected = oracle(policy, config), list[Any]()
+        choose = plain.choose
+
+        def told(best: dict[int, float], *rest: Any, expected: Any = expected, choose: Any = choose) -> set[int]:
+            expected.append([best[p] for p in sorted(best)])
+            chosen: set[int] = choose(best, *rest)
+            return chosen
+
+        monkeypatch.setattr(plain, "choose", told)
+        plain.serve(PROMPTS(i, prompt).tolist(), output)
+        np.testing.assert_allclose(np.array(said), expected, rtol=1e-3, atol=1e-5)
+
+
 def test_no_two_of_those_settings_commit_alike() -> None:
     # The tests above would tell nothing apart.
     found = {spec: run(policy_of(spec), LENGTHS, config=DEEP)[0].commits for spec in SETTINGS}
@@ -77,6 +122,39 @@ def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest
     kept, *_ = run(policy_of(f"maskkv:40,{periods}"), LENGTHS)
     every, *_ = run(policy_of(f"dllm-cache,{periods}"), LENGTHS)
     assert kept.commits == every.commits
+
+
+def test_confidence_is_of_the_policys_temperature() -> None:
+    sure, unsure = (run(policy_of(f"dllm-cache,temperature={t}"), [(9, 4)])[0].executor._forward for t in (0.5, 2.0))
+    assert (sure.temperature, unsure.temperature) == (0.5, 2.0)
+
+
+# ---- what changed -----------------------------------------------------------------------------------------------
+
+
+def test_rows_are_told_apart_by_all_their_heads_together() -> None:
+    old = torch.ones(3, 2, 4)
+    fresh = old.clone()
+    fresh[0, 1] *= -1  # half of it turned round, the first head as it was
+    fresh[1, :, 0] *= 1.1  # all of it a little off
+    assert least_alike(fresh, old, 1).tolist() == [0]
+    assert least_alike(fresh, old, 2).tolist() == [0, 1]
+    # A head of little weight says little.
+    old = torch.cat([torch.full((2, 1, 4), 100.0), torch.full((2, 1, 4), 0.01)], 1)
+    fresh = old.clone()
+    fresh[0, 1] *= -1
+    fresh[1, 0, 0] *= 1.5
+    assert least_alike(fresh, old, 1).tolist() == [1]
+
+
+@pytest.mark.parametrize("heads", [2, 32])
+def test_of_rows_that_did_not_change_the_lower_ones_go_first(heads: int) -> None:
+    # As wide as LLaDA's values, where fp32 would leave their cosines around 1.
+    old = torch.randn(64, heads, 128, generator=torch.Generator().manual_seed(0))
+    assert least_alike(old.clone(), old, 5).tolist() == [0, 1, 2, 3, 4]
+    fresh = old.clone()
+    fresh[[40, 50]] += 0.1 * torch.randn(2, heads, 128, generator=torch.Generator().manual_seed(1))
+    assert least_alike(fresh, old, 4).tolist() == [0, 1, 40, 50]
 
 
 # ---- what is kept ---------------------------------------------------------------------------------------------
@@ -131,7 +209,11 @@ def test_importance_is_what_attention_changes() -> None:
                 cosine = (x * after).sum(1) / (x.norm(dim=1) * after.norm(dim=1))
                 expected[i] += float((1 - cosine).mean()) / periodic.SAMPLES
     np.testing.assert_allclose(importance, expected, atol=1e-5)
-    assert importance[3] < 1e-6 < importance[:3].min()
+    assert 0.0 <= importance[3] < 1e-6 < importance[:3].min()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.output.weight.zero_()  # type: ignore[operator, union-attr]
+    assert (importance_of(model, PROMPTS) >= 0.0).all()
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------
@@ -162,6 +244,34 @@ def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: 
         assert isinstance(forward, PeriodicForward)
         # No more is held than the runs that are begun take, and what the slack of a head's last run adds.
         assert 0 <= len(forward._own._runs) - forward._own._used <= config.layers * kv_heads * (2 + page // RUN)
+
+
+@pytest.mark.parametrize("spec", ["dllm-cache:5,response_refresh=3", "maskkv:4,prompt_refresh=5,response_refresh=3"])
+@pytest.mark.parametrize("transfer", [0, 0.25])
+def test_requests_of_nothing_and_of_one_token_are_served_in_bf16(spec: str, transfer: float) -> None:
+    # Of a model whose states fill the last of their rows in part.
+    config = replace(SMALL, name="odd", hidden=100)
+    model = decoder(config).to(torch.bfloat16)
+    model.frequencies = frequencies(config)
+    lengths = [(0, 4), (0, 0), (5, 0), (1, 1), (30, 9)]
+    watched, table, *_ = run(policy_of(f"{spec},transfer={transfer}"), lengths, config=config, model=model)
+    assert (table["status"] == 0).all()
+    assert [sum(map(len, watched.commits[i])) for i in range(len(lengths))] == [4, 0, 0, 4, 12]
+
+
+def test_all_rows_go_through_the_head_that_are_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    sample = PeriodicForward._sample
+
+    def listen(self: PeriodicForward, hidden: torch.Tensor) -> Any:
+        seen.append(len(hidden))
+        return sample(self, hidden)
+
+    monkeypatch.setattr(PeriodicForward, "_sample", listen)
+    for spec in ("dllm-cache:5,response_refresh=3", "maskkv:4,prompt_refresh=5,response_refresh=3"):
+        seen.clear()
+        _, _, journal, _ = run(policy_of(spec), LENGTHS)
+        assert seen == journal.steps["head_rows"].tolist()
 
 
 def test_two_requests_in_turn_get_what_each_gets_alone() -> None:

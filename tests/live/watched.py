@@ -82,12 +82,13 @@ def run(
     poison: bool = False,
     arrivals: float = 0.0,
     config: ModelConfig = SMALL,
+    model: Decoder | None = None,
 ) -> tuple[Watched, RequestTable, Collector, Limits]:
     """Serve requests; `indices`: what they are called, which says what they ask."""
     indices = indices or list(range(len(lengths)))
     requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
     limits = Limits(num_pages, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
-    forward = session._forward(decoder(config), policy, limits, requests, 8192, graphs=False)
+    forward = session._forward(model or decoder(config), policy, limits, requests, 8192, graphs=False)
     executor = session._executor(forward, policy, limits, PROMPTS, draws)
     assert isinstance(executor, FullSequenceExecutor)
     watched = Watched(executor, forward.cache, poison)
