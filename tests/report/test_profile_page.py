@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dsim
+from dsim.engine.latency import Upkeep
 from dsim.profiler.profile import Profile
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.profile_page import doubts, page
@@ -47,6 +48,14 @@ def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> 
     html = page(replace(profile, commits=(), commit_fits=()), log.steps, {})
     assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
     assert "What a step yields" not in html
+
+
+def test_a_page_shows_the_upkeep_of_caches_where_there_is_one(profile: Profile, log: StepLog) -> None:
+    upkeep = (Upkeep("MaskKV", "full", 0.00125, 2e-6),)
+    html = drawn(replace(profile, latency=replace(profile.latency, upkeep=upkeep)), log)
+    assert '<tr><th scope="row">MaskKV</th><td>full</td><td>1.25</td><td>2</td></tr>' in html
+    assert "Upkeep of" in html
+    assert "Upkeep of" not in drawn(profile, log)
 
 
 def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
