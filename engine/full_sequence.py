@@ -69,15 +69,17 @@ class FullSequenceEngine(Engine):
         """Who runs next under the token budget, in the published scheduler's order (4.3)."""
         budget, most = batching.max_batched_tokens, self.limits.max_batch
         cost = self._cache.work(self._standing(self._running)).tokens
-        fits = np.zeros(len(self._running), np.bool_)
-        used = 0
-        for i, tokens in enumerate(cost.tolist()):
-            if used + tokens > budget or fits.sum() == most:
-                if batching.hold_behind_stalled:
+        fits = np.ones(len(self._running), np.bool_)
+        used = int(cost.sum())
+        if used > budget or len(fits) > most:
+            fits[:] = False
+            used = num = 0
+            for i, tokens in enumerate(cost.tolist()):
+                if used + tokens <= budget and num < most:
+                    fits[i] = True
+                    used, num = used + tokens, num + 1
+                elif batching.hold_behind_stalled:
                     break
-                continue
-            fits[i] = True
-            used += tokens
         batch, stalled = self._running[fits], self._running[~fits]
         newcomers: list[int] = []
         if not len(stalled) or batching.admit_past_stalled:
@@ -94,6 +96,8 @@ class FullSequenceEngine(Engine):
                     ahead = more
                 newcomers.append(self._admit_head())
                 used += length
+        if not newcomers:
+            return batch
         new = np.array(newcomers, np.int32)
         first = int(np.argmin(fits)) if len(stalled) else len(fits)
         self._running = np.insert(self._running, first if batching.newcomers_first else len(fits), new)
@@ -208,13 +212,14 @@ class FullSequenceEngine(Engine):
         if static:
             done = self._end_together(slots, now)
         else:
-            none = slots[(q.end[slots] == q.prompt[slots]) & ~q.finished[slots]]
+            done = slots[(q.end[slots] == q.prompt[slots]) & ~q.finished[slots]]
             complete = slots[~(status == MASKED).any(axis=1) & (q.start[slots] < q.end[slots])]
-            self._finish(none, now)
-            done = np.concatenate([none, self._publish(complete, now)])
-            self._next_block(complete[~q.finished[complete]])
-        self._release(done)
+            self._finish(done, now)
+            if len(complete):  # which in most steps none is
+                done = np.concatenate([done, self._publish(complete, now)])
+                self._next_block(complete[~q.finished[complete]])
         if len(done):
+            self._release(done)
             self._running = self._running[~q.finished[self._running]]
         indices: Ints = q.request[done]
         return indices
