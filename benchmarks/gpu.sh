@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What needs a GPU, in stages of at most nine minutes, on a bare machine: Python, PyTorch and Triton are there, no network.
 #
-#   benchmarks/gpu.sh tests|profile|validate|kernels [OUT]
+#   benchmarks/gpu.sh tests|profile|validate|kernels|caches [OUT]
 #
 #   tests     the tests marked gpu: kernels against their references, the executor on the device
 #   profile   SDAR-8B's dimensions with random weights: OUT/h200.json (NAME to change) and its report
 #   validate  4 policies x 3 loads against that profile, the most telling first; every cell is saved as it ends
+#   caches    a profile of the same model attending both ways, and five full-sequence policies x 2 loads against it
 #   kernels   each kernel, and whole decode steps, beside the device's ceilings: OUT/kernels.json, OUT/steps.json
 #
 # OUT is ./gpu-results unless given; a stage that finds its earlier results there goes on with them. GRAPHS=--graphs captures
@@ -13,7 +14,7 @@
 # Where simpy, plotly, optuna or other needs are missing and cannot be downloaded, put their wheels in a folder and name it:
 # WHEELS.
 set -euo pipefail
-stage=${1:?"expected a stage: tests, profile, validate or kernels"}
+stage=${1:?"expected a stage: tests, profile, validate, kernels or caches"}
 repository=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${2:-gpu-results}"
 out=$(cd "${2:-gpu-results}" && pwd)
@@ -59,12 +60,18 @@ case $stage in
     tar -czf "$out/validation.tar.gz" -C "$out" validation
     [ "$status" -eq 0 ] || { echo "validate ended with $status: a bound was missed (1) or cells are left (124)"; exit "$status"; }
     ;;
+  caches)
+    timeout 560 "$python" -m dsim validate --model "$model" --device cuda --budget 9m --lengths lognormal:400,200,96,32 \
+      --policy fast-dllm --policy sparse-dllm --policy dllm-cache --policy maskkv --policy dllm-serve,max_batch=16 \
+      --load 0.4 --load 0.7 --seed 1 -o "$out/caches" --json > "$out/caches.json"
+    tar -czf "$out/caches.tar.gz" -C "$out" caches
+    ;;
   kernels)
     timeout 400 "$python" "$repository/benchmarks/kernels.py" ${TUNE:-} --json "$out/kernels.json" | tee "$out/kernels.txt"
     timeout 140 "$python" "$repository/benchmarks/step.py" --model "$model" --json "$out/steps.json" | tee "$out/steps.txt"
     ;;
   *)
-    echo "stage is $stage, expected tests, profile, validate or kernels" >&2
+    echo "stage is $stage, expected tests, profile, validate, kernels or caches" >&2
     exit 2
     ;;
 esac

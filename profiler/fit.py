@@ -144,7 +144,8 @@ def _drift(taken: Samples) -> tuple[float | None, float]:
         return None, np.inf
     slope = float((x * y).sum() / (x**2).sum())
     error = float(np.sqrt(((y - slope * x) ** 2).sum() / degrees / (x**2).sum()))
-    return slope, error
+    # A line through few and wild repeats may fall by more than all there is.
+    return max(-1.0, slope), error
 
 
 def _doubts(

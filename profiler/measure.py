@@ -329,7 +329,9 @@ def measure_upkeep(
     config, found = loaded.model.config, []
     block = config.block_length
     most = min(512, config.context_limit) - 2 * block
-    prompts = sorted({max(1, most // 8), max(1, most // 2), max(1, most)})
+    prompts = sorted({length for length in (most // 8, most // 2, most) if length > 0})
+    if not prompts:
+        return ()
     for i, spec in enumerate(FULL_SEQUENCE):
         policy = parse(f"{spec},page_size=256,block_length={block},denoising_steps={min(block, UPKEEP_STEPS)}")
         if told is not None:

@@ -246,6 +246,15 @@ def test_repeats_taken_back_to_back_know_nothing_of_drift() -> None:
     assert fit_latency(samples(once.features, once.latency * slower, once.device * slower))[1].drift is None
 
 
+def test_no_repeats_however_wild_drift_by_more_than_all_there_is() -> None:
+    # A profile with such a drift could not be read again, and the measuring would be lost.
+    twice = run(TWO, [*shapes(60, 8), *shapes(60, 8)], 8, noise=0.0)
+    wild = np.where(np.arange(len(twice)) < len(twice) / 2, 1.9, 0.1)
+    _, fit = fit_latency(samples(twice.features, twice.latency * wild, twice.device * wild))
+    assert fit.drift == -1.0
+    assert "drift" in refused(fit)
+
+
 def test_too_few_points_are_refused() -> None:
     assert refused(fit_latency(run(TWO, shapes(14, 9), 9))[1])[0] == "too few points"
     with pytest.raises(ProfileError, match="3 step shapes were measured to fit to, expected at least 4"):

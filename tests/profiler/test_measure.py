@@ -142,6 +142,11 @@ def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     assert measure_upkeep(loaded, ages, 1e3) == ()
 
 
+def test_a_model_too_short_for_two_blocks_has_no_upkeep(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded.model, "config", replace(SMALL, context_limit=2 * SMALL.block_length))
+    assert measure_upkeep(loaded, LatencyModel(((0.0, 1e-9),), 0.0), 1e3) == ()
+
+
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_full_sequence_profile_knows_its_upkeep(loaded: Loaded) -> None:
     profile, _ = profile_model(
