@@ -38,8 +38,12 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
     found = search(Problem(seen, seen.latency, with_host=True, graph_tokens=graph_tokens))
     noise = max(LEAST_NOISE, float(np.sqrt(np.mean(found.residuals() ** 2))))
     old, new = (_rows(found, features) for features in (seen.features, table))
-    scale = np.sqrt((new**2).mean(axis=0))
-    information = old.T @ old / noise**2 + np.diag((scale / PRIOR) ** 2 + 1e-30)
+    # In units of what each adds to a typical candidate, or where that is nothing to a measured shape: coefficients are
+    # of very different sizes, and elimination would round some away.
+    scale, measured_scale = (np.sqrt((rows**2).mean(axis=0)) for rows in (new, old))
+    scale = np.where(scale > 0, scale, np.where(measured_scale > 0, measured_scale, 1.0))
+    old, new = old / scale, new / scale
+    information = old.T @ old / noise**2 + np.eye(len(scale)) / PRIOR**2
     chosen: list[int] = []
     for _ in range(min(num, len(left))):
         unsure = np.einsum("ij,ij->i", new, np.linalg.solve(information, new.T).T)

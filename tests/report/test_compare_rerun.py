@@ -7,8 +7,9 @@ import pytest
 
 from dsim.engine.eviction import Focus
 from dsim.engine.journal import STEP_COLUMNS
-from dsim.engine.latency import Features, LatencyModel
-from dsim.engine.step import Evicting, StepOutcome, StepPlan
+from dsim.engine.latency import Features, LatencyModel, Upkeep
+from dsim.engine.policy import parse
+from dsim.engine.step import Evicting, Phase, StepOutcome, StepPlan
 from dsim.report.compare.commits import Commits
 from dsim.report.compare.latencies import Latencies
 from dsim.report.compare.steps import prices
@@ -98,6 +99,8 @@ def test_a_mask_is_evicted_at_the_evaluations_at_which_it_was_unless_it_commits(
 
 
 MODEL = LatencyModel(((0.0, 0.0),), 0.001)  # 1 ms a token
+CHUNK = parse("chunk:2,block_length=4")
+NOBODY: Columns = {}  # whose requests they are matters to no policy without a full-sequence cache
 
 
 def recorded(tokens: list[int], latency: list[float]) -> Latencies:
@@ -107,7 +110,7 @@ def recorded(tokens: list[int], latency: list[float]) -> Latencies:
     steps |= {"tokens": np.array(tokens), "latency": np.array(latency)}
     steps |= {"batch": np.ones(n, np.int32), "num_forwards": np.ones(n, np.int32)}
     lists = {"requests": (np.full(n, 7, np.int32), np.arange(n + 1))}
-    return Latencies(MODEL, steps, lists)
+    return Latencies(MODEL, steps, lists, NOBODY, CHUNK)
 
 
 def step(tokens: int, request: int = 7, prefill: bool = False) -> StepPlan:
@@ -131,8 +134,11 @@ def test_what_an_eviction_left_tells_steps_apart() -> None:
     steps |= {"batch": np.ones(n, np.int32), "num_forwards": np.ones(n, np.int32)}
     steps |= {"evicting": np.array([False, True]), "evicted": np.array([0, 6])}
     model = replace(MODEL, early=0.25, eviction=0.001)
-    assert prices(model, steps).tolist() == pytest.approx([0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001])
-    latencies = Latencies(model, steps, {"requests": (np.full(n, 7, np.int32), np.arange(n + 1))})
+    lists = {"requests": (np.full(n, 7, np.int32), np.arange(n + 1))}
+    assert prices(model, steps, lists, NOBODY, CHUNK).tolist() == pytest.approx(
+        [0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001]
+    )
+    latencies = Latencies(model, steps, lists, NOBODY, CHUNK)
     plan = plan_of(features=Features(8, 0, 0, 8, 0, 1, 0), requests=np.array([7], np.int32))
     assert latencies(plan) == 0.5
     assert latencies(plan, Features(2, 0, 0, 2, 0, 1, 0)) == 0.2
@@ -147,3 +153,23 @@ def test_a_step_that_was_never_recorded_takes_the_nearest_ones_correction() -> N
     assert latencies(step(4, request=1)) == pytest.approx(2 * 0.004)
     assert latencies(step(4, prefill=True)) == pytest.approx(2 * 0.004)  # no prefill was recorded
     assert latencies.num_nearest == 4
+
+
+def test_rows_of_full_sequence_caches_are_priced_with_their_upkeep() -> None:
+    steps: Columns = {name: np.zeros(2, kind) for name, kind in STEP_COLUMNS.items()}
+    steps |= {"tokens": np.array([3, 1]), "latency": np.array([19.006, 4.002]), "num_forwards": np.ones(2, np.int32)}
+    upkeep = (Upkeep("SparseCache", "pack", 0.5, 0.25), Upkeep("SparseCache", "reuse", 2.0, 0.0))
+    model, policy = replace(MODEL, upkeep=upkeep), parse("sparse-dllm,block_length=4")
+    # Requests 5 and 3 in the first step, 3 alone in the second; 5 is of 20 tokens and 8, 3 of 10 and 5.
+    ends = np.array([0, 2, 3])
+    phases = np.array([Phase.PACK, Phase.REUSE, Phase.REUSE], np.uint8)
+    lists = {"requests": (np.array([5, 3, 3], np.int32), ends), "phases": (phases, ends)}
+    requests = {"request": np.array([3, 5]), "input_length": np.array([10, 20]), "output_length": np.array([5, 8])}
+    assert prices(model, steps, lists, requests, policy).tolist() == pytest.approx([0.003 + 0.5 + 0.25 * 28 + 2, 2.001])
+    # A step that was never recorded takes its own upkeep, corrected by what the others took: twice their prices.
+    latencies = Latencies(model, steps, lists, requests, policy)
+    plan = plan_of(
+        prefill=False, features=Features(2, 0, 0, 0, 0, 1, 0), requests=np.array([9], np.int32),
+        phases=np.array([Phase.PACK], np.uint8), prompt=np.array([2]), end=np.array([6]), window=np.zeros((1, 4)),
+    )  # fmt: skip
+    assert latencies(plan) == pytest.approx(2 * (0.002 + 0.5 + 0.25 * 6), rel=1e-3)
