@@ -351,11 +351,15 @@ def _latency(s: Section) -> LatencyModel:
         knots.append((x, y))
     if not knots:
         raise s.error("knots", [], "at least one knot")
+    upkeep = [_upkeep(part) for part in s.sections("upkeep", _names(Upkeep))]
+    for i, part in enumerate(upkeep):
+        if any((p.cache, p.phase) == (part.cache, part.phase) for p in upkeep[:i]):
+            raise s.error(f"upkeep[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")
     apart = ("knots", "early", "graph_tokens", "upkeep")
     others = {key: s.number(key) for key in _names(LatencyModel) if key not in apart}
     return LatencyModel(
         tuple(knots), early=s.number("early", 0.0, 1.0), graph_tokens=s.integer("graph_tokens"),
-        upkeep=tuple(_upkeep(part) for part in s.sections("upkeep", _names(Upkeep))), **others,
+        upkeep=tuple(upkeep), **others,
     )  # fmt: skip
 
 

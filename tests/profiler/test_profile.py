@@ -186,6 +186,11 @@ BAD = [
     ),
     (
         ("latency", "upkeep"),
+        [{"cache": "MaskKV", "phase": phase, "row": 0, "token": 0} for phase in ("full", "pack", "full")],
+        'p.json: latency.upkeep[2] is "MaskKV\'s full again", expected each phase of a cache once',
+    ),
+    (
+        ("latency", "upkeep"),
         [{"cache": "MaskKV", "phase": "full", "row": 1}],
         "p.json: latency.upkeep[0].token is missing, expected keys cache, phase, row, token",
     ),
