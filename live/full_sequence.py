@@ -54,7 +54,7 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     multiple = RUN // gcd(RUN, config.kv_heads)
     if isinstance(cache, PeriodicCache) and page % multiple:
         raise PolicyError(
-            f"{policy.name}: page_size is {page}, and pages of {config.name}'s {config.kv_heads} KV heads are cut into "
+            f"{policy.name}: page_size is {page}, and pages of {config.name} (kv_heads {config.kv_heads}) are cut into "
             f"runs of {RUN} keys: expected a multiple of {multiple}"
         )
     for layer in cache.boundary if isinstance(cache, MaskKV) else ():

@@ -279,7 +279,7 @@ def test_dllm_cache_in_a_phase_multiplexed_batch_is_refused() -> None:
     ("spec", "says"),
     [
         ("dllm-cache,max_batch=2", "max_batch is 2, and dsim live pads no batch: expected 1"),
-        ("dllm-cache,page_size=12", "page_size is 12, and pages of small's 2 KV heads .*: expected a multiple of 8"),
+        ("dllm-cache,page_size=12", r"page_size is 12, and pages of small \(kv_heads 2\) .*: expected a multiple of 8"),
         ("maskkv,logits=all", "logits is all, and MaskKV carries no prompt from step to step: expected block"),
         ("maskkv,boundary=0/2", "boundary has layer 2, and small has 2"),
         ("maskkv,boundary=-3", "boundary has layer -3, and small has 2"),
