@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .batching import PhaseMultiplexed, Static
-from .cache import ExactCache, Standing
+from .cache import ExactCache, Standing, Work
 from .engine import Engine, Ints, _Waiting
 from .latency import Features
 from .policy import Policy
@@ -42,16 +42,20 @@ class FullSequenceEngine(Engine):
     def schedule(self, now: float) -> StepPlan | None:
         assert self._plan is None, "a step is still in flight"
         batching = self.policy.batching
+        known = None
         if isinstance(batching, Static):
             slots = self._same_batch()
         else:
             assert isinstance(batching, PhaseMultiplexed)
-            slots = self._multiplex(batching)
+            known = self._work_of(self._running)
+            slots = self._multiplex(batching, known[1].tokens)
+            if slots is not self._running:
+                known = None
         if not len(slots):
             if self._waiting or len(self._running):
                 raise RuntimeError(f"idle with {len(self._waiting)} waiting and {len(self._running)} running")
             return None
-        plan = self._plan = self._plan_pass(now, slots)
+        plan = self._plan = self._plan_pass(now, slots, *(known or self._work_of(slots)))
         self.num_steps += 1
         return plan
 
@@ -65,10 +69,9 @@ class FullSequenceEngine(Engine):
             self._group = self._running if taken else None
         return self._running
 
-    def _multiplex(self, batching: PhaseMultiplexed) -> Ints:
-        """Who runs next under the token budget, in the published scheduler's order (4.3)."""
+    def _multiplex(self, batching: PhaseMultiplexed, cost: npt.NDArray[np.int64]) -> Ints:
+        """Who runs next under the token budget, in the published scheduler's order (4.3); cost: tokens of who runs."""
         budget, most = batching.max_batched_tokens, self.limits.max_batch
-        cost = self._cache.work(self._standing(self._running)).tokens
         fits = np.ones(len(self._running), np.bool_)
         used = int(cost.sum())
         if used > budget or len(fits) > most:
@@ -97,7 +100,7 @@ class FullSequenceEngine(Engine):
                 newcomers.append(self._admit_head())
                 used += length
         if not newcomers:
-            return batch
+            return batch if len(stalled) else self._running
         new = np.array(newcomers, np.int32)
         first = int(np.argmin(fits)) if len(stalled) else len(fits)
         self._running = np.insert(self._running, first if batching.newcomers_first else len(fits), new)
@@ -152,6 +155,11 @@ class FullSequenceEngine(Engine):
             return False
         return self._pages_of(request) <= self.limits.num_pages and length <= self.limits.context_limit
 
+    def _work_of(self, slots: Ints) -> tuple[Standing, Work]:
+        """Where requests stand, and what their next step does."""
+        at = self._standing(slots)
+        return at, self._cache.work(at)
+
     def _standing(self, slots: Ints) -> Standing:
         """Where requests stand; those of a static batch as padded to its longest prompt and output."""
         q = self._seqs
@@ -165,9 +173,7 @@ class FullSequenceEngine(Engine):
         steps = q.steps[slots].astype(np.int64)
         return Standing(prompt, prompt + canvas, start, steps, q.block_steps[slots].astype(np.int64), self._block)
 
-    def _plan_pass(self, now: float, slots: Ints) -> StepPlan:
-        at = self._standing(slots)
-        work = self._cache.work(at)
+    def _plan_pass(self, now: float, slots: Ints, at: Standing, work: Work) -> StepPlan:
         status = self._seqs.status[slots]
         window = np.ones_like(status, np.bool_)
         # A request for no tokens has no block, and one that a static batch carries along has none left.
