@@ -82,7 +82,7 @@ def world(
         (2, 32, 8, 128, torch.float32, True),
         (1, 32, 8, 64, torch.float16, False),
         (63, 4, 2, 128, torch.bfloat16, False),
-        (1000, 1, 1, 24, torch.float32, False),
+        (200, 1, 1, 24, torch.float32, False),
     ],
 )
 def test_heads_are_normed_and_turned_and_values_moved(

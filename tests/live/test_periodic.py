@@ -56,12 +56,11 @@ def oracle(policy: Policy, config: ModelConfig) -> PlainPeriodic:
 
 
 @pytest.mark.parametrize("spec", SETTINGS)
-@pytest.mark.parametrize("config", [SMALL, DEEP], ids=["2 layers", "4 layers"])
-def test_whole_requests_commit_what_a_plain_executor_commits(spec: str, config: ModelConfig) -> None:
+def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
     policy = policy_of(spec)
-    watched, table, *_ = run(policy, LENGTHS, config=config)
+    watched, table, *_ = run(policy, LENGTHS, config=DEEP)
     assert (table["status"] == 0).all()
-    plain = oracle(policy, config)
+    plain = oracle(policy, DEEP)
     assert watched.commits == {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
 
 
@@ -231,13 +230,12 @@ def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(
     assert spoilt.commits == clean.commits
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize(("kv_heads", "page"), [(1, 16), (2, 64), (4, 16)])
 @pytest.mark.parametrize("spec", ["dllm-cache", "maskkv:5,alpha=0,beta=0.1", "maskkv:17,boundary=1/2", "maskkv:200"])
 def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: int, kv_heads: int) -> None:
     config = replace(DEEP, kv_heads=kv_heads)
     policy = parse(f"{spec},page_size={page},block_length=4")
-    for prompt, output in [(0, 4), (1, 1), (16, 16), (17, 15), (33, 31), (100, 17), (129, 1)]:
+    for prompt, output in [(0, 4), (16, 16), (17, 15), (100, 17), (129, 1)]:
         watched, table, *_ = run(policy, [(prompt, output)], config=config)
         assert (table["status"] == 0).all()
         forward = watched.executor._forward
