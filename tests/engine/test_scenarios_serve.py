@@ -247,6 +247,19 @@ def test_refreshes_at_other_periods_than_the_block_s_collide_beyond_what_is_look
     assert len(loop.ended) == 2
 
 
+def test_who_was_stalled_waits_for_a_place_in_the_batch_when_there_are_tokens_again() -> None:
+    # Request 2 is stalled at step 9, and 3 comes in before it. At steps 11 and 12 all three have the tokens, 48, and
+    # the batch two places.
+    policy = parse("dllm-serve,max_batched_tokens=48,block_length=4,page_size=4")
+    trace = toy_trace([0, 1, 3, 5], [4, 10, 36, 5], [6, 10, 4, 9])
+    loop = Loop(policy, trace, Limits(10**6, 4096, 2)).run()
+    steps = [(plan.requests.tolist(), plan.running, plan.features.tokens) for plan in loop.plans]
+    assert steps[8:14] == [
+        ([1, 2], 2, 44), ([1, 3], 3, 39), ([1, 3], 3, 39), ([1, 3], 3, 8), ([1, 3], 3, 8), ([3], 2, 17)
+    ]  # fmt: skip
+    assert len(loop.ended) == 4
+
+
 # ---- the published scheduler under load (4.3, replayed) --------------------------------------------------------
 
 
