@@ -1,6 +1,7 @@
 """Small worlds: an engine driven by hand, one driven by a plain loop, and journals collected in memory."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -149,7 +150,7 @@ def table_bytes(table: RequestTable) -> dict[str, bytes]:
     return {name: table[name].tobytes() for name in REQUEST_COLUMNS}
 
 
-class PlainLoop:
+class PlainLoop(ABC):
     """The plainest driver there is: a loop, no SimPy. `_check` says what must hold at every step."""
 
     def __init__(self, engine: Engine, step_model: StepModel, trace: Trace) -> None:
@@ -185,8 +186,9 @@ class PlainLoop:
             assert engine.num_waiting + engine.num_running == next_request - len(self.ended)
             assert len(set(self.ended)) == len(self.ended)
 
+    @abstractmethod
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        raise NotImplementedError
+        """What holds of a step of such a policy."""
 
     def _check_commits(self, plan: StepPlan, outcome: StepOutcome) -> None:
         masks = plan.window & (plan.status == 0)

@@ -13,6 +13,7 @@ from dsim.kernels.qk_norm_rope.reference import rotate
 from dsim.live.model import Decoder, Layer
 
 from .plain_focus import norm
+from .plain_unmasking import chosen
 
 
 @dataclass
@@ -49,25 +50,17 @@ class PlainPeriodic:
             while masks:
                 hidden = self.forward(text, len(steps))
                 best, token = self.model.logits(hidden[start : start + block]).softmax(-1).max(-1)
-                chosen = self.choose(dict(enumerate(best.tolist(), start)), masks, step)
-                steps.append({p: int(token[p - start]) for p in chosen})
+                now = self.choose(dict(enumerate(best.tolist(), start)), masks, step)
+                steps.append({p: int(token[p - start]) for p in now})
                 for p, t in steps[-1].items():
                     text[p] = t
-                masks -= chosen
+                masks -= now
                 step += 1
         return steps or [{}]
 
     def choose(self, best: dict[int, float], masks: set[int], step: int) -> set[int]:
         """The masks that commit, by their confidences."""
-        rule, block = self.policy.unmasking, self.policy.block_length
-        order = sorted(masks, key=lambda p: (-best[p], p))
-        if rule.strategy == "low_confidence_dynamic":
-            return {order[0]} | {p for p in masks if best[p] >= rule.threshold}
-        least, more = divmod(block, rule.denoising_steps or block)
-        num = least + (1 if step < more else 0)
-        if rule.strategy == "sequential":
-            return masks & set(range(min(masks), min(masks) + num))
-        return set(order[:num])
+        return chosen(self.policy.unmasking, self.policy.block_length, best, masks, step)
 
     def forward(self, text: list[int], step: int) -> Tensor:
         """Final hidden states of all positions, those that this step did not compute from the cache (3.1)."""

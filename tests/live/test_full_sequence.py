@@ -38,6 +38,7 @@ from dsim.report.run import read_run
 
 from ..cli.command import dsim
 from .dense import SMALL, Dense
+from .plain_unmasking import chosen
 from .watched import LENGTHS, PROMPTS, Commits, checked, decoder, run
 
 SETTINGS = [
@@ -80,24 +81,14 @@ class Plain:
             while masks:
                 logits, seen = self.forward(text, start, step, seen)
                 best, token = logits.softmax(-1).max(-1)
-                chosen = self.choose(dict(enumerate(best.tolist(), start)), masks, step)
-                steps.append({p: int(token[p - start]) for p in chosen})
+                confidence = dict(enumerate(best.tolist(), start))
+                now = chosen(self.policy.unmasking, block, confidence, masks, step)
+                steps.append({p: int(token[p - start]) for p in now})
                 for p, t in steps[-1].items():
                     text[p] = t
-                masks -= chosen
+                masks -= now
                 step += 1
         return steps or [{}]
-
-    def choose(self, best: dict[int, float], masks: set[int], step: int) -> set[int]:
-        rule, block = self.policy.unmasking, self.block
-        order = sorted(masks, key=lambda p: (-best[p], p))
-        if rule.strategy == "low_confidence_dynamic":
-            return {order[0]} | {p for p in masks if best[p] >= rule.threshold}
-        least, more = divmod(block, rule.denoising_steps or block)
-        num = least + (1 if step < more else 0)
-        if rule.strategy == "sequential":
-            return masks & set(range(min(masks), min(masks) + num))
-        return set(order[:num])
 
     def forward(
         self, text: list[int], start: int, step: int, seen: list[tuple[Tensor, Tensor]]
