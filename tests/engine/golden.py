@@ -1,0 +1,166 @@
+"""Hashes of whole runs, taken before the engine was rebuilt: `python -m tests.engine.golden --write` takes them anew.
+
+A cell is a policy in a world: how tokens are handed out, which router, how much memory, an open or a closed loop. Its
+hash covers the request table, the journal (ordered by replica and step) and the totals, bit for bit.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsim.engine.latency import Upkeep
+from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.profiler.profile import load
+from dsim.sim.twin import Result, simulate
+from dsim.traces import Trace, synth
+
+FILE = Path(__file__).with_name("golden.json")
+JOURNALS = Path(__file__).with_name("journals")
+KEPT = ("lmdeploy-bd32,num_pages=14", "optimus,obs=true,num_pages=14", "focus,num_pages=14", "sglang-bd32", "ar",
+        "dllm-serve", "maskkv,max_batch=2")  # fmt: skip
+
+EMIT = ("block", "step", "end")
+LOOPS: tuple[dict[str, Any], ...] = (
+    {"router": "round-robin"},
+    {"router": "jsq"},
+    {"router": "least-tokens"},
+    {"concurrency": 9, "replicas": 1},
+    {"concurrency": 9},
+)
+# Beside every preset with its defaults: the fields that change what a step does.
+VARIANTS = (
+    "ar,decide_ahead=true", "ar:3", "lmdeploy-bd32:4", "lmdeploy-bd32,decide_ahead=false", "lmdeploy-bd32,num_loops=3",
+    "lmdeploy-bd32,num_loops=1", "sglang-bd32:8", "chunk:8,num_loops=4", "chunk:4,window=in-order", "chunk:6,obs=true",
+    "chunk:5,visible=prefix", "chunk:8,prefill_counts=false", "chunk:8,neighbour_aware=true", "chunk:8,sample_block=true",
+    "optimus,obs=true", "optimus,estimator=literal,hysteresis=0.05,probe_every=7", "optimus,candidates=2/8/32,memory=5",
+    "optimus,decide_ahead=true", "optimus,num_loops=5,obs=true", "delayed-cache,num_loops=6", "focus:1.2,scope=carry",
+    "focus:1.0,scope=request,sample_deviation=true", "focus,exact_block=true", "fast-dllm:prefix",
+    "sparse-dllm,prefix_only=true,delay=0", "sparse-dllm,max_batch=4,denoising_steps=5", "vanilla:3",
+    "dllm-cache,prompt_refresh=5,response_refresh=3,max_batch=2", "maskkv:16,logits=all", "dllm-serve,look_ahead=true",
+    "dllm-serve,hold_behind_stalled=false,newcomers_first=false", "dllm-serve,admit_past_stalled=false,max_batch=4",
+    "dllm-serve,denoising_steps=12,block_length=16",
+)  # fmt: skip
+
+
+def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The name, the full SPEC and the arguments of each world of a policy."""
+    tight = ",num_pages=8" if parse(spec).full_sequence else ",num_pages=14"
+    presets = spec in PRESETS
+    for emit, loop, memory in product(EMIT, LOOPS, ("", tight)):
+        if not presets and (emit != "step" or loop not in (LOOPS[0], LOOPS[1])):
+            continue
+        how = {"emit": emit, "replicas": 2, **loop}
+        name = f"{spec}{memory} " + " ".join(f"{key}={value}" for key, value in how.items())
+        yield name, spec + memory, how
+
+
+def trace_of(full_sequence: bool) -> Trace:
+    rate = 1.0 if full_sequence else 4.0
+    return synth("poisson", rate, lengths="lognormal:90,70,60,50", num_requests=28, seed=4)
+
+
+def profile_name(policy: Policy) -> str:
+    return "l40s-llada-8b" if policy.full_sequence else "a100-sdar-8b"
+
+
+def run(spec: str, how: dict[str, Any], **profile_changes: Any) -> tuple[Result, list[Any]]:
+    """A run and its journal's batches."""
+    policy = parse(spec)
+    profile = load(profile_name(policy))
+    profile = replace(profile, latency=replace(profile.latency, **profile_changes))
+    batches: list[Any] = []
+    result = simulate(
+        trace_of(policy.full_sequence), profile, policy, seed=3, append=lambda c, v: batches.append((c, v)), **how
+    )
+    return result, batches
+
+
+def digest(result: Result, batches: list[Any]) -> str:
+    """The hash of a run: table, journal, totals and end."""
+    h = hashlib.sha256()
+    for name, column in result.table.columns.items():
+        h.update(name.encode() + column.tobytes())
+    columns = {name: np.concatenate([c[name] for c, _ in batches]) for name in batches[0][0]}
+    order = np.lexsort((columns["step"], columns["replica"]))
+    for name, column in columns.items():
+        h.update(name.encode() + column[order].tobytes())
+    for name in batches[0][1]:
+        parts = [v[name][0][a:b] for _, v in batches for a, b in zip(v[name][1], v[name][1][1:], strict=False)]
+        h.update(name.encode() + np.concatenate([parts[i] for i in order]).tobytes())
+    for name, total in sorted(vars(result.totals).items()):
+        if hasattr(total, "counts"):
+            for part, value in sorted(vars(total).items()):
+                if isinstance(value, np.ndarray):
+                    value = np.flatnonzero(value).tolist(), value[value != 0].tolist()
+                if isinstance(value, dict):
+                    value = sorted((int(k), int(n)) for k, n in value.items())
+                h.update(f"{name}.{part}={value!r}".encode())
+        else:
+            h.update(f"{name}={total!r}".encode())
+    h.update(repr(result.end).encode())
+    return h.hexdigest()[:12]
+
+
+def cells(specs: tuple[str, ...] = (*PRESETS, *VARIANTS)) -> Iterator[tuple[str, str]]:
+    """The name and the hash of every cell of these policies."""
+    for spec in specs:
+        for name, full, how in worlds(spec):
+            yield name, digest(*run(full, how))
+    for name, changes in PROFILES.items():
+        spec = name.split(" ")[0]
+        if spec in specs:
+            yield name, digest(*run(spec, {"replicas": 2}, **changes))
+
+
+PROFILES: dict[str, dict[str, Any]] = {
+    **{
+        f"{spec} graph_tokens=300": {"graph_tokens": 300}
+        for spec in ("ar", "lmdeploy-bd32", "chunk", "optimus", "focus")
+    },
+    "sparse-dllm upkeep": {
+        "upkeep": (Upkeep("SparseCache", "pack", 0.003, 1e-5), Upkeep("SparseCache", "reuse", 0.001, 2e-6))
+    },
+    "dllm-serve upkeep": {"upkeep": (Upkeep("SparseCache", "pack", 0.003, 1e-5),)},
+}
+
+
+def keep_journals() -> None:
+    """Write whole journals of a few runs, for a later engine to reproduce plan for plan."""
+    JOURNALS.mkdir(exist_ok=True)
+    for spec in KEPT:
+        result, batches = run(spec, {"replicas": 2})
+        held: dict[str, Any] = {"spec": np.array(spec)}
+        held |= {f"r.{name}": column for name, column in result.table.columns.items()}
+        held |= {f"s.{name}": np.concatenate([c[name] for c, _ in batches]) for name in batches[0][0]}
+        for name in batches[0][1]:
+            held[f"l.{name}"] = np.concatenate([v[name][0] for _, v in batches])
+            lengths = np.concatenate([np.diff(v[name][1]) for _, v in batches])
+            held[f"o.{name}"] = np.concatenate([[0], np.cumsum(lengths)])
+        np.savez_compressed(JOURNALS / (spec.replace(",", "-").replace("=", "") + ".npz"), **held)
+
+
+def recorded() -> dict[str, str]:
+    """The hashes in the file."""
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    if "--journals" in sys.argv:
+        keep_journals()
+        sys.exit()
+    found = {}
+    known = recorded() if FILE.exists() else {}
+    for name, value in cells(tuple(sys.argv[2:]) or (*PRESETS, *VARIANTS)):
+        found[name] = value
+        if known.get(name) != value:
+            print("differs" if name in known else "new", name, flush=True)
+    if "--write" in sys.argv:
+        FILE.write_text(json.dumps(known | found, indent=0) + "\n", encoding="utf-8")
+    print(len(found), "cells")
