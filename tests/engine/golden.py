@@ -23,7 +23,7 @@ from dsim.traces import Trace, synth
 
 FILE = Path(__file__).with_name("golden.json")
 JOURNALS = Path(__file__).with_name("journals")
-KEPT = ("lmdeploy-bd32,num_pages=14", "optimus,obs=true,num_pages=14", "focus,num_pages=14", "sglang-bd32", "ar",
+KEPT = ("lmdeploy-bd32,num_pages=11", "optimus,obs=true,num_pages=11", "focus,num_pages=11", "sglang-bd32", "ar",
         "dllm-serve", "maskkv,max_batch=2")  # fmt: skip
 
 EMIT = ("block", "step", "end")
@@ -38,7 +38,8 @@ LOOPS: tuple[dict[str, Any], ...] = (
 VARIANTS = (
     "ar,decide_ahead=true", "ar:3", "lmdeploy-bd32:4", "lmdeploy-bd32,decide_ahead=false", "lmdeploy-bd32,num_loops=3",
     "lmdeploy-bd32,num_loops=1", "sglang-bd32:8", "chunk:8,num_loops=4", "chunk:4,window=in-order", "chunk:6,obs=true",
-    "chunk:5,visible=prefix", "chunk:8,prefill_counts=false", "chunk:8,neighbour_aware=true", "chunk:8,sample_block=true",
+    "chunk:5,visible=prefix", "chunk:8,prefill_counts=false", "chunk:8,neighbour_aware=true",
+    "chunk:8,sample_block=true",
     "optimus,obs=true", "optimus,estimator=literal,hysteresis=0.05,probe_every=7", "optimus,candidates=2/8/32,memory=5",
     "optimus,decide_ahead=true", "optimus,num_loops=5,obs=true", "delayed-cache,num_loops=6", "focus:1.2,scope=carry",
     "focus:1.0,scope=request,sample_deviation=true", "focus,exact_block=true", "fast-dllm:prefix",
@@ -51,7 +52,7 @@ VARIANTS = (
 
 def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The name, the full SPEC and the arguments of each world of a policy."""
-    tight = ",num_pages=8" if parse(spec).full_sequence else ",num_pages=14"
+    tight = ",num_pages=6" if parse(spec).full_sequence else ",num_pages=11"
     presets = spec in PRESETS
     for emit, loop, memory in product(EMIT, LOOPS, ("", tight)):
         if not presets and (emit != "step" or loop not in (LOOPS[0], LOOPS[1])):
@@ -62,8 +63,8 @@ def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def trace_of(full_sequence: bool) -> Trace:
-    rate = 1.0 if full_sequence else 4.0
-    return synth("poisson", rate, lengths="lognormal:90,70,60,50", num_requests=28, seed=4)
+    rate = 4.0 if full_sequence else 25.0
+    return synth("poisson", rate, lengths="lognormal:90,70,80,60", num_requests=30, seed=4)
 
 
 def profile_name(policy: Policy) -> str:
