@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsim.engine.eviction import Focus
+from dsim.engine.policies.focus import Focus
 from dsim.live import evicting
 from dsim.live.cache import PagedCache
 from dsim.live.evicting import Evict

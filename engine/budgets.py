@@ -8,7 +8,7 @@ the mean over heads and layers is the budget, or the prompt.
 import numpy as np
 import numpy.typing as npt
 
-from .cache import MaskKV
+from .policies.maskkv import MaskKV
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

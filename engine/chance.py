@@ -3,8 +3,12 @@
 The mixer is SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014). NumPy arrays of uint64 wrap on overflow.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+
+from .jit import plain, rule
 
 # Purposes: one stream of draws for each thing that is drawn.
 COMMIT, STEP_FACTOR, BLOCK_FACTOR, REQUEST_FACTOR, PADDING, ARRIVAL, LENGTH, PROMPT, IMPORTANCE = range(1, 10)
@@ -14,11 +18,43 @@ MIX1 = 0xBF58476D1CE4E5B9
 MIX2 = 0x94D049BB133111EB
 
 
-def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer on each element."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
-    return z ^ (z >> np.uint64(31))
+_GOLDEN, _MIX1, _MIX2 = np.uint64(GOLDEN), np.uint64(MIX1), np.uint64(MIX2)
+_S12, _S27, _S30, _S31, _S54 = (np.uint64(s) for s in (12, 27, 30, 31, 54))
+
+
+@rule
+def mix64(z: Any) -> Any:
+    """SplitMix64's finalizer of a number."""
+    z = (z ^ (z >> _S30)) * _MIX1
+    z = (z ^ (z >> _S27)) * _MIX2
+    return z ^ (z >> _S31)
+
+
+mix = plain(mix64)  # ... of each element of an array
+
+
+@rule
+def key64(before: Any, part: Any) -> Any:
+    """The key that `part` adds to another, as `key` does."""
+    return mix64((np.uint64(before) + _GOLDEN) ^ (np.uint64(part) * _MIX2))
+
+
+@rule
+def draw64(stream: Any, place: Any, time: Any) -> Any:
+    """The draw of a stream that belongs to a place and a time."""
+    return mix64((stream + np.uint64(place) * _GOLDEN) ^ (np.uint64(time) * _MIX1))
+
+
+@rule
+def uniform64(draw: Any) -> Any:
+    """A number strictly between 0 and 1."""
+    return (np.float64(draw >> _S12) + 0.5) * 2.0**-52
+
+
+@rule
+def pick64(draw: Any) -> Any:
+    """An entry of a table of 1024."""
+    return np.int64(draw >> _S54)
 
 
 def key(*parts: npt.ArrayLike) -> npt.NDArray[np.uint64]:

@@ -13,11 +13,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from . import compiled, focus, rows
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
+from .draw import REQUEST_DRAW, Draws, draw_plan, scheduled_plan
 from .errors import ProfileError
-from .leap import NO_DRAWS, Draws
-from .rows import MASKED
+from .jit import without_overflow_warnings
+from .state import as_records
 from .step import StepPlan
 
 
@@ -104,6 +104,19 @@ def choose(
     return nearest.for_block(block_length)
 
 
+_QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
+
+
+def _draws(num_requests: int, width: int, block: int) -> Draws:
+    return Draws(
+        as_records(np.zeros(num_requests, REQUEST_DRAW)), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
+        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64),
+    )  # fmt: skip
+
+
+NO_DRAWS = _draws(0, 1, 1)  # an autoregressive model's
+
+
 class ScheduledCommits:
     """A fixed number of tokens a step, as LLaDA's schedule has it: the first steps of a block take what is left over.
 
@@ -111,25 +124,20 @@ class ScheduledCommits:
     leftmost are taken.
     """
 
-    arrays = NO_DRAWS
-
     def __init__(self, block_length: int, denoising_steps: int | None) -> None:
-        self._least, self._more = divmod(block_length, denoising_steps or block_length)
+        least_and_more = divmod(block_length, denoising_steps or block_length)
+        self.arrays = NO_DRAWS._replace(schedule=np.array(least_and_more, np.int64))
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""
-        masked = plan.window & (plan.status == MASKED)
-        # Every mask of the block has been computed in each of its steps.
-        step = plan.evaluations[np.arange(len(masked)), np.argmax(masked, axis=1)]
-        quota = self._least + (step < self._more)
-        committed: npt.NDArray[np.bool_] = masked & (np.cumsum(masked, axis=1) <= quota[:, None])
+        committed: npt.NDArray[np.bool_] = scheduled_plan(plan.status, plan.evaluations, plan.window, self.arrays)
         return committed
 
 
 class CommitDraws:
     """A commit model and a seed, ready to say which masks of a plan commit.
 
-    What belongs to a request is drawn once, from `input_length` and `output_length` [requests], 44 bytes each.
+    What belongs to a request is drawn once, from `input_length` and `output_length` [requests], 16 bytes each.
     `deltas` is needed by a policy that evicts by importance alone.
     """
 
@@ -140,65 +148,53 @@ class CommitDraws:
         input_length: npt.NDArray[np.int64],
         output_length: npt.NDArray[np.int64],
         width: int,
-        fast: bool = True,
         deltas: FocusDeltas | None = None,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
-        quantiles = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
-        streams = (COMMIT, STEP_FACTOR, BLOCK_FACTOR)
-        self.keys = np.stack([key(seed, purpose, index) for purpose in streams], axis=1)
+        d = self.arrays = _draws(len(index), width, block)
         pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
-        self.request_factor = np.exp(model.request_spread * quantiles)[pick]
-        self.last_block = ((input_length + np.maximum(output_length, 1) - 1) // block).astype(np.int32)
-        blocks = self.last_block - input_length // block + 1
+        d.requests["factor"] = np.exp(model.request_spread * _QUANTILES)[pick]
+        last_block = (input_length + np.maximum(output_length, 1) - 1) // block
+        d.requests["last_block"] = last_block
+        blocks = last_block - input_length // block + 1
         padding = np.floor(model.padding_share * blocks + uniform(key(seed, PADDING, index)))
-        self.num_padding = np.minimum(padding, blocks).astype(np.int32)
+        d.requests["num_padding"] = np.minimum(padding, blocks)
+        d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         chance = np.array(model.for_block(width).pass_probability)
         with np.errstate(divide="ignore"):
-            self.odds = chance / (1.0 - chance)
-        self.stage = np.exp(model.stage_gain * np.arange(block + 1) / block)
-        self.block_factors = np.exp(model.block_spread * quantiles)
-        self.step_factors = np.exp(model.step_spread * quantiles)
-        self._rules = compiled if fast else rows
-        self._retain = compiled.retain if fast else focus.retain
-        self._draw_deltas = compiled.draw_deltas if fast else focus.draw_deltas
+            d.odds[:] = chance / (1.0 - chance)
+        d.stage[:] = np.exp(model.stage_gain * np.arange(block + 1) / block)
+        d.factors[:] = np.exp(model.block_spread * _QUANTILES), np.exp(model.step_spread * _QUANTILES), _QUANTILES
         self._evicts = deltas is not None
-        self.arrays = Draws(
-            self.last_block, self.num_padding, self.keys, self.request_factor, self.odds, self.stage,
-            self.block_factors, self.step_factors, key(seed, IMPORTANCE)[0], quantiles,
-            np.array(astuple(deltas) if deltas else [0.0] * 5),
-        )  # fmt: skip
+        if deltas is not None:
+            d.deltas[:] = astuple(deltas)
+
+    @property
+    def num_padding(self) -> npt.NDArray[np.int32]:
+        """Blocks of each request, its last ones, that are padding."""
+        padding: npt.NDArray[np.int32] = self.arrays.requests["num_padding"]
+        return padding
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit when all of the window goes through all layers, [rows, width]."""
-        return self._draw(plan, plan.window)
+        return self.of_window(plan, plan.window)
 
     def draw_evicting(self, plan: StepPlan) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """What FOCUS retains of the window, and the masks of that which commit, both [rows, width].
+        """What is retained of the window, and the masks of that which commit, both [rows, width].
 
         A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
         """
-        evicting, a = plan.evicting, self.arrays
-        assert evicting is not None
+        assert plan.evicting is not None
         assert self._evicts, "no importance deltas were given"
-        decodable = self._draw(plan, plan.window)
-        delta = self._draw_deltas(
-            plan.status, plan.window, decodable, plan.requests, plan.block_start, plan.evaluations, a.importance,
-            a.quantiles, a.deltas,
-        )  # fmt: skip
-        masked = (plan.window & (plan.status == MASKED)).sum(axis=1)
-        budgets = focus.budget(masked, evicting.num_decoded, evicting.num_steps, evicting.rule.alpha)
-        retained = self._retain(
-            plan.status, plan.window, delta, budgets, evicting.progress, evicting.rule.sample_deviation
-        )
-        return retained, self._draw(plan, retained)
+        with without_overflow_warnings():
+            retained = plan.evicting.rule.draw_retained(plan, self.arrays, self.draw(plan))
+        return retained, self.of_window(plan, retained)
 
-    def _draw(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        who = plan.requests
-        committed: npt.NDArray[np.bool_] = self._rules.draw_commits(
-            plan.status, plan.evaluations, window, plan.block_start, self.last_block[who], self.num_padding[who],
-            self.keys[who], self.request_factor[who], self.odds, self.stage, self.block_factors, self.step_factors,
-            self.block_length,
-        )  # fmt: skip
+    def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """The masks of a plan that commit when `window` [rows, width] is computed."""
+        with without_overflow_warnings():
+            committed: npt.NDArray[np.bool_] = draw_plan(
+                plan.status, plan.evaluations, window, plan.block_start, plan.requests, self.arrays
+            )
         return committed

@@ -5,13 +5,14 @@ requests.parquet holds one row a request, steps.parquet one row a step. Times ar
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .histogram import CountHistogram, TimeHistogram
-from .leap import LEAP_COLUMNS, Steps
+from .jit import rule
+from .state import PREFILL_STEP, ROWS, UNFINISHED, records
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished")
@@ -114,17 +115,27 @@ class StepTotals:
         self.max_waiting = max(self.max_waiting, other.max_waiting)
 
 
+# The same as records, larger fields first so that none is padded.
+REQUEST = np.dtype(
+    sorted(REQUEST_COLUMNS.items(), key=lambda column: -np.dtype(column[1]).itemsize), align=True
+)  # fmt: skip
+STEP = np.dtype(list(STEP_COLUMNS.items()), align=True)
+ROW = np.dtype([(name, kind) for name, kind in STEP_LISTS.items() if kind != "uint64"], align=True)
+WORDS = tuple(name for name, kind in STEP_LISTS.items() if kind == "uint64")
+
+
 class RequestTable:
-    """What became of every request of a run: one array a column of REQUEST_COLUMNS, written by the engine."""
+    """What became of every request of a run: a record a request, written by the engine; `columns` are its fields."""
 
     def __init__(self, num_requests: int) -> None:
-        self.columns: dict[str, npt.NDArray[Any]] = {}
+        self.rows = np.zeros(num_requests, REQUEST)
+        self.columns: dict[str, npt.NDArray[Any]] = {name: self.rows[name] for name in REQUEST_COLUMNS}
         for name, kind in REQUEST_COLUMNS.items():
-            fill = np.nan if kind == "float64" else 0
-            self.columns[name] = np.full(num_requests, fill, dtype=kind)
+            if kind == "float64":
+                self.columns[name][:] = np.nan
         self.columns["request"][:] = np.arange(num_requests)
         self.columns["replica"][:] = -1
-        self.columns["status"][:] = STATUSES.index("unfinished")
+        self.columns["status"][:] = UNFINISHED
 
     def __getitem__(self, name: str) -> "npt.NDArray[Any]":
         return self.columns[name]
@@ -149,97 +160,138 @@ def unpack(words: "npt.NDArray[np.uint64]", width: int) -> "npt.NDArray[np.bool_
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
 
+class Journal(NamedTuple):
+    """Room for steps, as rules write them; empty where nobody keeps a journal."""
+
+    steps: Any  # [steps] STEP
+    rows: Any  # [rows] ROW, step after step
+    words: Any  # [rows, 3, words] uint64: window, commits, evictions
+    at: Any  # [1] how many steps and rows there are
+
+
+_AT = np.dtype([("count", "i8"), ("rows", "i8")])
+
+
+def _journal(steps: int, rows: int, words: int) -> Journal:
+    return Journal(
+        records(steps, STEP), records(rows, ROW), np.zeros((rows, len(WORDS), words), np.uint64), records(1, _AT)
+    )  # fmt: skip
+
+
+NO_JOURNAL = _journal(0, 0, 1)
+
+
+@rule
+def record_step(w: Any, j: Any) -> bool:
+    """Take down the step in flight, whose outcome is known; False, and nothing done, where it has no room."""
+    if len(j.steps) == 0:
+        return True
+    c, at = w.c[0], j.at[0]
+    if at.count == len(j.steps) or at.rows + c.num_rows > len(j.rows):
+        return False
+    committed = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        row = j.rows[at.rows + i]
+        row.requests = q.request
+        row.phases = q.phase
+        row.num_tokens = q.num_tokens
+        words = j.words[at.rows + i]
+        words[:] = 0
+        for p in range(w.window.shape[1]):
+            bit = np.uint64(1) << np.uint64(p % 64)
+            if w.window[slot, p]:
+                words[0, p // 64] |= bit
+                if c.evicting and not w.retained[slot, p]:
+                    words[2, p // 64] |= bit
+            if w.committed[slot, p]:
+                words[1, p // 64] |= bit
+                committed += 1
+    s = j.steps[at.count]
+    s.replica = w.f[0].replica
+    s.step = c.num_steps - 1
+    s.start = c.now
+    s.latency = c.latency
+    s.device = np.nan
+    s.prefill = c.kind == PREFILL_STEP
+    s.batch = c.batch
+    s.chunk = c.chunk
+    s.tokens = c.tokens
+    s.sum_q_kv = c.sum_q_kv
+    s.sum_kv = c.sum_kv
+    s.head_rows = c.head_rows
+    s.sampled_rows = c.sampled_rows
+    s.num_forwards = c.num_forwards
+    s.committed = committed
+    s.waiting = c.waiting
+    s.running = c.running
+    s.pages = c.pages
+    s.submitted = c.submitted_then
+    s.finished = 0
+    s.preempted = c.num_preempted
+    s.evicting = c.evicting
+    s.evicted = c.tokens - c.left_tokens if c.evicting else 0
+    s.evicted_q_kv = c.sum_q_kv - c.left_q_kv if c.evicting else 0
+    s.evicted_kv = c.sum_kv - c.left_kv if c.evicting else 0
+    s.evicted_sampled = c.sampled_rows - c.left_sampled if c.evicting else 0
+    at.count += 1
+    at.rows += c.num_rows
+    return True
+
+
 class StepRecorder:
     """Writes the journal: collects steps and hands them on in batches, so that a run's length costs no memory."""
 
     def __init__(self, append: Append, width: int, batch: int = 4096) -> None:
         self._append = append
-        self._batch = batch
         self._words = max(1, -(-width // 64))
-        self._columns = {name: np.zeros(batch, kind) for name, kind in STEP_COLUMNS.items()}
-        self._offsets = np.zeros(batch + 1, np.int64)
-        self._count = 0
-        self._lists: dict[str, npt.NDArray[Any]] = {}
-        self._grow(16 * batch)
+        self.journal = _journal(batch, 16 * batch, self._words)
 
     def record(self, replica: int, plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32]) -> None:
         """Take down a step that has been committed."""
         f, n = plan.features, len(plan.requests)
-        if self._count == self._batch:
-            self.flush()
-        i, at = self._count, int(self._offsets[self._count])
-        if at + n > len(self._lists["requests"]):
-            self._grow(2 * (at + n))
+        self.make_room(n)
+        j = self.journal
+        i, at = (int(j.at[name][0]) for name in ("count", "rows"))
         gone, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
         if outcome.retained is not None:
             left, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
             gone = tuple(getattr(f, of) - getattr(left, of) for of in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
-        values = (
+        j.steps[i] = (
             replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
             f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
             plan.pages, plan.submitted, len(done), len(plan.preempted),
             plan.evicting is not None, *gone,
         )  # fmt: skip
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column[i] = value
-        rows = (plan.requests, plan.phases, plan.num_tokens, pack(plan.window), pack(outcome.committed), pack(evicted))
-        for column, values_of_rows in zip(self._lists.values(), rows, strict=True):
-            column[at : at + n] = values_of_rows
-        self._offsets[i + 1] = at + n
-        self._count += 1
+        rows = slice(at, at + n)
+        for name in ROW.names or ():
+            j.rows[name][rows] = getattr(plan, name)
+        for k, marks in enumerate((plan.window, outcome.committed, evicted)):
+            j.words[rows, k] = pack(marks)
+        j.at["count"], j.at["rows"] = i + 1, at + n
 
-    def room(self, rows: int) -> Steps:
-        """Where a leap of at least one step of so many rows writes."""
-        if self._count == self._batch:
+    def make_room(self, rows: int) -> None:
+        """Hand on what has been collected if a step of so many rows does not fit beside it."""
+        j = self.journal
+        if j.at["count"][0] == len(j.steps) or j.at["rows"][0] + rows > len(j.rows):
             self.flush()
-        i, at = self._count, int(self._offsets[self._count])
-        if at + rows > len(self._lists["requests"]):
-            self._grow(2 * (at + rows))
-        free = self._batch - i
-        lists = (values[at:] for values in self._lists.values())
-        return Steps(np.zeros((free, 2)), np.zeros((free, len(LEAP_COLUMNS)), np.int64), *lists)
-
-    def leapt(
-        self, steps: Steps, num_steps: int, rows: int, replica: int, first: int, waiting: int, running: int,
-        submitted: int, done: int,
-    ) -> None:  # fmt: skip
-        """Take down a leap of `num_steps` steps of `rows` rows, the first being `first`; `done` end with the last."""
-        i, end = self._count, self._count + num_steps
-        c = self._columns
-        known = {
-            "replica": replica, "step": np.arange(first, first + num_steps), "prefill": False, "batch": rows,
-            "num_forwards": 1, "waiting": waiting, "running": running, "submitted": submitted, "finished": 0,
-            "preempted": 0, "device": np.nan,
-            "start": steps.reals[:num_steps, 0], "latency": steps.reals[:num_steps, 1],
-        }  # fmt: skip
-        for k, name in enumerate(LEAP_COLUMNS):
-            known[name] = steps.wholes[:num_steps, k]
-        for name, value in known.items():
-            c[name][i:end] = value
-        if num_steps:
-            c["finished"][end - 1] = done
-        self._offsets[i + 1 : end + 1] = self._offsets[i] + rows * np.arange(1, num_steps + 1)
-        self._count = end
+        if rows > len(j.rows):
+            self.journal = _journal(len(j.steps), 2 * rows, self._words)
 
     def flush(self) -> None:
         """Hand on what has been collected."""
-        n = self._count
+        j = self.journal
+        n, rows = (int(j.at[name][0]) for name in ("count", "rows"))
         if not n:
             return
-        rows = int(self._offsets[n])
-        offsets = self._offsets[: n + 1].astype(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(j.steps["batch"][:n])]).astype(np.int32)
         lists = {}
-        for name, values in self._lists.items():
-            words = self._words if values.ndim == 2 else 1
-            lists[name] = (values[:rows].reshape(-1).copy(), offsets * words)
-        self._append({name: column[:n].copy() for name, column in self._columns.items()}, lists)
-        self._count = 0
-
-    def _grow(self, rows: int) -> None:
-        for name, kind in STEP_LISTS.items():
-            shape = (rows, self._words) if kind == "uint64" else (rows,)
-            new = np.zeros(shape, kind)
-            if name in self._lists:
-                new[: len(self._lists[name])] = self._lists[name]
-            self._lists[name] = new
+        for name in STEP_LISTS:
+            if name in WORDS:
+                lists[name] = (j.words[:rows, WORDS.index(name)].reshape(-1).copy(), offsets * np.int32(self._words))
+            else:
+                lists[name] = (j.rows[name][:rows].copy(), offsets)
+        self._append({name: j.steps[name][:n].copy() for name in STEP_COLUMNS}, lists)
+        j.at[0] = (0, 0)

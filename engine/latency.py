@@ -1,10 +1,13 @@
 """What a step costs: the pure evaluation of a latency model on the features of a step."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from .jit import plain, rule
+from .state import DECODE_STEP, ROWS, records
 
 POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, then in multiples of it
 
@@ -22,11 +25,63 @@ class Features(NamedTuple):
     num_forwards: int = 1  # forwards the step is split into (a long prompt's chunks)
 
 
-def bucket(num: int) -> int:
+@rule
+def _bucket(num: Any) -> Any:
     """The least captured size that holds `num` tokens: a power of two up to 256, then a multiple of 256."""
+    size = 1
     if num <= POWERS_TO:
-        return 1 << max(0, num - 1).bit_length()
+        while size < num:
+            size *= 2
+        return size
     return -(-num // POWERS_TO) * POWERS_TO
+
+
+@rule
+def _pieces(knots: Any, slope: Any, tokens: Any) -> Any:
+    x0, y0 = knots[0][0], knots[0][1]
+    if tokens <= x0:
+        return y0
+    for k in range(1, len(knots)):
+        x1, y1 = knots[k][0], knots[k][1]
+        if tokens <= x1:
+            return y0 + (y1 - y0) * ((tokens - x0) / (x1 - x0))
+        x0, y0 = x1, y1
+    return y0 + slope * (tokens - x0)
+
+
+@rule
+def _layers(knots: Any, cost: Any, tokens: Any, pairs: Any, keys: Any, num_forwards: Any) -> Any:
+    pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards)
+    return pieces + cost.attention * pairs + cost.kv_read * keys
+
+
+@rule
+def seconds(knots: Any, cost: Any, f: Any) -> Any:
+    """The latency of a step of features `f`, nothing of which is evicted: LatencyModel's formula."""
+    n, tokens, head, sampled = f.num_forwards, f.tokens, f.head_rows, f.sampled_rows
+    launch = n * cost.launch
+    if f.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens:
+        # A captured decode step: rows of nothing fill its bucket, and each costs the layers and the head.
+        more = _bucket(tokens) - tokens
+        tokens, head, sampled = tokens + more, head + more, sampled + more
+        launch = 0.0
+    device = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n) + cost.head * head + cost.sample * sampled
+    return max(launch, device) + n * cost.host_step + cost.host_request * f.batch
+
+
+@rule
+def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, keys: Any, sampled: Any) -> Any:
+    """The latency of a step of features `f` of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
+    n = f.num_forwards
+    before = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n)
+    layers = cost.early * before + (1.0 - cost.early) * _layers(knots, cost, tokens, pairs, keys, n)
+    device = layers + cost.head * tokens + cost.sample * sampled
+    latency = max(n * cost.launch, device) + n * cost.host_step + cost.host_request * f.batch
+    return latency + cost.eviction
+
+
+bucket = plain(_bucket)
+_seconds, _seconds_evicting, _plain_pieces = plain(seconds), plain(seconds_evicting), plain(_pieces)
 
 
 def padded(f: Features) -> Features:
@@ -79,34 +134,59 @@ class LatencyModel:
 
     def pieces(self, tokens: float) -> float:
         """Device time of the layers for `tokens` positions, in seconds."""
-        (x0, y0) = self.knots[0]
-        if tokens <= x0:
-            return y0
-        for x1, y1 in self.knots[1:]:
-            if tokens <= x1:
-                return y0 + (y1 - y0) * ((tokens - x0) / (x1 - x0))
-            x0, y0 = x1, y1
-        return y0 + self.slope * (tokens - x0)
+        return float(_plain_pieces(self.knots, self.slope, tokens))
 
     def step(self, f: Features, left: Features | None = None) -> float:
         """The latency of a step, in seconds; `left`: what remains of it after an eviction."""
-        n, launch = f.num_forwards, self.launch
         if left is None:
-            if f.prefill_tokens == 0 and 0 < f.tokens <= self.graph_tokens:
-                f, launch = padded(f), 0.0
-            layers = self._layers(f)
-        else:
-            layers = self.early * self._layers(f) + (1.0 - self.early) * self._layers(left)
-            f = left
-        device = layers + self.head * f.head_rows + self.sample * f.sampled_rows
-        latency = max(n * launch, device) + n * self.host_step + self.host_request * f.batch
-        return latency if left is None else latency + self.eviction
-
-    def _layers(self, f: Features) -> float:
-        n = f.num_forwards
-        return n * self.pieces(f.tokens / n) + self.attention * f.sum_q_kv + self.kv_read * f.sum_kv
+            return float(_seconds(self.knots, self, f))
+        return float(
+            _seconds_evicting(self.knots, self, f, left.tokens, left.sum_q_kv, left.sum_kv, left.sampled_rows)
+        )  # fmt: skip
 
     def of_tokens(self, tokens: npt.ArrayLike, batch: int) -> npt.NDArray[np.float64]:
         """T(x) with attention ignored, as Optimus's selection uses it (section 5.1): every token is a head row."""
         out = [self.step(Features(int(x), 0, 0, int(x), int(x), batch, 0)) for x in np.asarray(tokens).ravel()]
         return np.array(out, dtype=np.float64)
+
+    def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
+        """The model as arrays for compiled rules; overhead [phases, 2]: seconds a row and a token of its request."""
+        numbers = records(1, _COST)
+        for name in _COST.names or ():
+            numbers[name] = getattr(self, name)
+        table = np.zeros((0, 2)) if overhead is None or not overhead.any() else overhead
+        return Cost(np.array(self.knots, np.float64).reshape(-1, 2), numbers, table)
+
+
+class Cost(NamedTuple):
+    """A latency model as rules take it."""
+
+    knots: Any  # [knots, 2] tokens, s
+    numbers: Any  # [1] LatencyModel's numbers by name
+    overhead: Any  # [phases, 2] or [0, 2]: s a row, and a token of its request
+
+
+_COST = np.dtype(
+    [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
+                               "host_request", "early", "eviction")] + [("graph_tokens", "i8")]
+)  # fmt: skip
+
+
+@rule
+def price(w: Any, k: Any) -> Any:
+    """The latency of the step in flight, in seconds."""
+    c = w.c[0]
+    if c.evicting:
+        return seconds_evicting(
+            k.knots, k.numbers[0], c, c.left_tokens, c.left_q_kv, c.left_kv, c.left_sampled
+        )  # fmt: skip
+    latency = seconds(k.knots, k.numbers[0], c)
+    if len(k.overhead) and c.kind == DECODE_STEP:
+        more = 0.0
+        block = int(w.f[0].block)
+        for i in range(c.num_rows):
+            q = w.q[w.lists[ROWS, i]]
+            length = int(q.prompt) + -(-(int(q.end) - int(q.prompt)) // block) * block
+            more += k.overhead[q.phase, 0] + k.overhead[q.phase, 1] * length
+        latency += more
+    return latency

@@ -1,239 +1,66 @@
-"""A policy is one value on each of a few independent axes; a preset is a name for a combination."""
+"""Policies by name: the shipped ones, those of other distributions, and those of a file; and their fields as text."""
 
 import dataclasses
 import difflib
+import importlib.util
+import re
+import sys
 import tomllib
 import types
 import typing
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from .batching import Batching, BlockSynchronous, Continuous, PhaseMultiplexed, Static
-from .cache import Cache, ExactCache, FastCache, MaskKV, NoCache, PeriodicCache, SparseCache
 from .errors import PolicyError
-from .eviction import DelayedCache, Eviction, Focus, NoEviction
-from .granularity import Autoregressive, ElasticChunk, FixedBlock, FixedChunk, Granularity
-from .unmasking import Unmasking
+from .part import AXES, PagedMemory, Policy, Preset
+from .policies import SHIPPED
+
+__all__ = [
+    "AXES",
+    "PRESETS",
+    "PagedMemory",
+    "Policy",
+    "Preset",
+    "describe",
+    "parse",
+    "preset_of",
+    "settings_of",
+    "to_toml",
+]
+
+GROUP = "dsim.policies"  # entry points of other distributions: name = "package.module:POLICY"
 
 
-@dataclass(frozen=True)
-class PagedMemory:
-    """The paged KV cache and what is kept of it for a request."""
-
-    page_size: int = 64  # tokens
-    num_pages: int | None = None  # pages of the pool; None: what the profile's memory leaves for them
-
-    def __post_init__(self) -> None:
-        if self.page_size < 1:
-            raise PolicyError(f"page_size is {self.page_size}, expected at least 1")
-        if self.num_pages is not None and self.num_pages < 1:
-            raise PolicyError(f"num_pages is {self.num_pages}, expected at least 1")
+def _presets() -> Iterator[tuple[str, Preset]]:
+    for module in SHIPPED:
+        yield from import_module(f".policies.{module}", __package__).PRESETS.items()
 
 
-@dataclass(frozen=True)
-class Policy:
-    """How a replica schedules. `name` is the SPEC it was asked for by."""
-
-    name: str
-    batching: Batching = field(default_factory=Continuous)
-    granularity: Granularity = field(default_factory=FixedBlock)
-    eviction: Eviction = field(default_factory=NoEviction)
-    cache: Cache = field(default_factory=ExactCache)
-    unmasking: Unmasking = field(default_factory=Unmasking)
-    memory: PagedMemory = field(default_factory=PagedMemory)
-
-    def __post_init__(self) -> None:
-        multiplexed = isinstance(self.batching, Static | PhaseMultiplexed)
-        if self.full_sequence != multiplexed:
-            needs = "static or phase-multiplexed" if self.full_sequence else "continuous or synchronous"
-            raise PolicyError(
-                f"{self.name}: {_kind(self.cache)} needs {needs} batching, and batching is {_kind(self.batching)}"
-            )
-        if self.full_sequence:
-            self._check_full_sequence()
-            return
-        chunked = isinstance(self.granularity, FixedChunk | ElasticChunk)
-        if chunked and not isinstance(self.eviction, DelayedCache):
-            raise PolicyError(f"{self.name}: a chunk streams only over a delayed cache, and eviction is none")
-        if chunked and self.obs and _neighbour_aware(self.eviction):
-            raise PolicyError(f"{self.name}: obs=true needs a plain delayed cache, and neighbour_aware is true")
-        if isinstance(self.batching, BlockSynchronous) and not (
-            isinstance(self.granularity, FixedBlock) and isinstance(self.eviction, NoEviction)
-        ):
-            raise PolicyError(f"{self.name}: block-synchronous batching computes whole blocks, without eviction")
-        if isinstance(self.eviction, Focus):
-            if not isinstance(self.granularity, FixedBlock):
-                raise PolicyError(f"{self.name}: FOCUS evicts from the whole block, and a chunk leaves its own out")
-            if not self.eviction.neighbour_aware:
-                raise PolicyError(f"{self.name}: FOCUS evicts from DC+, and neighbour_aware is false")
-            if not isinstance(self.batching, Continuous) or self.batching.group_steps(1, 1) != 1:
-                raise PolicyError(
-                    f"{self.name}: FOCUS decides anew every step: it needs continuous batching, num_loops=1"
-                )
-        if isinstance(self.granularity, Autoregressive) and not isinstance(self.eviction, NoEviction):
-            raise PolicyError(f"{self.name}: an autoregressive model has no block to evict from")
-        if self.autoregressive and isinstance(self.batching, Continuous) and self.batching.num_loops not in (None, 1):
-            raise PolicyError(
-                f"{self.name}: num_loops is {self.batching.num_loops}, expected 1 where every step is a token"
-            )
-        page, block = self.memory.page_size, self.block_length
-        if page % block:
-            raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
-
-    def _check_full_sequence(self) -> None:
-        if not (isinstance(self.granularity, FixedBlock) and isinstance(self.eviction, NoEviction)):
-            raise PolicyError(f"{self.name}: a full-sequence model computes whole blocks, without eviction inside them")
-        steps, block = self.unmasking.denoising_steps, self.block_length
-        if steps is not None and steps > block:
-            raise PolicyError(f"{self.name}: denoising_steps is {steps}, expected at most the block length {block}")
-
-    @property
-    def full_sequence(self) -> bool:
-        """Whether the model attends in both directions, over all of a request's tokens."""
-        return not isinstance(self.cache, ExactCache)
-
-    @property
-    def block_length(self) -> int:
-        """Tokens of a block; 1 for an autoregressive model."""
-        return 1 if isinstance(self.granularity, Autoregressive) else self.granularity.block_length
-
-    @property
-    def obs(self) -> bool:
-        """Whether the window may reach into the next block."""
-        return isinstance(self.granularity, FixedChunk | ElasticChunk) and self.granularity.obs
-
-    @property
-    def autoregressive(self) -> bool:
-        """Whether one token follows another."""
-        return isinstance(self.granularity, Autoregressive)
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
-
-
-def _neighbour_aware(eviction: Eviction) -> bool:
-    return isinstance(eviction, DelayedCache) and eviction.neighbour_aware
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named combination, and the field that `name:value` sets."""
-
-    policy: Policy
-    main: str
-    summary: str
-
-
-_STREAM = DelayedCache()
-_FOCUS_CACHE = DelayedCache(prefill_counts=False, visible="prefix", sample_block=True)
-_EVERY_STEP = Continuous(num_loops=1)
-# Full-sequence models: as many steps a block as it has tokens, one committed a step; KV pages of dLLM-Serve's size.
-_ONE_A_STEP = Unmasking(strategy="low_confidence_static")
-_PAGES = PagedMemory(page_size=256)
-
-
-def _script(name: str, cache: Cache) -> Policy:
-    """A published research script: one request at a time."""
-    return Policy(name, batching=Static(), cache=cache, unmasking=_ONE_A_STEP, memory=_PAGES)
-
-
-PRESETS: dict[str, Preset] = {
-    "ar": Preset(
-        Policy("ar", batching=_EVERY_STEP, granularity=Autoregressive()),
-        "max_batch",
-        "autoregressive: one token a sequence and step, continuous batching",
-    ),
-    "lmdeploy-bd32": Preset(
-        Policy("lmdeploy-bd32", batching=Continuous(decide_ahead=True)),
-        "block_length",
-        "LMDeploy: the whole block every step, groups of frozen steps, a pass over each finished block",
-    ),
-    "sglang-bd32": Preset(
-        Policy("sglang-bd32", batching=BlockSynchronous()),
-        "block_length",
-        "SGLang's sync mode: the batch changes between blocks, each as slow as its slowest",
-    ),
-    "chunk": Preset(
-        Policy("chunk", batching=_EVERY_STEP, granularity=FixedChunk(), eviction=_STREAM),
-        "chunk",
-        "a fixed chunk of the block, streaming as tokens are cached",
-    ),
-    "optimus": Preset(
-        Policy("optimus", batching=_EVERY_STEP, granularity=ElasticChunk(), eviction=_STREAM),
-        "max_chunk",
-        "Optimus: the chunk with the best expected commits per second, chosen every step",
-    ),
-    "delayed-cache": Preset(
-        Policy("delayed-cache", batching=_EVERY_STEP, eviction=_FOCUS_CACHE),
-        "block_length",
-        "the block without the tokens that were computed once as committed",
-    ),
-    "delayed-cache-plus": Preset(
-        Policy("delayed-cache-plus", batching=_EVERY_STEP, eviction=replace(_FOCUS_CACHE, neighbour_aware=True)),
-        "block_length",
-        "FOCUS's DC+: ... computed once together with a committed right neighbour",
-    ),
-    "focus": Preset(
-        Policy("focus", batching=_EVERY_STEP, eviction=Focus()),
-        "alpha",
-        "FOCUS: DC+, and of the masks only those whose importance grew most go beyond the second layer",
-    ),
-    "vanilla": Preset(
-        _script("vanilla", NoCache()),
-        "max_batch",
-        "full-sequence: LLaDA's own loop, the whole sequence every step",
-    ),
-    "fast-dllm": Preset(
-        _script("fast-dllm", FastCache()),
-        "reuse",
-        "full-sequence: Fast-dLLM, a full pass a block, then the block against all cached keys",
-    ),
-    "dllm-cache": Preset(
-        _script("dllm-cache", PeriodicCache()),
-        "prompt_refresh",
-        "full-sequence: dLLM-Cache, prompt and response refreshed at their own periods",
-    ),
-    "sparse-dllm": Preset(
-        _script("sparse-dllm", SparseCache()),
-        "retention",
-        "full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
-    ),
-    "maskkv": Preset(
-        _script("maskkv", MaskKV(logits="block")),
-        "budget",
-        "full-sequence: MaskKV, dLLM-Cache with the prompt's keys that masks vote for",
-    ),
-    "dllm-serve": Preset(
-        Policy(
-            "dllm-serve",
-            batching=PhaseMultiplexed(),
-            cache=SparseCache(logits="block", head_centric=True, at_least=1),
-            unmasking=_ONE_A_STEP,
-            memory=_PAGES,
-        ),
-        "retention",
-        "full-sequence: dLLM-Serve, refreshes and reuses of many requests in a step, under a token budget",
-    ),
-}
+PRESETS: dict[str, Preset] = dict(_presets())
 
 MAX_NUMBER = 2**31 - 1  # of a field: more is a mistake, and does not fit the engine's arrays
-AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
 
 
 def parse(spec: str) -> Policy:
     """The policy of a SPEC, `name[:value][,field=value...]`, or of a TOML file's path ending in .toml.
 
+    A name is a preset's, or `path/to/file.py:NAME`: a Preset or a Policy that a file of yours holds.
     Raises PolicyError, naming what is known, for an unknown name, field or value.
     """
     if spec.endswith(".toml"):
         return _from_toml(spec)
     head, *rest = spec.split(",")
-    name, colon, value = head.partition(":")
-    preset = _preset(name, spec)
+    name, value = _name_and_value(head)
+    preset = preset_of(name, spec)
     settings: dict[str, str] = {}
-    if colon:
+    if value is not None:
+        if not preset.main:
+            raise PolicyError(f"policy {spec!r}: {value!r} is given to a preset without a main field")
         settings[preset.main] = value
     for item in rest:
         key, equals, value = item.partition("=")
@@ -245,6 +72,19 @@ def parse(spec: str) -> Policy:
     return _with_settings(preset.policy, spec, settings)
 
 
+def name_of(spec: str) -> str:
+    """The preset that a SPEC names."""
+    return _name_and_value(spec.split(",")[0])[0]
+
+
+def _name_and_value(head: str) -> tuple[str, str | None]:
+    """The name of a SPEC's beginning, and the value of its main field."""
+    if file := re.match(r"(.+\.py:\w+)(?::(.*))?$", head):
+        return file[1], file[2]
+    name, colon, value = head.partition(":")
+    return name, value if colon else None
+
+
 def settings_of(policy: Policy) -> dict[str, Any]:
     """Every field of a policy by name, as `parse` takes them."""
     return {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
@@ -252,7 +92,7 @@ def settings_of(policy: Policy) -> dict[str, Any]:
 
 def to_toml(policy: Policy, preset: str) -> str:
     """The policy as the text of a TOML file: the preset and every field in which the policy differs from it."""
-    base = settings_of(_preset(preset, preset).policy)
+    base = settings_of(preset_of(preset).policy)
     lines = [f'policy = "{preset}"']
     for name, value in settings_of(policy).items():
         if value != base.get(name):
@@ -260,12 +100,58 @@ def to_toml(policy: Policy, preset: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _preset(name: str, spec: str) -> Preset:
-    if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise PolicyError(f"policy {spec!r}: no preset is named {name!r}{hint}; there are {', '.join(PRESETS)}")
-    return PRESETS[name]
+def preset_of(name: str, spec: str = "") -> Preset:
+    """The preset of a name; PolicyError lists those there are."""
+    spec = spec or name
+    if name in PRESETS:
+        return PRESETS[name]
+    if ".py:" in name:
+        return _from_file(*name.rsplit(":", 1), spec)
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name in found:
+        try:
+            return _as_preset(found[name].load(), found[name].value, spec)
+        except Exception as error:  # whatever another distribution's code raises
+            raise PolicyError(f"policy {spec!r}: {found[name].value} cannot be loaded: {error}") from error
+    known = [*PRESETS, *found]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise PolicyError(f"policy {spec!r}: no preset is named {name!r}{hint}; there are {', '.join(known)}")
+
+
+def _from_file(path: str, name: str, spec: str) -> Preset:
+    try:
+        stamp = Path(path).stat().st_mtime_ns
+    except OSError as error:
+        raise PolicyError(f"policy {spec!r}: {path} cannot be read: {error.strerror}") from None
+    module = _module(str(Path(path).absolute()), stamp, spec)
+    if not hasattr(module, name):
+        held = [n for n, v in vars(module).items() if isinstance(v, Preset | Policy)]
+        raise PolicyError(f"policy {spec!r}: {path} holds no {name}; its policies are {', '.join(held) or 'none'}")
+    return _as_preset(getattr(module, name), f"{path}:{name}", spec)
+
+
+@cache
+def _module(path: str, stamp: int, spec: str) -> types.ModuleType:
+    """A policy file, run once for each of its versions."""
+    found = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules.setdefault(found.name, module)  # dataclasses look their module up
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:  # whatever the file raises
+        raise PolicyError(f"policy {spec!r}: {path} cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _as_preset(value: Any, where: str, spec: str) -> Preset:
+    if isinstance(value, Policy):
+        value = Preset(value)
+    if not isinstance(value, Preset):
+        raise PolicyError(f"policy {spec!r}: {where} is a {type(value).__name__}, expected a Preset or a Policy")
+    return value
 
 
 def _from_toml(path: str) -> Policy:
@@ -278,7 +164,7 @@ def _from_toml(path: str) -> Policy:
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {name!r}, expected a preset\'s name such as "optimus"')
-    return _with_settings(_preset(name, path).policy, path, table)
+    return _with_settings(preset_of(name, path).policy, path, table)
 
 
 def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Policy:
@@ -293,8 +179,8 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
         axes.setdefault(axis, {})[name] = _convert(spec, type(getattr(policy, axis)), name, value)
     try:
         # The main parameter of a block may shrink what was sized by the block.
-        if "block_length" in axes.get("granularity", {}) and isinstance(policy.granularity, ElasticChunk | FixedChunk):
-            size = "max_chunk" if isinstance(policy.granularity, ElasticChunk) else "chunk"
+        size = policy.granularity.sized_by_block
+        if size and "block_length" in axes.get("granularity", {}):
             given = axes["granularity"]
             given.setdefault(size, min(getattr(policy.granularity, size), given["block_length"]))
         changed = {axis: replace(getattr(policy, axis), **given) for axis, given in axes.items()}

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .engine import REJECTED, UNFINISHED, Engine
+from .engine import Engine
 from .journal import STEP_COLUMNS, pack, unpack
 from .request import Request
-from .rows import MASKED
+from .state import MASKED, REJECTED, UNFINISHED
 from .step import StepOutcome, StepPlan, features_left
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -87,7 +87,7 @@ def replay(
         for name, value in came.items():
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
-    # A journal tells of arrivals by the step that follows them: who was rejected after the last one is left.
+    # Requests rejected after the last step appear in no step; submit them now.
     for i in mine[submitted:]:
         if requests["status"][i] == REJECTED:
             lengths = int(requests["input_length"][i]), int(requests["output_length"][i])

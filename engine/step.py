@@ -2,36 +2,37 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .eviction import Focus
+from . import state
+from .block import visible_rows
 from .latency import Features
-from .rows import visible_keys
 
 
 class Phase(IntEnum):
     """What a row does in a step."""
 
-    PREFILL = 0  # its whole prompt, and the first denoising step of the block the prompt ends in
-    DENOISE = 1  # positions of its block, at least one of them a mask
-    FLUSH = 2  # committed positions only: writes their KV
-    IDLE = 3  # computed because the batch is frozen, its outcome ignored
-    # Of full-sequence models, all of them denoising (engine/cache.py):
-    FULL = 4  # the whole sequence
-    PACK = 5  # the whole sequence, and the keys that the next steps see are chosen
-    REUSE = 6  # the block, and with a prefix cache what lies after it
-    REFRESH_RESPONSE = 7
-    REFRESH_PROMPT = 8  # and the most changed tokens of the response
-    PARTIAL = 9  # the most changed tokens of the response
+    PREFILL = state.PREFILL  # its whole prompt, and the first denoising step of the block the prompt ends in
+    DENOISE = state.DENOISE  # positions of its block, at least one of them a mask
+    FLUSH = state.FLUSH  # committed positions only: writes their KV
+    IDLE = state.IDLE  # computed because the batch is frozen, its outcome ignored
+    # Of full-sequence models, all of them denoising (engine/passes.py):
+    FULL = state.FULL  # the whole sequence
+    PACK = state.PACK  # the whole sequence, and the keys that the next steps see are chosen
+    REUSE = state.REUSE  # the block, and with a prefix cache what lies after it
+    REFRESH_RESPONSE = state.REFRESH_RESPONSE
+    REFRESH_PROMPT = state.REFRESH_PROMPT  # and the most changed tokens of the response
+    PARTIAL = state.PARTIAL  # the most changed tokens of the response
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evicting:
-    """What a step may evict in its second layer: FOCUS's rule, and what it goes by, one entry a row."""
+    """What a step may evict in its second layer: the rule, and what it goes by, one entry a row."""
 
-    rule: Focus
+    rule: Any
     num_decoded: npt.NDArray[np.int32]  # tokens decoded so far, in the scope of the rule's mean
     num_steps: npt.NDArray[np.int32]  # steps that decoded any
     progress: npt.NDArray[np.int32]  # rightmost column of the block that went through all layers, or -1
@@ -82,7 +83,7 @@ def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:
     """What the layers after an eviction compute: the plan's features with `retained` [rows, width] for the window."""
     assert plan.evicting is not None
     rule = plan.evicting.rule
-    num, beyond, pairs = visible_keys(plan.status, retained, plan.window.shape[1], rule.visible == "listed")
+    num, beyond, pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")
     start = plan.block_start.astype(np.int64)
     tokens = int(num.sum())
     return plan.features._replace(

@@ -1,17 +1,21 @@
 """Unmasking: which computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from .draw import draw_block, draw_scheduled
 from .errors import PolicyError
+from .hooks import draw_rows
+from .part import Answers, Choice, Part, Policy, Range
 
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential")
 
 
 @dataclass(frozen=True)
-class Unmasking:
+class Unmasking(Part):
     """Which computed masks commit; always at least one.
 
     low_confidence_dynamic: those whose confidence reaches the threshold (strict: exceeds it), and the best.
@@ -20,11 +24,13 @@ class Unmasking:
     one more in the first block_length % denoising_steps steps of a block, so that it is whole after the last one.
     """
 
-    threshold: float = 0.9
-    temperature: float | None = None  # None: whatever the profile's commit model was fitted at, or 1
-    strategy: str = "low_confidence_dynamic"
-    denoising_steps: int | None = None
-    strict: bool = False  # SDAR's script and SGLang compare with >, LMDeploy with >=
+    threshold: Annotated[float, Range(0, 1), "confidence at which a mask commits, above 0"] = 0.9
+    temperature: Annotated[float | None, Range(0), "none: whatever the profile's commit model was fitted at, or 1"] = (
+        None
+    )
+    strategy: Annotated[str, Choice(STRATEGIES), "which computed masks commit"] = "low_confidence_dynamic"
+    denoising_steps: Annotated[int | None, Range(1), "steps of a block; none: as many as it has tokens"] = None
+    strict: Annotated[bool, "exceed the threshold (SDAR's script, SGLang), not reach it (LMDeploy)"] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -35,6 +41,14 @@ class Unmasking:
             raise PolicyError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
         if self.denoising_steps is not None and self.denoising_steps < 1:
             raise PolicyError(f"denoising_steps is {self.denoising_steps}, expected at least 1")
+
+    def answers(self, policy: Policy) -> Answers:
+        """How the twin draws commits."""
+        return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block}
+
+    def scheduled(self, policy: Policy) -> bool:
+        """Whether a fixed number commits each step, whatever the confidences are."""
+        return policy.full_sequence and self.strategy == "low_confidence_static"
 
 
 def unmask(

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .cache import FastCache, MaskKV, NoCache, PeriodicCache, SparseCache
 from .latency import LatencyModel
+from .policy import PRESETS
 from .step import Phase, StepPlan
 
 Floats = npt.NDArray[np.float64]
 PHASES = tuple(phase.name.lower() for phase in Phase)
-CACHES = tuple(kind.__name__ for kind in (NoCache, FastCache, SparseCache, PeriodicCache, MaskKV))
+CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.values() if p.policy.full_sequence))
 
 
 def table_of(latency: LatencyModel, cache: object) -> Floats:

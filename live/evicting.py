@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..engine.eviction import Focus
+from ..engine.policies.focus import Focus
 from ..kernels.compact import compact
 from ..kernels.focus_importance import focus_importance
 from ..kernels.focus_select import focus_select

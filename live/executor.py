@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..engine.block import visible
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError
-from ..engine.eviction import DelayedCache, Focus
+from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
-from ..engine.rows import MASKED, visible
+from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from ..engine.unmasking import unmask
 from .evicting import Evict
@@ -44,8 +45,8 @@ class ModelExecutor:
         watch: Callable[[Growth], None] | None = None,
     ) -> None:  # fmt: skip
         config = forward.model.config
-        assert watch is None or not isinstance(policy.eviction, Focus), "of what is evicted no confidence is known"
-        if (watch is not None or isinstance(policy.eviction, Focus)) and config.layers < 2:
+        assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
+        if (watch is not None or policy.eviction.by_importance) and config.layers < 2:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         self._forward = forward
         self._cache = forward.cache
@@ -53,7 +54,7 @@ class ModelExecutor:
         self._prompts = prompts
         self._draws = draws  # None: the weights decide
         self._block = policy.block_length
-        self._listed = isinstance(policy.eviction, DelayedCache) and policy.eviction.visible == "listed"
+        self._listed = policy.eviction.delayed and policy.eviction.visible == "listed"
         # A long prompt's chunks end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token

@@ -14,14 +14,19 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..engine.batching import PhaseMultiplexed, Static
-from ..engine.cache import RUN, FastCache, MaskKV, NoCache, PeriodicCache, SparseCache, Standing
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import PolicyError
+from ..engine.passes import RowPosition
+from ..engine.policies.dllm_cache import RUN, PeriodicCache
+from ..engine.policies.dllm_serve import PhaseMultiplexed
+from ..engine.policies.fast_dllm import FastCache
+from ..engine.policies.llada import NoCache, Static
+from ..engine.policies.maskkv import MaskKV
+from ..engine.policies.sparse_dllm import SparseCache
 from ..engine.policy import Policy
 from ..engine.request import Request
-from ..engine.rows import MASKED
+from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..engine.unmasking import unmask
 from ..kernels.kv_scatter import kv_scatter
@@ -174,7 +179,7 @@ class FullSequenceForward(Forward):
 
 
 class FullSequenceExecutor(ModelExecutor):
-    """Runs the plans of a FullSequenceEngine; see ModelExecutor. draws: None where the weights decide what commits."""
+    """Runs the plans of a Engine; see ModelExecutor. draws: None where the weights decide what commits."""
 
     def __init__(
         self, forward: Forward, policy: Policy, prompts: Prompts,
@@ -194,7 +199,7 @@ class FullSequenceExecutor(ModelExecutor):
         prompt, end, start, counts = (
             x[order].astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start, plan.num_tokens)
         )
-        at = Standing(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
+        at = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
         self._admit(plan, order, at)
         if not counts.sum():  # requests for nothing, of nothing
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
@@ -236,7 +241,7 @@ class FullSequenceExecutor(ModelExecutor):
         tokens[with_block], confidence[with_block] = out.tokens[said], out.confidence[said]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
-    def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: Standing) -> None:
+    def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
         """Give requests that are new their prompts and their pages."""
         slots, requests = plan.slots[order], plan.requests[order]
         pairs = zip(slots.tolist(), requests.tolist(), strict=True)

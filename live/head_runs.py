@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..engine.cache import RUN
+from ..engine.policies.dllm_cache import RUN
 from .cache import PagedCache
 
 Ints = npt.NDArray[np.int64]

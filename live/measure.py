@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from ..engine.commits import CommitDraws, CommitModel
 from ..engine.engine import Engine, Limits
-from ..engine.eviction import Focus
 from ..engine.journal import STEP_COLUMNS, RequestTable, StepRecorder
 from ..engine.latency import Features
 from ..engine.policy import Policy, parse
@@ -158,7 +157,7 @@ class _Contextual(ModelExecutor):
             self._open(plan, plan.num_tokens.astype(np.int64))
             return StepOutcome(0.0, np.ones_like(plan.window) & self._policy.autoregressive)
         # Of FOCUS's steps those count that may evict; they differ in size.
-        focus = isinstance(self._policy.eviction, Focus)
+        focus = self._policy.eviction.by_importance
         self.measured += plan.evicting is not None if focus else plan.features.tokens == self._shape.tokens
         return super().step(plan)
 

@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, pad, scaled_dot_product_attention
 
 from ..engine.budgets import head_budgets, layer_budgets
-from ..engine.cache import RUN, MaskKV, PeriodicCache, Standing
 from ..engine.commits import CommitDraws, ScheduledCommits
+from ..engine.passes import RowPosition
+from ..engine.policies.dllm_cache import RUN, PeriodicCache
+from ..engine.policies.maskkv import MaskKV
 from ..engine.policy import Policy
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.kv_scatter import kv_scatter
@@ -266,7 +268,7 @@ class PeriodicForward(Forward):
 
 
 class PeriodicExecutor(FullSequenceExecutor):
-    """Runs the plans of a FullSequenceEngine whose batches are of one request; see ModelExecutor."""
+    """Runs the plans of a Engine whose batches are of one request; see ModelExecutor."""
 
     _forward: PeriodicForward
 
@@ -283,7 +285,7 @@ class PeriodicExecutor(FullSequenceExecutor):
         prompt, end, start = (x.astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start))
         length = lengths(prompt, end, self._block)
         slot, request, phase = (int(x[0]) for x in (plan.slots, plan.requests, plan.phases))
-        self._admit(plan, order, Standing(prompt, length, start, start * 0, start * 0, self._block))
+        self._admit(plan, order, RowPosition(prompt, length, start, start * 0, start * 0, self._block))
         if not length[0]:
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
         if request != self._opened:

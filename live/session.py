@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from ..engine.cache import PeriodicCache
 from ..engine.commits import CommitDraws, ScheduledCommits
-from ..engine.engine import Limits
-from ..engine.full_sequence import engine_for
+from ..engine.engine import Engine, Limits
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel, bucket
+from ..engine.policies.dllm_cache import PeriodicCache
 from ..engine.policy import Policy
 from ..engine.request import Request
 from .cache import PagedCache
@@ -70,7 +69,7 @@ def run(
     forward = _forward(model, policy, limits, requests, max_num_logits, graphs)
     executor = _executor(forward, policy, limits, prompts, draws, watch)
     table = RequestTable(len(requests))
-    engine = engine_for(policy, limits, table, latency=latency, emit=emit)
+    engine = Engine(policy, limits, table, latency=latency, emit=emit)
     width = policy.block_length * (2 if policy.obs else 1)
     recorder = None if append is None else StepRecorder(append, width, BATCH)
     failure: Exception | None = None
@@ -143,7 +142,7 @@ def _warm_up(
         Request(i, 0.0, r.input_length, min(r.output_length, 2 * policy.block_length))
         for i, r in enumerate(requests[:WARM_UP])
     ]
-    engine = engine_for(policy, limits, RequestTable(len(few)), latency=latency)
+    engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
     serve(engine, _executor(forward, policy, limits, prompts), few)
     forward.cache.clear()
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.errors import DsimError, PolicyError
-from ..engine.granularity import ElasticChunk
 from ..profiler.profile import Profile
 from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
@@ -113,7 +112,7 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
     if commits == "model" and not loaded.trained:
         raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
-    if isinstance(policy.granularity, ElasticChunk) and profile is None:
+    if policy.granularity.needs_latency and profile is None:
         raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
     # Full-sequence models are not trained with a block length: it is the unmasking's.
     decodes_blocks = not (policy.autoregressive or policy.full_sequence)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ..engine.errors import ProfileError
 from ..engine.journal import unpack
-from ..engine.rows import MASKED
+from ..engine.state import MASKED
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..engine import compiled
 from ..engine.commits import CommitDraws, CommitModel
-from ..engine.rows import MASKED, PENDING
+from ..engine.draw import draw_plan
+from ..engine.policies.optimus import count_prefixes
+from ..engine.state import MASKED, PENDING
 from .commit_log import Bools, CommitLog, Ints
 
 Floats = npt.NDArray[np.float64]
@@ -60,7 +61,7 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
     none = np.zeros(requests, np.int64)
     draws = CommitDraws(model, seed, none, none, length).arrays
     # No padding: it is told by a request's last block, which the log need not hold.
-    last_block, num_padding = np.full(num, 2**30, np.int32), np.zeros(num, np.int32)
+    draws.requests["last_block"], draws.requests["num_padding"] = 2**30, 0
     status = np.where(found.masked, np.uint8(MASKED), np.uint8(PENDING))
     evaluations = np.zeros((num, length), np.uint16)
     start = found.block_start.astype(np.int32)
@@ -71,11 +72,7 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
         reach = found.reach[alive, min(step, found.reach.shape[1] - 1)]
         window = masked & (np.cumsum(masked, axis=1) <= reach[:, None])
         who = found.request[alive]
-        committed = compiled.draw_commits(
-            status[alive], evaluations[alive], window, start[alive], last_block[alive], num_padding[alive],
-            draws.keys[who], draws.request_factor[who], draws.odds, draws.stage, draws.block_factors,
-            draws.step_factors, length,
-        )  # fmt: skip
+        committed = draw_plan(status[alive], evaluations[alive], window, start[alive], who.astype(np.int32), draws)
         rows.append((alive, masked, window, committed))
         evaluations[alive] += window
         status[alive] = np.where(committed, np.uint8(PENDING), status[alive])
@@ -125,7 +122,8 @@ def prefix_curve(log: CommitLog) -> Floats:
     """
     counts, sums = np.zeros((2, log.block_length + 1), np.int64)
     status = np.where(log.masked, np.uint8(MASKED), np.uint8(PENDING))
-    compiled.count_prefixes(status, log.window, log.committed, False, counts, sums)
+    for row in zip(status, log.window, log.committed, strict=True):
+        count_prefixes(*row, False, counts, sums)
     with np.errstate(invalid="ignore"):
         return np.asarray(sums / counts, np.float64)
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Generator
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import simpy
 
 from ..engine.engine import Engine
@@ -13,22 +11,25 @@ from ..engine.request import Request
 from .clock import Clock
 from .step_model import StepModel
 
-Finished = Callable[[npt.NDArray[np.int32], float], None]
+Finished = Callable[[int, float], None]
 Horizon = Callable[[], float]  # the first time at which the world outside may touch this replica
 
 
 class Replica:
-    """One engine and its process."""
+    """One engine and its process: it is run up to what comes next from outside, and sleeps while it is idle.
+
+    until_finish: the world outside hears of each request as it finishes, as a closed loop must.
+    """
 
     def __init__(
         self,
         env: Clock,
         engine: Engine,
         step_model: StepModel,
-        recorder: StepRecorder | None = None,
-        finished: Finished | None = None,
-        horizon: Horizon | None = None,
-        watched: bool = True,
+        recorder: StepRecorder | None,
+        finished: Finished,
+        horizon: Horizon,
+        until_finish: bool = False,
     ) -> None:
         self.env = env
         self.engine = engine
@@ -36,7 +37,7 @@ class Replica:
         self._recorder = recorder
         self._finished = finished
         self._horizon = horizon
-        self._watched = watched
+        self._until_finish = until_finish
         self._arrival = env.event()
         self._asleep = False
         env.process(self._run())
@@ -51,28 +52,16 @@ class Replica:
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env, engine, model = self.env, self.engine, self.step_model
+        draws, cost = model.arrays, model.cost
+        done = 0
         while True:
-            if self._horizon is not None:
-                end, done = engine.leap(
-                    env.now, self._horizon(), model.cost, model.arrays, self._recorder, self._watched
-                )
-                if end > env.now:
-                    yield env.at(end)
-                    self._report(done)
-                    continue
-            plan = engine.schedule(env.now)
-            if plan is None:
+            until = engine.run(env.now, self._horizon(), draws, cost, self._recorder, self._until_finish)
+            if until > env.now:
+                yield env.at(until)
+            if engine.num_completed > done:
+                ended, done = engine.num_completed - done, engine.num_completed
+                self._finished(ended, env.now)
+            if engine.idle:
                 self._asleep = True
                 self._arrival = env.event()
                 yield self._arrival
-                continue
-            outcome = model.step(plan)
-            yield env.at(plan.now + outcome.latency)
-            done = engine.commit(outcome, env.now)
-            if self._recorder is not None:
-                self._recorder.record(engine.replica, plan, outcome, done)
-            self._report(done)
-
-    def _report(self, done: npt.NDArray[np.int32]) -> None:
-        if self._finished is not None and len(done):
-            self._finished(done, self.env.now)

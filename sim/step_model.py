@@ -3,9 +3,8 @@
 import numpy as np
 
 from ..engine import upkeep
-from ..engine.commits import CommitDraws, ScheduledCommits
+from ..engine.commits import NO_DRAWS, CommitDraws, ScheduledCommits
 from ..engine.latency import LatencyModel
-from ..engine.leap import NO_DRAWS, cost_of
 from ..engine.step import StepOutcome, StepPlan, features_left
 
 
@@ -21,7 +20,7 @@ class StepModel:
         self.latency = latency
         self.upkeep = upkeep.table_of(latency, cache)
         self.draws = draws
-        self.cost = cost_of(latency)
+        self.cost = latency.arrays(self.upkeep)
         self.arrays = NO_DRAWS if draws is None else draws.arrays
 
     def step(self, plan: StepPlan) -> StepOutcome:

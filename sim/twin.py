@@ -15,11 +15,10 @@ import numpy.typing as npt
 import simpy
 
 from ..engine.commits import CommitDraws, CommitModel, FocusDeltas, ScheduledCommits
-from ..engine.engine import Limits
+from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
-from ..engine.eviction import Focus
-from ..engine.full_sequence import engine_for
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
+from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.request import Request
 from ..profiler.hardware import default_max_batch
@@ -101,7 +100,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
 
 def deltas_of(policy: Policy, profile: Profile) -> FocusDeltas | None:
     """What a policy that evicts by importance draws it from; ProfileError where the profile lacks it."""
-    if not isinstance(policy.eviction, Focus):
+    if not policy.eviction.by_importance:
         return None
     if profile.focus is None:
         raise ProfileError(
@@ -112,16 +111,15 @@ def deltas_of(policy: Policy, profile: Profile) -> FocusDeltas | None:
 
 
 def draws_of(
-    policy: Policy, profile: Profile, commits: CommitModel | None, seed: int, requests: Trace, fast: bool = True
+    policy: Policy, profile: Profile, commits: CommitModel | None, seed: int, requests: Trace
 ) -> CommitDraws | ScheduledCommits | None:
     """What decides the commits of a run's requests; None where one token follows another."""
     if policy.autoregressive:
         return None
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-    width = policy.block_length * (2 if policy.obs else 1)
     lengths = requests.input_length, requests.output_length
-    return CommitDraws(commits, seed, *lengths, width, fast, deltas_of(policy, profile))
+    return CommitDraws(commits, seed, *lengths, policy.width, deltas_of(policy, profile))
 
 
 def simulate(
@@ -139,7 +137,6 @@ def simulate(
     eos: bool = False,
     append: Append | None = None,
     progress: Progress | None = None,
-    fast: bool = True,
 ) -> Result:
     """Replay a trace: open loop, or closed with `concurrency` requests in flight.
 
@@ -158,44 +155,41 @@ def simulate(
     limits = limits_of(policy, profile)
     check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
-    width = policy.block_length * (2 if policy.obs else 1)
     missed = np.zeros(len(trace), np.bool_)
     if eos and not (policy.autoregressive or policy.full_sequence):
         trace, missed = _past_eos(trace, policy.block_length)
-    draws = draws_of(policy, profile, commits, seed, trace, fast)
+    draws = draws_of(policy, profile, commits, seed, trace)
     if isinstance(draws, CommitDraws):
         draws.num_padding[missed] = 1
     step_model = StepModel(profile.latency, draws, policy.cache)
     table = RequestTable(len(trace))
     env = Clock()
     route = make_router(router)
-    recorder = None if append is None else StepRecorder(append, width)
+    recorder = None if append is None else StepRecorder(append, policy.width)
     ended = 0
 
-    def finished(done: npt.NDArray[np.int32], now: float) -> None:
+    def finished(more: int, now: float) -> None:
         nonlocal ended
-        ended += len(done)
+        ended += more
         if loop is not None:
-            loop.next(len(done))
+            loop.next(more)
         if progress is not None:
             progress(ended, now)
 
     arrivals = _Arrivals(env, trace, drain)
 
-    def horizon(r: int) -> Callable[[], float] | None:
-        if not fast or (concurrency is not None and replicas > 1):
-            return None
+    def horizon(r: int) -> Callable[[], float]:
         if concurrency is not None:
-            return lambda: math.inf  # the next arrival is when a request of this very replica ends
+            # The next arrival is when a request of this very replica ends, or at any end of another's.
+            return (lambda: math.inf) if replicas == 1 else (lambda: env.now)
         # A router that looks at no replica sends each every n-th arrival.
         return partial(arrivals.next_time, r, replicas) if router == "round-robin" else arrivals.next_time
 
-    # A router that looks at the replicas, or a run that is cut short, must find no step done that is in flight.
-    watched = router != "round-robin" or not drain
+    closed = concurrency is not None
     fleet: list[Replica] = []
     for r in range(replicas):
-        engine = engine_for(policy, limits, table, replica=r, latency=profile.latency, emit=emit, fast=fast)
-        fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r), watched))
+        engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit)
+        fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r), closed))
     engines = [replica.engine for replica in fleet]
 
     def submit(request: Request) -> bool:
@@ -300,7 +294,7 @@ class _ClosedLoop:
 def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     """TraceError unless at least one of the trace's requests could ever be served."""
     if policy.full_sequence:
-        engine = engine_for(policy, limits, RequestTable(0))
+        engine = Engine(policy, limits, RequestTable(0), latency=LatencyModel(((0.0, 0.0),), 0.0))
         if not any(engine.fits(trace.request(i)) for i in range(len(trace))):
             raise TraceError(
                 f"{trace.name}: none of its {len(trace)} requests fits the context of {limits.context_limit} tokens, "

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from dsim.engine.batching import PhaseMultiplexed
 from dsim.engine.commits import CommitDraws, ScheduledCommits
-from dsim.engine.engine import Limits
-from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
+from dsim.engine.policies.dllm_serve import PhaseMultiplexed
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
@@ -39,7 +38,7 @@ class Served:
         policy = parse(spec)
         self.table = RequestTable(requests)
         limits = Limits(num_pages, 4096, max_batch or policy.batching.max_batch or 512)
-        self.engine = FullSequenceEngine(policy, limits, self.table, emit=emit)
+        self.engine = Engine(policy, limits, self.table, emit=emit)
         self.draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
         self.now = 0.0
         self.plan: StepPlan | None = None
@@ -87,7 +86,7 @@ class Loop(PlainLoop):
         if policy.unmasking.strategy == "low_confidence_dynamic":
             lengths = trace.input_length, trace.output_length
             draws = CommitDraws(TOY_MODEL.for_block(block), seed, *lengths, block)
-        engine = FullSequenceEngine(policy, limits, RequestTable(len(trace)), emit=emit)
+        engine = Engine(policy, limits, RequestTable(len(trace)), emit=emit)
         super().__init__(engine, StepModel(latency, draws), trace)
         self.most = getattr(policy.batching, "max_batched_tokens", 10**9)
 

@@ -7,7 +7,7 @@ is, where a policy evicts, at which of its evaluations it was evicted.
 import numpy as np
 import numpy.typing as npt
 
-from ...engine.rows import MASKED
+from ...engine.state import MASKED
 from ...engine.step import StepOutcome, StepPlan
 from ..run import Columns
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from ...engine.engine import Engine, Limits
 from ...engine.errors import DsimError
-from ...engine.full_sequence import engine_for
 from ...engine.journal import RequestTable
 from ...engine.latency import Features
 from ...engine.policy import Policy, parse
@@ -111,6 +110,6 @@ def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, ti
 
 
 def _engine(world: World, table: RequestTable, replica: int) -> Engine:
-    return engine_for(
+    return Engine(
         world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit
     )  # fmt: skip

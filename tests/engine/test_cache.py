@@ -5,8 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dsim.engine.cache import FastCache, MaskKV, NoCache, PeriodicCache, SparseCache, Standing
 from dsim.engine.errors import PolicyError
+from dsim.engine.passes import RowPosition
+from dsim.engine.policies.dllm_cache import PeriodicCache
+from dsim.engine.policies.fast_dllm import FastCache
+from dsim.engine.policies.llada import NoCache
+from dsim.engine.policies.maskkv import MaskKV
+from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import parse
 from dsim.engine.pooled_topk import num_kept
 from dsim.engine.step import Phase
@@ -17,16 +22,16 @@ def standing(prompt: int, output: int, block: int = 32, steps: int | None = None
     each = steps or block
     step = np.arange(output // block * each)
     same = np.ones_like(step)
-    return Standing(
+    return RowPosition(
         prompt * same, (prompt + output) * same, prompt + step // each * block, step, step % each, block
     )  # fmt: skip
 
 
-def passes(cache: NoCache, at: Standing) -> dict[Phase, int]:
+def passes(cache: NoCache, at: RowPosition) -> dict[Phase, int]:
     return {Phase(p): n for p, n in sorted(Counter(cache.work(at).phases.tolist()).items())}
 
 
-def numbers(cache: NoCache, at: Standing, *steps: int) -> list[tuple[int, int, int]]:
+def numbers(cache: NoCache, at: RowPosition, *steps: int) -> list[tuple[int, int, int]]:
     """Tokens, keys and rows of the LM head of these steps."""
     work = cache.work(at)
     rows = cache.head_rows(at, work.tokens)
@@ -95,7 +100,7 @@ def test_passes_of_a_request_are_a_full_one_for_every_step_up_to_the_delay(
 def test_the_cache_keeps_as_many_keys_as_the_selection_does(retention: float, at_least: int) -> None:
     length = np.arange(32, 2100)
     same = np.ones_like(length)
-    at = Standing(length - 32, length, length - 32, 2 * same, 2 * same, 32)
+    at = RowPosition(length - 32, length, length - 32, 2 * same, 2 * same, 32)
     cache = SparseCache(retention=retention, at_least=at_least)
     expected = [num_kept(int(n) - 32, retention, at_least) for n in length]
     assert cache.kept(at).tolist() == expected

@@ -8,8 +8,8 @@ import pytest
 
 from dsim.engine import focus
 from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas
-from dsim.engine.eviction import Focus
-from dsim.engine.rows import MASKED
+from dsim.engine.policies.focus import Focus
+from dsim.engine.state import MASKED
 from dsim.engine.step import Evicting, StepPlan
 
 from ..worlds import plan_of

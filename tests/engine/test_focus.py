@@ -12,12 +12,13 @@ from hypothesis.extra import numpy as arrays
 
 from dsim.engine import compiled
 from dsim.engine.engine import Engine, Limits
-from dsim.engine.focus import budget, draw_deltas, retain, retained
 from dsim.engine.journal import RequestTable
+from dsim.engine.policies.focus import budget, retained
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
-from dsim.engine.rows import CACHED, MASKED, PENDING
+from dsim.engine.state import CACHED, MASKED, PENDING
 from dsim.engine.step import StepOutcome, StepPlan
+from dsim.engine.UNKNOWN import draw_deltas, retain
 
 
 def kept(delta: list[float], positions: list[int], budget: int, progress: int = -1) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsim.engine.full_sequence import engine_for
+from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
@@ -38,7 +38,7 @@ def test_a_journal_of_before_replays_plan_for_plan(path: Path) -> None:
     policy = parse(spec)
     profile = load(golden.profile_name(policy))
     for replica in range(2):
-        engine = engine_for(
+        engine = Engine(
             policy, limits_of(policy, profile), RequestTable(len(requests["request"])), replica=replica,
             latency=profile.latency,
         )  # fmt: skip

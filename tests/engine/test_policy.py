@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dsim.engine.batching import BlockSynchronous, Continuous
 from dsim.engine.errors import PolicyError
-from dsim.engine.eviction import DelayedCache, NoEviction
-from dsim.engine.granularity import Autoregressive, ElasticChunk, FixedBlock, FixedChunk
+from dsim.engine.policies.ar import Autoregressive
+from dsim.engine.policies.chunk import FixedChunk
+from dsim.engine.policies.delayed_cache import DelayedCache
+from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.optimus import ElasticChunk
+from dsim.engine.policies.sglang import BlockSynchronous
+from dsim.engine.policies.whole_block import FixedBlock, NoEviction
 from dsim.engine.policy import PRESETS, Policy, describe, parse, settings_of, to_toml
 
 STREAM = DelayedCache(neighbour_aware=False, prefill_counts=True, visible="listed", sample_block=False)

@@ -5,7 +5,8 @@ import numpy.typing as npt
 import pytest
 
 from dsim.engine import compiled, rows
-from dsim.engine.rows import BLOCK_PASS, DELAYED, NEIGHBOUR
+from dsim.engine.None import BLOCK_PASS
+from dsim.engine.UNKNOWN import DELAYED, NEIGHBOUR
 
 RULES = pytest.mark.parametrize("rules", [rows, compiled], ids=["plain", "compiled"])
 STATES = {"M": 0, "P": 1, "C": 2}

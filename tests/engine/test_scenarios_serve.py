@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.commits import ScheduledCommits
-from dsim.engine.engine import Limits
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
-from dsim.engine.full_sequence import FullSequenceEngine, engine_for
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
@@ -266,9 +265,7 @@ def test_who_was_stalled_waits_for_a_place_in_the_batch_when_there_are_tokens_ag
 def saturated(length: int, tokens: int, num_pages: int, steps: int = 768, warm: int = 512) -> dict[str, float]:
     """Means over the steps after `warm` of a queue that never runs dry, of requests of one length and G = 256."""
     num = 2500
-    engine = FullSequenceEngine(
-        parse(f"dllm-serve,max_batched_tokens={tokens}"), Limits(num_pages, 4096, 512), RequestTable(num)
-    )
+    engine = Engine(parse(f"dllm-serve,max_batched_tokens={tokens}"), Limits(num_pages, 4096, 512), RequestTable(num))
     for i in range(num):
         engine.submit(Request(i, 0.0, length - 256, 256))
     draws, seen = ScheduledCommits(32, None), []
@@ -362,7 +359,7 @@ def test_who_is_carried_along_computes_what_the_others_do() -> None:
 def test_a_static_batch_goes_on_when_its_slowest_block_is_complete() -> None:
     # Who has decoded its block waits for the others: a tensor's rows are at the same block.
     table = RequestTable(2)
-    e = FullSequenceEngine(parse("fast-dllm,max_batch=2,block_length=4,page_size=4"), Limits(99, 4096, 2), table)
+    e = Engine(parse("fast-dllm,max_batch=2,block_length=4,page_size=4"), Limits(99, 4096, 2), table)
     for i in range(2):
         e.submit(Request(i, 0.0, 4, 8))
 
@@ -479,5 +476,5 @@ def test_a_policy_that_cannot_run_says_why(spec: str, line: str) -> None:
 
 def test_an_engine_is_chosen_by_the_policy_s_cache() -> None:
     limits, table = Limits(9, 4096, 1), RequestTable(1)
-    assert type(engine_for(parse("maskkv"), limits, table)) is FullSequenceEngine
-    assert type(engine_for(parse("lmdeploy-bd32"), limits, table)) is not FullSequenceEngine
+    assert type(Engine(parse("maskkv"), limits, table)) is Engine
+    assert type(Engine(parse("lmdeploy-bd32"), limits, table)) is not Engine

@@ -3,8 +3,11 @@
 import numpy as np
 
 from dsim.engine import upkeep
-from dsim.engine.cache import ExactCache, MaskKV, PeriodicCache, SparseCache
 from dsim.engine.latency import LatencyModel, Upkeep
+from dsim.engine.part import ExactCache
+from dsim.engine.policies.dllm_cache import PeriodicCache
+from dsim.engine.policies.maskkv import MaskKV
+from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.step import Phase
 
 from ..worlds import plan_of

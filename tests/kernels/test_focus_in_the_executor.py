@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsim.engine.eviction import Focus
+from dsim.engine.policies.focus import Focus
 from dsim.kernels import taken, use
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.focus import budget, retained
+from dsim.engine.policies.focus import budget, retained
 from dsim.kernels.focus_select import focus_select
 
 from .places import EVERYWHERE, Place

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from dsim.engine.commits import ScheduledCommits
-from dsim.engine.engine import Limits
-from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
@@ -52,7 +51,7 @@ def test_steps_by_the_kernels_say_what_those_by_the_references_say() -> None:
         forward = Told(model, cache, policy)
         forward.said = []
         executor = PeriodicExecutor(forward, policy, random_prompts(TINY, 1), ScheduledCommits(8, 4))
-        engine = FullSequenceEngine(policy, limits, RequestTable(1))
+        engine = Engine(policy, limits, RequestTable(1))
         engine.submit(request)
         before = taken.copy()
         for step, phase in enumerate(PHASES):

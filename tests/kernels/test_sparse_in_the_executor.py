@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from dsim.engine.commits import ScheduledCommits
-from dsim.engine.engine import Limits
-from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
@@ -50,7 +49,7 @@ def test_passes_by_the_kernels_say_what_those_by_the_references_say(head_centric
         forward = Kept(model, cache, policy)
         forward.said = []
         executor = FullSequenceExecutor(forward, policy, random_prompts(TINY, 1), ScheduledCommits(8, 4))
-        engine = FullSequenceEngine(policy, limits, RequestTable(2))
+        engine = Engine(policy, limits, RequestTable(2))
         before = taken.copy()
         for step, phases in enumerate(PHASES):
             if step in ARRIVALS:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsim.engine.eviction import Focus
+from dsim.engine.policies.focus import Focus
 from dsim.live.model import Decoder, Layer, RMSNorm
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsim.engine.cache import MaskKV, PeriodicCache
+from dsim.engine.policies.dllm_cache import PeriodicCache
+from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policy import Policy
 from dsim.kernels.qk_norm_rope.reference import rotate
 from dsim.live.model import Decoder, Layer

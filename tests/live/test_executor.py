@@ -16,7 +16,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
-from dsim.engine.rows import CACHED, MASKED
+from dsim.engine.state import CACHED, MASKED
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live.cache import PagedCache
 from dsim.live.executor import ModelExecutor

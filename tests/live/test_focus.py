@@ -13,13 +13,13 @@ import torch
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import ModelError
-from dsim.engine.eviction import Focus
 from dsim.engine.journal import RequestTable, StepRecorder, pack
 from dsim.engine.latency import LatencyModel
+from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
-from dsim.engine.rows import MASKED
+from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.kernels import taken, use
 from dsim.live import forward as forward_module

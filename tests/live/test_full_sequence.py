@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from dsim.engine import pooled_topk
-from dsim.engine.cache import FastCache, NoCache, PeriodicCache, SparseCache
 from dsim.engine.commits import CommitDraws, CommitModel, ScheduledCommits
-from dsim.engine.engine import Limits
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
-from dsim.engine.full_sequence import FullSequenceEngine
 from dsim.engine.journal import RequestTable
+from dsim.engine.policies.dllm_cache import PeriodicCache
+from dsim.engine.policies.fast_dllm import FastCache
+from dsim.engine.policies.llada import NoCache
+from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
@@ -203,7 +205,7 @@ def test_a_journal_replays_plan_for_plan() -> None:
     for spec in ("sparse-dllm:0.5,page_size=8,block_length=4", "dllm-serve,max_batch=3" + SERVED):
         policy = parse(spec)
         _, table, journal, limits = run(policy, LENGTHS, arrivals=0.01)
-        fresh = FullSequenceEngine(policy, limits, RequestTable(len(LENGTHS)))
+        fresh = Engine(policy, limits, RequestTable(len(LENGTHS)))
         assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
         assert (journal.steps["device"] <= journal.steps["latency"]).all()
 
@@ -378,7 +380,7 @@ def test_passes_on_the_gpu_say_what_those_on_the_cpu_say(spec: str) -> None:
         draws = ScheduledCommits(32, 6)
         executors.append((told(forward), session._executor(forward, policy, limits, random_prompts(WIDE, 1), draws)))
     (here, plain), (there, fast) = executors
-    engine = FullSequenceEngine(policy, limits, RequestTable(len(requests)))
+    engine = Engine(policy, limits, RequestTable(len(requests)))
     for request in requests:
         engine.submit(request)
     same, close = list[Any](), list[Any]()
@@ -399,5 +401,5 @@ def test_passes_on_the_gpu_say_what_those_on_the_cpu_say(spec: str) -> None:
     assert taken["mask_vote", "triton"] == votes + (len(requests) * WIDE.layers if spec.startswith("maskkv") else 0)
 
 
-def plans(engine: FullSequenceEngine) -> Iterator[StepPlan]:
+def plans(engine: Engine) -> Iterator[StepPlan]:
     yield from iter(partial(engine.schedule, 0.0), None)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from dsim.engine.cache import RUN, MaskKV
-from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable
+from dsim.engine.policies.dllm_cache import RUN
+from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.step import StepPlan
@@ -282,5 +283,5 @@ def test_two_requests_in_turn_get_what_each_gets_alone() -> None:
 def test_a_journal_replays_plan_for_plan() -> None:
     policy = policy_of("maskkv:4,prompt_refresh=6,response_refresh=3")
     _, table, journal, limits = run(policy, LENGTHS, arrivals=0.01)
-    fresh = FullSequenceEngine(policy, limits, RequestTable(len(LENGTHS)))
+    fresh = Engine(policy, limits, RequestTable(len(LENGTHS)))
     assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from dsim.engine.commits import CommitDraws, ScheduledCommits
-from dsim.engine.engine import Limits
-from dsim.engine.full_sequence import FullSequenceEngine
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import Policy
 from dsim.engine.request import Request
@@ -95,7 +94,7 @@ def run(
     table = RequestTable(max(indices) + 1)
     journal = Collector()
     recorder = StepRecorder(journal, policy.block_length)
-    serve(FullSequenceEngine(policy, limits, table), watched, requests, recorder=recorder)
+    serve(Engine(policy, limits, table), watched, requests, recorder=recorder)
     recorder.flush()
     return watched, table, journal, limits
 

@@ -11,7 +11,7 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
-from dsim.engine.rows import MASKED
+from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome
 from dsim.profiler.commit_log import CommitLog, from_journal, from_steps
 from dsim.profiler.profile import load

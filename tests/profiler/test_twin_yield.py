@@ -5,7 +5,7 @@ import pytest
 
 from dsim.engine.commits import CommitDraws
 from dsim.engine.latency import Features
-from dsim.engine.rows import MASKED, PENDING
+from dsim.engine.state import MASKED, PENDING
 from dsim.engine.step import StepPlan
 from dsim.profiler.profile import load
 

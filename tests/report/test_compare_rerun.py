@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsim.engine.eviction import Focus
 from dsim.engine.journal import STEP_COLUMNS
 from dsim.engine.latency import Features, LatencyModel, Upkeep
+from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import parse
 from dsim.engine.step import Evicting, Phase, StepOutcome, StepPlan
 from dsim.report.compare.commits import Commits

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.batching import PhaseMultiplexed
+from dsim.engine.engine import Engine
 from dsim.engine.errors import ProfileError, TraceError
-from dsim.engine.full_sequence import engine_for
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import Features, Upkeep
+from dsim.engine.policies.dllm_serve import PhaseMultiplexed
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
 from dsim.engine.step import StepOutcome, StepPlan
@@ -179,7 +179,7 @@ def differences(result: Result, journal: Collector, replicas: int, emit: str, to
     table, found = RequestTable(len(result.table["request"])), []
     more = {} if told is None else {"told": told}
     for r in range(replicas):
-        engine = engine_for(result.policy, result.limits, table, replica=r, emit=emit)
+        engine = Engine(result.policy, result.limits, table, replica=r, emit=emit)
         found += replay(engine, r, result.table.columns, journal.steps, journal.lists, **more)
     if not found:
         assert table_bytes(table) == table_bytes(result.table)

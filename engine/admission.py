@@ -1,0 +1,161 @@
+"""Who waits and who is let in: the queue, slots, KV pages, and preemption where pages run out."""
+
+from typing import Any
+
+from .jit import rule
+from .state import CACHED, FREE, FREED, MASKED, PENDING, PREEMPTED, RUNNING
+
+
+@rule
+def canvas(length: Any, block: Any) -> Any:
+    """A length rounded up to whole blocks."""
+    return -(-length // block) * block
+
+
+@rule
+def push(w: Any, request: Any, slot: Any) -> None:
+    """Queue a request behind all others; `slot` holds a preempted one's progress, -1 where there is none."""
+    c = w.c[0]
+    at = (c.queue_head + c.num_waiting) & (len(w.queue) - 1)
+    w.queue[at, 0] = request
+    w.queue[at, 1] = slot
+    c.num_waiting += 1
+
+
+@rule
+def push_front(w: Any, request: Any, slot: Any) -> None:
+    """Queue a request before all others."""
+    c = w.c[0]
+    c.queue_head -= 1
+    at = c.queue_head & (len(w.queue) - 1)
+    w.queue[at, 0] = request
+    w.queue[at, 1] = slot
+    c.num_waiting += 1
+
+
+@rule
+def head(w: Any) -> Any:
+    """The request that is next in the queue, and the slot of its progress or -1."""
+    at = w.c[0].queue_head & (len(w.queue) - 1)
+    return int(w.queue[at, 0]), int(w.queue[at, 1])
+
+
+@rule
+def pop(w: Any) -> None:
+    """Take the next request from the queue."""
+    c = w.c[0]
+    c.queue_head += 1
+    c.num_waiting -= 1
+
+
+@rule
+def prefill_length(w: Any, request: Any, slot: Any) -> Any:
+    """Positions that the prefill of a waiting request computes: a preempted one recomputes what it had."""
+    block = int(w.f[0].block)
+    if slot >= 0:
+        return int(w.q[slot].start) + block
+    return canvas(max(1, int(w.r[request].input_length)), block)
+
+
+@rule
+def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
+    """Give a waiting request a slot and its pages; its first block is the last of `length` positions."""
+    c = w.c[0]
+    if slot < 0:
+        c.num_free -= 1
+        slot = int(w.lists[FREE, c.num_free])
+        q, r, block = w.q[slot], w.r[request], int(w.f[0].block)
+        q.request = request
+        q.prompt = r.input_length
+        q.end = r.input_length + r.output_length
+        q.start = length - block
+        known = int(r.input_length) - (length - block)
+        for p in range(w.status.shape[1]):
+            w.status[slot, p] = PENDING if p < known else MASKED
+            w.evaluations[slot, p] = 0
+        q.emitted = 0
+        q.steps = 0
+        q.block_steps = 0
+        q.seen_commit = False
+        q.unpublished = True
+        q.finished = False
+        q.prefilled = False
+    w.q[slot].pages = pages
+    c.pages_held += pages
+    return slot
+
+
+@rule
+def let_in(w: Any, slot: Any) -> None:
+    """Count a placed request among the running ones."""
+    c = w.c[0]
+    w.lists[RUNNING, c.num_running] = slot
+    c.num_running += 1
+
+
+@rule
+def preempt(w: Any, slot: Any, to_front: Any) -> None:
+    """Take a sequence's pages; it queues again, and recomputes its KV when its turn comes."""
+    c, q = w.c[0], w.q[slot]
+    c.pages_held -= q.pages
+    q.pages = 0
+    for p in range(w.status.shape[1]):
+        if w.status[slot, p] == CACHED:
+            w.status[slot, p] = PENDING
+    left = 0
+    for i in range(c.num_running):
+        if w.lists[RUNNING, i] != slot:
+            w.lists[RUNNING, left] = w.lists[RUNNING, i]
+            left += 1
+    c.num_running = left
+    if to_front:
+        push_front(w, int(q.request), slot)
+    else:
+        push(w, int(q.request), slot)
+    w.lists[PREEMPTED, c.num_preempted] = q.request
+    c.num_preempted += 1
+    w.lists[FREED, c.num_freed] = q.request
+    c.num_freed += 1
+    w.r[q.request].num_preemptions += 1
+    c.preemptions += 1
+
+
+@rule
+def release(w: Any, which: Any, num: Any) -> None:
+    """Give back the pages and slots of the finished sequences among the first `num` of a list."""
+    c = w.c[0]
+    for i in range(num):
+        slot = int(w.lists[which, i])
+        q = w.q[slot]
+        if q.finished:
+            c.pages_held -= q.pages
+            q.pages = 0
+            w.lists[FREE, c.num_free] = slot
+            c.num_free += 1
+            w.lists[FREED, c.num_freed] = q.request
+            c.num_freed += 1
+
+
+@rule
+def drop_finished(w: Any) -> None:
+    """Leave only those that go on among the running ones."""
+    c = w.c[0]
+    left = 0
+    for i in range(c.num_running):
+        slot = w.lists[RUNNING, i]
+        if not w.q[slot].finished:
+            w.lists[RUNNING, left] = slot
+            left += 1
+    c.num_running = left
+
+
+@rule
+def copy_list(w: Any, source: Any, to: Any, num: Any) -> None:
+    """The first `num` entries of a list become those of another."""
+    for i in range(num):
+        w.lists[to, i] = w.lists[source, i]
+
+
+def pages_of(length: int, page: int) -> int:
+    """Pages that so many tokens take."""
+    return -(-length // page)

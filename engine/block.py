@@ -1,0 +1,256 @@
+"""Rows of a block-diffusion model: prefill, denoising steps over a window of the block, and blocks that complete.
+
+A row is a running sequence, a column a position of its current block (and of the next one where a window may reach into
+it). Which positions a step computes and when their KV is right are the policy's answers.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .emission import emit, emit_prefixes, finish, publish
+from .hooks import block_entered, choose, holds_back, learn, select, settle
+from .jit import rule
+from .state import (
+    CACHED,
+    DENOISE,
+    EMIT_END,
+    EMIT_STEP,
+    FLUSH,
+    IDLE,
+    MASKED,
+    PENDING,
+    PREFILL,
+    PREFILL_STEP,
+    ROWS,
+)
+
+
+@rule
+def plan_prefill(w: Any) -> None:
+    """Plan the prefill of the chosen rows: each computes its whole prompt, block-causal (block-diffusion.md 1.2)."""
+    c, f = w.c[0], w.f[0]
+    block = int(f.block)
+    tokens = 0
+    pairs = 0
+    longest = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        length = int(q.start) + block
+        q.num_tokens = length
+        q.num_keys = length
+        q.num_retained = length
+        q.phase = PREFILL
+        for p in range(w.window.shape[1]):
+            w.window[slot, p] = p < block
+        tokens += length
+        pairs += length * (length + block)
+        longest = max(longest, length)
+    c.tokens = tokens
+    c.sum_q_kv = pairs // 2
+    c.sum_kv = tokens
+    c.head_rows = c.num_rows * block
+    c.sampled_rows = c.num_rows * block
+    c.batch = c.num_rows
+    c.prefill_tokens = tokens
+    # A prompt longer than a prefill may be is split, and runs alone (1.2).
+    c.num_forwards = max(1, -(-longest // int(f.max_prefill)))
+    c.chunk = 0
+    c.evicting = False
+    c.cache_overhead = 0.0
+
+
+@rule
+def visible_keys(status: Any, window: Any, block: Any, listed: Any) -> Any:
+    """Positions that a row computes, keys visible beyond its history, and query-key pairs beyond the history.
+
+    listed: a query sees the cached and the computed positions of its own block and of those before it.
+    Otherwise it sees every position up to the last computed one (a kernel that knows only a KV length).
+    """
+    last = 0
+    first_keys = 0
+    first_queries = 0
+    next_keys = 0
+    next_queries = 0
+    for p in range(len(status)):
+        computed = window[p]
+        if computed:
+            last = p + 1
+            if p < block:
+                first_queries += 1
+            else:
+                next_queries += 1
+        if computed or status[p] == CACHED:
+            if p < block:
+                first_keys += 1
+            else:
+                next_keys += 1
+    num = first_queries + next_queries
+    if not listed:
+        return num, last, num * last
+    # The next block's cached positions are read only by a query of that block.
+    keys = first_keys + next_keys if next_queries > 0 else first_keys
+    return num, keys, first_queries * first_keys + next_queries * (first_keys + next_keys)
+
+
+def visible(
+    status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool
+) -> npt.NDArray[np.bool_]:
+    """The positions of each row's blocks whose keys `visible_keys` counts, [rows, width], for a device to look up."""
+    if listed:
+        cached: npt.NDArray[np.bool_] = window | (status == CACHED)
+        return cached
+    # True from the first column to the last one computed.
+    upto: npt.NDArray[np.bool_] = np.logical_or.accumulate(window[:, ::-1], axis=1)[:, ::-1]
+    return upto
+
+
+@rule
+def visible_rows(status: Any, window: Any, block: Any, listed: Any) -> Any:
+    """`visible_keys` of each row of a plan, three arrays [rows]."""
+    rows = len(window)
+    num, keys, pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    for i in range(rows):
+        num[i], keys[i], pairs[i] = visible_keys(status[i], window[i], block, listed)
+    return num, keys, pairs
+
+
+@rule
+def plan_block(w: Any, x: Any) -> None:
+    """Plan a decode step of the chosen rows."""
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    block, width = int(f.block), int(f.width)
+    c.chunk = choose(w, x)
+    tokens = 0
+    pairs = 0
+    keys = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        status, window = w.status[slot], w.window[slot]
+        reach = width
+        if width > block and q.start + block >= q.end:
+            reach = block
+        window[:] = False
+        select(status, reach, c.chunk, p, window)
+        num, beyond, own_pairs = visible_keys(status, window, block, p.listed)
+        q.phase = FLUSH
+        for k in range(width):
+            if window[k] and status[k] == MASKED:
+                q.phase = DENOISE
+                break
+        if q.finished:  # computed because the batch is frozen, its outcome ignored
+            q.phase = IDLE
+            window[:] = False
+        start = int(q.start)
+        q.num_tokens = num
+        q.num_retained = num
+        q.num_keys = start + beyond
+        tokens += num
+        pairs += num * start + own_pairs
+        keys += start + beyond
+    c.tokens = tokens
+    c.sum_q_kv = pairs
+    c.sum_kv = keys
+    c.head_rows = tokens
+    c.sampled_rows = c.num_rows * block if p.sample_block else tokens
+    c.batch = c.num_rows
+    c.prefill_tokens = 0
+    c.num_forwards = 1
+    c.evicting = False
+    c.cache_overhead = 0.0
+
+
+@rule
+def commit_block(w: Any, x: Any, now: Any) -> None:
+    """Bring the rows of the step in flight up to date: settle, hand out complete blocks, move on to the next."""
+    c, f, own = w.c[0], w.f[0], x.p[0]
+    block, width = int(f.block), int(f.width)
+    prefill = c.kind == PREFILL_STEP
+    learn(w, x, prefill)
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        settle(w.status[slot], w.evaluations[slot], w.window[slot], block, own, prefill)
+        for p in range(width):
+            if w.committed[slot, p]:
+                w.status[slot, p] = PENDING
+    if not prefill and holds_back(w, x):
+        return
+    if f.emit == EMIT_STEP:
+        emit_prefixes(w, now)
+    if prefill:  # a request for no tokens is over once its prompt is in
+        for i in range(c.num_rows):
+            slot = w.lists[ROWS, i]
+            if w.q[slot].end == w.q[slot].prompt:
+                finish(w, slot, now)
+    while _advance(w, x, now) and width > block:
+        pass  # streaming has already worked on the next block: it may be complete too
+
+
+@rule
+def _advance(w: Any, x: Any, now: Any) -> bool:
+    """Hand out blocks that are complete, and open the next where all KV of one is right; whether any moved on."""
+    c, f = w.c[0], w.f[0]
+    block, width = int(f.block), int(f.width)
+    gaps = 0.0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        if not q.unpublished or q.finished or _any(w.status[slot], block, MASKED):
+            continue
+        gaps += publish(w, slot, now)
+        if q.start + block >= q.end:
+            finish(w, slot, now)
+    c.gap_sum += gaps
+    if width > block:
+        gaps = 0.0
+        for i in range(c.num_rows):
+            slot = w.lists[ROWS, i]
+            q = w.q[slot]
+            if q.unpublished or q.finished or q.start + 2 * block < q.end or _any(w.status[slot], width, MASKED):
+                continue
+            # Streaming has decoded the next, last block to its end: the request needs no flush.
+            if f.emit != EMIT_END and q.end - q.prompt - q.emitted > 0:
+                gaps += emit(w, slot, int(q.end) - q.prompt - q.emitted, now)
+            finish(w, slot, now)
+        c.gap_sum += gaps
+    moved = False
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        if not w.q[slot].finished and not _any_open(w.status[slot], block):
+            moved = True
+            next_block(w, x, slot)
+    return moved
+
+
+@rule
+def next_block(w: Any, x: Any, slot: Any) -> None:
+    """Close a sequence's block and open the next."""
+    q, block, width = w.q[slot], int(w.f[0].block), int(w.f[0].width)
+    q.start += block
+    for p in range(width - block):
+        w.status[slot, p] = w.status[slot, p + block]
+        w.evaluations[slot, p] = w.evaluations[slot, p + block]
+    for p in range(width - block, width):
+        w.status[slot, p] = MASKED
+        w.evaluations[slot, p] = 0
+    q.unpublished = True
+    block_entered(w, x, slot)
+
+
+@rule
+def _any(status: Any, upto: Any, kind: Any) -> bool:
+    for p in range(upto):
+        if status[p] == kind:
+            return True
+    return False
+
+
+@rule
+def _any_open(status: Any, upto: Any) -> bool:
+    for p in range(upto):
+        if status[p] != CACHED:
+            return True
+    return False

@@ -1,0 +1,167 @@
+"""Keyed draws of a step's commits: what commits.py's models mean, row by row."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .chance import draw64, key64, pick64, uniform64
+from .jit import rule
+from .state import MASKED, ROWS
+
+OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
+BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
+
+REQUEST_DRAW = np.dtype(
+    [
+        ("factor", "f8"),  # of the odds
+        ("last_block", "i4"),  # of the request, from the start of its prompt
+        ("num_padding", "i4"),  # blocks, the last ones, that are padding
+    ]
+)
+
+
+class Draws(NamedTuple):
+    """A commit model and a seed as rules take them. Without one, `least` masks commit a step, one more in the first
+    `more` steps of a block."""
+
+    requests: Any  # [requests] REQUEST_DRAW
+    streams: Any  # [4] uint64: a key each for what is drawn
+    odds: Any  # [width] at distance d from the frontier
+    stage: Any  # [block_length + 1] by committed positions of the block
+    factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
+    deltas: Any  # [5] FocusDeltas
+    schedule: Any  # [2] int64: least, more
+
+
+@rule
+def draw_row(
+    status: Any, evaluations: Any, window: Any, committed: Any, start: Any, request: Any, last_block: Any,
+    num_padding: Any, factor: Any, d: Any,
+) -> None:  # fmt: skip
+    """Mark the masks of a row's `window` that commit: those whose score passes 1, and at least the best."""
+    width, block_length = len(status), len(d.stage) - 1
+    frontier = -1
+    for p in range(width):
+        committed[p] = False
+        if frontier < 0 and status[p] == MASKED:
+            frontier = p
+    if frontier < 0:
+        return
+    of_commits = key64(d.streams[OF_COMMITS], request)
+    drawn = draw64(key64(d.streams[OF_STEPS], request), start + frontier, evaluations[frontier])
+    step = d.factors[STEP_FACTORS, pick64(drawn)]
+    best = -1.0
+    best_p = -1
+    passed = False
+    for offset in range(0, width, block_length):
+        done = block_length
+        computed = False
+        for p in range(offset, offset + block_length):
+            if status[p] == MASKED:
+                done -= 1
+                if window[p]:
+                    computed = True
+        if not computed:
+            continue
+        block = start // block_length + offset // block_length
+        padding = block > last_block - num_padding
+        drawn = draw64(key64(d.streams[OF_BLOCKS], request), block, 0)
+        theta = factor * d.factors[BLOCK_FACTORS, pick64(drawn)] * step * d.stage[done]
+        for p in range(offset, offset + block_length):
+            if status[p] != MASKED or not window[p]:
+                continue
+            if padding:
+                score = np.inf
+            else:
+                u = uniform64(draw64(of_commits, start + p, evaluations[p]))
+                score = d.odds[p - frontier] * theta * ((1.0 - u) / u)
+            if score > 1.0:
+                committed[p] = True
+                passed = True
+            if score > best:
+                best = score
+                best_p = p
+    if not passed and best_p >= 0:
+        committed[best_p] = True
+
+
+@rule
+def draw_plan(status: Any, evaluations: Any, window: Any, start: Any, requests: Any, d: Any) -> Any:
+    """The masks that commit, [rows, width], of a plan's rows."""
+    committed = np.zeros(window.shape, np.bool_)
+    for i in range(len(requests)):
+        request = int(requests[i])
+        own = d.requests[request]
+        draw_row(
+            status[i], evaluations[i], window[i], committed[i], int(start[i]), request, int(own.last_block),
+            int(own.num_padding), own.factor, d,
+        )  # fmt: skip
+    return committed
+
+
+@rule
+def draw_slot(w: Any, slot: Any, window: Any, committed: Any, d: Any) -> None:
+    """The same of a running sequence."""
+    q = w.q[slot]
+    own = d.requests[q.request]
+    draw_row(
+        w.status[slot], w.evaluations[slot], window, committed, int(q.start), int(q.request), int(own.last_block),
+        int(own.num_padding), own.factor, d,
+    )  # fmt: skip
+
+
+@rule
+def draw_block(w: Any, x: Any, d: Any) -> None:
+    """Predict what the step in flight commits, by a commit model."""
+    for i in range(w.c[0].num_rows):
+        slot = w.lists[ROWS, i]
+        draw_slot(w, slot, w.window[slot], w.committed[slot], d)
+
+
+@rule
+def scheduled_row(status: Any, evaluations: Any, window: Any, committed: Any, d: Any) -> None:
+    """Mark the leftmost masks of a row's window, as many as the schedule says."""
+    quota = -1
+    for p in range(len(status)):
+        committed[p] = False
+        if window[p] and status[p] == MASKED:
+            if quota < 0:  # every mask of the block has been computed in each of its steps
+                quota = d.schedule[0] + (1 if evaluations[p] < d.schedule[1] else 0)
+            if quota > 0:
+                committed[p] = True
+                quota -= 1
+
+
+@rule
+def scheduled_plan(status: Any, evaluations: Any, window: Any, d: Any) -> Any:
+    """The masks that commit, [rows, width], of a plan's rows."""
+    committed = np.zeros(window.shape, np.bool_)
+    for i in range(len(window)):
+        scheduled_row(status[i], evaluations[i], window[i], committed[i], d)
+    return committed
+
+
+@rule
+def draw_scheduled(w: Any, x: Any, d: Any) -> None:
+    """Predict what the step in flight commits where a fixed number commits each step."""
+    for i in range(w.c[0].num_rows):
+        slot = w.lists[ROWS, i]
+        scheduled_row(w.status[slot], w.evaluations[slot], w.window[slot], w.committed[slot], d)
+
+
+@rule
+def delta_row(
+    status: Any, evaluations: Any, window: Any, decodable: Any, start: Any, request: Any, d: Any, delta: Any
+) -> None:  # fmt: skip
+    """Draw a row's importance deltas [width], by whether a mask is decodable; they count where a mask is computed."""
+    stream = key64(key64(np.uint64(0), d.streams[OF_IMPORTANCE]), request)
+    frontier = -1
+    for p in range(len(status)):
+        delta[p] = 0.0
+        if not window[p] or status[p] != MASKED:
+            continue
+        if frontier < 0:
+            frontier = p
+        normal = d.factors[NORMAL, pick64(key64(key64(stream, start + p), evaluations[p]))]
+        own = d.deltas[0] + d.deltas[1] * normal if decodable[p] else d.deltas[2] + d.deltas[3] * normal
+        delta[p] = np.float32(own - d.deltas[4] * (p - frontier))

@@ -1,0 +1,172 @@
+"""What a step's commits mean for its requests: tokens handed out, requests finished, and the run's counts."""
+
+from typing import Any
+
+import numpy as np
+
+from .histogram import FIRST_BIN, NUM_BINS, SHIFT
+from .jit import rule
+from .state import (
+    BATCHES,
+    CHUNKS,
+    COMPLETED,
+    DECODE_STEP,
+    DONE,
+    EMIT_END,
+    GAP_BINS,
+    MASKED,
+    PREFILL_STEP,
+    ROWS,
+    STEP_BINS,
+)
+
+
+@rule
+def time_bin(value: Any) -> Any:
+    """The bin of a time, in s (histogram.py)."""
+    bits = np.float64(value).view(np.int64)
+    return min(max((bits >> SHIFT) - FIRST_BIN, 0), NUM_BINS - 1)
+
+
+@rule
+def emit(w: Any, slot: Any, tokens: Any, now: Any) -> Any:
+    """Hand `tokens` more to a sequence's client; the gap since the last ones, or 0."""
+    c, q = w.c[0], w.q[slot]
+    r = w.r[q.request]
+    gap = 0.0
+    if np.isnan(r.last_emission):
+        r.first_emission = now
+        r.num_first = tokens
+    else:
+        gap = now - r.last_emission
+        w.bins[GAP_BINS, time_bin(gap)] += 1
+        c.gap_count += 1
+        c.gap_min = min(c.gap_min, gap)
+        c.gap_max = max(c.gap_max, gap)
+    r.last_emission = now
+    r.num_emissions += 1
+    r.num_tokens += tokens
+    q.emitted += tokens
+    c.outstanding_tokens -= tokens
+    return gap
+
+
+@rule
+def finish(w: Any, slot: Any, now: Any) -> Any:
+    """End a sequence's request; the gap of what it hands out with that, or 0."""
+    c, q = w.c[0], w.q[slot]
+    gap = 0.0
+    if w.f[0].emit == EMIT_END and q.end > q.prompt:
+        gap = emit(w, slot, int(q.end) - int(q.prompt), now)
+    q.finished = True
+    r = w.r[q.request]
+    r.finish = now
+    r.status = COMPLETED
+    w.lists[DONE, c.num_done] = q.request
+    c.num_done += 1
+    c.completed += 1
+    return gap
+
+
+@rule
+def emit_prefixes(w: Any, now: Any) -> None:
+    """Hand out what the contiguous committed prefix of each row's block has gained."""
+    c, block = w.c[0], w.f[0].block
+    gaps = 0.0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        if q.finished:
+            continue
+        prefix = block
+        for p in range(block):
+            if w.status[slot, p] == MASKED:
+                prefix = p
+                break
+        tokens = min(int(q.end), q.start + prefix) - q.prompt - q.emitted
+        if tokens > 0:
+            gaps += emit(w, slot, tokens, now)
+    c.gap_sum += gaps
+
+
+@rule
+def publish(w: Any, slot: Any, now: Any) -> Any:
+    """Hand out the tokens of a sequence's block that has just become complete; the gap, or 0."""
+    q, f = w.q[slot], w.f[0]
+    q.unpublished = False
+    stop = min(int(q.end), q.start + f.block)
+    tokens = stop - q.prompt - q.emitted
+    gap = 0.0
+    if f.emit != EMIT_END and tokens > 0:
+        gap = emit(w, slot, tokens, now)
+    r = w.r[q.request]
+    if np.isnan(r.first_block) and stop > q.prompt:
+        r.first_block = now
+    return gap
+
+
+@rule
+def begin(w: Any, kind: Any, now: Any) -> None:
+    """Note the step that begins, and who is scheduled for the first time."""
+    c = w.c[0]
+    c.kind = kind
+    c.now = now
+    c.waiting = c.num_waiting
+    c.running = c.num_running
+    c.pages = c.pages_held
+    c.submitted_then = c.submitted
+    c.num_steps += 1
+    for i in range(c.num_rows):
+        q = w.q[w.lists[ROWS, i]]
+        if not q.prefilled:
+            r = w.r[q.request]
+            if np.isnan(r.scheduled):
+                r.scheduled = now
+
+
+@rule
+def account(w: Any, now: Any) -> int:
+    """Count the step that ends now, its rows and what they committed; returns the positions committed."""
+    c = w.c[0]
+    latency = c.latency
+    c.page_time += c.pages * latency
+    c.max_waiting = max(c.max_waiting, c.waiting)
+    decode = c.kind == DECODE_STEP
+    total = 0
+    retained = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        r = w.r[q.request]
+        num = 0
+        for p in range(w.committed.shape[1]):
+            num += w.committed[slot, p]
+        r.num_committed += num
+        total += num
+        retained += q.num_retained
+        if decode:
+            r.num_forwards += 1
+            r.num_computed += q.num_retained
+        if num > 0 and not q.seen_commit:
+            q.seen_commit = True
+            r.first_commit = now
+    if c.kind == PREFILL_STEP:
+        c.num_prefill_steps += 1
+        c.prefill_time += latency
+        c.total_prefill_tokens += c.tokens
+        return total
+    c.num_decode_steps += 1
+    c.decode_time += latency
+    c.step_count += 1
+    c.step_sum += latency
+    c.step_min = min(c.step_min, latency)
+    c.step_max = max(c.step_max, latency)
+    w.bins[STEP_BINS, time_bin(latency)] += 1
+    w.counts[BATCHES, c.num_rows] += 1
+    w.counts[CHUNKS, c.chunk] += 1
+    c.total_tokens += c.tokens
+    if c.evicting:
+        c.total_evicted += c.tokens - retained
+    c.total_committed += total
+    c.forwards += c.num_rows
+    return total

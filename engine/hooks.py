@@ -1,0 +1,122 @@
+"""What a policy answers: the placeholders that the engine's rules call, each with what it is asked.
+
+A policy's parts say which rule stands for which placeholder (`answers`); engine/compose.py puts them together. `w` is
+the replica (state.World), `x` what the policy adds (state.Own: `x.p[0]` its fields, `x.s[slot]` its columns of a
+sequence, `x.m[0]` its record of the replica).
+"""
+
+from typing import Any
+
+from .jit import rule
+
+# ---- the scheduler -----------------------------------------------------------------------------------------------
+
+
+@rule
+def decide(w: Any, x: Any) -> int:
+    """Choose what runs next: NOTHING, PREFILL_STEP or DECODE_STEP, its rows in w.lists[ROWS][: w.c[0].num_rows]."""
+    return 0
+
+
+@rule
+def step_over(w: Any, x: Any) -> None:
+    """A decode step's commits are in: end the batch, or go on with it."""
+
+
+@rule
+def holds_back(w: Any, x: Any) -> bool:
+    """Whether this decode step's blocks stay as they are until all rows of the batch are complete."""
+    return False
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+@rule
+def pages_to_admit(w: Any, x: Any, request: int, slot: int, length: int) -> int:
+    """KV pages that a waiting request takes when it is let in, whose prefill computes `length` positions."""
+    return 0
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+
+@rule
+def plan_rows(w: Any, x: Any) -> None:
+    """Plan a decode step of the chosen rows: window, phase, tokens and keys of each, and the step's features."""
+
+
+@rule
+def commit_rows(w: Any, x: Any, now: float) -> None:
+    """Bring the rows of the step in flight up to date with what it committed; who is done is finished."""
+
+
+@rule
+def draw_rows(w: Any, x: Any, d: Any) -> None:
+    """Predict which computed positions of the step in flight commit, and which are retained where some are evicted."""
+
+
+# ---- positions of a block ----------------------------------------------------------------------------------------
+
+
+@rule
+def choose(w: Any, x: Any) -> int:
+    """The most positions that a row of the coming step may compute."""
+    return int(w.f[0].width)
+
+
+@rule
+def select(status: Any, reach: int, chunk: int, p: Any, window: Any) -> None:
+    """Mark the positions of a row that a step computes, at most `chunk` of the first `reach`; window is all False."""
+
+
+@rule
+def settle(status: Any, evaluations: Any, window: Any, block: int, p: Any, prefill: bool) -> None:
+    """Bring a row's status up to date with having computed `window`: masks were evaluated, KV may be right now."""
+
+
+@rule
+def learn(w: Any, x: Any, prefill: bool) -> None:
+    """Take in what the step in flight computed and committed, before the rows' status changes."""
+
+
+# ---- a sequence's life -------------------------------------------------------------------------------------------
+
+
+@rule
+def placed(w: Any, x: Any, slot: int) -> None:
+    """A new request has this slot."""
+
+
+@rule
+def preempted(w: Any, x: Any, slot: int) -> None:
+    """A sequence has lost its pages."""
+
+
+@rule
+def block_entered(w: Any, x: Any, slot: int) -> None:
+    """A sequence has moved on to its next block."""
+
+
+# ---- full-sequence passes ----------------------------------------------------------------------------------------
+
+
+@rule
+def work(prompt: int, length: int, start: int, step: int, block_step: int, block: int, p: Any) -> Any:
+    """The phase of a request's next step, the positions it computes and the keys that each of them sees."""
+    return 0, 0, 0
+
+
+@rule
+def head_rows(prompt: int, length: int, start: int, tokens: int, block: int, p: Any) -> int:
+    """Rows of a step through the LM head."""
+    return tokens
+
+
+@rule
+def held(prompt: int, length: int, state: int, p: Any) -> int:
+    """Tokens' worth of keys and values that a request holds while it runs.
+
+    state: that the outputs of a token's attention and feed-forward take: 1 where keys are as wide as hidden states.
+    """
+    return length

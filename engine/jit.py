@@ -1,0 +1,169 @@
+"""Compile rules once and keep what was compiled: the cache's key is the text of every rule in this folder.
+
+A rule is a plain function over arrays. `rule` compiles it when it is first called; with NUMBA_DISABLE_JIT=1 it stays
+plain Python, with the same results. `bind` makes a copy of a rule in which placeholders stand for other rules: so a
+policy's answers become part of the one loop that serves it. Compiled code is kept on disk in a folder named by a hash of the
+sources it was made from, so that an edit never meets yesterday's code, and two processes may share it.
+"""
+
+import hashlib
+import tempfile
+import types
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba import njit
+from numba.core import config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+JIT = not config.DISABLE_JIT
+HERE = Path(__file__).parent
+
+
+def rule(function: F) -> F:
+    """Compile a function when it is first called. Rules of this folder are kept on disk, others with their policy."""
+    made = _compiled(function, _sources() if _is_ours(function) else "")
+    if not JIT:
+        function.is_rule = True  # type: ignore[attr-defined]
+    return made
+
+
+def bind(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
+    """A compiled copy of a rule, in which placeholders stand for these rules, in all that it calls as well."""
+    h = hashlib.sha256(_sources().encode())
+    for placeholder in sorted(answers, key=_name):
+        h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
+    key = f"{_name(function)}-{h.hexdigest()[:16]}"
+    by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
+    return _bound(function, by_id, {}, key)
+
+
+def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], key: str = "") -> Any:
+    """`function` itself where it reaches no placeholder, or its bound copy; only what has a key is kept on disk."""
+    if id(function) in made:
+        return made[id(function)]
+    made[id(function)] = function  # a rule that calls itself is not bound
+    plain = getattr(function, "py_func", function)
+    changed = {}
+    for name in _names(plain.__code__):
+        value = plain.__globals__.get(name)
+        if id(value) in answers:
+            changed[name] = _bound(answers[id(value)], answers, made)
+        elif _is_rule(value):
+            copy = _bound(value, answers, made)
+            if copy is not value:
+                changed[name] = copy
+    if changed or key:
+        copied = types.FunctionType(
+            plain.__code__, {**plain.__globals__, **changed}, plain.__name__, plain.__defaults__, plain.__closure__
+        )
+        copied.__module__, copied.__qualname__ = plain.__module__, plain.__qualname__
+        made[id(function)] = _compiled(copied, key)
+    return made[id(function)]
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule as plain Python, and all that it calls: for a few calls, which are not worth compiling it."""
+    source = getattr(function, "py_func", function)
+    called = {n: source.__globals__.get(n) for n in _names(source.__code__)}
+    inner = {name: plain(value) for name, value in called.items() if hasattr(value, "py_func")}
+    return types.FunctionType(source.__code__, {**source.__globals__, **inner}, source.__name__, source.__defaults__)
+
+
+def _is_rule(value: Any) -> bool:
+    return hasattr(value, "py_func") or hasattr(value, "is_rule")
+
+
+def _is_ours(function: Any) -> bool:
+    plain = getattr(function, "py_func", function)
+    return bool(plain.__module__.startswith(f"{__package__}."))
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "py_func", function).__name__)
+
+
+def _compiled(function: F, key: str) -> F:
+    folder = str(_home() / key) if key and JIT else ""
+    before = config.CACHE_DIR
+    try:
+        # Read by numba while it decorates; the host program's own caches are left where they are.
+        config.CACHE_DIR = folder
+        return njit(cache=bool(folder), error_model="numpy")(function)  # type: ignore[no-any-return]
+    finally:
+        config.CACHE_DIR = before
+
+
+def without_overflow_warnings() -> AbstractContextManager[Any]:
+    """Where rules run as plain Python, NumPy is not to warn of what wraps on purpose."""
+    return nullcontext() if JIT else np.errstate(over="ignore")
+
+
+@cache
+def _sources() -> str:
+    """A hash of all that shipped rules are made from: this folder's files, numba and its settings."""
+    h = hashlib.sha256(f"{numba.__version__} {config.OPT} {config.BOUNDSCHECK}".encode())
+    for path in sorted(HERE.rglob("*.py")):
+        h.update(path.read_bytes())
+    return h.hexdigest()[:16]
+
+
+def _identity(value: Any, seen: set[int]) -> str:
+    """What a rule is made of: its code, its constants, and the rules and numbers that its names stand for."""
+    plain = getattr(value, "py_func", value)
+    if not isinstance(plain, types.FunctionType):
+        return f"{type(value).__name__} {getattr(value, '__name__', repr(value))}"
+    if _is_ours(plain) and "<locals>" not in plain.__qualname__:
+        return f"{plain.__module__}.{plain.__qualname__}"  # `_sources` has its text
+    if id(plain) in seen:
+        return plain.__qualname__
+    seen.add(id(plain))
+    h = hashlib.sha256()
+    _add_code(h, plain.__code__)
+    for name in sorted(_names(plain.__code__) & plain.__globals__.keys()):
+        h.update(f"{name}={_identity(plain.__globals__[name], seen)}".encode())
+    for cell in plain.__closure__ or ():
+        h.update(_identity(cell.cell_contents, seen).encode())
+    return f"{plain.__qualname__} {h.hexdigest()}"
+
+
+def _add_code(h: Any, code: types.CodeType) -> None:
+    h.update(code.co_code + repr(code.co_names).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _add_code(h, constant)
+        else:
+            h.update(repr(constant).encode())
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*(_names(c) for c in inner))
+
+
+@cache
+def _home() -> Path:
+    """Where compiled code is kept: NUMBA_CACHE_DIR, the user's cache, or a private folder where neither can be written.
+
+    It is made readable to its owner alone: compiled code is run as it is found.
+    """
+    candidates = [Path(config.CACHE_DIR)] if config.CACHE_DIR else []
+    try:
+        candidates.append(Path.home() / ".cache")
+    except RuntimeError:  # no home
+        pass
+    for base in candidates:
+        folder = base / "dsim"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix="dsim-"))

@@ -1,0 +1,281 @@
+"""A policy and its parts: what each says of itself, and which of the engine's questions it answers."""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .errors import PolicyError
+
+MAX_BLOCK = 64  # the largest block of a published checkpoint
+
+Answers = Mapping[Any, Callable[..., Any]]  # placeholder of hooks.py -> rule
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a number may be; None: no bound."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"at least {self.low}"
+        return f"{self.low} to {self.high}" if self.low is not None else f"at most {self.high}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a word may be."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(self.words)
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    """A field of a policy as `dsim policies --fields` shows it."""
+
+    name: str
+    default: Any
+    bounds: str  # what it may be
+    meaning: str
+
+
+class Part:
+    """One axis of a policy: a frozen dataclass whose fields are the policy's.
+
+    A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`.
+    """
+
+    neutral: ClassVar[frozenset[str]] = frozenset()  # fields that change when and where, but never which tokens come
+    columns: ClassVar[tuple[tuple[str, str], ...]] = ()  # of a sequence, beside state.SEQUENCE: name and dtype
+
+    def answers(self, policy: "Policy") -> Answers:
+        """The rules that stand for the engine's placeholders."""
+        return {}
+
+    def check(self, policy: "Policy") -> None:
+        """PolicyError if this part does not go together with the policy's others."""
+
+    def numbers(self, policy: "Policy") -> Mapping[str, bool | int | float]:
+        """More of x.p[0] than the fields that are numbers."""
+        return {}
+
+    def record(self, policy: "Policy") -> Mapping[str, Any]:
+        """What x.m[0] holds at first, by name: numbers, or arrays of them."""
+        return {}
+
+
+class Scheduler(Part):
+    """When requests join and leave the batch. Those of block-diffusion models have a limit on a prefill's tokens."""
+
+    full_sequence = False  # whether it schedules passes of full-sequence models
+
+    max_batch: int | None
+    max_prefill_tokens: int
+
+    def fits(self, policy: "Policy", length: int) -> bool:
+        """Whether it could ever run a request of so many tokens, its output in whole blocks."""
+        return True
+
+
+class Granularity(Part):
+    """Which positions a sequence computes a step."""
+
+    autoregressive = False  # one token follows another
+    whole_block = False  # every position, every step
+    sized_by_block = ""  # the field that is at most the block length
+    needs_latency = False  # chooses by what steps cost
+    obs = False  # the window may reach into the next block
+    block_length: int
+
+
+class Eviction(Part):
+    """Which committed tokens of the block are computed no more."""
+
+    evicts = False  # whether it does at all
+    delayed = False  # committed tokens leave one by one, once their KV is right
+    neighbour_aware = False
+    by_importance = False  # whether what it evicts is drawn with a profile's FocusDeltas
+
+
+class Cache(Part):
+    """What keys and values a step may see, and what it costs to keep them."""
+
+    full_sequence = False  # whether the model attends in both directions, over all of a request's tokens
+
+
+@dataclass(frozen=True)
+class ExactCache(Cache):
+    """Keys and values of all that lies before the block, as block-diffusion and autoregressive models have them."""
+
+
+@dataclass(frozen=True)
+class PagedMemory(Part):
+    """The paged KV cache and what is kept of it for a request."""
+
+    page_size: typing.Annotated[int, Range(1), "tokens of a KV page, a multiple of the block length"] = 64
+    num_pages: typing.Annotated[
+        int | None, Range(1), "pages of the pool; none: what the profile's memory leaves for them"
+    ] = None
+
+    neutral = frozenset({"page_size", "num_pages"})
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1:
+            raise PolicyError(f"page_size is {self.page_size}, expected at least 1")
+        if self.num_pages is not None and self.num_pages < 1:
+            raise PolicyError(f"num_pages is {self.num_pages}, expected at least 1")
+
+
+def _shipped(module: str, name: str) -> Callable[[], Any]:
+    """A part that a policy has where it does not say; the files of parts import this one."""
+    return lambda: getattr(import_module(f".{module}", __package__), name)()
+
+
+AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
+# Of two parts that answer the same question the later one's answer counts.
+ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a replica schedules: one value on each of a few independent axes. `name` is the SPEC it was asked for by."""
+
+    name: str
+    batching: Scheduler = field(default_factory=_shipped("policies.lmdeploy", "Continuous"))
+    granularity: Granularity = field(default_factory=_shipped("policies.whole_block", "FixedBlock"))
+    eviction: Eviction = field(default_factory=_shipped("policies.whole_block", "NoEviction"))
+    cache: Cache = field(default_factory=ExactCache)
+    unmasking: Any = field(default_factory=_shipped("unmasking", "Unmasking"))
+    memory: PagedMemory = field(default_factory=PagedMemory)
+
+    def __post_init__(self) -> None:
+        if self.full_sequence != self.batching.full_sequence:
+            needs = "static or phase-multiplexed" if self.full_sequence else "continuous or synchronous"
+            kinds = type(self.cache).__name__, type(self.batching).__name__
+            raise PolicyError(f"{self.name}: {kinds[0]} needs {needs} batching, and batching is {kinds[1]}")
+        if self.full_sequence:
+            self._check_full_sequence()
+            return
+        for axis in ("granularity", "batching", "eviction"):
+            getattr(self, axis).check(self)
+        page, block = self.memory.page_size, self.block_length
+        if page % block:
+            raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
+
+    def _check_full_sequence(self) -> None:
+        if self.eviction.evicts or not self.granularity.whole_block:
+            raise PolicyError(f"{self.name}: a full-sequence model computes whole blocks, without eviction inside them")
+        steps, block = self.unmasking.denoising_steps, self.block_length
+        if steps is not None and steps > block:
+            raise PolicyError(f"{self.name}: denoising_steps is {steps}, expected at most the block length {block}")
+
+    def parts(self) -> tuple[Part, ...]:
+        """Its parts, in the order in which their answers count, the last most."""
+        return tuple(getattr(self, axis) for axis in ANSWERING)
+
+    @property
+    def full_sequence(self) -> bool:
+        """Whether the model attends in both directions, over all of a request's tokens."""
+        return self.cache.full_sequence
+
+    @property
+    def block_length(self) -> int:
+        """Tokens of a block; 1 for an autoregressive model."""
+        return self.granularity.block_length
+
+    @property
+    def width(self) -> int:
+        """Columns of a plan's window: a block, or two where the window may reach into the next."""
+        return self.block_length * (2 if self.obs else 1)
+
+    @property
+    def obs(self) -> bool:
+        """Whether the window may reach into the next block."""
+        return self.granularity.obs
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether one token follows another."""
+        return self.granularity.autoregressive
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named combination, and the field that `name:value` sets."""
+
+    policy: Policy
+    main: str = ""
+    summary: str = ""
+    citation: str = ""  # paper or file that says how the system schedules
+    space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: the preset is not in that space
+
+
+# In a preset's space, the place of what the profile's commit models were fitted at.
+FITTED = "fitted"
+# What the tuner tries of every continuous batching.
+BATCHING_SPACE: Mapping[str, Any] = {
+    "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]
+}  # fmt: skip
+
+
+def fields_of(part: Any) -> list[FieldInfo]:
+    """The fields of a part, as they are declared."""
+    hints = typing.get_type_hints(type(part), include_extras=True)
+    found = []
+    for field in dataclasses.fields(part):
+        extras = getattr(hints[field.name], "__metadata__", ())
+        bounds = " ".join(str(e) for e in extras if isinstance(e, Range | Choice))
+        meaning = " ".join(e for e in extras if isinstance(e, str))
+        found.append(FieldInfo(field.name, getattr(part, field.name), bounds or _kind(hints[field.name]), meaning))
+    return found
+
+
+def _kind(hint: Any) -> str:
+    kind = typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    return names.get(kind, "whole numbers such as 2/8/32" if typing.get_origin(kind) is tuple else "a number or none")
+
+
+def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
+    """x.p: every field that is a number or a word of a Choice (its place in it), and what parts add; None is -1."""
+    held: dict[str, Any] = {}
+    for part in policy.parts():
+        hints = typing.get_type_hints(type(part), include_extras=True)
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            choice = next((e for e in getattr(hints[field.name], "__metadata__", ()) if isinstance(e, Choice)), None)
+            if isinstance(value, str) and choice:
+                value = choice.words.index(value)
+            if value is None or isinstance(value, bool | int | float):
+                held[field.name] = -1 if value is None else value
+    for part in policy.parts():
+        held.update(part.numbers(policy))
+    kinds = {bool: "?", int: "i8", float: "f8"}
+    made = np.zeros(1, np.dtype([(name, kinds[type(value)]) for name, value in held.items()], align=True))
+    for name, value in held.items():
+        made[name] = value
+    return made
+
+
+def check_block(block_length: int) -> None:
+    """PolicyError unless checkpoints have such a block."""
+    if not 1 <= block_length <= MAX_BLOCK:
+        raise PolicyError(f"block_length is {block_length}, expected 1 to {MAX_BLOCK}")
+
+
+def check_batch(max_batch: int | None, limit: int, name: str = "max_prefill_tokens") -> None:
+    """PolicyError unless both are at least 1."""
+    if max_batch is not None and max_batch < 1:
+        raise PolicyError(f"max_batch is {max_batch}, expected at least 1")
+    if limit < 1:
+        raise PolicyError(f"{name} is {limit}, expected at least 1")

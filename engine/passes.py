@@ -1,0 +1,257 @@
+"""Rows of a full-sequence model: every step is a denoising step of a request, a full pass or a cheap one.
+
+A request's canvas is its output rounded up to whole blocks that begin where its prompt ends. Its length is fixed, and so
+are its pages: they are held from admission to the end, and nobody is preempted. Such a model (LLaDA, Dream) attends in
+both directions, so that keys change while tokens are committed: a cache of them is an approximation, refreshed by full
+passes (full-sequence-diffusion.md 1 to 4).
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .admission import canvas, head, place, pop, release
+from .block import next_block
+from .emission import emit, emit_prefixes, finish, publish
+from .errors import PolicyError
+from .hooks import head_rows, held, pages_to_admit, placed, work
+from .jit import plain, rule
+from .part import Cache
+from .state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS
+
+Ints = npt.NDArray[np.int64]
+LOGITS = ("block", "all")
+
+
+class RowPosition(NamedTuple):
+    """Where requests stand, one entry a row; tokens of a request are its prompt and its canvas of whole blocks."""
+
+    prompt: Ints  # tokens
+    length: Ints  # prompt and canvas
+    start: Ints  # first position of the current block
+    step: Ints  # steps taken
+    block_step: Ints  # of those, in the current block
+    block: int  # tokens of a block
+
+
+class Work(NamedTuple):
+    """What a step does, one entry a row."""
+
+    phases: npt.NDArray[np.uint8]
+    tokens: Ints  # query positions
+    keys: Ints  # that each of them sees
+
+
+class ApproximateCache(Cache):
+    """A cache of a full-sequence model; its rules say what each step computes and sees, and what it holds."""
+
+    full_sequence = True
+    rules: ClassVar[dict[Any, Any]] = {}  # for hooks.work, hooks.head_rows and hooks.held
+
+    def answers(self, policy: Any) -> dict[Any, Any]:
+        return {**self._rules(), pages_to_admit: pages_of_canvas}
+
+    def work(self, at: RowPosition) -> Work:
+        """What the next step of each request does."""
+        step = plain(self._rules()[work])
+        columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), at.step.tolist(),
+                      at.block_step.tolist(), strict=True)  # fmt: skip
+        rows = [step(*row, at.block, self) for row in columns]
+        phases, tokens, keys = (np.array([row[i] for row in rows], np.int64) for i in range(3))
+        return Work(phases.astype(np.uint8), tokens, keys)
+
+    def head_rows(self, at: RowPosition, tokens: Ints) -> Ints:
+        """Rows through the LM head of a step that computes so many tokens."""
+        count = plain(self._rules()[head_rows])
+        columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), tokens.tolist(), strict=True)
+        return np.array([count(*row, at.block, self) for row in columns], np.int64)
+
+    def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
+        """Tokens' worth of keys and values that requests hold while they run (hooks.held)."""
+        count = plain(self._rules()[held])
+        rows = zip(np.atleast_1d(prompt).tolist(), np.atleast_1d(length).tolist(), strict=True)
+        return np.array([count(*row, state, self) for row in rows], np.int64)
+
+    def _rules(self) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for kind in reversed(type(self).__mro__):
+            found.update(vars(kind).get("rules", {}))
+        return found
+
+
+def check_logits(logits: str) -> None:
+    """PolicyError unless there are such rows of logits."""
+    if logits not in LOGITS:
+        raise PolicyError(f"logits is {logits!r}, expected block or all")
+
+
+@rule
+def pages_of_canvas(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any:
+    """Pages of a request from beginning to end."""
+    f, r = w.f[0], w.r[request]
+    prompt = int(r.input_length)
+    tokens = held(prompt, prompt + canvas(int(r.output_length), int(f.block)), int(f.state_tokens), x.p[0])
+    return -(-tokens // f.page)
+
+
+@rule
+def can_let_in(w: Any, x: Any) -> bool:
+    """Whether there are pages for the request that is next in the queue."""
+    request, slot = head(w)
+    return pages_to_admit(w, x, request, slot, 0) <= w.f[0].num_pages - w.c[0].pages_held
+
+
+@rule
+def let_head_in(w: Any, x: Any) -> int:
+    """Give the request that is next in the queue a slot and its pages; its first block begins where its prompt ends."""
+    request, slot = head(w)
+    pages = pages_to_admit(w, x, request, slot, 0)
+    pop(w)
+    slot = place(w, request, slot, int(w.r[request].input_length) + int(w.f[0].block), pages)
+    placed(w, x, slot)
+    return slot
+
+
+@rule
+def tokens_of_row(w: Any, x: Any, slot: Any) -> int:
+    """Query positions of a request's next step, in a batch that pads nothing."""
+    q, block = w.q[slot], int(w.f[0].block)
+    prompt = int(q.prompt)
+    length = prompt + canvas(int(q.end) - prompt, block)
+    _, tokens, _ = work(prompt, length, int(q.start), int(q.steps), int(q.block_steps), block, x.p[0])
+    return int(tokens)
+
+
+@rule
+def plan_passes(w: Any, x: Any) -> None:
+    """Plan the next step of each row, those of a static batch as padded to its longest prompt and output."""
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    block = int(f.block)
+    longest_prompt = 0
+    longest_canvas = 0
+    furthest = 0
+    for i in range(c.num_rows):
+        q = w.q[w.lists[ROWS, i]]
+        longest_prompt = max(longest_prompt, int(q.prompt))
+        longest_canvas = max(longest_canvas, canvas(int(q.end) - int(q.prompt), block))
+        furthest = max(furthest, int(q.start) - int(q.prompt))
+    total = 0
+    pairs = 0
+    sum_keys = 0
+    head_sum = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        prompt = int(q.prompt)
+        length = prompt + canvas(int(q.end) - prompt, block)
+        start = int(q.start)
+        if p.pads:  # all are at the same block, those included that have none left
+            prompt = longest_prompt
+            length = longest_prompt + longest_canvas
+            start = longest_prompt + furthest
+        phase, tokens, keys = work(prompt, length, start, int(q.steps), int(q.block_steps), block, p)
+        # A request for no tokens has no block, and one that a static batch carries along has none left.
+        over = q.start >= q.end
+        for k in range(block):
+            w.window[slot, k] = not over
+        q.phase = IDLE if over and q.prefilled else phase
+        q.num_tokens = tokens
+        q.num_keys = keys
+        q.num_retained = tokens
+        total += tokens
+        pairs += tokens * keys
+        sum_keys += keys
+        head_sum += head_rows(prompt, length, start, tokens, block, p)
+    c.tokens = total
+    c.sum_q_kv = pairs
+    c.sum_kv = sum_keys
+    c.head_rows = head_sum
+    c.sampled_rows = head_sum
+    c.batch = c.num_rows
+    c.prefill_tokens = 0
+    c.num_forwards = 1
+    c.chunk = block
+    c.evicting = False
+
+
+@rule
+def commit_passes(w: Any, x: Any, now: Any) -> None:
+    """Take in what each row committed; hand out complete blocks, or a static batch's answers all at once."""
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        if not q.prefilled:
+            q.prefilled = True
+            c.outstanding_tokens -= q.prompt
+        for k in range(w.window.shape[1]):
+            if w.window[slot, k] and w.status[slot, k] == MASKED:
+                w.evaluations[slot, k] += 1
+            if w.committed[slot, k]:
+                w.status[slot, k] = PENDING
+        q.steps += 1
+        q.block_steps += 1
+    if p.pads:
+        _end_together(w, x, now)
+        return
+    if f.emit == EMIT_STEP:
+        emit_prefixes(w, now)
+    gaps = 0.0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        if q.end == q.prompt:
+            finish(w, slot, now)
+        elif q.start < q.end and not _has_masks(w.status[slot]):
+            gaps += publish(w, slot, now)
+            if q.start + f.block >= q.end:
+                finish(w, slot, now)
+            else:
+                next_block(w, x, slot)
+                q.block_steps = 0
+    c.gap_sum += gaps
+    release(w, ROWS, c.num_rows)
+
+
+@rule
+def _end_together(w: Any, x: Any, now: Any) -> None:
+    """A static batch goes from block to block as one, and hands out nothing before its longest request is done."""
+    c, f = w.c[0], w.f[0]
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        # Who has no block left is carried along.
+        if w.q[slot].start < w.q[slot].end and _has_masks(w.status[slot]):
+            return
+    goes_on = False
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        if q.start < q.end:
+            next_block(w, x, slot)
+        q.block_steps = 0
+        if q.start < q.end:
+            goes_on = True
+    if goes_on:
+        return
+    c.num_group = -1
+    gaps = 0.0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        tokens = int(q.end) - int(q.prompt)
+        if tokens > 0:
+            w.r[q.request].first_block = now
+            if f.emit != EMIT_END:
+                gaps += emit(w, slot, tokens, now)
+        finish(w, slot, now)
+    c.gap_sum += gaps
+    release(w, ROWS, c.num_rows)
+
+
+@rule
+def _has_masks(status: Any) -> bool:
+    for k in range(len(status)):
+        if status[k] == MASKED:
+            return True
+    return False

@@ -1,0 +1,91 @@
+"""A fixed chunk of the block, streaming as its prefix is cached."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ..block import commit_block, plan_block
+from ..errors import PolicyError
+from ..hooks import choose, commit_rows, plan_rows, select
+from ..jit import rule
+from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Granularity, Policy, Preset, Range, check_block
+from ..state import CACHED
+from .delayed_cache import DelayedCache
+from .lmdeploy import EVERY_STEP
+from .whole_block import select_pending_first
+
+WINDOWS = ("pending-first", "in-order")
+
+
+class Streaming(Granularity):
+    """At most a chunk of the block, over a delayed cache; with `obs` the window may reach into the next block."""
+
+    window: str
+
+    def check(self, policy: Policy) -> None:
+        if not policy.eviction.delayed:
+            raise PolicyError(f"{policy.name}: a chunk streams only over a delayed cache, and eviction is none")
+        if self.obs and policy.eviction.neighbour_aware:
+            raise PolicyError(f"{policy.name}: obs=true needs a plain delayed cache, and neighbour_aware is true")
+
+    def answers(self, policy: Policy) -> Answers:
+        which = select_pending_first if self.window == "pending-first" else select_in_order
+        return {plan_rows: plan_block, commit_rows: commit_block, select: which}
+
+
+@dataclass(frozen=True)
+class FixedChunk(Streaming):
+    """At most `chunk` positions of the block, streaming as its prefix is cached (elastic-chunking.md 6.2)."""
+
+    chunk: Annotated[int, Range(2, MAX_BLOCK), "positions of a sequence computed a step, at most the block"] = 8
+    block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
+    obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
+    window: Annotated[str, Choice(WINDOWS), "committed positions first (W2), or in order (W1, 6.4 a)"] = "pending-first"
+
+    sized_by_block = "chunk"
+
+    def __post_init__(self) -> None:
+        check_block(self.block_length)
+        check_window(self.window)
+        if not 2 <= self.chunk <= self.block_length:
+            raise PolicyError(
+                f"chunk is {self.chunk}, expected 2 to the block length {self.block_length}: "
+                "a token is computed twice, so one position a step commits half a token"
+            )
+
+    def answers(self, policy: Policy) -> Answers:
+        return {**super().answers(policy), choose: fixed_chunk}
+
+
+@rule
+def fixed_chunk(w: Any, x: Any) -> int:
+    """The chunk that the policy was given."""
+    return int(x.p[0].chunk)
+
+
+@rule
+def select_in_order(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+    """The leftmost positions that are not cached (W1)."""
+    room = chunk
+    for k in range(reach):
+        if room == 0:
+            break
+        if status[k] != CACHED:
+            window[k] = True
+            room -= 1
+
+
+def check_window(window: str) -> None:
+    """PolicyError unless there is such an order."""
+    if window not in WINDOWS:
+        raise PolicyError(f"window is {window!r}, expected pending-first or in-order")
+
+
+PRESETS = {
+    "chunk": Preset(
+        Policy("chunk", batching=EVERY_STEP, granularity=FixedChunk(), eviction=DelayedCache()),
+        "chunk",
+        "a fixed chunk of the block, streaming as tokens are cached",
+        "Optimus, arXiv 2605.24832 (elastic-chunking.md 6.2)",
+        {"chunk": {"low": 2, "high": 32, "step": 2}, "obs": [False, True], FITTED: True, **BATCHING_SPACE},
+    )
+}

@@ -1,0 +1,80 @@
+"""A delayed cache: a committed token leaves the computation once it has been computed as itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from ..errors import PolicyError
+from ..hooks import settle
+from ..jit import rule
+from ..part import Answers, Choice, Eviction, Policy, Preset
+from ..state import CACHED, MASKED, PENDING
+from .lmdeploy import EVERY_STEP
+from .whole_block import settle_block_pass
+
+
+@dataclass(frozen=True)
+class DelayedCache(Eviction):
+    """A committed token leaves the computation once it has been computed as itself (elastic-chunking.md 6.1).
+
+    neighbour_aware: only when its right neighbour was committed too (FOCUS's DC+, focus.md 3.6).
+    """
+
+    neighbour_aware: Annotated[bool, "... and its right neighbour was committed too (FOCUS's DC+)"] = False
+    prefill_counts: Annotated[
+        bool, "prompt tokens of the first, partial block are right after prefill (FOCUS: not)"
+    ] = True
+    visible: Annotated[
+        str,
+        Choice(("listed", "prefix")),
+        "a query sees of its block: what is cached or computed, or all before the last",
+    ] = "listed"
+    sample_block: Annotated[bool, "soft-max and sampling run on the whole block (FOCUS, focus.md 3.2)"] = False
+
+    evicts = True
+    delayed = True
+    neutral = frozenset({"sample_block"})
+
+    def __post_init__(self) -> None:
+        if self.visible not in ("listed", "prefix"):
+            raise PolicyError(f"visible is {self.visible!r}, expected listed or prefix")
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"listed": self.visible == "listed"}
+
+    def answers(self, policy: Policy) -> Answers:
+        return {settle: settle_delayed}
+
+
+@rule
+def settle_delayed(status: Any, evaluations: Any, window: Any, block: Any, p: Any, prefill: Any) -> None:
+    """KV is right once a position was computed as a committed token, with a committed right neighbour if asked."""
+    if prefill and not p.prefill_counts:
+        settle_block_pass(status, evaluations, window, block, p, prefill)
+        return
+    width = len(status)
+    # Left to right: position k + 1 is still as it was when k asks for it.
+    for k in range(width):
+        if window[k]:
+            if status[k] == MASKED:
+                evaluations[k] += 1
+            elif status[k] == PENDING and (not p.neighbour_aware or k == width - 1 or status[k + 1] != MASKED):
+                status[k] = CACHED
+
+
+FOCUS_CACHE = DelayedCache(prefill_counts=False, visible="prefix", sample_block=True)
+
+PRESETS = {
+    "delayed-cache": Preset(
+        Policy("delayed-cache", batching=EVERY_STEP, eviction=FOCUS_CACHE),
+        "block_length",
+        "the block without the tokens that were computed once as committed",
+        "FOCUS (focus.md 3.6)",
+    ),
+    "delayed-cache-plus": Preset(
+        Policy("delayed-cache-plus", batching=EVERY_STEP, eviction=replace(FOCUS_CACHE, neighbour_aware=True)),
+        "block_length",
+        "FOCUS's DC+: ... computed once together with a committed right neighbour",
+        "FOCUS (focus.md 3.6)",
+    ),
+}

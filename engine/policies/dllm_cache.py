@@ -1,0 +1,85 @@
+"""dLLM-Cache: prompt and response refreshed at their own periods."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from ..errors import PolicyError
+from ..hooks import head_rows, held, work
+from ..jit import rule
+from ..part import Preset, Range
+from ..state import FULL, PARTIAL, REFRESH_PROMPT, REFRESH_RESPONSE
+from .llada import NoCache, script
+
+RUN = 16  # keys: where heads keep different ones, each head's lie in runs of so many
+
+
+@rule
+def runs(tokens: Any) -> Any:
+    """Tokens, rounded up to whole runs."""
+    return -(-tokens // RUN) * RUN
+
+
+@rule
+def periodic(prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any) -> Any:
+    """What is due of the prompt and of the response; of the rest of the response the most changed tokens."""
+    response = length - prompt
+    changed = int(np.floor(p.transfer * response))
+    seen = min(prompt, int(p.prompt_keys)) if p.prompt_keys >= 0 else prompt
+    if step % p.prompt_refresh == 0:
+        if step % p.response_refresh == 0:
+            return FULL, length, length
+        return REFRESH_PROMPT, prompt + changed, length
+    if step % p.response_refresh == 0:
+        return REFRESH_RESPONSE, response, seen + response
+    return PARTIAL, changed, seen + response
+
+
+@rule
+def rows_of_response(prompt: Any, length: Any, start: Any, tokens: Any, block: Any, p: Any) -> Any:
+    """The code projects everything every step; MaskKV what may still be masked."""
+    return length if p.all_logits else length - start
+
+
+@rule
+def outputs_held(prompt: Any, length: Any, state: Any, p: Any) -> Any:
+    """Keys, values, and the outputs of attention and feed-forward."""
+    return runs(prompt) + runs(length - prompt) + runs(state * length)
+
+
+@dataclass(frozen=True)
+class PeriodicCache(NoCache):
+    """dLLM-Cache: prompt and response have periods of refreshing; between, the most changed `transfer` share is (3.1).
+
+    A step that refreshes neither finds the changed tokens by their new values, which are computed for the whole
+    response: a projection that is left out of the tokens counted.
+    """
+
+    prompt_refresh: Annotated[int, Range(1), "steps between refreshes of the prompt, K_p"] = 50
+    response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 7
+    transfer: Annotated[float, Range(0, 1), "share of the response refreshed in between, rho"] = 0.25
+
+    rules = {work: periodic, head_rows: rows_of_response, held: outputs_held}
+    prompt_keys = -1  # keys of the prompt that steps between its refreshes see; -1: all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("prompt_refresh", "response_refresh"):
+            if getattr(self, name) < 1:
+                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if not 0.0 <= self.transfer <= 1.0:
+            raise PolicyError(f"transfer is {self.transfer}, expected 0 to 1")
+
+    def numbers(self, policy: Any) -> dict[str, bool | int | float]:
+        return {**super().numbers(policy), "transfer": float(self.transfer), "prompt_keys": self.prompt_keys}
+
+
+PRESETS = {
+    "dllm-cache": Preset(
+        script("dllm-cache", PeriodicCache()),
+        "prompt_refresh",
+        "full-sequence: dLLM-Cache, prompt and response refreshed at their own periods",
+        "dLLM-Cache (full-sequence-diffusion.md 3.1)",
+    )
+}

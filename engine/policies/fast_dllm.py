@@ -1,0 +1,64 @@
+"""Fast-dLLM: a full pass a block, then the block against all cached keys."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ..errors import PolicyError
+from ..hooks import held, work
+from ..jit import rule
+from ..part import Choice, Preset
+from ..state import FULL, REUSE
+from .llada import NoCache, script
+
+REUSES = ("dual", "prefix")
+DUAL = 0
+
+
+@rule
+def first_whole(prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any) -> Any:
+    """A full pass as a block begins; then the block, or with a prefix cache the block and all after it."""
+    if block_step == 0:
+        return FULL, length, length
+    return REUSE, block if p.dual else length - start, length
+
+
+@rule
+def all_held(prompt: Any, length: Any, state: Any, p: Any) -> Any:
+    """Keys and values of all positions."""
+    return length
+
+
+@dataclass(frozen=True)
+class FastCache(NoCache):
+    """Fast-dLLM: a full pass as a block begins, then the block alone against all cached keys (1.4).
+
+    reuse: "dual" computes the block; "prefix" the block and all after it, which is cached no longer than a step.
+    """
+
+    reuse: Annotated[str, Choice(REUSES), "compute the block, or the block and all after it"] = "dual"
+
+    rules = {work: first_whole, held: all_held}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reuse not in REUSES:
+            raise PolicyError(f"reuse is {self.reuse!r}, expected dual or prefix")
+
+    @property
+    def dual(self) -> bool:
+        """Whether the block alone is computed."""
+        return self.reuse == "dual"
+
+    def numbers(self, policy: Any) -> dict[str, bool | int | float]:
+        return {**super().numbers(policy), "dual": self.dual}
+
+
+PRESETS = {
+    "fast-dllm": Preset(
+        script("fast-dllm", FastCache()),
+        "reuse",
+        "full-sequence: Fast-dLLM, a full pass a block, then the block against all cached keys",
+        "Fast-dLLM (full-sequence-diffusion.md 1.4)",
+        {"max_batch": [1, 4, 16]},
+    )
+}

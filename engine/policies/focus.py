@@ -1,0 +1,324 @@
+"""FOCUS: DC+, and of the masked tokens only those whose importance grew most go beyond the second layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from ..block import plan_block, visible_keys
+from ..draw import Draws, delta_row, draw_slot
+from ..errors import PolicyError
+from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
+from ..jit import rule
+from ..part import Answers, Choice, Policy, Preset, Range
+from ..state import MASKED, ROWS
+from ..step import Evicting, StepPlan
+from .delayed_cache import DelayedCache, settle_delayed
+from .lmdeploy import EVERY_STEP
+from .whole_block import select_pending_first
+
+SCOPES = ("block", "request", "carry")
+SCOPE_BLOCK, _, SCOPE_CARRY = range(3)
+
+
+@dataclass(frozen=True)
+class Focus(DelayedCache):
+    """FOCUS: of the masked tokens, only those whose importance grew most from the first layer to the second go on.
+
+    The delayed cache is DC+ (focus.md 3). Where published codes differ (3.11), the defaults are LMDeploy's.
+    """
+
+    neighbour_aware: Annotated[bool, "must be true: FOCUS evicts from DC+"] = True
+    prefill_counts: Annotated[bool, "prompt tokens of the first, partial block are right after prefill"] = False
+    visible: Annotated[
+        str,
+        Choice(("listed", "prefix")),
+        "a query sees of its block: what is cached or computed, or all before the last",
+    ] = "prefix"
+    sample_block: Annotated[bool, "soft-max and sampling run on the whole block (focus.md 3.2)"] = True
+    alpha: Annotated[float, Range(1.0), "the budget is the mean of the tokens decoded a step, times this"] = 1.5
+    # Of the block's steps; of all the request's (the paper's E.3.1); or of the block before until this one decodes (the
+    # Hugging Face code).
+    scope: Annotated[
+        str, Choice(SCOPES), "the steps of that mean: this block's, all the request's, or carried over"
+    ] = "block"
+    sample_deviation: Annotated[bool, "divide by n - 1, as the Hugging Face code does"] = False
+    exact_block: Annotated[bool, "compute a complete block once more as a whole (Hugging Face)"] = False
+    second_layer_sees: Annotated[
+        str, Choice(("retained", "computed")), "how far the second layer's queries see in the block"
+    ] = "retained"
+
+    columns = (
+        ("decoded", "i4"),  # tokens decoded, in the scope of the mean
+        ("decode_steps", "i4"),  # steps that decoded any
+        ("progress", "i4"),  # rightmost column of the block that went through all layers, or -1
+        ("budget", "i4"),  # of the step in flight: masks to be kept at least
+        ("carried", "?"),  # the mean is the block's before, until this one decodes
+    )
+    by_importance = True  # commits are drawn with FocusDeltas
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1.0 <= self.alpha < float("inf"):
+            raise PolicyError(f"alpha is {self.alpha}, expected at least 1")
+        if self.scope not in SCOPES:
+            raise PolicyError(f"scope is {self.scope!r}, expected block, request or carry")
+        if self.second_layer_sees not in ("retained", "computed"):
+            raise PolicyError(f"second_layer_sees is {self.second_layer_sees!r}, expected retained or computed")
+
+    def check(self, policy: Policy) -> None:
+        if not policy.granularity.whole_block:
+            raise PolicyError(f"{policy.name}: FOCUS evicts from the whole block, and a chunk leaves its own out")
+        if not self.neighbour_aware:
+            raise PolicyError(f"{policy.name}: FOCUS evicts from DC+, and neighbour_aware is false")
+        if policy.batching.group_steps(1, 1) != 1:
+            raise PolicyError(
+                f"{policy.name}: FOCUS decides anew every step: it needs continuous batching, num_loops=1"
+            )
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {**super().numbers(policy), "alpha": float(self.alpha)}
+
+    def answers(self, policy: Policy) -> Answers:
+        return {
+            plan_rows: plan_focus, draw_rows: draw_focus, learn: learn_yield, select: select_focus,
+            settle: settle_delayed, placed: focus_placed, preempted: focus_preempted, block_entered: focus_block_entered,
+        }  # fmt: skip
+
+    def evicting(self, rows: Any) -> Evicting:
+        """What a step may evict, of its rows' columns."""
+        return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
+
+    def draw_retained(self, plan: StepPlan, d: Draws, decodable: Any) -> Any:
+        """What is retained of a plan's window, [rows, width]."""
+        assert plan.evicting is not None
+        e = plan.evicting
+        return retained_rows(
+            plan.status, plan.evaluations, plan.window, decodable, plan.block_start, plan.requests, e.num_decoded,
+            e.num_steps, e.progress, float(self.alpha), self.sample_deviation, d,
+        )  # fmt: skip
+
+
+@rule
+def retained_rows(
+    status: Any, evaluations: Any, window: Any, decodable: Any, start: Any, requests: Any, num_decoded: Any,
+    num_steps: Any, progress: Any, alpha: Any, sample_deviation: Any, d: Any,
+) -> Any:  # fmt: skip
+    """What a plan's rows retain, [rows, width]."""
+    keep = np.zeros(window.shape, np.bool_)
+    delta = np.zeros(window.shape[1], np.float32)
+    for i in range(len(window)):
+        delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), d, delta)
+        wanted = budget(num_decoded[i], num_steps[i], alpha)
+        retain(status[i], window[i], delta, wanted, progress[i], sample_deviation, keep[i])
+    return keep
+
+
+@rule
+def select_focus(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+    """What is not cached yet; of a complete block all once more, where asked."""
+    if p.exact_block:
+        whole = True
+        for k in range(len(status)):
+            if status[k] == MASKED:
+                whole = False
+                break
+        if whole:
+            for k in range(len(status)):
+                window[k] = True
+            return
+    select_pending_first(status, reach, chunk, p, window)
+
+
+@rule
+def budget(num_decoded: Any, num_steps: Any, alpha: Any) -> int:
+    """How many masked tokens of a sequence are to be kept at least; nothing is evicted unless more are masked."""
+    mean = num_decoded / num_steps if num_steps > 0 else 1.0
+    return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
+
+
+@rule
+def plan_focus(w: Any, x: Any) -> None:
+    """Plan a step over what is not cached, and say whether any sequence has more masks than its budget."""
+    plan_block(w, x)
+    c, p = w.c[0], x.p[0]
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        s = x.s[slot]
+        num = 0
+        for k in range(w.window.shape[1]):
+            if w.window[slot, k] and w.status[slot, k] == MASKED:
+                num += 1
+        wanted = budget(s.decoded, s.decode_steps, p.alpha)
+        s.budget = min(num, wanted)
+        if num > wanted:
+            c.evicting = True
+
+
+@rule
+def draw_focus(w: Any, x: Any, d: Any) -> None:
+    """Draw what is retained of the step in flight, and which masks of that commit.
+
+    A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
+    """
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    if not c.evicting:
+        for i in range(c.num_rows):
+            slot = w.lists[ROWS, i]
+            draw_slot(w, slot, w.window[slot], w.committed[slot], d)
+        return
+    width = w.window.shape[1]
+    decodable = np.zeros(width, np.bool_)
+    delta = np.zeros(width, np.float32)
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q, s = w.q[slot], x.s[slot]
+        draw_slot(w, slot, w.window[slot], decodable, d)
+        delta_row(
+            w.status[slot], w.evaluations[slot], w.window[slot], decodable, int(q.start), int(q.request), d, delta
+        )  # fmt: skip
+        retain(w.status[slot], w.window[slot], delta, s.budget, s.progress, p.sample_deviation, w.retained[slot])
+        draw_slot(w, slot, w.retained[slot], w.committed[slot], d)
+    count_left(w, x)
+
+
+@rule
+def count_left(w: Any, x: Any) -> None:
+    """The features of what an eviction has left of the step in flight."""
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    tokens = 0
+    pairs = 0
+    keys = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        num, beyond, own_pairs = visible_keys(w.status[slot], w.retained[slot], f.block, p.listed)
+        start = int(q.start)
+        q.num_retained = num
+        tokens += num
+        pairs += num * start + own_pairs
+        keys += start + beyond
+    c.left_tokens = tokens
+    c.left_q_kv = pairs
+    c.left_kv = keys
+    c.left_sampled = c.sampled_rows if p.sample_block else tokens
+
+
+@rule
+def retain(
+    status: Any, window: Any, delta: Any, budgeted: Any, progress: Any, sample_deviation: Any, keep: Any
+) -> None:  # fmt: skip
+    """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
+
+    delta: importance in the second layer less that in the first. progress: the rightmost position retained before in
+    this block, or -1. Kept are the tokens a standard deviation above the mean, or if these are fewer the budget's most
+    important ones, the lower index on ties; the left neighbour of each; and every token left of the rightmost that is
+    right of the progress, whose keys were never computed. Sums are in double precision from left to right, so that
+    every implementation has the same bits.
+    """
+    width = len(window)
+    spots = np.empty(width, np.int64)
+    num = 0
+    for k in range(width):
+        keep[k] = window[k]
+        if window[k] and status[k] == MASKED:
+            spots[num] = k
+            num += 1
+    if num <= budgeted:
+        return
+    total = 0.0
+    for j in range(num):
+        total += np.float64(delta[spots[j]])
+    mean = total / num
+    total = 0.0
+    for j in range(num):
+        off = np.float64(delta[spots[j]]) - mean
+        total += off * off
+    high = mean + np.sqrt(total / (num - 1 if sample_deviation else num))
+    wanted = 0
+    for j in range(num):
+        if np.float64(delta[spots[j]]) >= high:
+            wanted += 1
+    wanted = max(wanted, int(budgeted))
+    selected = np.empty(width, np.bool_)
+    for j in range(num):
+        own = delta[spots[j]]
+        before = 0  # of higher rank: greater, or as great and further left
+        for k in range(num):
+            other = delta[spots[k]]
+            if other > own or (other == own and k < j):
+                before += 1
+        selected[j] = before < wanted
+    rightmost = -1
+    for j in range(num):
+        kept = selected[j] or (j + 1 < num and selected[j + 1] and spots[j + 1] == spots[j] + 1)
+        keep[spots[j]] = kept
+        if kept:
+            rightmost = spots[j]
+    for j in range(num):
+        if progress < spots[j] and spots[j] < rightmost:
+            keep[spots[j]] = True
+
+
+@rule
+def learn_yield(w: Any, x: Any, prefill: Any) -> None:
+    """Bring what the rule goes by up to date: steps that decode nothing do not count (focus.md 3.1)."""
+    if prefill:
+        return
+    c = w.c[0]
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        s = x.s[slot]
+        num = 0
+        for k in range(w.window.shape[1]):
+            went_through = w.retained[slot, k] if c.evicting else w.window[slot, k]
+            if went_through and k > s.progress:
+                s.progress = k
+            if w.committed[slot, k]:
+                num += 1
+        if num > 0:
+            if s.carried:
+                s.decoded = 0
+                s.decode_steps = 0
+                s.carried = False
+            s.decoded += num
+            s.decode_steps += 1
+
+
+@rule
+def focus_placed(w: Any, x: Any, slot: Any) -> None:
+    """A new request has decoded nothing."""
+    s = x.s[slot]
+    s.decoded = 0
+    s.decode_steps = 0
+    s.carried = False
+    s.progress = -1
+
+
+@rule
+def focus_preempted(w: Any, x: Any, slot: Any) -> None:
+    """What went through all layers is gone."""
+    x.s[slot].progress = -1
+
+
+@rule
+def focus_block_entered(w: Any, x: Any, slot: Any) -> None:
+    """Begin the mean anew, or carry it over."""
+    s, scope = x.s[slot], x.p[0].scope
+    s.progress = -1
+    if scope == SCOPE_BLOCK:
+        s.decoded = 0
+        s.decode_steps = 0
+    else:
+        s.carried = scope == SCOPE_CARRY
+
+
+PRESETS = {
+    "focus": Preset(
+        Policy("focus", batching=EVERY_STEP, eviction=Focus()),
+        "alpha",
+        "FOCUS: DC+, and of the masks only those whose importance grew most go beyond the second layer",
+        "FOCUS (focus.md 3)",
+    )
+}

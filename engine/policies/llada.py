@@ -1,0 +1,118 @@
+"""LLaDA's and Dream's own loop, served by a script: the whole sequence every step, a static batch at a time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ..hooks import commit_rows, decide, head_rows, held, plan_rows, work
+from ..jit import rule
+from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
+from ..passes import LOGITS, ApproximateCache, can_let_in, check_logits, commit_passes, let_head_in, plan_passes
+from ..state import DECODE_STEP, FULL, NOTHING, ROWS, RUNNING
+from ..unmasking import Unmasking
+
+
+@dataclass(frozen=True)
+class Static(Scheduler):
+    """A research script's server: a batch is padded to its longest, runs all steps in lock-step and ends together."""
+
+    max_batch: Annotated[
+        int | None, Range(1), "requests at once; none: the device's default; public codes of cached loops take one"
+    ] = 1
+    max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
+
+    full_sequence = True
+    neutral = frozenset({"max_batch", "max_num_logits"})
+
+    def __post_init__(self) -> None:
+        check_batch(self.max_batch, self.max_num_logits, "max_num_logits")
+
+    @property
+    def max_prefill_tokens(self) -> int:  # type: ignore[override]
+        """What memory is set aside for, as a prefill of so many tokens would need it."""
+        return self.max_num_logits
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"pads": True}
+
+    def answers(self, policy: Policy) -> Answers:
+        return {decide: decide_static, plan_rows: plan_passes, commit_rows: commit_passes}
+
+
+@rule
+def decide_static(w: Any, x: Any) -> int:
+    """The batch in hand, or when it is done the first of those that wait."""
+    c = w.c[0]
+    if c.num_group < 0:
+        c.num_running = 0
+        while c.num_waiting > 0 and c.num_running < w.f[0].max_batch and can_let_in(w, x):
+            w.lists[RUNNING, c.num_running] = let_head_in(w, x)
+            c.num_running += 1
+        if c.num_running == 0:
+            return NOTHING
+        c.num_group = c.num_running
+    for i in range(c.num_running):
+        w.lists[ROWS, i] = w.lists[RUNNING, i]
+    c.num_rows = c.num_running
+    return DECODE_STEP
+
+
+@rule
+def whole_sequence(
+    prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any
+) -> Any:  # fmt: skip
+    """A full pass, every step."""
+    return FULL, length, length
+
+
+@rule
+def rows_of_logits(prompt: Any, length: Any, start: Any, tokens: Any, block: Any, p: Any) -> Any:
+    """All that is computed, or the block's rows of it."""
+    return tokens if p.all_logits else min(tokens, block)
+
+
+@rule
+def nothing_held(prompt: Any, length: Any, state: Any, p: Any) -> Any:
+    """No keys outlive a step."""
+    return 0
+
+
+@dataclass(frozen=True)
+class NoCache(ApproximateCache):
+    """Every step computes the whole sequence (LLaDA's and Dream's own loop, 1.1)."""
+
+    logits: Annotated[str, Choice(LOGITS), "rows through the LM head in a pass over more than the block"] = "all"
+
+    neutral = frozenset({"logits"})
+    rules = {work: whole_sequence, head_rows: rows_of_logits, held: nothing_held}
+
+    def __post_init__(self) -> None:
+        check_logits(self.logits)
+
+    @property
+    def all_logits(self) -> bool:
+        """Whether all that is computed goes through the LM head."""
+        return self.logits == "all"
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"all_logits": self.all_logits}
+
+
+# As many steps a block as it has tokens, one committed a step; KV pages of dLLM-Serve's size.
+ONE_A_STEP = Unmasking(strategy="low_confidence_static")
+PAGES = PagedMemory(page_size=256)
+
+
+def script(name: str, cache: NoCache) -> Policy:
+    """A published research script: one request at a time."""
+    return Policy(name, batching=Static(), cache=cache, unmasking=ONE_A_STEP, memory=PAGES)
+
+
+PRESETS = {
+    "vanilla": Preset(
+        script("vanilla", NoCache()),
+        "max_batch",
+        "full-sequence: LLaDA's own loop, the whole sequence every step",
+        "LLaDA's and Dream's generate (full-sequence-diffusion.md 1.1)",
+    )
+}

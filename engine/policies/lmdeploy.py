@@ -1,0 +1,251 @@
+"""LMDeploy's scheduler: prefill first, and decode in groups of steps in which the batch is frozen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ..admission import (
+    canvas,
+    copy_list,
+    head,
+    let_in,
+    place,
+    pop,
+    preempt,
+    prefill_length,
+    release,
+)  # fmt: skip
+from ..errors import PolicyError
+from ..hooks import decide, pages_to_admit, placed, preempted, step_over
+from ..jit import rule
+from ..part import BATCHING_SPACE, FITTED, Answers, Policy, Preset, Range, Scheduler, check_batch
+from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING
+
+MAX_LOOPS = 4096  # steps that a batch may be frozen for: more is a mistake, and nobody could stop it
+
+
+@dataclass(frozen=True)
+class Continuous(Scheduler):
+    """LMDeploy: prefill first, and decode in groups of steps in which the batch is frozen (block-diffusion.md 2.1)."""
+
+    max_batch: Annotated[
+        int | None, Range(1), "sequences running; none: the device's default, at most a prefill's block rows"
+    ] = None
+    max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
+    num_loops: Annotated[
+        int | None, Range(1, MAX_LOOPS), "steps of a group; none: min(prefill_interval, 2 * (page // block_length))"
+    ] = None
+    prefill_interval: Annotated[int, Range(1), "bounds the steps of a group and the pages it reserves"] = 16
+    decide_ahead: Annotated[bool, "decide on the next batch as a group's last step begins (LMDeploy's prefetch)"] = (
+        False
+    )
+
+    neutral = frozenset({"max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead"})
+
+    def __post_init__(self) -> None:
+        check_batch(self.max_batch, self.max_prefill_tokens)
+        if self.num_loops is not None and not 1 <= self.num_loops <= MAX_LOOPS:
+            expected = "at least 1" if self.num_loops < 1 else f"at most {MAX_LOOPS}"
+            raise PolicyError(f"num_loops is {self.num_loops}, expected {expected}")
+        if self.prefill_interval < 1:
+            raise PolicyError(f"prefill_interval is {self.prefill_interval}, expected at least 1")
+
+    def check(self, policy: Policy) -> None:
+        if policy.autoregressive and self.num_loops not in (None, 1):
+            raise PolicyError(f"{policy.name}: num_loops is {self.num_loops}, expected 1 where every step is a token")
+
+    def group_steps(self, page_size: int, block_length: int) -> int:
+        """Steps of a decode group."""
+        if self.num_loops is not None:
+            return self.num_loops
+        return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        page, block = policy.memory.page_size, policy.block_length
+        steps = 1 if policy.autoregressive else self.group_steps(page, block)
+        prealloc = 0
+        if steps > 1:
+            # Pages are reserved for the blocks that a frozen group may enter (block-diffusion.md 2.1). Two steps a
+            # block at the fastest, one when streaming runs ahead: a group may be asked to be longer.
+            entered = steps if policy.obs else (steps + 1) // 2
+            prealloc = max(min(self.prefill_interval // 2, page // block), entered) * block
+        return {"group_steps": steps, "prealloc": prealloc}
+
+    def answers(self, policy: Policy) -> Answers:
+        return {decide: decide_continuous, step_over: group_step_over, pages_to_admit: pages_of_prefill}
+
+
+@rule
+def decide_continuous(w: Any, x: Any) -> int:
+    """Go on with the frozen group, run what was decided ahead, or decide now; and where asked decide ahead."""
+    c, p = w.c[0], x.p[0]
+    if c.num_group >= 0:
+        copy_list(w, GROUP, ROWS, c.num_group)
+        c.num_rows = c.num_group
+        kind = DECODE_STEP
+    else:
+        kind = c.next_kind
+        if kind == NOTHING:
+            kind = _decide(w, x, ROWS, NOTHING)
+            if kind == NOTHING:
+                return kind
+        else:
+            copy_list(w, NEXT, ROWS, c.num_next)
+            c.num_rows = c.num_next
+            c.next_kind = NOTHING
+        if kind == DECODE_STEP:
+            copy_list(w, ROWS, GROUP, c.num_rows)
+            c.num_group = c.num_rows
+            c.loops_left = p.group_steps
+    if p.decide_ahead and (kind == PREFILL_STEP or c.loops_left == 1):
+        c.next_kind = _decide(w, x, NEXT, kind)
+    return kind
+
+
+@rule
+def _decide(w: Any, x: Any, to: Any, in_flight: Any) -> int:
+    """Prefill or decode, and which sequences; those of a step `in_flight` are out of reach until it ends."""
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    if in_flight != NOTHING:
+        for i in range(c.num_rows):
+            w.q[w.lists[ROWS, i]].in_flight = True
+    ready = 0
+    for i in range(c.num_running):
+        if not w.q[w.lists[RUNNING, i]].in_flight:
+            ready += 1
+    kind = NOTHING
+    num = 0
+    if _prefers_prefill(c.num_waiting, ready, f.max_batch, p.decide_ahead):
+        num = admit(w, x, to)
+        if num > 0:
+            kind = PREFILL_STEP
+    if kind == NOTHING:
+        # LMDeploy prefetches a decode batch only if enough sequences are left outside the one in flight.
+        least = 0
+        if in_flight == PREFILL_STEP:
+            least = 1
+        elif in_flight == DECODE_STEP:
+            least = f.max_batch // 4 + 1
+        if ready >= least:
+            num = _make_room(w, x, to)
+            if num > 0:
+                kind = DECODE_STEP
+    if in_flight != NOTHING:
+        for i in range(c.num_rows):
+            w.q[w.lists[ROWS, i]].in_flight = False
+    if to == ROWS:
+        c.num_rows = num
+    else:
+        c.num_next = num
+    return kind
+
+
+@rule
+def _prefers_prefill(waiting: Any, ready: Any, max_batch: Any, ahead: Any) -> bool:
+    """Whether to prefill next, with `ready` sequences that could decode.
+
+    Deciding ahead sees few as ready, for most are in flight, so that whoever waits is nearly always let in; that is
+    the rule where nothing is decided ahead.
+    """
+    if not ahead:
+        return waiting > 0
+    return waiting > 0 and (waiting >= 4 or ready < 0.5 * max_batch)
+
+
+@rule
+def admit(w: Any, x: Any, to: Any) -> int:
+    """Let in the waiting requests that the next prefill takes, first come first served; their number."""
+    c, f = w.c[0], w.f[0]
+    num = 0
+    tokens = 0
+    while c.num_waiting > 0 and c.num_running < f.max_batch:
+        request, slot = head(w)
+        length = prefill_length(w, request, slot)
+        if num > 0 and tokens + length > f.max_prefill:
+            break
+        pages = pages_to_admit(w, x, request, slot, length)
+        if pages > f.num_pages - c.pages_held:
+            break
+        pop(w)
+        new = slot < 0
+        slot = place(w, request, slot, length, pages)
+        if new:
+            placed(w, x, slot)
+        let_in(w, slot)
+        w.lists[to, num] = slot
+        num += 1
+        tokens += length
+    return num
+
+
+@rule
+def pages_of_prefill(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any:
+    """Pages for the prompt and for what a group may add, within the request's canvas."""
+    f, r = w.f[0], w.r[request]
+    whole = canvas(int(r.input_length) + int(r.output_length), f.block)
+    return -(-min(length + x.p[0].prealloc, whole) // f.page)
+
+
+@rule
+def _make_room(w: Any, x: Any, to: Any) -> int:
+    """Grow the pages of the running sequences for the coming group, preempting the last ones until the rest fit."""
+    c, f = w.c[0], w.f[0]
+    num = 0
+    total = 0
+    for i in range(c.num_running):
+        slot = w.lists[RUNNING, i]
+        if not w.q[slot].in_flight:
+            w.lists[to, num] = slot
+            num += 1
+            total += _pages_needed(w, x, slot) - w.q[slot].pages
+    while num > 0 and c.pages_held + total > f.num_pages:
+        last = w.lists[to, num - 1]
+        total -= _pages_needed(w, x, last) - w.q[last].pages
+        preempt(w, last, False)
+        preempted(w, x, last)
+        num -= 1
+    for i in range(num):
+        slot = w.lists[to, i]
+        w.q[slot].pages = _pages_needed(w, x, slot)
+    if num > 0:
+        c.pages_held += total
+    return num
+
+
+@rule
+def _pages_needed(w: Any, x: Any, slot: Any) -> Any:
+    """Pages that a sequence's tokens and what the next group may add take; never fewer than it holds."""
+    q, f = w.q[slot], w.f[0]
+    # The canvas's end bounds what a group may reserve.
+    tokens = min(q.start + f.width + x.p[0].prealloc, canvas(int(q.end), f.block))
+    return max(-(-tokens // f.page), int(q.pages))
+
+
+@rule
+def group_step_over(w: Any, x: Any) -> None:
+    """A frozen group ends with its last step; who finished meanwhile leaves then."""
+    c = w.c[0]
+    c.loops_left -= 1
+    if c.loops_left == 0:
+        end_group(w)
+
+
+@rule
+def end_group(w: Any) -> None:
+    """Dissolve the batch in hand, and give back what its finished sequences held."""
+    c = w.c[0]
+    c.num_group = -1
+    release(w, ROWS, c.num_rows)
+
+
+EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
+
+PRESETS = {
+    "lmdeploy-bd32": Preset(
+        Policy("lmdeploy-bd32", batching=Continuous(decide_ahead=True)),
+        "block_length",
+        "LMDeploy: the whole block every step, groups of frozen steps, a pass over each finished block",
+        "LMDeploy's fork of December 2025, as FOCUS ran it (block-diffusion.md 2.1)",
+        {FITTED: True, **BATCHING_SPACE, "num_loops": ["none", 1, 2, 4, 8]},
+    )
+}

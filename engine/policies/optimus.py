@@ -1,0 +1,225 @@
+"""Optimus (arXiv 2605.24832): the chunk with the best expected commits per second, chosen every step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from ..errors import PolicyError
+from ..hooks import choose, learn
+from ..jit import rule
+from ..latency import seconds
+from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Policy, Preset, Range, check_block
+from ..state import MASKED, ROWS
+from .chunk import WINDOWS, Streaming, check_window
+from .delayed_cache import DelayedCache
+from .lmdeploy import EVERY_STEP
+
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class ElasticChunk(Streaming):
+    """c* = argmax over the candidates of N_commit(c) b / T(c, b), each step (Optimus, elastic-chunking.md 6.3).
+
+    What it learns while it runs, robust: f(m), the commits when the m leftmost masks are computed; N_commit(c) solves
+    N = f(c - N), which leaves room for the committed tokens that take a slot once more. literal: n(c), the commits
+    among a window's first c.
+    """
+
+    max_chunk: Annotated[int, Range(2, MAX_BLOCK), "the largest chunk, at most the block"] = 32
+    block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
+    candidates: Annotated[tuple[int, ...], "chunks to choose from; empty: every even number up to max_chunk"] = ()
+    obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
+    window: Annotated[str, Choice(WINDOWS), "committed positions first (W2), or in order (W1, 6.4 a)"] = "pending-first"
+    estimator: Annotated[str, Choice(("robust", "literal")), "... or as the paper words it (6.3)"] = "robust"
+    memory: Annotated[int, Range(1), "steps that the running average of commits remembers"] = 300
+    cold_start: Annotated[int, Range(0), "observed steps at the largest chunk before choosing"] = 16
+    probe_every: Annotated[int, Range(0), "run the largest chunk once in so many steps; 0: never"] = 0
+    hysteresis: Annotated[float, Range(0), "relative gain needed to change the chunk"] = 0.0
+
+    sized_by_block = "max_chunk"
+    needs_latency = True
+
+    def __post_init__(self) -> None:
+        check_block(self.block_length)
+        check_window(self.window)
+        if not 2 <= self.max_chunk <= self.block_length:
+            raise PolicyError(f"max_chunk is {self.max_chunk}, expected 2 to the block length {self.block_length}")
+        for c in self.candidates:
+            if not 2 <= c <= self.max_chunk:
+                raise PolicyError(f"a candidate chunk is {c}, expected 2 to the largest chunk {self.max_chunk}")
+        if self.estimator not in ("robust", "literal"):
+            raise PolicyError(f"estimator is {self.estimator!r}, expected robust or literal")
+        for name, least in (("memory", 1), ("cold_start", 0), ("probe_every", 0), ("hysteresis", 0)):
+            if not getattr(self, name) >= least:
+                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least {least}")
+
+    def chunks(self) -> tuple[int, ...]:
+        """The candidate set, ascending."""
+        return tuple(sorted(set(self.candidates))) or tuple(range(2, self.max_chunk + 1, 2))
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"robust": self.estimator == "robust", "hysteresis": float(self.hysteresis)}
+
+    def record(self, policy: Policy) -> Mapping[str, Any]:
+        chunks = np.array(self.chunks(), np.int64)
+        size = policy.width + 1
+        curve = np.ones(size)  # before the first observation: one commit a step
+        curve[0] = 0.0
+        whole = np.zeros(size, np.int64)
+        return {
+            "chunks": chunks, "latency": np.zeros(len(chunks)), "latency_batch": 0, "last": 0, "observed": 0,
+            "curve": curve, "counts": whole, "sums": whole,
+        }  # fmt: skip
+
+    def answers(self, policy: Policy) -> Answers:
+        return {**super().answers(policy), choose: elastic_chunk, learn: learn_curve}
+
+
+@rule
+def elastic_chunk(w: Any, x: Any) -> int:
+    """The candidate with the highest rate of commits; ties go to the smallest."""
+    c, m = w.c[0], x.m[0]
+    batch = c.num_rows
+    if m.latency_batch != batch:
+        _latencies(w, x, batch)
+        m.latency_batch = batch
+    m.last = _choose(x.p[0], m.curve, m.chunks, m.latency, m.last, m.observed, c.num_decode_steps)
+    return int(m.last)
+
+
+@rule
+def _latencies(w: Any, x: Any, batch: Any) -> None:
+    """T(c, b) of every candidate, attention ignored (section 5.1): every token is a head row."""
+    c, m = w.c[0], x.m[0]
+    # The features of the step that is being planned are not known yet: their place serves for these.
+    c.sum_q_kv = 0
+    c.sum_kv = 0
+    c.batch = batch
+    c.prefill_tokens = 0
+    c.num_forwards = 1
+    for i in range(len(m.chunks)):
+        c.tokens = m.chunks[i] * batch
+        c.head_rows = c.tokens
+        c.sampled_rows = c.tokens
+        m.latency[i] = seconds(x.k.knots, x.k.numbers[0], c)
+
+
+@rule
+def _choose(p: Any, curve: Any, chunks: Any, latency: Any, last: Any, observed: Any, step: Any) -> int:
+    n = len(chunks)
+    if observed < p.cold_start or (p.probe_every > 0 and step % p.probe_every == 0):
+        return int(chunks[n - 1])
+    size = len(curve) - 1
+    slots = np.empty(size + 1)
+    top = -np.inf
+    for m in range(size + 1):
+        top = max(top, m + curve[m])
+        slots[m] = top
+    rate = np.empty(n)
+    best = 0
+    for k in range(n):
+        chunk = chunks[k]
+        if p.robust:
+            # Masks computed when the window's slots are full, between whole numbers of them; never more than there are.
+            below = min(max(np.searchsorted(slots, chunk, side="right") - 1, 0), size - 1)
+            masks = below + (chunk - slots[below]) / max(slots[below + 1] - slots[below], TINY)
+            expected = chunk - min(masks, float(size))
+        else:
+            expected = curve[chunk]
+        rate[k] = expected / latency[k]
+        if rate[k] > rate[best]:
+            best = k
+    if p.hysteresis > 0.0 and last > 0:
+        held = np.searchsorted(chunks, last)
+        if rate[best] <= rate[held] * (1 + p.hysteresis):
+            return int(last)
+    return int(chunks[best])
+
+
+@rule
+def learn_curve(w: Any, x: Any, prefill: Any) -> None:
+    """Show the curve a step; a prefill's block counts as computed at the largest chunk (6.4 h)."""
+    c, m, p = w.c[0], x.m[0], x.p[0]
+    for k in range(len(m.counts)):
+        m.counts[k] = 0
+        m.sums[k] = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        count_prefixes(w.status[slot], w.window[slot], w.committed[slot], not p.robust, m.counts, m.sums)
+    m.observed = _observe(m.curve, m.counts, m.sums, m.observed, p.robust, p.memory)
+
+
+@rule
+def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: Any, counts: Any, sums: Any) -> None:
+    """Add, for m = 1, 2, ...: the row if it computed at least m positions (counts[m]) and what its first m committed
+    (sums[m], at least one where a mask is among them).
+
+    Positions are counted in the window's masks, or with `pending_counts` in the whole window, in order of position.
+    """
+    width = len(window)
+    any_mask = False
+    for p in range(width):
+        if window[p] and status[p] == MASKED:
+            any_mask = True
+            break
+    if not any_mask:
+        return
+    rank = 0
+    commits = 0
+    seen_mask = False
+    for p in range(width):
+        if not window[p]:
+            continue
+        masked = status[p] == MASKED
+        if masked:
+            seen_mask = True
+        if not masked and not pending_counts:
+            continue
+        rank += 1
+        if committed[p]:
+            commits += 1
+        counts[rank] += 1
+        if commits == 0 and seen_mask:
+            sums[rank] += 1
+        else:
+            sums[rank] += commits
+
+
+@rule
+def _observe(curve: Any, counts: Any, sums: Any, observed: Any, robust: Any, memory: Any) -> int:
+    """Take in a step: counts[m] rows computed at least m positions, whose first m committed sums[m] in all."""
+    size = len(curve) - 1
+    top = 0
+    for m in range(size, 0, -1):
+        if counts[m] != 0:
+            top = m
+            break
+    if top == 0:
+        return int(observed)
+    before = curve[top]
+    # The plain mean at first, so that the start is forgotten; then an exponential one.
+    weight = 1.0 / min(observed + 1, memory)
+    for m in range(1, top + 1):
+        curve[m] += weight * (sums[m] / counts[m] - curve[m])
+    if robust and top < size:
+        ratio = curve[top] / before
+        for m in range(top + 1, size + 1):
+            curve[m] *= ratio
+    return int(observed) + 1
+
+
+PRESETS = {
+    "optimus": Preset(
+        Policy("optimus", batching=EVERY_STEP, granularity=ElasticChunk(), eviction=DelayedCache()),
+        "max_chunk",
+        "Optimus: the chunk with the best expected commits per second, chosen every step",
+        "Optimus, arXiv 2605.24832 (elastic-chunking.md 6.3)",
+        {
+            "max_chunk": [8, 16, 24, 32], "obs": [False, True], "hysteresis": [0.0, 0.02, 0.05, 0.1], FITTED: True,
+            **BATCHING_SPACE,
+        },
+    )
+}  # fmt: skip

@@ -1,0 +1,92 @@
+"""Sparse-dLLM: full passes a block, the last of which chooses the keys to keep; then the block against those."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from ..errors import PolicyError
+from ..hooks import held, work
+from ..jit import plain, rule
+from ..part import Preset, Range
+from ..passes import Ints, RowPosition
+from ..state import FULL, PACK, REUSE
+from .llada import NoCache, script
+
+
+@rule
+def kept(length: Any, start: Any, block: Any, p: Any) -> int:
+    """Keys outside the block that reuse steps see."""
+    outside = length - block
+    candidates = start if p.prefix_only else outside
+    chosen = min(candidates, max(int(p.at_least), int(np.floor(candidates * p.retention))))
+    return chosen + (outside - candidates)
+
+
+@rule
+def delayed_then_kept(
+    prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any
+) -> Any:  # fmt: skip
+    """Full passes, one that packs, then the block against the keys kept."""
+    if block_step < p.delay:
+        return FULL, length, length
+    if block_step == p.delay:
+        return PACK, length, length
+    return REUSE, block, kept(length, start, block, p) + block
+
+
+@rule
+def kept_held(prompt: Any, length: Any, state: Any, p: Any) -> int:
+    """The share of the keys that is kept; of the first block, which has the most behind it."""
+    tokens = max(max(1, int(p.at_least)), int(np.ceil(length * p.retention)))
+    if p.prefix_only:
+        tokens = max(tokens, int(np.floor(prompt * p.retention)) + length - prompt)
+    return tokens
+
+
+@dataclass(frozen=True)
+class SparseCache(NoCache):
+    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last of which chooses the keys to keep (2.1, 4.2).
+
+    The others compute the block against the `retention` share of the keys outside it that pooled scores of the block's
+    mean query choose: the same for all heads, or each head its own (`head_centric`).
+    """
+
+    retention: Annotated[float, Range(0, 1), "share of the keys outside the block that is kept"] = 0.5
+    pool_width: Annotated[int, Range(1), "positions that a score is pooled over, an odd number"] = 3
+    delay: Annotated[int, Range(0), "full passes of a block before the one that chooses"] = 1
+    prefix_only: Annotated[bool, "choose among the keys before the block, and keep all after it (Alg. 5)"] = False
+    head_centric: Annotated[bool, "each head keeps its own keys"] = False
+    at_least: Annotated[int, Range(0), "keys kept: dLLM-Serve never keeps none"] = 0
+
+    rules = {work: delayed_then_kept, held: kept_held}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.retention <= 1.0:
+            raise PolicyError(f"retention is {self.retention}, expected 0 to 1")
+        if self.pool_width < 1 or self.pool_width % 2 == 0:
+            raise PolicyError(f"pool_width is {self.pool_width}, expected an odd number of at least 1")
+        for name in ("delay", "at_least"):
+            if getattr(self, name) < 0:
+                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least 0")
+
+    def numbers(self, policy: Any) -> dict[str, bool | int | float]:
+        return {**super().numbers(policy), "retention": float(self.retention)}
+
+    def kept(self, at: RowPosition) -> Ints:
+        """Keys outside the block that reuse steps of each request see."""
+        count = plain(kept)
+        rows = zip(at.length.tolist(), at.start.tolist(), strict=True)
+        return np.array([count(length, start, at.block, self) for length, start in rows], np.int64)
+
+
+PRESETS = {
+    "sparse-dllm": Preset(
+        script("sparse-dllm", SparseCache()),
+        "retention",
+        "full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
+        "Sparse-dLLM (full-sequence-diffusion.md 2.1)",
+        {"retention": {"low": 0.1, "high": 0.9, "step": 0.1}, "max_batch": [1, 4, 16]},
+    )
+}

@@ -1,0 +1,76 @@
+"""The whole block, every step, and once more when it is complete: vanilla block diffusion."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ..block import commit_block, plan_block
+from ..hooks import commit_rows, plan_rows, select, settle
+from ..jit import rule
+from ..part import MAX_BLOCK, Answers, Eviction, Granularity, Policy, Range, check_block
+from ..state import CACHED, MASKED, PENDING
+
+
+@dataclass(frozen=True)
+class FixedBlock(Granularity):
+    """The whole block, every step (vanilla block diffusion, block-diffusion.md 1.3)."""
+
+    block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
+
+    whole_block = True
+
+    def __post_init__(self) -> None:
+        check_block(self.block_length)
+
+    def answers(self, policy: Policy) -> Answers:
+        # Beside a delayed cache the block is what is not cached yet.
+        which = select_pending_first if policy.eviction.delayed else select_whole
+        return {plan_rows: plan_block, commit_rows: commit_block, select: which}
+
+
+@dataclass(frozen=True)
+class NoEviction(Eviction):
+    """Every position of the block is computed every step, and once more when the block is complete."""
+
+    def answers(self, policy: Policy) -> Answers:
+        return {settle: settle_block_pass}
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"listed": False, "sample_block": False}
+
+
+@rule
+def select_whole(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+    """All of the block."""
+    for k in range(reach):
+        window[k] = True
+
+
+@rule
+def select_pending_first(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+    """Committed positions whose KV is stale, then the leftmost masks (W2, elastic-chunking.md 6.4 a)."""
+    room = chunk
+    for kind in (PENDING, MASKED):
+        for k in range(reach):
+            if room == 0:
+                break
+            if status[k] == kind:
+                window[k] = True
+                room -= 1
+
+
+@rule
+def settle_block_pass(status: Any, evaluations: Any, window: Any, block: Any, p: Any, prefill: Any) -> None:
+    """KV is right after a pass over the whole block, once no mask is left (LMDeploy, block-diffusion.md 1.5)."""
+    computed = False
+    whole = True
+    for k in range(len(status)):
+        if window[k]:
+            computed = True
+            if status[k] == MASKED:
+                evaluations[k] += 1
+        if k < block and status[k] == MASKED:
+            whole = False
+    if computed and whole:
+        for k in range(block):
+            status[k] = CACHED

@@ -1,0 +1,185 @@
+"""A replica's state as arrays: what rules read and write, whether they are compiled or run as plain Python.
+
+Records have named fields. `w.c[0].pages_held` is a number of the replica, `w.q[slot].start` one of a running sequence,
+`w.r[index].finish` one of a request; [slots, width] arrays hold the positions of each sequence's window of blocks.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .histogram import NUM_BINS
+from .jit import JIT
+
+MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, its KV stale; committed, its KV right
+COMPLETED, REJECTED, UNFINISHED = 0, 1, 2  # a request's status: its place in journal.STATUSES
+EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when tokens reach the client: its place in EMIT
+NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
+# What a row does in a step: the numbers of step.Phase.
+PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
+
+# Rows of World.lists: slots, but for PREEMPTED, FREED and DONE, which hold indices of requests.
+RUNNING, ROWS, GROUP, NEXT, FREE, PREEMPTED, FREED, DONE, SCRATCH = range(9)
+NUM_LISTS = 9
+
+SEQUENCE = np.dtype(
+    [
+        ("request", "i4"),  # index in the trace
+        ("prompt", "i4"),  # prompt tokens
+        ("end", "i4"),  # prompt + output tokens
+        ("start", "i4"),  # first position of the current block: all before it has its KV
+        ("pages", "i4"),  # KV pages held
+        ("emitted", "i4"),  # tokens handed out
+        ("steps", "i4"),  # of a full-sequence model: steps taken
+        ("block_steps", "i4"),  # ... and of those in the current block
+        ("num_tokens", "i4"),  # of the step in flight: positions computed
+        ("num_keys", "i4"),  # ... keys visible
+        ("num_retained", "i4"),  # ... positions that went through all layers
+        ("phase", "u1"),  # ... what the row does
+        ("seen_commit", "?"),  # a position was committed
+        ("unpublished", "?"),  # the current block's tokens are not handed out yet
+        ("finished", "?"),
+        ("prefilled", "?"),  # at least once
+        ("in_flight", "?"),  # scratch
+    ],
+    align=True,
+)
+
+_FEATURES = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "prefill_tokens", "num_forwards")
+
+COUNTERS = np.dtype(
+    [
+        # The queue and the lists.
+        ("queue_head", "i8"), ("num_waiting", "i8"), ("num_running", "i8"), ("num_rows", "i8"), ("num_group", "i8"),
+        ("num_next", "i8"), ("num_free", "i8"), ("num_preempted", "i8"), ("num_freed", "i8"), ("num_done", "i8"),
+        ("next_kind", "i8"),  # decided ahead
+        ("loops_left", "i8"),  # steps of the frozen group
+        ("pages_held", "i8"),
+        ("outstanding_tokens", "i8"),  # still to prefill or to return, of every request not finished
+        ("submitted", "i8"),
+        ("num_steps", "i8"),
+        ("completed", "i8"),  # requests
+        ("clock", "f8"),  # s, up to where the replica has been run
+        # The step in flight.
+        ("kind", "i8"),
+        ("now", "f8"),
+        ("latency", "f8"),
+        ("chunk", "i8"),
+        ("waiting", "i8"), ("running", "i8"), ("pages", "i8"), ("submitted_then", "i8"),
+        *((name, "i8") for name in _FEATURES),
+        ("evicting", "?"),
+        # Of its features, what an eviction left.
+        ("left_tokens", "i8"), ("left_q_kv", "i8"), ("left_kv", "i8"), ("left_sampled", "i8"),
+        ("cache_overhead", "f8"),  # s
+        # What a run's steps add up to (journal.StepTotals).
+        ("num_decode_steps", "i8"), ("num_prefill_steps", "i8"), ("prefill_time", "f8"), ("decode_time", "f8"),
+        ("page_time", "f8"), ("total_tokens", "i8"), ("total_evicted", "i8"), ("total_committed", "i8"),
+        ("forwards", "i8"), ("total_prefill_tokens", "i8"), ("preemptions", "i8"), ("max_waiting", "i8"),
+        ("step_count", "i8"), ("step_sum", "f8"), ("step_min", "f8"), ("step_max", "f8"),
+        ("gap_count", "i8"), ("gap_sum", "f8"), ("gap_min", "f8"), ("gap_max", "f8"),
+    ],
+    align=True,
+)  # fmt: skip
+
+# What a replica and its policy's memory fix.
+REPLICA = np.dtype(
+    [
+        ("block", "i8"), ("width", "i8"), ("page", "i8"), ("num_pages", "i8"), ("max_batch", "i8"),
+        ("max_prefill", "i8"), ("emit", "i8"), ("state_tokens", "i8"), ("replica", "i8"),
+    ],
+    align=True,
+)  # fmt: skip
+
+STEP_BINS, GAP_BINS = 0, 1  # rows of World.bins
+BATCHES, CHUNKS = 0, 1  # rows of World.counts
+
+
+class World(NamedTuple):
+    """One replica's arrays."""
+
+    c: Any  # [1] COUNTERS
+    f: Any  # [1] REPLICA: what is fixed
+    q: Any  # [slots] SEQUENCE
+    status: Any  # [slots, width] uint8: MASKED, PENDING or CACHED
+    evaluations: Any  # [slots, width] uint16: steps that computed the position as a mask
+    window: Any  # [slots, width] bool, of the step in flight: positions computed
+    committed: Any  # ... committed
+    retained: Any  # ... that went through all layers
+    r: Any  # [requests] journal.REQUEST
+    lists: Any  # [NUM_LISTS, slots] int32
+    queue: Any  # [a power of two, 2] int32: request, and the slot that holds a preempted one's progress or -1
+    bins: Any  # [2, NUM_BINS] int64: step latencies and gaps between emissions
+    counts: Any  # [2, most] int64: decode steps by batch and by chunk
+
+
+class Own(NamedTuple):
+    """What a policy adds: its numbers, a record a sequence, a record of the replica, and what it may ask."""
+
+    p: Any  # [1] its fields
+    s: Any  # [slots]
+    m: Any  # [1]
+    k: Any  # latency.Cost: what steps cost, where the policy asks
+
+
+def records(num: int, kind: np.dtype[Any]) -> Any:
+    """Zeroed records; their fields are attributes also where rules run as plain Python."""
+    made = np.zeros(num, kind)
+    return made if JIT else made.view(np.recarray)
+
+
+def as_records(array: Any) -> Any:
+    """The same memory, with fields as attributes where rules run as plain Python."""
+    return array if JIT else array.view(np.recarray)
+
+
+def new_world(fixed: Any, requests: Any) -> World:
+    """A replica without sequences."""
+    c = records(1, COUNTERS)
+    c["num_group"] = -1
+    c["step_min"] = c["gap_min"] = np.inf
+    c["step_max"] = c["gap_max"] = -np.inf
+    width = int(fixed["width"][0])
+    cells = ((0, width), np.uint8), ((0, width), np.uint16), *(((0, width), np.bool_),) * 3
+    return World(
+        c, fixed, records(0, SEQUENCE), *(np.zeros(shape, kind) for shape, kind in cells), as_records(requests),
+        np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 2), np.int32), np.zeros((2, NUM_BINS), np.int64),
+        np.zeros((2, width + 1), np.int64),
+    )  # fmt: skip
+
+
+def with_slots(w: World, capacity: int) -> World:
+    """The same replica with room for `capacity` sequences; the lowest free slot is taken first."""
+    old = len(w.q)
+
+    def longer(array: Any, axis: int = 0, size: int = capacity) -> Any:
+        shape = list(array.shape)
+        shape[axis] = max(size, shape[axis])
+        made = records(shape[0], array.dtype) if array.dtype.names else np.zeros(shape, array.dtype)
+        made[tuple(slice(n) for n in array.shape)] = array
+        return made
+
+    c = w.c[0]
+    lists = longer(w.lists, axis=1)
+    free = int(c["num_free"])
+    new = np.arange(capacity - 1, old - 1, -1)
+    lists[FREE, : len(new) + free] = np.concatenate([new, w.lists[FREE, :free]])
+    c["num_free"] = free + len(new)
+    return w._replace(
+        q=longer(w.q), status=longer(w.status), evaluations=longer(w.evaluations), window=longer(w.window),
+        committed=longer(w.committed), retained=longer(w.retained), lists=lists,
+        counts=longer(w.counts, 1, capacity + 1),
+    )  # fmt: skip
+
+
+def with_queue(w: World, room: int) -> World:
+    """The same replica with room for `room` more entries in its queue."""
+    c, size = w.c[0], len(w.queue)
+    waiting, head = int(c["num_waiting"]), int(c["queue_head"])
+    if waiting + room <= size:
+        return w
+    while size < waiting + room:
+        size *= 2
+    queue = np.zeros((size, 2), np.int32)
+    queue[:waiting] = w.queue[(head + np.arange(waiting)) % len(w.queue)]
+    c["queue_head"] = 0
+    return w._replace(queue=queue)

@@ -1,0 +1,69 @@
+"""Rows of an autoregressive model: one token follows another."""
+
+from typing import Any
+
+import numpy as np
+
+from .emission import emit, finish
+from .jit import rule
+from .state import DENOISE, EMIT_END, PREFILL_STEP, ROWS
+
+
+@rule
+def plan_tokens(w: Any, x: Any) -> None:
+    """Plan a decode step: each row computes its next token."""
+    c = w.c[0]
+    keys = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        seen = int(q.start) + 1
+        q.num_tokens = 1
+        q.num_keys = seen
+        q.num_retained = 1
+        q.phase = DENOISE
+        w.window[slot, 0] = True
+        keys += seen
+    c.chunk = 1
+    c.tokens = c.num_rows
+    c.sum_q_kv = keys
+    c.sum_kv = keys
+    c.head_rows = c.num_rows
+    c.sampled_rows = c.num_rows
+    c.batch = c.num_rows
+    c.prefill_tokens = 0
+    c.num_forwards = 1
+    c.evicting = False
+    c.cache_overhead = 0.0
+
+
+@rule
+def draw_tokens(w: Any, x: Any, d: Any) -> None:
+    """Every row commits its token."""
+    for i in range(w.c[0].num_rows):
+        w.committed[w.lists[ROWS, i], 0] = True
+
+
+@rule
+def commit_tokens(w: Any, x: Any, now: Any) -> None:
+    """Every row has one token more."""
+    c, emits = w.c[0], w.f[0].emit != EMIT_END
+    gaps = 0.0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        q.start += 1
+        if c.kind == PREFILL_STEP:
+            if q.end == q.prompt:
+                continue  # a request for no tokens is over once its prompt is in
+            r = w.r[q.request]
+            if np.isnan(r.first_block):
+                r.first_block = now
+        if emits:
+            gaps += emit(w, slot, 1, now)
+    c.gap_sum += gaps
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        if q.start + 1 >= q.end:
+            finish(w, slot, now)
