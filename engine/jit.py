@@ -19,6 +19,9 @@ import numba
 import numpy as np
 from numba import njit
 from numba.core import config
+from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,31 +44,100 @@ def bind(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]
         h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
     key = f"{_name(function)}-{h.hexdigest()[:16]}"
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
-    return _bound(function, by_id, {}, key)
+    return _compiled(_copy(function, by_id, {}), key)
 
 
-def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], key: str = "") -> Any:
-    """`function` itself where it reaches no placeholder, or its bound copy; only what has a key is kept on disk."""
-    if id(function) in made:
-        return made[id(function)]
-    made[id(function)] = function  # a rule that calls itself is not bound
-    plain = getattr(function, "py_func", function)
-    changed = {}
-    for name in _names(plain.__code__):
-        value = plain.__globals__.get(name)
-        if id(value) in answers:
-            changed[name] = _bound(answers[id(value)], answers, made)
-        elif _is_rule(value):
-            copy = _bound(value, answers, made)
-            if copy is not value:
-                changed[name] = copy
-    if changed or key:
-        copied = types.FunctionType(
-            plain.__code__, {**plain.__globals__, **changed}, plain.__name__, plain.__defaults__, plain.__closure__
-        )
-        copied.__module__, copied.__qualname__ = plain.__module__, plain.__qualname__
-        made[id(function)] = _compiled(copied, key)
+def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
+    """What stands for a rule inside another: one for all policies where it reaches no placeholder.
+
+    Nobody calls it from Python: it is compiled without what that takes, which is most of the time.
+    """
+    if id(function) not in made:
+        reaches = _reaches(function, answers, set())
+        if not reaches and id(function) in _INNER:
+            return _INNER[id(function)]
+        made[id(function)] = function  # a rule that calls itself is not bound
+        made[id(function)] = _inner(_copy(function, answers, made))
+        if not reaches:
+            _INNER[id(function)] = made[id(function)]
     return made[id(function)]
+
+
+_INNER: dict[int, Any] = {}
+
+
+def _copy(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
+    """A rule as a plain function whose names stand for what is bound."""
+    plain = getattr(function, "py_func", function)
+    changed = {
+        name: _bound(answers.get(id(value), value), answers, made)
+        for name, value in _globals(plain).items()
+        if id(value) in answers or _is_rule(value)
+    }
+    copied = types.FunctionType(
+        plain.__code__, {**plain.__globals__, **changed}, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    copied.__module__, copied.__qualname__ = plain.__module__, plain.__qualname__
+    return copied
+
+
+def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
+    """Whether a rule calls a placeholder, itself or through others."""
+    if id(function) in seen:
+        return False
+    seen.add(id(function))
+    called = _globals(getattr(function, "py_func", function)).values()
+    return any(id(v) in answers or (_is_rule(v) and _reaches(v, answers, seen)) for v in called)
+
+
+def _globals(plain: Any) -> dict[str, Any]:
+    names = _names(plain.__code__)
+    return {name: plain.__globals__[name] for name in sorted(names) if name in plain.__globals__}
+
+
+def _inner(function: F) -> F:
+    if not JIT:
+        return function
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Linked}
+    return njit(error_model="numpy", **options)(function)  # type: ignore[no-any-return]
+
+
+class _LinkedLowering(NativeLowering):
+    """Lower a rule to code that others link, and make no machine code of it by itself."""
+
+    _name = "linked_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        state.flags.no_compile = True
+        super().run_pass(state)
+        place_holder = [].append  # a builtin that is nobody else's: what callers look the rule up by
+        state.targetctx.insert_user_function(place_holder, state.cr.fndesc, [state.library])
+        state.cr = state.cr._replace(cfunc=place_holder)
+        return True
+
+
+register_pass(mutates_CFG=True, analysis_only=False)(_LinkedLowering)
+
+
+class _Linked(Compiler):
+    """The compiler of rules that only rules call. They are optimised once, where they are linked in."""
+
+    def define_pipelines(self) -> Any:
+        state = self.state
+        state.library = library = state.targetctx.codegen().create_library(state.func_id.func_qualname)
+        library._optimize_final_module = lambda: None
+        library._finalize_final_module = lambda: _finalize_unoptimised(library)
+        pipelines = super().define_pipelines()
+        for pipeline in pipelines:
+            pipeline.passes = [
+                (_LinkedLowering, why) if kind is NativeLowering else (kind, why) for kind, why in pipeline.passes
+            ]
+        return pipelines
+
+
+def _finalize_unoptimised(library: Any) -> None:
+    library._finalize_dynamic_globals()
+    library._finalized = True
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
