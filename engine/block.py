@@ -95,9 +95,7 @@ def visible_keys(status: Any, window: Any, block: Any, listed: Any) -> Any:
     return num, keys, first_queries * first_keys + next_queries * (first_keys + next_keys)
 
 
-def visible(
-    status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool
-) -> npt.NDArray[np.bool_]:
+def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool) -> npt.NDArray[np.bool_]:
     """The positions of each row's blocks whose keys `visible_keys` counts, [rows, width], for a device to look up."""
     if listed:
         cached: npt.NDArray[np.bool_] = window | (status == CACHED)
@@ -133,7 +131,8 @@ def plan_block(w: Any, x: Any) -> None:
         reach = width
         if width > block and q.start + block >= q.end:
             reach = block
-        window[:] = False
+        if not p.given:
+            window[:] = False
         select(status, reach, c.chunk, p, window)
         num, beyond, own_pairs = visible_keys(status, window, block, p.listed)
         q.phase = FLUSH

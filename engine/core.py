@@ -1,19 +1,22 @@
 """A replica's step, and a replica's life: decide, plan, draw, price, commit, until something from outside is due."""
 
+import inspect
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .admission import drop_finished, release
-from .block import plan_prefill
+from .block import plan_block, plan_prefill
 from .emission import account, begin
-from .hooks import commit_rows, decide, draw_rows, plan_rows, step_over
+from .errors import PolicyError
+from .hooks import commit_rows, decide, draw_rows, plan_rows, select, settle, step_over
 from .jit import bind, rule
 from .journal import record_step
 from .latency import price
 from .state import NOTHING, PREFILL_STEP, ROWS
 
 if TYPE_CHECKING:
-    from .policy import Policy
+    from .part import Policy
 
 # Why `run` returns.
 IDLE_NOW = 0  # nothing waits and nothing runs, at w.c[0].clock
@@ -25,20 +28,38 @@ PAUSED = 5  # as many steps as were asked for are done, at clock
 
 
 @rule
-def schedule(w: Any, x: Any, now: Any) -> int:
-    """Decide on the next step and plan it; NOTHING, PREFILL_STEP or DECODE_STEP."""
+def choose_rows(w: Any, x: Any) -> int:
+    """Decide on the next step and its rows; NOTHING, PREFILL_STEP or DECODE_STEP."""
     c = w.c[0]
     c.num_preempted = 0
     c.num_rows = 0
-    kind = decide(w, x)
-    if kind == NOTHING:
-        return kind
+    return decide(w, x)
+
+
+@rule
+def plan(w: Any, x: Any, kind: Any, now: Any) -> None:
+    """Plan the step of the rows that were chosen."""
     if kind == PREFILL_STEP:
         plan_prefill(w)
     else:
         plan_rows(w, x)
     begin(w, kind, now)
+
+
+@rule
+def schedule(w: Any, x: Any, now: Any) -> int:
+    """Decide on the next step and plan it; NOTHING, PREFILL_STEP or DECODE_STEP."""
+    kind = choose_rows(w, x)
+    if kind != NOTHING:
+        plan(w, x, kind, now)
     return kind
+
+
+@rule
+def predict(w: Any, x: Any, d: Any, k: Any) -> None:
+    """What comes of the step in flight, predicted: commits, and its latency."""
+    draw_rows(w, x, d)
+    w.c[0].latency = price(w, k)
 
 
 @rule
@@ -65,6 +86,18 @@ def commit(w: Any, x: Any, now: Any) -> None:
 
 
 @rule
+def end_step(w: Any, x: Any, j: Any) -> bool:
+    """End the predicted step in flight and take it down; False, and nothing done, where the journal has no room."""
+    c = w.c[0]
+    if not record_step(w, j):
+        return False
+    commit(w, x, c.now + c.latency)
+    if len(j.steps) > 0:
+        j.steps[j.at[0].count - 1].finished = c.num_done
+    return True
+
+
+@rule
 def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: Any, until_finish: Any) -> int:
     """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
 
@@ -80,37 +113,73 @@ def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: An
                 return NO_SLOTS
             if schedule(w, x, now) == NOTHING:
                 return IDLE_NOW
-            draw_rows(w, x, d)
-            c.latency = price(w, k)
+            predict(w, x, d, k)
             if not now + c.latency < horizon:
                 return IN_FLIGHT
-        if not record_step(w, j):
+        if not end_step(w, x, j):
             return JOURNAL_FULL
-        commit(w, x, c.now + c.latency)
-        if len(j.steps) > 0:
-            j.steps[j.at[0].count - 1].finished = c.num_done
         if until_finish and c.num_done > 0:
             return FINISHED
     return PAUSED
 
 
-class Core(NamedTuple):
-    """A policy's compiled step."""
+class Core:
+    """A policy's compiled step: the rules above with the policy's answers in place of the placeholders.
 
-    schedule: Any
-    commit: Any
-    run: Any
+    Each is compiled when it is first called: the twin needs `run` alone, a live executor the others.
+    """
+
+    def __init__(self, answers: Mapping[Any, Any]) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        made = bind(_ENTRIES[name], self._answers)
+        setattr(self, name, made)
+        return made
+
+
+_ENTRIES = {
+    "schedule": schedule, "commit": commit, "run": run, "choose_rows": choose_rows, "plan": plan, "predict": predict,
+    "end_step": end_step,
+}  # fmt: skip
 
 
 def core_of(policy: "Policy") -> Core:
-    """The step of a policy: the rules above with the policy's answers in place of the placeholders."""
+    """The step of a policy. PolicyError where no part answers what must be answered."""
     answers: dict[Any, Any] = {}
     for part in policy.parts():
-        answers.update(part.answers(policy))
-    return _bound(tuple(sorted(answers.items(), key=lambda item: item[0].__name__)))
+        given = part.answers(policy)
+        for placeholder, answer in given.items():
+            if not hasattr(answer, "py_func") and not hasattr(answer, "is_rule"):
+                raise PolicyError(
+                    f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with "
+                    f"{answer!r}, expected a rule (dsim.engine.jit.rule)"
+                )
+            _check_arity(policy.name, type(part).__name__, placeholder, answer)
+        answers.update(given)
+    kind = type(policy.granularity).__name__
+    for needed in (decide, plan_rows, commit_rows, draw_rows):
+        if needed not in answers:
+            raise PolicyError(f"policy {policy.name}: no part answers {needed.__name__}, expected one that does")
+    if answers[plan_rows] is plan_block:
+        if not policy.granularity.given and select not in answers:
+            raise PolicyError(
+                f"policy {policy.name}: {kind} answers neither select nor select_rows, expected one of them"
+            )
+        if settle not in answers:
+            raise PolicyError(f"policy {policy.name}: {type(policy.eviction).__name__} does not answer settle")
+    return _core(tuple(sorted(answers.items(), key=lambda item: item[0].__name__)))
+
+
+def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
+    wanted, given = (list(inspect.signature(getattr(f, "py_func", f)).parameters) for f in (placeholder, answer))
+    if len(wanted) != len(given):
+        raise PolicyError(
+            f"policy {policy}: {part} answers {placeholder.__name__} with {answer.__name__}({', '.join(given)}), "
+            f"expected {len(wanted)} parameters: {', '.join(wanted)}"
+        )
 
 
 @cache
-def _bound(answers: tuple[tuple[Any, Any], ...]) -> Core:
-    given = dict(answers)
-    return Core(bind(schedule, given), bind(commit, given), bind(run, given))
+def _core(answers: tuple[tuple[Any, Any], ...]) -> Core:
+    return Core(dict(answers))

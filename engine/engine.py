@@ -13,11 +13,13 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Cost, Features, LatencyModel
-from .part import Policy, numbers_of
+from .part import Policy, Rows, numbers_of
 from .request import Request
 from .state import (
     BATCHES,
+    CACHED,
     CHUNKS,
+    DECODE_STEP,
     DONE,
     FREED,
     GAP_BINS,
@@ -199,10 +201,46 @@ class Engine:
         """
         assert self._c["kind"] == NOTHING, "a step is still in flight"
         self._make_slots()
-        if self._core.schedule(self._w, self._x, now) == NOTHING:
+        if self._schedule(now) == NOTHING:
             self._check_idle()
             return None
         return self._plan()
+
+    def _schedule(self, now: float) -> int:
+        core, w, x = self._core, self._w, self._x
+        if not self.policy.granularity.given:
+            return int(core.schedule(w, x, now))
+        kind = int(core.choose_rows(w, x))
+        if kind == DECODE_STEP:
+            self._select_rows()
+        if kind != NOTHING:
+            core.plan(w, x, kind, now)
+        return kind
+
+    def _select_rows(self) -> None:
+        """Have a rule in plain NumPy choose the windows of the coming step."""
+        c, w, policy = self._c, self._w, self.policy
+        slots = w.lists[ROWS, : int(c["num_rows"])]
+        q = w.q[slots]
+        reach = np.full(len(slots), policy.width)
+        if policy.obs:
+            reach[q["start"] + policy.block_length >= q["end"]] = policy.block_length
+        rows = Rows(
+            w.status[slots], reach, q["request"], q["start"], q["end"], int(c["num_waiting"]), int(c["num_running"])
+        )
+        window = np.asarray(policy.granularity.select_rows(rows))
+        where = f"policy {policy.name}: {type(policy.granularity).__name__}.select_rows returned"
+        if window.shape != rows.status.shape or window.dtype != np.bool_:
+            raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(rows.status.shape)}")
+        wrong = window & ((rows.status == CACHED) | (np.arange(policy.width) >= reach[:, None]))
+        if wrong.any():
+            row, column = (int(i) for i in np.argwhere(wrong)[0])
+            raise PolicyError(
+                f"{where} position {column} of row {row}, which is cached or beyond {int(reach[row])}: expected others"
+            )
+        if not window.any():
+            raise PolicyError(f"{where} no position of any of {len(slots)} rows, expected at least one")
+        w.window[slots] = window
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
         """Take in what came of the step in flight; returns the indices of the requests that finished with it."""
@@ -261,9 +299,8 @@ class Engine:
         with without_overflow_warnings():
             while True:
                 journal = NO_JOURNAL if recorder is None else recorder.journal
-                why = self._core.run(
-                    self._w, self._x, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish
-                )  # fmt: skip
+                run = self._run_plain if self.policy.granularity.given else self._core.run
+                why = run(self._w, self._x, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
                 if why == core.IN_FLIGHT:
                     return float(c["now"] + c["latency"])
                 if why == core.JOURNAL_FULL:
@@ -278,6 +315,29 @@ class Engine:
                 else:
                     return float(c["clock"])
                 now = float(c["clock"])
+
+    def _run_plain(
+        self, w: Any, x: Any, draws: Draws, cost: Cost, journal: Any, now: float, horizon: float, most: int,
+        until_finish: bool,
+    ) -> int:  # fmt: skip
+        """core.run for a policy that is asked for windows in plain NumPy: step by step."""
+        c = self._c
+        c["clock"] = now
+        for _ in range(most):
+            if c["kind"] == NOTHING:
+                now = float(c["clock"])
+                if c["num_free"] < min(int(c["num_waiting"]), self.limits.max_batch):
+                    return core.NO_SLOTS
+                if self._schedule(now) == NOTHING:
+                    return core.IDLE_NOW
+                self._core.predict(w, x, draws, cost)
+                if not now + c["latency"] < horizon:
+                    return core.IN_FLIGHT
+            if not self._core.end_step(w, x, journal):
+                return core.JOURNAL_FULL
+            if until_finish and c["num_done"] > 0:
+                return core.FINISHED
+        return core.PAUSED
 
     @property
     def num_completed(self) -> int:

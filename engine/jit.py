@@ -2,15 +2,15 @@
 
 A rule is a plain function over arrays. `rule` compiles it when it is first called; with NUMBA_DISABLE_JIT=1 it stays
 plain Python, with the same results. `bind` makes a copy of a rule in which placeholders stand for other rules: so a
-policy's answers become part of the one loop that serves it. Compiled code is kept on disk in a folder named by a hash of the
-sources it was made from, so that an edit never meets yesterday's code, and two processes may share it.
+policy's answers become part of the one loop that serves it. Compiled code is kept on disk in a folder named by a hash
+of the sources it was made from, so that an edit never meets yesterday's code, and two processes may share it.
 """
 
 import hashlib
 import tempfile
 import types
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ def bind(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]
         h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
     key = f"{_name(function)}-{h.hexdigest()[:16]}"
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
-    return _compiled(_copy(function, by_id, {}), key)
+    return _compiled(_copy(function, by_id, {}), key, counted=False)
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
@@ -99,7 +99,7 @@ def _inner(function: F) -> F:
     if not JIT:
         return function
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Linked}
-    return njit(error_model="numpy", **options)(function)  # type: ignore[no-any-return]
+    return njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)  # type: ignore[no-any-return]
 
 
 class _LinkedLowering(NativeLowering):
@@ -161,13 +161,15 @@ def _name(function: Any) -> str:
     return str(getattr(function, "py_func", function).__name__)
 
 
-def _compiled(function: F, key: str) -> F:
+def _compiled(function: F, key: str, counted: bool = True) -> F:
     folder = str(_home() / key) if key and JIT else ""
     before = config.CACHE_DIR
     try:
         # Read by numba while it decorates; the host program's own caches are left where they are.
         config.CACHE_DIR = folder
-        return njit(cache=bool(folder), error_model="numpy")(function)  # type: ignore[no-any-return]
+        # Rules of a replica allocate nothing and keep nothing alive, so that references need not be counted.
+        options = {} if counted else {"_nrt": False}
+        return njit(cache=bool(folder), error_model="numpy", **options)(function)  # type: ignore[no-any-return]
     finally:
         config.CACHE_DIR = before
 
@@ -226,10 +228,8 @@ def _home() -> Path:
     It is made readable to its owner alone: compiled code is run as it is found.
     """
     candidates = [Path(config.CACHE_DIR)] if config.CACHE_DIR else []
-    try:
+    with suppress(RuntimeError):  # no home
         candidates.append(Path.home() / ".cache")
-    except RuntimeError:  # no home
-        pass
     for base in candidates:
         folder = base / "dsim"
         try:

@@ -5,10 +5,12 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from . import block, hooks
 from .errors import PolicyError
 
 MAX_BLOCK = 64  # the largest block of a published checkpoint
@@ -87,8 +89,23 @@ class Scheduler(Part):
         return True
 
 
+class Rows(NamedTuple):
+    """The rows of a decode step that is being planned, as a rule in plain NumPy sees them."""
+
+    status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
+    reach: npt.NDArray[np.int64]  # [rows] positions from the left that may be computed
+    requests: npt.NDArray[np.int32]  # [rows] index in the trace
+    start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
+    end: npt.NDArray[np.int32]  # [rows] prompt + output tokens
+    waiting: int  # requests in the queue
+    running: int  # requests admitted
+
+
 class Granularity(Part):
-    """Which positions a sequence computes a step."""
+    """Which positions a sequence computes a step.
+
+    One of a block-diffusion model answers `hooks.select` with a compiled rule, or `select_rows` in plain NumPy.
+    """
 
     autoregressive = False  # one token follows another
     whole_block = False  # every position, every step
@@ -96,6 +113,18 @@ class Granularity(Part):
     needs_latency = False  # chooses by what steps cost
     obs = False  # the window may reach into the next block
     block_length: int
+
+    def answers(self, policy: "Policy") -> Answers:
+        return {hooks.plan_rows: block.plan_block, hooks.commit_rows: block.commit_block}
+
+    def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """The positions that each row computes, [rows, width] bool: a rule in plain NumPy, asked once a step."""
+        raise NotImplementedError  # `given` says whether there is one
+
+    @property
+    def given(self) -> bool:
+        """Whether windows come from `select_rows`."""
+        return type(self).select_rows is not Granularity.select_rows
 
 
 class Eviction(Part):
@@ -232,11 +261,11 @@ def fields_of(part: Any) -> list[FieldInfo]:
     """The fields of a part, as they are declared."""
     hints = typing.get_type_hints(type(part), include_extras=True)
     found = []
-    for field in dataclasses.fields(part):
-        extras = getattr(hints[field.name], "__metadata__", ())
+    for f in dataclasses.fields(part):
+        extras = getattr(hints[f.name], "__metadata__", ())
         bounds = " ".join(str(e) for e in extras if isinstance(e, Range | Choice))
         meaning = " ".join(e for e in extras if isinstance(e, str))
-        found.append(FieldInfo(field.name, getattr(part, field.name), bounds or _kind(hints[field.name]), meaning))
+        found.append(FieldInfo(f.name, getattr(part, f.name), bounds or _kind(hints[f.name]), meaning))
     return found
 
 
@@ -248,16 +277,16 @@ def _kind(hint: Any) -> str:
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     """x.p: every field that is a number or a word of a Choice (its place in it), and what parts add; None is -1."""
-    held: dict[str, Any] = {}
+    held: dict[str, Any] = {"given": policy.granularity.given, "listed": False, "sample_block": False}
     for part in policy.parts():
         hints = typing.get_type_hints(type(part), include_extras=True)
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            choice = next((e for e in getattr(hints[field.name], "__metadata__", ()) if isinstance(e, Choice)), None)
+        for f in dataclasses.fields(part):  # type: ignore[arg-type]
+            value = getattr(part, f.name)
+            choice = next((e for e in getattr(hints[f.name], "__metadata__", ()) if isinstance(e, Choice)), None)
             if isinstance(value, str) and choice:
                 value = choice.words.index(value)
             if value is None or isinstance(value, bool | int | float):
-                held[field.name] = -1 if value is None else value
+                held[f.name] = -1 if value is None else value
     for part in policy.parts():
         held.update(part.numbers(policy))
     kinds = {bool: "?", int: "i8", float: "f8"}

@@ -1,9 +1,9 @@
 """Rows of a full-sequence model: every step is a denoising step of a request, a full pass or a cheap one.
 
-A request's canvas is its output rounded up to whole blocks that begin where its prompt ends. Its length is fixed, and so
-are its pages: they are held from admission to the end, and nobody is preempted. Such a model (LLaDA, Dream) attends in
-both directions, so that keys change while tokens are committed: a cache of them is an approximation, refreshed by full
-passes (full-sequence-diffusion.md 1 to 4).
+A request's canvas is its output rounded up to whole blocks that begin where its prompt ends. Its length is fixed, and
+so are its pages: they are held from admission to the end, and nobody is preempted. Such a model (LLaDA, Dream) attends
+in both directions, so that keys change while tokens are committed: a cache of them is an approximation, refreshed by
+full passes (full-sequence-diffusion.md 1 to 4).
 """
 
 from typing import Any, ClassVar, NamedTuple

@@ -1,4 +1,4 @@
-"""One file a system: its fields and their ranges, its rules, and its presets. `dsim policies` lists them in this order."""
+"""One file a system: its fields and their ranges, its rules, and its presets, in the order of `dsim policies`."""
 
 SHIPPED = (
     "ar", "lmdeploy", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm", "dllm_cache",

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..block import commit_block, plan_block
 from ..errors import PolicyError
-from ..hooks import choose, commit_rows, plan_rows, select
+from ..hooks import choose, select
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Granularity, Policy, Preset, Range, check_block
 from ..state import CACHED
@@ -29,7 +28,7 @@ class Streaming(Granularity):
 
     def answers(self, policy: Policy) -> Answers:
         which = select_pending_first if self.window == "pending-first" else select_in_order
-        return {plan_rows: plan_block, commit_rows: commit_block, select: which}
+        return {**super().answers(policy), select: which}
 
 
 @dataclass(frozen=True)

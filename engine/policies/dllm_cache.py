@@ -1,7 +1,7 @@
 """dLLM-Cache: prompt and response refreshed at their own periods."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class PeriodicCache(NoCache):
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 7
     transfer: Annotated[float, Range(0, 1), "share of the response refreshed in between, rho"] = 0.25
 
-    rules = {work: periodic, head_rows: rows_of_response, held: outputs_held}
+    rules: ClassVar[dict[Any, Any]] = {work: periodic, head_rows: rows_of_response, held: outputs_held}
     prompt_keys = -1  # keys of the prompt that steps between its refreshes see; -1: all
 
     def __post_init__(self) -> None:

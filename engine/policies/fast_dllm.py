@@ -1,7 +1,7 @@
 """Fast-dLLM: a full pass a block, then the block against all cached keys."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ..errors import PolicyError
 from ..hooks import held, work
@@ -37,7 +37,7 @@ class FastCache(NoCache):
 
     reuse: Annotated[str, Choice(REUSES), "compute the block, or the block and all after it"] = "dual"
 
-    rules = {work: first_whole, held: all_held}
+    rules: ClassVar[dict[Any, Any]] = {work: first_whole, held: all_held}
 
     def __post_init__(self) -> None:
         super().__post_init__()

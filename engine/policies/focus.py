@@ -83,7 +83,15 @@ class Focus(DelayedCache):
     def answers(self, policy: Policy) -> Answers:
         return {
             plan_rows: plan_focus, draw_rows: draw_focus, learn: learn_yield, select: select_focus,
-            settle: settle_delayed, placed: focus_placed, preempted: focus_preempted, block_entered: focus_block_entered,
+            settle: settle_delayed, placed: focus_placed, preempted: focus_preempted,
+            block_entered: focus_block_entered,
+        }  # fmt: skip
+
+    def record(self, policy: Policy) -> Mapping[str, Any]:
+        width = policy.width
+        return {
+            "decodable": np.zeros(width, np.uint8), "delta": np.zeros(width, np.float32),
+            "spots": np.zeros(width, np.int64), "selected": np.zeros(width, np.uint8),
         }  # fmt: skip
 
     def evicting(self, rows: Any) -> Evicting:
@@ -107,11 +115,12 @@ def retained_rows(
 ) -> Any:  # fmt: skip
     """What a plan's rows retain, [rows, width]."""
     keep = np.zeros(window.shape, np.bool_)
-    delta = np.zeros(window.shape[1], np.float32)
+    width = window.shape[1]
+    delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
     for i in range(len(window)):
         delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), d, delta)
         wanted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta, wanted, progress[i], sample_deviation, keep[i])
+        retain(status[i], window[i], delta, wanted, progress[i], sample_deviation, keep[i], spots, selected)
     return keep
 
 
@@ -162,15 +171,14 @@ def draw_focus(w: Any, x: Any, d: Any) -> None:
 
     A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
     """
-    c, f, p = w.c[0], w.f[0], x.p[0]
+    c, p = w.c[0], x.p[0]
     if not c.evicting:
         for i in range(c.num_rows):
             slot = w.lists[ROWS, i]
             draw_slot(w, slot, w.window[slot], w.committed[slot], d)
         return
-    width = w.window.shape[1]
-    decodable = np.zeros(width, np.bool_)
-    delta = np.zeros(width, np.float32)
+    m = x.m[0]
+    decodable, delta = m.decodable, m.delta
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q, s = w.q[slot], x.s[slot]
@@ -178,7 +186,10 @@ def draw_focus(w: Any, x: Any, d: Any) -> None:
         delta_row(
             w.status[slot], w.evaluations[slot], w.window[slot], decodable, int(q.start), int(q.request), d, delta
         )  # fmt: skip
-        retain(w.status[slot], w.window[slot], delta, s.budget, s.progress, p.sample_deviation, w.retained[slot])
+        retain(
+            w.status[slot], w.window[slot], delta, s.budget, s.progress, p.sample_deviation, w.retained[slot],
+            m.spots, m.selected,
+        )  # fmt: skip
         draw_slot(w, slot, w.retained[slot], w.committed[slot], d)
     count_left(w, x)
 
@@ -207,7 +218,8 @@ def count_left(w: Any, x: Any) -> None:
 
 @rule
 def retain(
-    status: Any, window: Any, delta: Any, budgeted: Any, progress: Any, sample_deviation: Any, keep: Any
+    status: Any, window: Any, delta: Any, budgeted: Any, progress: Any, sample_deviation: Any, keep: Any, spots: Any,
+    selected: Any,
 ) -> None:  # fmt: skip
     """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
 
@@ -215,10 +227,9 @@ def retain(
     this block, or -1. Kept are the tokens a standard deviation above the mean, or if these are fewer the budget's most
     important ones, the lower index on ties; the left neighbour of each; and every token left of the rightmost that is
     right of the progress, whose keys were never computed. Sums are in double precision from left to right, so that
-    every implementation has the same bits.
+    every implementation has the same bits. spots, selected: [width], scratch.
     """
     width = len(window)
-    spots = np.empty(width, np.int64)
     num = 0
     for k in range(width):
         keep[k] = window[k]
@@ -241,7 +252,6 @@ def retain(
         if np.float64(delta[spots[j]]) >= high:
             wanted += 1
     wanted = max(wanted, int(budgeted))
-    selected = np.empty(width, np.bool_)
     for j in range(num):
         own = delta[spots[j]]
         before = 0  # of higher rank: greater, or as great and further left
@@ -252,7 +262,7 @@ def retain(
         selected[j] = before < wanted
     rightmost = -1
     for j in range(num):
-        kept = selected[j] or (j + 1 < num and selected[j + 1] and spots[j + 1] == spots[j] + 1)
+        kept = selected[j] != 0 or (j + 1 < num and selected[j + 1] != 0 and spots[j + 1] == spots[j] + 1)
         keep[spots[j]] = kept
         if kept:
             rightmost = spots[j]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ..hooks import commit_rows, decide, head_rows, held, plan_rows, work
 from ..jit import rule
@@ -84,7 +84,7 @@ class NoCache(ApproximateCache):
     logits: Annotated[str, Choice(LOGITS), "rows through the LM head in a pass over more than the block"] = "all"
 
     neutral = frozenset({"logits"})
-    rules = {work: whole_sequence, head_rows: rows_of_logits, held: nothing_held}
+    rules: ClassVar[dict[Any, Any]] = {work: whole_sequence, head_rows: rows_of_logits, held: nothing_held}
 
     def __post_init__(self) -> None:
         check_logits(self.logits)

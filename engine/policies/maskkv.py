@@ -1,7 +1,7 @@
 """MaskKV: dLLM-Cache with the prompt's keys that masks vote for."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ..errors import PolicyError
 from ..hooks import held
@@ -33,7 +33,7 @@ class MaskKV(PeriodicCache):
     beta: Annotated[float, Range(0, 1), "of the whole budget, the share that layers divide equally"] = 0.4
     boundary: Annotated[tuple[int, ...], "the layers whose importance is weighed apart"] = (0, -1)
 
-    rules = {held: voted_held}
+    rules: ClassVar[dict[Any, Any]] = {held: voted_held}
 
     def __post_init__(self) -> None:
         super().__post_init__()

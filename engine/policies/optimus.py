@@ -71,7 +71,7 @@ class ElasticChunk(Streaming):
         whole = np.zeros(size, np.int64)
         return {
             "chunks": chunks, "latency": np.zeros(len(chunks)), "latency_batch": 0, "last": 0, "observed": 0,
-            "curve": curve, "counts": whole, "sums": whole,
+            "curve": curve, "slots": np.zeros(size), "rate": np.zeros(len(chunks)), "counts": whole, "sums": whole,
         }  # fmt: skip
 
     def answers(self, policy: Policy) -> Answers:
@@ -86,7 +86,7 @@ def elastic_chunk(w: Any, x: Any) -> int:
     if m.latency_batch != batch:
         _latencies(w, x, batch)
         m.latency_batch = batch
-    m.last = _choose(x.p[0], m.curve, m.chunks, m.latency, m.last, m.observed, c.num_decode_steps)
+    m.last = _best(x.p[0], m, c.num_decode_steps)
     return int(m.last)
 
 
@@ -108,34 +108,38 @@ def _latencies(w: Any, x: Any, batch: Any) -> None:
 
 
 @rule
-def _choose(p: Any, curve: Any, chunks: Any, latency: Any, last: Any, observed: Any, step: Any) -> int:
+def _best(p: Any, m: Any, step: Any) -> int:
+    """The chunk of the next step."""
+    chunks, curve, slots, rate = m.chunks, m.curve, m.slots, m.rate
     n = len(chunks)
-    if observed < p.cold_start or (p.probe_every > 0 and step % p.probe_every == 0):
+    if m.observed < p.cold_start or (p.probe_every > 0 and step % p.probe_every == 0):
         return int(chunks[n - 1])
     size = len(curve) - 1
-    slots = np.empty(size + 1)
     top = -np.inf
-    for m in range(size + 1):
-        top = max(top, m + curve[m])
-        slots[m] = top
-    rate = np.empty(n)
+    for k in range(size + 1):
+        top = max(top, k + curve[k])
+        slots[k] = top
     best = 0
+    below = 0
     for k in range(n):
         chunk = chunks[k]
         if p.robust:
             # Masks computed when the window's slots are full, between whole numbers of them; never more than there are.
-            below = min(max(np.searchsorted(slots, chunk, side="right") - 1, 0), size - 1)
+            while below < size - 1 and slots[below + 1] <= chunk:
+                below += 1
             masks = below + (chunk - slots[below]) / max(slots[below + 1] - slots[below], TINY)
             expected = chunk - min(masks, float(size))
         else:
             expected = curve[chunk]
-        rate[k] = expected / latency[k]
+        rate[k] = expected / m.latency[k]
         if rate[k] > rate[best]:
             best = k
-    if p.hysteresis > 0.0 and last > 0:
-        held = np.searchsorted(chunks, last)
+    if p.hysteresis > 0.0 and m.last > 0:
+        held = 0
+        while chunks[held] < m.last:
+            held += 1
         if rate[best] <= rate[held] * (1 + p.hysteresis):
-            return int(last)
+            return int(m.last)
     return int(chunks[best])
 
 

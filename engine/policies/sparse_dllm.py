@@ -1,7 +1,7 @@
 """Sparse-dLLM: full passes a block, the last of which chooses the keys to keep; then the block against those."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class SparseCache(NoCache):
     head_centric: Annotated[bool, "each head keeps its own keys"] = False
     at_least: Annotated[int, Range(0), "keys kept: dLLM-Serve never keeps none"] = 0
 
-    rules = {work: delayed_then_kept, held: kept_held}
+    rules: ClassVar[dict[Any, Any]] = {work: delayed_then_kept, held: kept_held}
 
     def __post_init__(self) -> None:
         super().__post_init__()

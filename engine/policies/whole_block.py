@@ -1,11 +1,9 @@
 """The whole block, every step, and once more when it is complete: vanilla block diffusion."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..block import commit_block, plan_block
-from ..hooks import commit_rows, plan_rows, select, settle
+from ..hooks import select, settle
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Eviction, Granularity, Policy, Range, check_block
 from ..state import CACHED, MASKED, PENDING
@@ -25,7 +23,7 @@ class FixedBlock(Granularity):
     def answers(self, policy: Policy) -> Answers:
         # Beside a delayed cache the block is what is not cached yet.
         which = select_pending_first if policy.eviction.delayed else select_whole
-        return {plan_rows: plan_block, commit_rows: commit_block, select: which}
+        return {**super().answers(policy), select: which}
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,6 @@ class NoEviction(Eviction):
 
     def answers(self, policy: Policy) -> Answers:
         return {settle: settle_block_pass}
-
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"listed": False, "sample_block": False}
 
 
 @rule
