@@ -43,7 +43,7 @@ def lines() -> Iterator[dict[str, Any]]:
     for request, length in enumerate(trace.input_length.tolist()):
         yield {"kind": "request", "request": request, "input_length": length}
     parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
-    simulate(trace, profile, policy, seed=SEED, workload=WORKLOAD, append=lambda *part: parts.append(part), fast=False)
+    simulate(trace, profile, policy, seed=SEED, workload=WORKLOAD, append=lambda *part: parts.append(part))
     noise = np.random.default_rng(SEED)
     start: dict[int, int] = {}
     left: dict[int, np.ndarray] = {}

@@ -38,11 +38,10 @@ class World:
         requests: int = 8,
         emit: str = "block",
         latency: LatencyModel = SECOND,
-        fast: bool = True,
     ) -> None:
         self.table = RequestTable(requests)
         limits = Limits(num_pages, context_limit, max_batch)
-        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, fast=fast)
+        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit)
         self.now = 0.0
         self.plan: StepPlan | None = None
 
@@ -214,15 +213,13 @@ class Driver(PlainLoop):
         latency: LatencyModel = SECOND,
         seed: int = 0,
         emit: str = "block",
-        fast: bool = True,
     ) -> None:
         limits = Limits(num_pages, 4096, max_batch)
-        engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit, fast=fast)
-        width = policy.block_length * (2 if policy.obs else 1)
+        engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit)
         draws = None
         if not policy.autoregressive:
             model = model.for_block(policy.block_length)
-            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, width, fast, TOY_DELTAS)
+            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
         super().__init__(engine, StepModel(latency, draws), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:

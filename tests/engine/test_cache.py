@@ -17,7 +17,7 @@ from dsim.engine.pooled_topk import num_kept
 from dsim.engine.step import Phase
 
 
-def standing(prompt: int, output: int, block: int = 32, steps: int | None = None) -> Standing:
+def every_step(prompt: int, output: int, block: int = 32, steps: int | None = None) -> RowPosition:
     """Every step of one request, one entry a step, with `steps` a block."""
     each = steps or block
     step = np.arange(output // block * each)
@@ -39,14 +39,14 @@ def numbers(cache: NoCache, at: RowPosition, *steps: int) -> list[tuple[int, int
 
 
 def test_without_a_cache_every_step_computes_the_whole_sequence() -> None:
-    at = standing(100, 256)
+    at = every_step(100, 256)
     assert passes(NoCache(), at) == {Phase.FULL: 256}
     assert numbers(NoCache(), at, 0, 1, 255) == [(356, 356, 356)] * 3
     assert numbers(NoCache(logits="block"), at, 0, 255) == [(356, 356, 32)] * 2
 
 
 def test_fast_dllm_s_dual_cache_computes_the_block_against_all_keys() -> None:
-    at = standing(100, 256)
+    at = every_step(100, 256)
     assert passes(FastCache(), at) == {Phase.FULL: 8, Phase.REUSE: 248}
     assert numbers(FastCache(), at, 0, 1, 31, 32, 255) == [
         (356, 356, 356), (32, 356, 32), (32, 356, 32), (356, 356, 356), (32, 356, 32)
@@ -54,7 +54,7 @@ def test_fast_dllm_s_dual_cache_computes_the_block_against_all_keys() -> None:
 
 
 def test_fast_dllm_s_prefix_cache_computes_the_block_and_all_after_it() -> None:
-    at = standing(100, 256)
+    at = every_step(100, 256)
     cache = FastCache(reuse="prefix")
     assert passes(cache, at) == {Phase.FULL: 8, Phase.REUSE: 248}
     # L - s_b, for blocks that begin at 100, 132 and 324.
@@ -65,7 +65,7 @@ def test_fast_dllm_s_prefix_cache_computes_the_block_and_all_after_it() -> None:
 
 
 def test_sparse_dllm_takes_two_full_passes_a_block() -> None:
-    at = standing(100, 256)
+    at = every_step(100, 256)
     assert passes(SparseCache(), at) == {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 240}
     work = SparseCache().work(at)
     assert work.phases[[0, 1, 2, 31, 32, 33, 34]].tolist() == [4, 5, 6, 6, 4, 5, 6]
@@ -89,7 +89,7 @@ def test_sparse_dllm_takes_two_full_passes_a_block() -> None:
 def test_passes_of_a_request_are_a_full_one_for_every_step_up_to_the_delay(
     steps: int, delay: int, full: int, pack: int, reuse: int
 ) -> None:
-    counts = passes(SparseCache(delay=delay), standing(100, 256, steps=steps))
+    counts = passes(SparseCache(delay=delay), every_step(100, 256, steps=steps))
     assert [counts.get(p, 0) for p in (Phase.FULL, Phase.PACK, Phase.REUSE)] == [full, pack, reuse]
     assert full + pack == 8 * min(steps, delay + 1)
     assert reuse == 8 * max(0, steps - delay - 1)
@@ -109,7 +109,7 @@ def test_the_cache_keeps_as_many_keys_as_the_selection_does(retention: float, at
 
 def test_dllm_serve_never_keeps_nothing_where_there_is_something() -> None:
     for prompt, sparse, serve in ((0, 0, 0), (1, 0, 1), (9, 0, 1), (20, 2, 2)):
-        at = standing(prompt, 32)
+        at = every_step(prompt, 32)
         assert SparseCache(retention=0.1).kept(at)[2] == sparse
         assert SparseCache(retention=0.1, at_least=1).kept(at)[2] == serve
     assert parse("dllm-serve").cache == SparseCache(logits="block", head_centric=True, at_least=1)
@@ -117,7 +117,7 @@ def test_dllm_serve_never_keeps_nothing_where_there_is_something() -> None:
 
 def test_the_prefix_sparse_variant_chooses_before_the_block_and_keeps_all_after_it() -> None:
     # floor(o r) + (L - o - b), of blocks at o = 101, 133 and 325 of 357.
-    at = standing(101, 256)
+    at = every_step(101, 256)
     kept = SparseCache(retention=0.3, prefix_only=True).kept(at)
     assert kept[[2, 34, 255]].tolist() == [30 + 224, 39 + 192, 97 + 0]
 
@@ -136,13 +136,13 @@ def test_the_prefix_sparse_variant_chooses_before_the_block_and_keeps_all_after_
 def test_dllm_cache_refreshes_as_the_published_histograms_have_it(
     steps: int, prompt: int, response: int, both: int, gen: int, only_prompt: int, partial: int
 ) -> None:
-    counts = passes(PeriodicCache(prompt_refresh=prompt, response_refresh=response), standing(100, steps))
+    counts = passes(PeriodicCache(prompt_refresh=prompt, response_refresh=response), every_step(100, steps))
     of = (Phase.FULL, Phase.REFRESH_RESPONSE, Phase.REFRESH_PROMPT, Phase.PARTIAL)
     assert [counts.get(p, 0) for p in of] == [both, gen, only_prompt, partial]
 
 
 def test_dllm_cache_computes_the_part_that_is_refreshed_and_a_share_of_the_response() -> None:
-    at = standing(100, 256)
+    at = every_step(100, 256)
     # Steps 0 (both), 7 (response), 50 (prompt and 64 of 256), 1 (64); the code projects all of L every step.
     assert numbers(PeriodicCache(), at, 0, 7, 50, 1) == [
         (356, 356, 356), (256, 356, 356), (164, 356, 356), (64, 356, 356)
@@ -153,7 +153,7 @@ def test_dllm_cache_computes_the_part_that_is_refreshed_and_a_share_of_the_respo
 
 
 def test_maskkv_sees_its_budget_of_the_prompt_and_all_of_the_response() -> None:
-    at = standing(1000, 64, block=8)
+    at = every_step(1000, 64, block=8)
     assert numbers(MaskKV(logits="block"), at, 0, 5, 50, 1) == [
         # The LM head takes what may still be masked: from the current block on.
         (1064, 1064, 64), (64, 256 + 64, 64), (1064, 1064, 64 - 48), (16, 256 + 64, 64)

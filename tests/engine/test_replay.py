@@ -45,12 +45,12 @@ class Run:
     def __post_init__(self) -> None:
         self.steps, self.lists = self.journal.steps, self.journal.lists
 
-    def differences(self, fast: bool = True) -> tuple[list[str], RequestTable]:
+    def differences(self) -> tuple[list[str], RequestTable]:
         table = RequestTable(len(self.result.table["request"]))
         found: list[str] = []
         for r in range(self.replicas):
             policy, limits = parse(self.spec), self.result.limits
-            engine = Engine(policy, limits, table, replica=r, latency=PROFILE.latency, emit=self.emit, fast=fast)
+            engine = Engine(policy, limits, table, replica=r, latency=PROFILE.latency, emit=self.emit)
             found.extend(replay(engine, r, self.result.table.columns, self.steps, self.lists))
         return found, table
 
@@ -118,10 +118,6 @@ def test_a_journal_replays_whatever_is_emitted(emit: str) -> None:
     found, table = run.differences()
     assert found == []
     assert table_bytes(table) == table_bytes(run.result.table)
-
-
-def test_the_plain_rules_replay_a_journal_of_the_compiled_ones() -> None:
-    assert record(SPECS[4]).differences(fast=False)[0] == []
 
 
 def test_a_journal_of_a_run_that_was_not_drained_replays() -> None:
@@ -291,10 +287,10 @@ def test_a_step_that_could_evict_nothing_evicts_nothing() -> None:
 
 
 @pytest.mark.parametrize("spec", [EVICTING, "focus:2,scope=carry,exact_block=true" + SMALL + BLOCK4])
-def test_the_plain_rules_replay_a_journal_that_evicts(spec: str) -> None:
+def test_a_journal_that_evicts_replays_plan_for_plan(spec: str) -> None:
     run = record(spec)
     assert run.steps["evicted"].sum() > 20
-    assert run.differences(fast=False)[0] == []
+    assert run.differences()[0] == []
 
 
 def test_a_journal_of_another_policy_does_not_replay() -> None:

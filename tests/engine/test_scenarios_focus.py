@@ -21,8 +21,8 @@ Columns = Mapping[int, Iterable[int]]
 class FocusWorld(World):
     """A world whose test also says what goes through all layers, and that keeps a journal."""
 
-    def __init__(self, spec: str, *, num_pages: int = 1000, fast: bool = True) -> None:
-        super().__init__(spec, num_pages=num_pages, fast=fast)
+    def __init__(self, spec: str, *, num_pages: int = 1000) -> None:
+        super().__init__(spec, num_pages=num_pages)
         self.journal = Collector()
         self.recorder = StepRecorder(self.journal, self.engine.policy.block_length)
         self.left: tuple[int, ...] = ()  # the features after the last step's eviction
@@ -60,9 +60,8 @@ class FocusWorld(World):
         return list(zip(e.num_decoded.tolist(), e.num_steps.tolist(), e.progress.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_a_block_from_its_first_step_to_the_pass_that_closes_it(fast: bool) -> None:
-    w = FocusWorld(FOCUS8, fast=fast)
+def test_a_block_from_its_first_step_to_the_pass_that_closes_it() -> None:
+    w = FocusWorld(FOCUS8)
     w.submit(0, 8, 16)
     assert w.run() == "prefill 0:PPPPPPPP"
     # A mean of 1 makes a budget of ceil(1.5) = 2: of eight masks six may go.

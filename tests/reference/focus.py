@@ -1,10 +1,11 @@
-"""FOCUS's choice of the masked tokens that a step goes on computing after its second layer (focus.md 3.4)."""
+"""Oracle of FOCUS: budgets, importance deltas, and the masked tokens that go beyond the second layer (focus.md 3.4)."""
 
 import numpy as np
 import numpy.typing as npt
 
-from .chance import key
-from .rows import MASKED
+from dsim.engine.chance import key
+from dsim.engine.draw import NORMAL, OF_IMPORTANCE, Draws
+from dsim.engine.state import MASKED
 
 Counts = int | npt.NDArray[np.integer]
 
@@ -24,22 +25,21 @@ def draw_deltas(
     status: npt.NDArray[np.uint8],
     window: npt.NDArray[np.bool_],
     decodable: npt.NDArray[np.bool_],
-    requests: npt.NDArray[np.int32],
-    block_start: npt.NDArray[np.int32],
+    requests: npt.NDArray[np.int64],
+    block_start: npt.NDArray[np.int64],
     evaluations: npt.NDArray[np.uint16],
-    stream: np.uint64,
-    quantiles: npt.NDArray[np.float64],
-    deltas: npt.NDArray[np.float64],
+    d: Draws,
 ) -> npt.NDArray[np.float32]:
     """Importance deltas, [rows, width], drawn by whether a mask is decodable.
 
-    deltas: FocusDeltas' fields. quantiles: 1024 of the standard normal distribution. Where no mask is computed the
-    result means nothing.
+    Where no mask is computed the result means nothing.
     """
     masked = window & (status == MASKED)
     distance = np.arange(masked.shape[1]) - np.argmax(masked, axis=1)[:, None]
     position = block_start[:, None] + np.arange(masked.shape[1])
-    normal = quantiles[(key(stream, requests[:, None], position, evaluations) >> np.uint64(54)).astype(np.intp)]
+    keys = key(d.streams[OF_IMPORTANCE], requests[:, None], position, evaluations)
+    normal = d.factors[NORMAL][(keys >> np.uint64(54)).astype(np.intp)]
+    deltas = d.deltas
     own = np.where(decodable, deltas[0] + deltas[1] * normal, deltas[2] + deltas[3] * normal)
     drawn: npt.NDArray[np.float32] = (own - deltas[4] * distance).astype(np.float32)
     return drawn

@@ -1,15 +1,16 @@
-"""The rules of one step on the blocks of a batch, as plain NumPy over rows; `compiled.py` holds their twins.
+"""Oracle of the rules on a block's positions: windows, visible keys, states, prefix counts, commits; NumPy over rows.
 
-A row is a running sequence, a column a position of its current block (and of the next one when streaming leaves the
-block). Every function takes and returns whole batches and changes nothing but the arrays it says it changes.
+A row is a running sequence, a column a position of its current block (and of the next one where streaming leaves it).
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from .chance import GOLDEN, MIX1, mix, uniform
+from dsim.engine.chance import GOLDEN, MIX1, mix, uniform
+from dsim.engine.draw import BLOCK_FACTORS, STEP_FACTORS, Draws
+from dsim.engine.state import CACHED, MASKED, PENDING
 
-MASKED, PENDING, CACHED = 0, 1, 2  # mask; committed, its KV stale; committed, its KV right
+from .chance import pick, streams
 
 # What makes a committed position's KV right, that is CACHED.
 BLOCK_PASS = 0  # a pass over the whole block, once no mask is left (LMDeploy, block-diffusion.md 1.5)
@@ -17,8 +18,9 @@ DELAYED = 1  # having been computed once as a committed token (elastic-chunking.
 NEIGHBOUR = 2  # ... while its right neighbour was committed too (FOCUS's DC+, focus.md 3.6)
 
 Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+Counts = npt.NDArray[np.uint16]
 
 
 def select_window(status: Bytes, reach: Ints, chunk: int, pending_first: bool) -> Bools:
@@ -38,88 +40,54 @@ def select_window(status: Bytes, reach: Ints, chunk: int, pending_first: bool) -
     return window
 
 
-def visible(status: Bytes, window: Bools, listed: bool) -> Bools:
-    """The positions of each row's blocks whose keys are there for queries of the same or a later block.
-
-    listed: the cached and the computed ones. Otherwise every position up to the last computed one.
-    """
-    if listed:
-        cached: Bools = window | (status == CACHED)
-        return cached
-    # True from the first column to the last one computed.
-    upto: Bools = np.logical_or.accumulate(window[:, ::-1], axis=1)[:, ::-1]
-    return upto
-
-
-def visible_keys(
-    status: Bytes, window: Bools, block_length: int, listed: bool
-) -> tuple[Ints, Ints, npt.NDArray[np.int64]]:
+def visible_keys(status: Bytes, window: Bools, block_length: int, listed: bool) -> tuple[Ints, Ints, Ints]:
     """Positions computed, keys visible beyond the history, and sum of query-key pairs beyond the history, per row.
 
     listed: a query sees the cached and the computed positions of its own block and of those before it.
     Otherwise it sees every position up to the last computed one (a kernel that knows only a KV length).
     """
-    num_tokens = window.sum(axis=1, dtype=np.int32)
+    num_tokens = window.sum(axis=1)
     if not listed:
         last = status.shape[1] - np.argmax(window[:, ::-1], axis=1)
-        keys = np.where(num_tokens > 0, last, 0).astype(np.int32)
-        return num_tokens, keys, num_tokens.astype(np.int64) * keys
+        keys = np.where(num_tokens > 0, last, 0)
+        return num_tokens, keys, num_tokens * keys
     seen = window | (status == CACHED)
-    first_keys = seen[:, :block_length].sum(axis=1, dtype=np.int32)
-    first_queries = window[:, :block_length].sum(axis=1, dtype=np.int32)
+    first_keys = seen[:, :block_length].sum(axis=1)
+    first_queries = window[:, :block_length].sum(axis=1)
     # The next block's cached positions are read only by a query of that block.
     next_queries = num_tokens - first_queries
-    all_keys = first_keys + seen[:, block_length:].sum(axis=1, dtype=np.int32)
-    keys = np.where(next_queries > 0, all_keys, first_keys).astype(np.int32)
-    pairs = first_queries.astype(np.int64) * first_keys + next_queries.astype(np.int64) * all_keys
-    return num_tokens, keys, pairs
+    all_keys = first_keys + seen[:, block_length:].sum(axis=1)
+    keys = np.where(next_queries > 0, all_keys, first_keys)
+    return num_tokens, keys, first_queries * first_keys + next_queries * all_keys
 
 
-def apply(
-    status: Bytes,
-    evaluations: npt.NDArray[np.uint16],
-    slots: Ints,
-    window: Bools,
-    committed: Bools,
-    block_length: int,
-    rule: int,
-) -> tuple[Ints, Ints]:
-    """Bring `status` and `evaluations` of the rows `slots` up to date with a step that computed `window`.
-
-    Returns the masks and the positions not yet cached that each row's current block has left.
-    """
-    before = status[slots]
-    masked = before == MASKED
-    evaluations[slots] += window & masked
-    after = before.copy()
+def settle(status: Bytes, evaluations: Counts, window: Bools, block_length: int, rule: int) -> tuple[Bytes, Counts]:
+    """States and evaluations once `window` has been computed, before anything of it commits."""
+    masked = status == MASKED
+    after = status.copy()
     if rule == BLOCK_PASS:
         whole = ~masked[:, :block_length].any(axis=1) & window.any(axis=1)
         after[:, :block_length][whole] = CACHED
     else:
-        right = window & (before == PENDING)
+        right = window & (status == PENDING)
         if rule == NEIGHBOUR:
             right[:, :-1] &= ~masked[:, 1:]
         after[right] = CACHED
-    after[committed] = PENDING
-    status[slots] = after
-    block = after[:, :block_length]
-    return (block == MASKED).sum(axis=1, dtype=np.int32), (block != CACHED).sum(axis=1, dtype=np.int32)
+    return after, evaluations + (window & masked)
 
 
-def count_prefixes(
-    status: Bytes, window: Bools, committed: Bools, pending_counts: bool, counts: npt.NDArray[np.int64],
-    sums: npt.NDArray[np.int64],
-) -> None:  # fmt: skip
-    """Add, for m = 1, 2, ...: rows that computed at least m positions (counts[m]) and what their first m committed
-    (sums[m], at least one where a mask is among them).
+def count_prefixes(status: Bytes, window: Bools, committed: Bools, pending_counts: bool) -> tuple[Ints, Ints]:
+    """For m = 0, 1, 2, ...: rows that computed at least m positions, and what their first m committed in all.
 
-    Positions are counted in the window's masks, or with `pending_counts` in the whole window, in order of position.
+    At least one each where a mask is among them. Positions are counted in the window's masks, or with `pending_counts`
+    in the whole window, in order of position.
     """
+    counts, sums = np.zeros((2, window.shape[1] + 1), np.int64)
     masked = window & (status == MASKED)
     member = window if pending_counts else masked
     rank = np.cumsum(member, axis=1)
     for row in range(len(member)):
-        size = int(rank[row, -1]) if rank.shape[1] else 0
+        size = int(rank[row, -1])
         if not size or not masked[row].any():
             continue
         ranks = np.arange(1, size + 1)
@@ -127,58 +95,38 @@ def count_prefixes(
         masks = np.searchsorted(rank[row][masked[row]], ranks, side="right")
         counts[1 : size + 1] += 1
         sums[1 : size + 1] += np.maximum(commits, masks > 0)
+    return counts, sums
 
 
 def draw_commits(
-    status: Bytes,
-    evaluations: npt.NDArray[np.uint16],
-    window: Bools,
-    block_start: Ints,
-    last_block: Ints,
-    num_padding: Ints,
-    keys: npt.NDArray[np.uint64],
-    request_factor: npt.NDArray[np.float64],
-    odds: npt.NDArray[np.float64],
-    stage: npt.NDArray[np.float64],
-    block_factors: npt.NDArray[np.float64],
-    step_factors: npt.NDArray[np.float64],
-    block_length: int,
-) -> Bools:
-    """The masks of `window` that commit: those whose score passes 1, and at least the best (see commits.py).
-
-    keys: [rows, 3], each row's stream of draws for commits, steps and blocks. odds: [width] by distance from the
-    frontier. stage: [block_length + 1] by committed positions of the block. The factor tables hold 1024 quantiles.
-    """
+    status: Bytes, evaluations: Counts, window: Bools, block_start: Ints, requests: Ints, d: Draws
+) -> Bools:  # fmt: skip
+    """The masks of `window` that commit: those whose score passes 1, and at least the best (see commits.py)."""
     rows, width = status.shape
+    block_length = len(d.stage) - 1
+    keys, own = streams(d, requests), d.requests[requests]
+    last_block, num_padding, request_factor = (own[name] for name in ("last_block", "num_padding", "factor"))
     masked = status == MASKED
     frontier = np.argmax(masked, axis=1)
-    at_frontier = (block_start + frontier).astype(np.uint64)
-    evaluated = np.take_along_axis(evaluations, frontier[:, None], axis=1)[:, 0].astype(np.uint64)
-    step = step_factors[_pick(keys[:, 1], at_frontier, evaluated)]
+    evaluated = np.take_along_axis(evaluations, frontier[:, None], axis=1)[:, 0]
+    step = d.factors[STEP_FACTORS][pick(keys[:, 1], block_start + frontier, evaluated)]
     columns = np.arange(width)
-    first = (block_start // block_length).astype(np.int64)
+    first = block_start // block_length
     score = np.zeros((rows, width))
     for offset in range(0, width, block_length):
         part = slice(offset, offset + block_length)
         block = first + offset // block_length
-        factor = block_factors[_pick(keys[:, 2], block.astype(np.uint64), np.zeros(rows, np.uint64))]
+        factor = d.factors[BLOCK_FACTORS][pick(keys[:, 2], block, np.zeros(rows))]
         done = block_length - masked[:, part].sum(axis=1)
-        theta = request_factor * factor * step * stage[done]
+        theta = request_factor * factor * step * d.stage[done]
         distance = np.maximum(columns[part] - frontier[:, None], 0)
         position = (block_start[:, None] + columns[part]).astype(np.uint64)
         times = evaluations[:, part].astype(np.uint64)
         draw = uniform(mix((keys[:, :1] + position * np.uint64(GOLDEN)) ^ (times * np.uint64(MIX1))))
-        score[:, part] = odds[distance] * theta[:, None] * ((1.0 - draw) / draw)
-        padding = block > last_block - num_padding
-        score[padding, part] = np.inf
+        score[:, part] = d.odds[distance] * theta[:, None] * ((1.0 - draw) / draw)
+        score[block > last_block - num_padding, part] = np.inf
     score[~(masked & window)] = -1.0
-    committed = score > 1.0
+    committed: Bools = score > 1.0
     lone = ~committed.any(axis=1) & (masked & window).any(axis=1)
-    best = np.argmax(score, axis=1)
-    committed[lone, best[lone]] = True
+    committed[lone, np.argmax(score, axis=1)[lone]] = True
     return committed
-
-
-def _pick(keys: npt.NDArray[np.uint64], a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """An entry of a table of 1024, by key."""
-    return (mix((keys + a * np.uint64(GOLDEN)) ^ (b * np.uint64(MIX1))) >> np.uint64(54)).astype(np.intp)

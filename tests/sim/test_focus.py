@@ -69,11 +69,10 @@ def in_order(journal: Collector) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_with_a_budget_of_the_whole_block_focus_is_the_delayed_cache_of_dc_plus(fast: bool) -> None:
+def test_with_a_budget_of_the_whole_block_focus_is_the_delayed_cache_of_dc_plus() -> None:
     # Nothing is ever evicted, so that what an eviction costs is never paid.
     a, b = Collector(), Collector()
-    focus, plus = run("focus:8", a, fast=fast), run("delayed-cache-plus", b, fast=fast)
+    focus, plus = run("focus:8", a), run("delayed-cache-plus", b)
     assert table_bytes(focus.table) == table_bytes(plus.table)
     assert numbers(focus) == numbers(plus)
     assert focus.end == plus.end
@@ -165,50 +164,6 @@ def test_the_importance_of_the_profile_is_what_decides() -> None:
         profile = replace(PROFILE, focus=deltas)
         steps.append(simulate(crowd(), profile, parse("focus:1" + SMALL), seed=3, concurrency=1).totals.forwards)
     assert steps[1] < 0.97 * steps[0]
-
-
-LEAPS = [
-    "focus",
-    "focus:1,scope=request,sample_deviation=true",
-    "focus:1,scope=carry,exact_block=true",
-    "focus:1.2,sample_block=false,visible=listed",
-    "focus:1,scope=carry,prefill_counts=true",
-]
-
-
-@pytest.mark.parametrize("spec", LEAPS)
-def test_a_leap_changes_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    leapt: list[int] = []
-    take_down = StepRecorder.leapt
-
-    def watched(self: StepRecorder, steps: Any, num_steps: int, *rest: Any) -> None:
-        leapt.append(num_steps)
-        take_down(self, steps, num_steps, *rest)
-
-    monkeypatch.setattr(StepRecorder, "leapt", watched)
-    # A small recorder writes over what it handed on.
-    monkeypatch.setattr("dsim.sim.twin.StepRecorder", partial(StepRecorder, batch=50))
-    worlds: tuple[tuple[dict[str, Any], int, int], ...] = (
-        ({}, 40, 16), ({"replicas": 2, "emit": "step"}, 24, 0), ({"concurrency": 3, "emit": "end"}, 18, 0),
-        ({"eos": True}, 40, 0),
-    )  # fmt: skip
-    num_preempted = 0
-    for how, num_pages, graph_tokens in worlds:
-        profile = replace(PROFILE, latency=replace(LATENCY, graph_tokens=graph_tokens))
-        policy = parse(spec + SMALL.replace("num_pages=40", f"num_pages={num_pages}"))
-        a, b = Collector(), Collector()
-        quick, plain = (
-            simulate(crowd(), profile, policy, seed=3, append=journal, fast=fast, **how)
-            for journal, fast in ((a, True), (b, False))
-        )
-        assert table_bytes(quick.table) == table_bytes(plain.table)
-        assert numbers(quick) == numbers(plain)
-        assert quick.end == plain.end
-        same_journal(a, b)
-        assert quick.totals.evicted > 0
-        num_preempted += quick.totals.preemptions
-    assert sum(leapt) > 150
-    assert num_preempted > 5
 
 
 # ---- the command line -----------------------------------------------------------------------------------------

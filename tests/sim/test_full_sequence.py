@@ -153,13 +153,11 @@ def test_a_fleet_loses_no_request_and_no_time(made: tuple[Trace, str, dict[str, 
 @given(runs())
 def test_the_same_inputs_and_seed_give_the_same_bytes(made: tuple[Trace, str, dict[str, Any]]) -> None:
     trace, spec, how = made
-    journals = Collector(), Collector(), Collector()
-    tables = [
-        run(trace, spec, j, fast=fast, **how).table for j, fast in zip(journals, (True, True, False), strict=True)
-    ]
-    assert table_bytes(tables[0]) == table_bytes(tables[1]) == table_bytes(tables[2])
+    journals = Collector(), Collector()
+    tables = [run(trace, spec, journal, **how).table for journal in journals]
+    assert table_bytes(tables[0]) == table_bytes(tables[1])
     for name, values in journals[0].steps.items():
-        assert values.tobytes() == journals[1].steps[name].tobytes() == journals[2].steps[name].tobytes()
+        assert values.tobytes() == journals[1].steps[name].tobytes()
 
 
 @FEW

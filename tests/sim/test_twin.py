@@ -57,15 +57,12 @@ def test_a_drained_run_serves_all_and_ends_with_the_last_finish() -> None:
     assert result.interrupted is False
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("name", BLOCK_PRESETS)
-def test_without_draining_a_plain_run_ends_with_the_last_arrival(name: str) -> None:
-    check_undrained(name, replicas=1, fast=False)
-
-
-def check_undrained(name: str, replicas: int, fast: bool) -> None:
+def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
     trace, policy = crowd(), parse(small(name))
-    whole = simulate(trace, PROFILE, policy, replicas=replicas, fast=fast)
-    cut = simulate(trace, PROFILE, policy, replicas=replicas, fast=fast, drain=False)
+    whole = simulate(trace, PROFILE, policy, replicas=replicas)
+    cut = simulate(trace, PROFILE, policy, replicas=replicas, drain=False)
     end = trace.arrival[-1]
     assert cut.end == end
     # The future changes nothing of the past: what had finished is the same, the rest is unfinished.
@@ -86,21 +83,19 @@ def test_a_trace_of_one_request_without_draining_leaves_it_unfinished() -> None:
 
 def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
     # The arrival at 1 s is set off at 0.5 s, after the step that ends at 1 s: it must come first all the same.
-    for fast in (True, False):
-        trace = toy_trace([0.0, 0.5, 1.0], [5] * 3, [3] * 3)
-        result = simulate(trace, toy_profile(latency=SECOND), parse("ar"), fast=fast)
-        assert result.table["scheduled"].tolist() == [0.0, 1.0, 1.0]
+    trace = toy_trace([0.0, 0.5, 1.0], [5] * 3, [3] * 3)
+    result = simulate(trace, toy_profile(latency=SECOND), parse("ar"))
+    assert result.table["scheduled"].tolist() == [0.0, 1.0, 1.0]
 
 
 # ---- closed loop ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("name", BLOCK_PRESETS)
-def test_a_closed_loop_keeps_its_number_in_flight(name: str, fast: bool) -> None:
+def test_a_closed_loop_keeps_its_number_in_flight(name: str) -> None:
     n, workers = 30, 6
     trace, journal = crowd(n), Collector()
-    result = simulate(trace, PROFILE, parse(small(name)), concurrency=workers, append=journal, fast=fast)
+    result = simulate(trace, PROFILE, parse(small(name)), concurrency=workers, append=journal)
     steps, table = journal.steps, result.table
     assert (table["status"] == COMPLETED).all()
     finished = np.concatenate([[0], np.cumsum(steps["finished"])[:-1]])
@@ -315,12 +310,6 @@ def test_a_runs_memory_does_not_grow_with_its_steps() -> None:
     assert (sum(few), sum(many)) == (10_000, 30_000)
     assert max(few) == max(many) < 5_000
     assert long - short < 20_000  # less than a byte for each step more
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("name", BLOCK_PRESETS)
-def test_without_draining_a_leaping_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
-    check_undrained(name, replicas, fast=True)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
