@@ -1,13 +1,13 @@
 """What a step that evicts yields: importance drawn by what could be decoded, and commits among what is left."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from dsim.engine import focus
 from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas
+from dsim.engine.draw import delta_row
 from dsim.engine.policies.focus import Focus
 from dsim.engine.state import MASKED
 from dsim.engine.step import Evicting, StepPlan
@@ -21,10 +21,8 @@ DELTAS = FocusDeltas(1.5, 0.7, -0.25, 1.2, 0.1)
 APART = FocusDeltas(1000.0, 1.0, 0.0, 1.0)
 
 
-def draws(
-    deltas: FocusDeltas = DELTAS, model: CommitModel = MODEL, n: int = N, seed: int = 0, **how: bool
-) -> CommitDraws:
-    return CommitDraws(model, seed, np.full(n, 16), np.full(n, 80), WIDTH, deltas=deltas, **how)
+def draws(deltas: FocusDeltas = DELTAS, model: CommitModel = MODEL, n: int = N, seed: int = 0) -> CommitDraws:
+    return CommitDraws(model, seed, np.full(n, 16), np.full(n, 80), WIDTH, deltas)
 
 
 def plan(
@@ -44,22 +42,16 @@ def plan(
     )  # fmt: skip
 
 
-class Deltas:
-    """Catches the importance that a draw makes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[npt.NDArray[np.float32]] = []
-        rule = focus.retain
-
-        def retain(*args: object) -> npt.NDArray[np.bool_]:
-            self.seen.append(args[2])  # type: ignore[arg-type]
-            return rule(*args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(focus, "retain", retain)
-
-    def of(self, p: StepPlan, **how: object) -> npt.NDArray[np.float32]:
-        draws(fast=False, n=len(p.requests), **how).draw_evicting(p)  # type: ignore[arg-type]
-        return self.seen[-1]
+def importance(p: StepPlan, **how: Any) -> npt.NDArray[np.float32]:
+    """The importance deltas that are drawn for a plan, [rows, width]."""
+    d = draws(n=len(p.requests), **how)
+    decodable, delta = d.draw(p), np.zeros(p.window.shape, np.float32)
+    for i in range(len(delta)):
+        delta_row(
+            p.status[i], p.evaluations[i], p.window[i], decodable[i], int(p.block_start[i]), int(p.requests[i]),
+            d.arrays, delta[i],
+        )  # fmt: skip
+    return delta
 
 
 def test_draws_do_not_depend_on_who_else_is_in_the_batch_nor_on_the_order() -> None:
@@ -71,33 +63,30 @@ def test_draws_do_not_depend_on_who_else_is_in_the_batch_nor_on_the_order() -> N
     alone = [d.draw_evicting(plan(i)) for i in range(400)]
     for k in range(2):
         assert np.array_equal(np.concatenate([one[k] for one in alone]), together[k])
-    for again in (d, draws(n=400), draws(n=999), draws(n=400, fast=False)):
+    for again in (d, draws(n=400), draws(n=999)):
         for a, b in zip(again.draw_evicting(plan(np.arange(400))), together, strict=True):
             assert a.tobytes() == b.tobytes()
 
 
-def test_another_seed_request_block_or_step_draws_other_importance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_seed_request_block_or_step_draws_other_importance() -> None:
     # Nothing is decodable but what is forced: deltas are normal draws, and unrelated ones.
     never = replace(MODEL, pass_probability=(1e-9,) * WIDTH, request_spread=0.0)
-    caught, who = Deltas(monkeypatch), np.arange(4000)
+    who = np.arange(4000)
     same = FocusDeltas(0.0, 1.0, 0.0, 1.0)
-    first = caught.of(plan(who), deltas=same, model=never)
-    assert np.array_equal(first, caught.of(plan(who), deltas=same, model=never))
+    first = importance(plan(who), deltas=same, model=never)
+    assert np.array_equal(first, importance(plan(who), deltas=same, model=never))
     others = [
-        caught.of(plan(who), deltas=same, model=never, seed=1), caught.of(plan(who, seen=1), deltas=same, model=never),
-        caught.of(plan(who, start=24), deltas=same, model=never), np.roll(first, 1, axis=0), np.roll(first, 1, axis=1),
+        importance(plan(who), deltas=same, model=never, seed=1), importance(plan(who, seen=1), deltas=same, model=never),
+        importance(plan(who, start=24), deltas=same, model=never), np.roll(first, 1, axis=0), np.roll(first, 1, axis=1),
     ]  # fmt: skip
     for other in others:
         assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(first.size)
 
 
-def test_importance_tells_the_decodable_from_the_others_by_the_means_and_deviations_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    caught = Deltas(monkeypatch)
+def test_importance_tells_the_decodable_from_the_others_by_the_means_and_deviations_given() -> None:
     # Columns 0 and 2 are committed: the frontier is 1, and distance is counted from there.
     p = plan(np.arange(N), status=[1, 0, 1, 0, 0, 0, 0, 0])
-    delta = caught.of(p)
+    delta = importance(p)
     decodable = draws().draw(p)
     distance = np.broadcast_to(np.arange(WIDTH) - 1, delta.shape)
     masked = p.status == MASKED
@@ -113,14 +102,13 @@ def test_importance_tells_the_decodable_from_the_others_by_the_means_and_deviati
         assert abs(column.mean() - (-0.25 - 0.1 * d)) < 5 * 1.2 / np.sqrt(len(column))
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_a_row_with_masks_commits_at_least_one_and_only_what_went_on(fast: bool) -> None:
+def test_a_row_with_masks_commits_at_least_one_and_only_what_went_on() -> None:
     rng = np.random.default_rng(0)
     who = np.arange(2000)
     status = rng.integers(0, 3, (2000, WIDTH))
     p = plan(who, status, progress=3)
     for model in (MODEL, replace(MODEL, pass_probability=(1e-9,) * WIDTH), replace(MODEL, padding_share=0.5)):
-        d = draws(model=model, n=2000, fast=fast)
+        d = draws(model=model, n=2000)
         retained, committed = d.draw_evicting(p)
         masks = p.window & (p.status == MASKED)
         assert not (retained & ~p.window).any()

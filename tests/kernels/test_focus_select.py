@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.policies.focus import budget, retained
+from dsim.engine.policies.focus import budget, retain
+from dsim.engine.state import MASKED, PENDING
 from dsim.kernels.focus_select import focus_select
 
 from .places import EVERYWHERE, Place
@@ -45,13 +46,14 @@ def arguments(sequences: list[Sequence]) -> list[torch.Tensor]:
 def by_the_rule(sequences: list[Sequence], alpha: float, sample: bool = False) -> tuple[list[bool], list[int]]:
     keep, progress = [], []
     for delta, own, others, num_decoded, num_steps, before in sequences:
-        positions = np.array(own)
+        width = max([*own, *others], default=0) + 1
         first, second = layers(delta)
-        wanted = int(budget(len(own), num_decoded, num_steps, alpha))
-        own_keep = retained(second - first, positions, wanted, before, sample)
-        kept = {*positions[own_keep].tolist(), *others}
-        keep += [p in kept for p in sorted([*own, *others])]
-        progress.append(max([before, *positions[own_keep].tolist()]))
+        status, window = np.full(width, PENDING, np.uint8), np.zeros(width, np.bool_)
+        change, kept = np.zeros(width, np.float32), np.zeros(width, np.bool_)
+        status[own], window[[*own, *others]], change[own] = MASKED, True, second - first
+        retain(status, window, change, budget(num_decoded, num_steps, alpha), before, sample, kept)
+        keep += kept[sorted([*own, *others])].tolist()
+        progress.append(max([before, *(p for p in own if kept[p])]))
     return keep, progress
 
 
