@@ -1,20 +1,27 @@
 """What each step of a full-sequence model computes and sees (full-sequence-diffusion.md 1.3, 2.1, 3.1, 4.3)."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsim.engine.errors import PolicyError
-from dsim.engine.passes import RowPosition
+from dsim.engine.hooks import head_rows, held, work
+from dsim.engine.part import numbers_of
+from dsim.engine.passes import LOGITS, RowPosition
 from dsim.engine.policies.dllm_cache import PeriodicCache
-from dsim.engine.policies.fast_dllm import FastCache
+from dsim.engine.policies.fast_dllm import REUSES, FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import parse
 from dsim.engine.pooled_topk import num_kept
 from dsim.engine.step import Phase
+
+from ..reference import cache as reference
 
 
 def every_step(prompt: int, output: int, block: int = 32, steps: int | None = None) -> RowPosition:
@@ -33,9 +40,9 @@ def passes(cache: NoCache, at: RowPosition) -> dict[Phase, int]:
 
 def numbers(cache: NoCache, at: RowPosition, *steps: int) -> list[tuple[int, int, int]]:
     """Tokens, keys and rows of the LM head of these steps."""
-    work = cache.work(at)
-    rows = cache.head_rows(at, work.tokens)
-    return [(int(work.tokens[i]), int(work.keys[i]), int(rows[i])) for i in steps]
+    does = cache.work(at)
+    rows = cache.head_rows(at, does.tokens)
+    return [(int(does.tokens[i]), int(does.keys[i]), int(rows[i])) for i in steps]
 
 
 def test_without_a_cache_every_step_computes_the_whole_sequence() -> None:
@@ -67,8 +74,7 @@ def test_fast_dllm_s_prefix_cache_computes_the_block_and_all_after_it() -> None:
 def test_sparse_dllm_takes_two_full_passes_a_block() -> None:
     at = every_step(100, 256)
     assert passes(SparseCache(), at) == {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 240}
-    work = SparseCache().work(at)
-    assert work.phases[[0, 1, 2, 31, 32, 33, 34]].tolist() == [4, 5, 6, 6, 4, 5, 6]
+    assert SparseCache().work(at).phases[[0, 1, 2, 31, 32, 33, 34]].tolist() == [4, 5, 6, 6, 4, 5, 6]
     # floor(0.5 * (356 - 32)) + 32 keys.
     assert numbers(SparseCache(), at, 0, 1, 2, 255) == [(356, 356, 356), (356, 356, 356), (32, 194, 32), (32, 194, 32)]
     assert numbers(SparseCache(logits="block"), at, 0, 1, 2) == [(356, 356, 32), (356, 356, 32), (32, 194, 32)]
@@ -202,3 +208,51 @@ def test_a_value_out_of_range_says_what_was_expected(cache: type[NoCache], line:
     with pytest.raises(PolicyError) as e:
         cache()
     assert str(e.value) == line
+
+
+# ---- at random ------------------------------------------------------------------------------------------------
+
+CACHES = st.one_of(
+    st.builds(NoCache, st.sampled_from(LOGITS)),
+    st.builds(FastCache, st.sampled_from(LOGITS), reuse=st.sampled_from(REUSES)),
+    st.builds(
+        SparseCache, st.sampled_from(LOGITS), retention=st.floats(0, 1), delay=st.integers(0, 3),
+        prefix_only=st.booleans(), at_least=st.integers(0, 3),
+    ),
+    st.builds(
+        PeriodicCache, st.sampled_from(LOGITS), prompt_refresh=st.integers(1, 9), response_refresh=st.integers(1, 9),
+        transfer=st.floats(0, 1),
+    ),
+    st.builds(
+        MaskKV, st.sampled_from(LOGITS), prompt_refresh=st.integers(1, 9), response_refresh=st.integers(1, 9),
+        transfer=st.floats(0, 1), budget=st.integers(1, 99),
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(CACHES, st.integers(0, 2**32 - 1), st.sampled_from([1, 8, 32]), st.integers(1, 7))
+def test_work_rows_and_memory_are_the_oracle_s_compiled_or_not(
+    cache: NoCache, seed: int, block: int, state: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    n = 5
+    prompt, done, more = rng.integers(0, 200, n), rng.integers(0, 4, n), rng.integers(1, 4, n)
+    at = RowPosition(
+        prompt, prompt + (done + more) * block, prompt + done * block, rng.integers(0, 60, n), rng.integers(0, 6, n),
+        block,
+    )  # fmt: skip
+    expected = reference.work(cache, at)
+    phases, tokens, keys = cache.work(at)
+    for found, right in zip((phases, tokens, keys), expected, strict=True):
+        assert found.tolist() == right.tolist()
+    assert cache.head_rows(at, tokens).tolist() == reference.head_rows(cache, at, tokens).tolist()
+    assert cache.held(at.prompt, at.length, state).tolist() == reference.held(cache, prompt, at.length, state).tolist()
+    # The same rules as the engine calls them: compiled, one row at a time.
+    policy = replace(parse("vanilla"), cache=cache)
+    answers, p = cache.answers(policy), numbers_of(policy)[0]
+    for i in range(n):
+        row = [int(column[i]) for column in at[:5]]
+        assert answers[work](*row, block, p) == (phases[i], tokens[i], keys[i])
+        assert answers[head_rows](*row[:3], int(tokens[i]), block, p) == reference.head_rows(cache, at, tokens)[i]
+        assert answers[held](row[0], row[1], state, p) == reference.held(cache, prompt, at.length, state)[i]

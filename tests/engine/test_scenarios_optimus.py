@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
+from dsim.engine.part import numbers_of
+from dsim.engine.policies import optimus
+from dsim.engine.policy import parse
 
+from ..reference.optimus import CommitCurve, choose_chunk
 from ..worlds import SECOND, World
 
 # Blocks of 8, candidates 2, 4, 6, 8, two observed steps at the largest. The prompt's blocks are whole, so that
@@ -24,13 +30,19 @@ def after_cold_start(spec: str, latency: LatencyModel, **world: int) -> World:
     return w
 
 
+def learned(w: World) -> CommitCurve:
+    """What the policy remembers, as its oracle has it."""
+    held, p = w.engine._x.m[0], w.engine._x.p[0]
+    return CommitCurve(8, bool(p["robust"]), int(p["memory"]), int(held["observed"]), held["curve"])
+
+
 def curve(w: World) -> list[float]:
-    values: list[float] = np.round(w.engine.curve.curve[1:], 12).tolist()
+    values: list[float] = np.round(learned(w).curve[1:], 12).tolist()
     return values
 
 
 def expected(w: World) -> list[float]:
-    values: list[float] = np.round(w.engine.curve.expected(np.array([2, 4, 6, 8])), 12).tolist()
+    values: list[float] = np.round(learned(w).expected(np.array([2, 4, 6, 8])), 12).tolist()
     return values
 
 
@@ -92,7 +104,7 @@ def test_rows_of_a_step_are_averaged_where_they_reach() -> None:
     w.submit(1, 14, 10)  # two masks in its first block: prefill is an observation of them
     assert w.step({1: [6, 7]}) == "prefill 0:PPPPPPPP 1:PPPPPPMM"
     assert curve(w) == [1, 2, 2, 2, 2, 2, 2, 2]
-    assert w.engine.curve.observed == 1
+    assert learned(w).observed == 1
     assert w.step({0: [0, 1, 2, 3]}) == "decode 0D:MMMMMMMM 1F:ccccccPP"  # no mask, nothing to learn from row 1
     assert curve(w) == [1, 2, 2.5, 3, 3, 3, 3, 3]
     # 4 masks left of row 0, 8 new ones of row 1; at least one commit is counted where a mask is among the first.
@@ -162,7 +174,7 @@ def test_a_prefill_that_denoises_counts_as_an_observation_at_the_largest_chunk()
     w = World("optimus:8,block_length=8,page_size=8,cold_start=1", latency=SLOPED)
     w.submit(0, 4, 4)
     assert w.step({0: [4]}) == "prefill 0:PPPPMMMM"
-    assert w.engine.curve.observed == 1
+    assert learned(w).observed == 1
     assert curve(w) == [1, 1, 1, 1, 1, 1, 1, 1]
     w.step()
     assert w.plan is not None
@@ -181,3 +193,33 @@ def test_hysteresis_holds_on_to_no_chunk_before_the_first_is_chosen(candidates: 
     w.submit(0, 8, 8)
     assert w.step({0: [8]}) == "prefill 0:PPPPPPPPMMMMMMMM"
     assert w.step() == "decode 0D:ccccccccPMmmmmmm"
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from([4, 8, 32]), st.booleans(), st.sampled_from(["robust", "literal"]),
+    st.sampled_from([1, 5, 300]), st.sampled_from([0.0, 0.1]), st.sampled_from([0, 3]),
+)  # fmt: skip
+def test_what_is_learned_and_chosen_is_the_oracle_s_bit_for_bit(
+    seed: int, block: int, obs: bool, estimator: str, memory: int, hysteresis: float, probe: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    policy = parse(
+        f"optimus:{block},block_length={block},obs={str(obs).lower()},estimator={estimator},memory={memory},"
+        f"hysteresis={hysteresis},probe_every={probe},cold_start=3"
+    )
+    p, size = numbers_of(policy)[0], policy.width
+    chunks, oracle = np.array(policy.granularity.chunks()), CommitCurve(size, estimator == "robust", memory)
+    known, observed, last = oracle.curve.copy(), 0, 0
+    for step in range(20):
+        counts, sums = np.zeros((2, size + 1), np.int64)
+        top = int(rng.integers(0, size + 1))
+        counts[1 : top + 1] = np.sort(rng.integers(1, 9, top))[::-1]
+        sums[1 : top + 1] = np.minimum(np.cumsum(rng.integers(0, 3, top)) + 1, counts[1 : top + 1] * size)
+        observed = optimus._observe(known, counts, sums, observed, p["robust"], p["memory"])
+        oracle.observe(counts, sums)
+        assert (observed, known.tobytes()) == (oracle.observed, oracle.curve.tobytes())
+        latency = np.sort(rng.random(len(chunks))) + 0.1
+        chosen = optimus._choose(p, known, chunks, latency, last, observed, step)
+        assert chosen == choose_chunk(policy.granularity, oracle, chunks, latency, last, step)
+        last = chosen
