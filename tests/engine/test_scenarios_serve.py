@@ -472,9 +472,3 @@ def test_time_between_emissions_is_a_block_of_steps() -> None:
 def test_a_policy_that_cannot_run_says_why(spec: str, line: str) -> None:
     with pytest.raises(PolicyError, match=line):
         parse(spec)
-
-
-def test_an_engine_is_chosen_by_the_policy_s_cache() -> None:
-    limits, table = Limits(9, 4096, 1), RequestTable(1)
-    assert type(Engine(parse("maskkv"), limits, table)) is Engine
-    assert type(Engine(parse("lmdeploy-bd32"), limits, table)) is not Engine

@@ -1,0 +1,85 @@
+"""`Engine.run` is, bit for bit, one `schedule`, step model and `commit` after another."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dsim.engine.engine import Engine
+from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
+from dsim.engine.latency import bucket
+from dsim.engine.policy import PRESETS, parse
+from dsim.profiler.profile import load
+from dsim.sim.step_model import StepModel
+from dsim.sim.twin import Result, commit_model_of, draws_of, limits_of
+
+from . import golden
+
+# Beside every preset: pools that preempt, windows of two blocks, and what is carried from step to step.
+SPECS = (
+    *PRESETS, "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
+    "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla:3", "dllm-serve,look_ahead=true,num_pages=6",
+)  # fmt: skip
+
+
+def by_steps(spec: str, emit: str, graph_tokens: int = 0) -> tuple[Result, list[Any]]:
+    """What `golden.run` does with one replica, one step at a time."""
+    policy = parse(spec)
+    profile = load(golden.profile_name(policy))
+    profile = replace(profile, latency=replace(profile.latency, graph_tokens=graph_tokens))
+    trace = golden.trace_of(policy.full_sequence)
+    limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, None)
+    engine = Engine(policy, limits, RequestTable(len(trace)), latency=profile.latency, emit=emit)
+    model = StepModel(profile.latency, draws_of(policy, profile, commits, 3, trace), policy.cache)
+    batches: list[Any] = []
+    recorder = StepRecorder(lambda c, v: batches.append((c, v)), policy.width)
+    now, submitted = 0.0, 0
+    while True:
+        while submitted < len(trace) and trace.arrival[submitted] <= now:
+            engine.submit(trace.request(submitted))
+            submitted += 1
+        plan = engine.schedule(now)
+        if plan is None and submitted == len(trace):
+            break
+        if plan is None:
+            now = float(trace.arrival[submitted])
+            continue
+        outcome = model.step(plan)
+        now = plan.now + outcome.latency
+        recorder.record(0, plan, outcome, engine.commit(outcome, now))
+    recorder.flush()
+    totals = StepTotals()
+    totals.merge(engine.totals)
+    return Result(policy, limits, commits, engine.table, totals, now, False), batches
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_run_is_its_steps_one_at_a_time(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A small recorder hands on many times, in the middle of runs.
+    monkeypatch.setattr("dsim.sim.twin.StepRecorder", partial(StepRecorder, batch=50))
+    result, batches = golden.run(spec, {"emit": "step"})
+    assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "step"))
+    assert len(batches) > 2
+    assert (result.totals.preemptions > 0) == ("num_pages=11" in spec)
+
+
+@pytest.mark.parametrize("spec", ["lmdeploy-bd32", "optimus"])
+@pytest.mark.parametrize("graph_tokens", [1, 300])
+def test_captured_steps_are_padded_alike(spec: str, graph_tokens: int) -> None:
+    how: dict[str, Any] = {"emit": "block"}
+    result, batches = golden.run(spec, how, graph_tokens=graph_tokens)
+    assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "block", graph_tokens))
+    # Steps of fewer tokens than their bucket were among them where any are captured.
+    padded = any(
+        bucket(n) > n for c, _ in batches for n in c["tokens"][~c["prefill"] & (c["tokens"] <= graph_tokens)].tolist()
+    )
+    assert padded == (graph_tokens > 1)
+
+
+@pytest.mark.parametrize("spec", ["chunk", "maskkv"])
+def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = {"emit": "step", "concurrency": 9}
+    whole = golden.digest(*golden.run(spec, how))
+    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
+    assert golden.digest(*golden.run(spec, how)) == whole
