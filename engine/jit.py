@@ -11,6 +11,7 @@ import tempfile
 import types
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from enum import EnumType
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -191,8 +192,14 @@ def _sources() -> str:
 def _identity(value: Any, seen: set[int]) -> str:
     """What a rule is made of: its code, its constants, and the rules and numbers that its names stand for."""
     plain = getattr(value, "py_func", value)
+    if isinstance(plain, np.ndarray):  # prints less than it holds
+        return f"{plain.dtype} {plain.shape} {plain.tobytes().hex()}"
+    if isinstance(plain, types.ModuleType):  # what a rule takes of it may be any of it
+        path = Path(getattr(plain, "__file__", None) or "")
+        return f"{plain.__name__} {hashlib.sha256(path.read_bytes() if path.is_file() else b'').hexdigest()}"
     if not isinstance(plain, types.FunctionType):
-        return f"{type(value).__name__} {getattr(value, '__name__', repr(value))}"
+        members = list(plain) if isinstance(plain, EnumType) else ""
+        return f"{type(value).__name__} {getattr(value, '__name__', repr(value))} {members}"
     if _is_ours(plain) and "<locals>" not in plain.__qualname__:
         return f"{plain.__module__}.{plain.__qualname__}"  # `_sources` has its text
     if id(plain) in seen:

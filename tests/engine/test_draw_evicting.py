@@ -76,7 +76,8 @@ def test_another_seed_request_block_or_step_draws_other_importance() -> None:
     first = importance(plan(who), deltas=same, model=never)
     assert np.array_equal(first, importance(plan(who), deltas=same, model=never))
     others = [
-        importance(plan(who), deltas=same, model=never, seed=1), importance(plan(who, seen=1), deltas=same, model=never),
+        importance(plan(who), deltas=same, model=never, seed=1),
+        importance(plan(who, seen=1), deltas=same, model=never),
         importance(plan(who, start=24), deltas=same, model=never), np.roll(first, 1, axis=0), np.roll(first, 1, axis=1),
     ]  # fmt: skip
     for other in others:

@@ -211,9 +211,7 @@ class Batch:
     st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 2, 4, 8, 32, 64]), st.integers(0, 4),
     st.booleans(),
 )  # fmt: skip
-def test_a_choice_is_the_oracle_s(
-    seed: int, num_rows: int, width: int, levels: int, sample_deviation: bool
-) -> None:
+def test_a_choice_is_the_oracle_s(seed: int, num_rows: int, width: int, levels: int, sample_deviation: bool) -> None:
     b = Batch(seed, num_rows, width, levels)
     args = (b.status, b.window, b.delta, b.budgets, b.progress, sample_deviation)
     before = [a.copy() for a in args[:5]]

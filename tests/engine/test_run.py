@@ -18,7 +18,8 @@ from . import golden
 
 # Beside every preset: pools that preempt, windows of two blocks, and what is carried from step to step.
 SPECS = (
-    *PRESETS, "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
+    *PRESETS, "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11",
+    "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
     "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla:3", "dllm-serve,look_ahead=true,num_pages=6",
 )  # fmt: skip
 

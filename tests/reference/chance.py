@@ -1,4 +1,4 @@
-"""Oracle of keyed draws: streams of requests and places in tables of 1024, on whole arrays of NumPy's wrapping uint64."""
+"""Oracle of keyed draws: streams of requests and entries of tables of 1024, on whole arrays of wrapping uint64."""
 
 from typing import Any
 

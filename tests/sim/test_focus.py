@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import ProfileError
-from dsim.engine.journal import StepRecorder, unpack
+from dsim.engine.journal import unpack
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load, to_json
