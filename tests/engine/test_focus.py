@@ -29,9 +29,11 @@ def retain(
     progress: Any, sample_deviation: bool,
 ) -> npt.NDArray[np.bool_]:  # fmt: skip
     """What the rule keeps of each row."""
-    keep = np.zeros(window.shape, np.bool_)
+    keep, width = np.zeros(window.shape, np.bool_), window.shape[1]
+    scratch = np.zeros(width, np.int64), np.zeros(width, np.uint8)
     for i in range(len(window)):
-        rules.retain(status[i], window[i], delta[i], int(budgets[i]), int(progress[i]), sample_deviation, keep[i])
+        own = int(budgets[i]), int(progress[i]), sample_deviation
+        rules.retain(status[i], window[i], delta[i], *own, keep[i], *scratch)
     return keep
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsim.engine.engine import _record_of as record_of
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.engine.part import numbers_of
@@ -208,18 +209,17 @@ def test_what_is_learned_and_chosen_is_the_oracle_s_bit_for_bit(
         f"optimus:{block},block_length={block},obs={str(obs).lower()},estimator={estimator},memory={memory},"
         f"hysteresis={hysteresis},probe_every={probe},cold_start=3"
     )
-    p, size = numbers_of(policy)[0], policy.width
-    chunks, oracle = np.array(policy.granularity.chunks()), CommitCurve(size, estimator == "robust", memory)
-    known, observed, last = oracle.curve.copy(), 0, 0
+    p, m, size = numbers_of(policy)[0], record_of(policy)[0], policy.width
+    chunks, oracle, last = np.array(policy.granularity.chunks()), CommitCurve(size, estimator == "robust", memory), 0
     for step in range(20):
         counts, sums = np.zeros((2, size + 1), np.int64)
         top = int(rng.integers(0, size + 1))
         counts[1 : top + 1] = np.sort(rng.integers(1, 9, top))[::-1]
         sums[1 : top + 1] = np.minimum(np.cumsum(rng.integers(0, 3, top)) + 1, counts[1 : top + 1] * size)
-        observed = optimus._observe(known, counts, sums, observed, p["robust"], p["memory"])
+        m["observed"] = optimus._observe(m["curve"], counts, sums, m["observed"], p["robust"], p["memory"])
         oracle.observe(counts, sums)
-        assert (observed, known.tobytes()) == (oracle.observed, oracle.curve.tobytes())
-        latency = np.sort(rng.random(len(chunks))) + 0.1
-        chosen = optimus._choose(p, known, chunks, latency, last, observed, step)
-        assert chosen == choose_chunk(policy.granularity, oracle, chunks, latency, last, step)
-        last = chosen
+        assert (m["observed"], m["curve"].tobytes()) == (oracle.observed, oracle.curve.tobytes())
+        m["latency"][:] = np.sort(rng.random(len(chunks))) + 0.1
+        m["last"] = optimus._best(p, m, step)
+        last = choose_chunk(policy.granularity, oracle, chunks, m["latency"], last, step)
+        assert m["last"] == last

@@ -51,7 +51,8 @@ def by_the_rule(sequences: list[Sequence], alpha: float, sample: bool = False) -
         status, window = np.full(width, PENDING, np.uint8), np.zeros(width, np.bool_)
         change, kept = np.zeros(width, np.float32), np.zeros(width, np.bool_)
         status[own], window[[*own, *others]], change[own] = MASKED, True, second - first
-        retain(status, window, change, budget(num_decoded, num_steps, alpha), before, sample, kept)
+        scratch = np.zeros(width, np.int64), np.zeros(width, np.uint8)
+        retain(status, window, change, budget(num_decoded, num_steps, alpha), before, sample, kept, *scratch)
         keep += kept[sorted([*own, *others])].tolist()
         progress.append(max([before, *(p for p in own if kept[p])]))
     return keep, progress
