@@ -9,7 +9,7 @@ from .admission import drop_finished, release
 from .block import plan_block, plan_prefill
 from .emission import account, begin
 from .errors import PolicyError
-from .hooks import commit_rows, decide, draw_rows, plan_rows, select, settle, step_over
+from .hooks import commit_rows, decide, draw_rows, plan_rows, rows_updated, select, settle, step_over
 from .jit import bind, rule
 from .journal import record_step
 from .latency import price
@@ -81,6 +81,7 @@ def commit(w: Any, x: Any, now: Any) -> None:
         step_over(w, x)
     if c.num_done > 0:
         drop_finished(w)
+    rows_updated(w, x)
     c.kind = NOTHING
     c.clock = now
 

@@ -189,7 +189,7 @@ class Engine:
             tokens = int(policy.cache.held(np.array([prompt]), np.array([length]), limits.state_tokens)[0])
         else:
             length = prompt + request.output_length
-            tokens = -(-length // block) * block
+            tokens = policy.batching.reserved(policy, length)
         return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
 
     # ---- step by step ----------------------------------------------------------------------------------------

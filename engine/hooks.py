@@ -24,6 +24,11 @@ def step_over(w: Any, x: Any) -> None:
 
 
 @rule
+def rows_updated(w: Any, x: Any) -> None:
+    """The commits of a step are in, and who finished has left: who stands before whom from now on."""
+
+
+@rule
 def holds_back(w: Any, x: Any) -> bool:
     """Whether this decode step's blocks stay as they are until all rows of the batch are complete."""
     return False

@@ -84,6 +84,11 @@ class Scheduler(Part):
     max_batch: int | None
     max_prefill_tokens: int
 
+    def reserved(self, policy: "Policy", length: Any) -> Any:
+        """Tokens whose pages a request of so many tokens may come to hold: a number, or an array of them."""
+        block = policy.block_length
+        return -(-length // block) * block
+
     def fits(self, policy: "Policy", length: int) -> bool:
         """Whether it could ever run a request of so many tokens, its output in whole blocks."""
         return True

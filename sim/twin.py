@@ -302,8 +302,8 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
             )
         return
     length = trace.input_length + trace.output_length
-    block, page = policy.block_length, policy.memory.page_size
-    pages = -(-(-(-length // block) * block) // page)
+    page = policy.memory.page_size
+    pages = -(-policy.batching.reserved(policy, length) // page)
     if ((pages > limits.num_pages) | (length > limits.context_limit)).all():
         i = int(np.argmin(length))
         raise TraceError(

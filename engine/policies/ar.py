@@ -1,6 +1,6 @@
 """Autoregressive decoding: one token a sequence and step, on the same latency model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import PolicyError
 from ..hooks import commit_rows, draw_rows, plan_rows
@@ -26,7 +26,7 @@ class Autoregressive(Granularity):
 
 PRESETS = {
     "ar": Preset(
-        Policy("ar", batching=EVERY_STEP, granularity=Autoregressive()),
+        Policy("ar", batching=replace(EVERY_STEP, preempts="admitted"), granularity=Autoregressive()),
         "max_batch",
         "autoregressive: one token a sequence and step, continuous batching",
         space=BATCHING_SPACE,

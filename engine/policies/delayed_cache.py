@@ -9,7 +9,7 @@ from ..hooks import settle
 from ..jit import rule
 from ..part import Answers, Choice, Eviction, Policy, Preset
 from ..state import CACHED, MASKED, PENDING
-from .lmdeploy import EVERY_STEP
+from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import settle_block_pass
 
 
@@ -66,13 +66,13 @@ FOCUS_CACHE = DelayedCache(prefill_counts=False, visible="prefix", sample_block=
 
 PRESETS = {
     "delayed-cache": Preset(
-        Policy("delayed-cache", batching=EVERY_STEP, eviction=FOCUS_CACHE),
+        Policy("delayed-cache", batching=EVERY_STEP_AHEAD, eviction=FOCUS_CACHE),
         "block_length",
         "the block without the tokens that were computed once as committed",
         "FOCUS (focus.md 3.6)",
     ),
     "delayed-cache-plus": Preset(
-        Policy("delayed-cache-plus", batching=EVERY_STEP, eviction=replace(FOCUS_CACHE, neighbour_aware=True)),
+        Policy("delayed-cache-plus", batching=EVERY_STEP_AHEAD, eviction=replace(FOCUS_CACHE, neighbour_aware=True)),
         "block_length",
         "FOCUS's DC+: ... computed once together with a committed right neighbour",
         "FOCUS (focus.md 3.6)",

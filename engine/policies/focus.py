@@ -15,7 +15,7 @@ from ..part import Answers, Choice, Policy, Preset, Range
 from ..state import MASKED, ROWS
 from ..step import Evicting, StepPlan
 from .delayed_cache import DelayedCache, settle_delayed
-from .lmdeploy import EVERY_STEP
+from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import select_pending_first
 
 SCOPES = ("block", "request", "carry")
@@ -326,7 +326,7 @@ def focus_block_entered(w: Any, x: Any, slot: Any) -> None:
 
 PRESETS = {
     "focus": Preset(
-        Policy("focus", batching=EVERY_STEP, eviction=Focus()),
+        Policy("focus", batching=EVERY_STEP_AHEAD, eviction=Focus()),
         "alpha",
         "FOCUS: DC+, and of the masks only those whose importance grew most go beyond the second layer",
         "FOCUS (focus.md 3)",

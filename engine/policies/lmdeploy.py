@@ -16,12 +16,16 @@ from ..admission import (
     release,
 )  # fmt: skip
 from ..errors import PolicyError
-from ..hooks import decide, pages_to_admit, placed, preempted, step_over
+from ..hooks import decide, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..jit import rule
-from ..part import BATCHING_SPACE, FITTED, Answers, Policy, Preset, Range, Scheduler, check_batch
+from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
 from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING
 
 MAX_LOOPS = 4096  # steps that a batch may be frozen for: more is a mistake, and nobody could stop it
+
+
+PREEMPTS = ("updated", "admitted")
+UPDATED = 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,21 @@ class Continuous(Scheduler):
         False
     )
 
-    neutral = frozenset({"max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead"})
+    fetch_nothing: Annotated[
+        bool, "deciding ahead, a prefill that can let nobody in fetches no decode batch either (`enable_empty`)"
+    ] = True
+    reserve_at_prefill: Annotated[bool, "a prefill takes the pages that its first group may add, too"] = False
+    reserve_past_end: Annotated[bool, "a group reserves pages beyond the end of the output"] = True
+    preempts: Annotated[
+        str, Choice(PREEMPTS), "who loses its pages: the sequence that was updated last, or admitted last"
+    ] = "updated"
+
+    neutral = frozenset(
+        {
+            "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "fetch_nothing",
+            "reserve_at_prefill", "reserve_past_end", "preempts",
+        }
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_batch(self.max_batch, self.max_prefill_tokens)
@@ -49,6 +67,8 @@ class Continuous(Scheduler):
             raise PolicyError(f"num_loops is {self.num_loops}, expected {expected}")
         if self.prefill_interval < 1:
             raise PolicyError(f"prefill_interval is {self.prefill_interval}, expected at least 1")
+        if self.preempts not in PREEMPTS:
+            raise PolicyError(f"preempts is {self.preempts!r}, expected {' or '.join(PREEMPTS)}")
 
     def check(self, policy: Policy) -> None:
         if policy.autoregressive and self.num_loops not in (None, 1):
@@ -60,19 +80,35 @@ class Continuous(Scheduler):
             return self.num_loops
         return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
 
+    def reserved(self, policy: Policy, length: Any) -> Any:
+        block = policy.block_length
+        tokens = -(-length // block) * block
+        if self.reserve_past_end:  # as its last block begins
+            tokens = tokens - block + policy.width + self._prealloc(policy)
+        return tokens
+
+    def _prealloc(self, policy: Policy) -> int:
+        """Tokens beyond the window that a group reserves pages for: of blocks it may enter (block-diffusion.md 2.1)."""
+        page, block = policy.memory.page_size, policy.block_length
+        steps = 1 if policy.autoregressive else self.group_steps(page, block)
+        if steps == 1:
+            return 0
+        # Two steps a block at the fastest, one when streaming runs ahead: a group may be asked to be longer.
+        entered = steps if policy.obs else (steps + 1) // 2
+        return max(min(self.prefill_interval // 2, page // block), entered) * block
+
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         page, block = policy.memory.page_size, policy.block_length
         steps = 1 if policy.autoregressive else self.group_steps(page, block)
-        prealloc = 0
-        if steps > 1:
-            # Pages are reserved for the blocks that a frozen group may enter (block-diffusion.md 2.1). Two steps a
-            # block at the fastest, one when streaming runs ahead: a group may be asked to be longer.
-            entered = steps if policy.obs else (steps + 1) // 2
-            prealloc = max(min(self.prefill_interval // 2, page // block), entered) * block
-        return {"group_steps": steps, "prealloc": prealloc}
+        prealloc = self._prealloc(policy)
+        at_prefill = prealloc if self.reserve_at_prefill else 0
+        return {"group_steps": steps, "prealloc": prealloc, "prefill_prealloc": at_prefill}
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_continuous, step_over: group_step_over, pages_to_admit: pages_of_prefill}
+        return {
+            decide: decide_continuous, step_over: group_step_over, pages_to_admit: pages_of_prefill,
+            rows_updated: order_by_update,
+        }  # fmt: skip
 
 
 @rule
@@ -119,6 +155,8 @@ def _decide(w: Any, x: Any, to: Any, in_flight: Any) -> int:
         num = admit(w, x, to)
         if num > 0:
             kind = PREFILL_STEP
+        elif in_flight != NOTHING and p.fetch_nothing:
+            ready = -1
     if kind == NOTHING:
         # LMDeploy prefetches a decode batch only if enough sequences are left outside the one in flight.
         least = 0
@@ -183,7 +221,7 @@ def pages_of_prefill(w: Any, x: Any, request: Any, slot: Any, length: Any) -> An
     """Pages for the prompt and for what a group may add, within the request's canvas."""
     f, r = w.f[0], w.r[request]
     whole = canvas(int(r.input_length) + int(r.output_length), f.block)
-    return -(-min(length + x.p[0].prealloc, whole) // f.page)
+    return -(-min(length + x.p[0].prefill_prealloc, whole) // f.page)
 
 
 @rule
@@ -215,10 +253,34 @@ def _make_room(w: Any, x: Any, to: Any) -> int:
 @rule
 def _pages_needed(w: Any, x: Any, slot: Any) -> Any:
     """Pages that a sequence's tokens and what the next group may add take; never fewer than it holds."""
-    q, f = w.q[slot], w.f[0]
-    # The canvas's end bounds what a group may reserve.
-    tokens = min(q.start + f.width + x.p[0].prealloc, canvas(int(q.end), f.block))
+    q, f, p = w.q[slot], w.f[0], x.p[0]
+    tokens = int(q.start) + f.width + p.prealloc
+    if not p.reserve_past_end:
+        tokens = min(tokens, canvas(int(q.end), f.block))
     return max(-(-tokens // f.page), int(q.pages))
+
+
+@rule
+def order_by_update(w: Any, x: Any) -> None:
+    """Put the rows of the step behind all others: LMDeploy's order is by the last update (block-diffusion.md 2.1)."""
+    c = w.c[0]
+    if x.p[0].preempts != UPDATED or c.num_rows == c.num_running:
+        return
+    for i in range(c.num_rows):
+        q = w.q[w.lists[ROWS, i]]
+        q.in_flight = not q.finished
+    num = 0
+    for i in range(c.num_running):
+        slot = w.lists[RUNNING, i]
+        if not w.q[slot].in_flight:
+            w.lists[RUNNING, num] = slot
+            num += 1
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        if w.q[slot].in_flight:
+            w.q[slot].in_flight = False
+            w.lists[RUNNING, num] = slot
+            num += 1
 
 
 @rule
@@ -239,6 +301,7 @@ def end_group(w: Any) -> None:
 
 
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
+EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided on a step ahead
 
 PRESETS = {
     "lmdeploy-bd32": Preset(

@@ -28,7 +28,10 @@ class BlockSynchronous(Scheduler):
             raise PolicyError(f"{policy.name}: block-synchronous batching computes whole blocks, without eviction")
 
     def numbers(self, policy: Policy) -> dict[str, bool | int | float]:
-        return {"decide_ahead": False, "group_steps": 1, "prealloc": 0}
+        return {
+            "decide_ahead": False, "fetch_nothing": False, "group_steps": 1, "prealloc": 0, "prefill_prealloc": 0,
+            "reserve_past_end": False,
+        }  # fmt: skip
 
     def answers(self, policy: Policy) -> Answers:
         return {
