@@ -84,6 +84,10 @@ class Scheduler(Part):
     max_batch: int | None
     max_prefill_tokens: int
 
+    def group_steps(self, page_size: int, block_length: int) -> int:
+        """Steps that a batch is frozen for."""
+        return 1
+
     def fits(self, policy: "Policy", length: int) -> bool:
         """Whether it could ever run a request of so many tokens, its output in whole blocks."""
         return True
