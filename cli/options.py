@@ -4,11 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..engine.engine import EMIT
-from ..planner.backend import BACKENDS
-from ..sim.router import ROUTERS
-from ..traces import ARRIVALS, LENGTHS, shipped_names
-from ..traces.lengths import FORMS
+from . import choices
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
@@ -19,21 +15,25 @@ def option(metavar: str, text: str, *names: str) -> Any:
 
 
 # What is replayed.
-TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")]
+TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(choices.TRACES)}.")]
 ProfileName = Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.", "--profile")]
 Workload = Annotated[
     str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
 ]
-Router = Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.", "--router")]
+Router = Annotated[str, option("R", f"One of: {', '.join(choices.ROUTERS)}.", "--router")]
 Replicas = Annotated[int, option("N", "Replicas behind the router.", "--replicas")]
 
 # Its traffic.
-Arrival = Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.", "--arrival")]
+Arrival = Annotated[str, option("A", f"One of: {', '.join(choices.ARRIVALS)}.", "--arrival")]
 Rate = Annotated[float | None, option("R", "Requests per second; the trace's own by default.", "--rate")]
 Cv = Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.", "--cv")]
 Lengths = Annotated[
     str | None,
-    option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.", "--lengths"),
+    option(
+        "L",
+        f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace.",
+        "--lengths",
+    ),
 ]
 NumRequests = Annotated[int | None, option("N", "How many requests to replay.", "--num-requests")]
 TimeScale = Annotated[float | None, option("X", "Multiply the trace's gaps.", "--time-scale")]
@@ -45,7 +45,7 @@ Slos = Annotated[
     list[str] | None,
     option("SLO", "\\[class/]\\[stat:]metric=bound: ttft=2s, p90:tpot_chunk=50ms, chat/95%:ttft=2s; repeat.", "--slo"),
 ]
-Emit = Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.", "--emit")]
+Emit = Annotated[str, option("E", f"What reaches the client when: {', '.join(choices.EMIT)}.", "--emit")]
 Eos = Annotated[
     bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
 ]
@@ -54,7 +54,7 @@ MissingFails = Annotated[
 ]
 
 # Where it runs, and what comes out.
-Backend = Annotated[str, option("B", f"One of: {', '.join(BACKENDS)}.", "--backend")]
+Backend = Annotated[str, option("B", f"One of: {', '.join(choices.BACKENDS)}.", "--backend")]
 Address = Annotated[str | None, option("ADDR", "HOST:PORT of a running Ray cluster, or auto.", "--address")]
 Jobs = Annotated[int | None, option("N", "Replays at once; by default all cores, on Ray all its CPUs.", "--jobs")]
 GpuHour = Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.", "--gpu-hour")]
