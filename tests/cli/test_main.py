@@ -28,7 +28,7 @@ def test_help_lists_every_command() -> None:
 
 
 def test_the_module_runs_as_the_command_does() -> None:
-    done = subprocess.run([sys.executable, "-m", "dsim", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "dsim", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, dsim("--version").out, "")
 
 
@@ -37,7 +37,6 @@ def test_an_error_is_one_line_and_exit_code_2_in_a_process_too(tmp_path: Path) -
         [sys.executable, "-m", "dsim", "replay", "nowhere.jsonl"],
         capture_output=True,
         text=True,
-        timeout=60,
         cwd=tmp_path,
     )
     assert (done.returncode, done.stdout, done.stderr) == (
@@ -64,8 +63,6 @@ def test_an_unknown_command_or_option_exits_with_2_and_prints_nothing_to_stdout(
     ],
 )
 def test_a_reader_that_leaves_early_is_no_error(command: str, reader: str) -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m dsim {command} | {reader}", shell=True, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(f"{sys.executable} -m dsim {command} | {reader}", shell=True, capture_output=True, text=True)
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == (reader == "head -1")
