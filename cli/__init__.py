@@ -19,7 +19,6 @@ LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
 app = typer.Typer(
     help="Which scheduler settings, on how many GPUs, meet a latency target for a diffusion language model's traffic?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("replay")(replay.replay)
@@ -58,7 +57,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in LIVE:
             raise
-        _fail(f"{error.name} is not installed, which a device's runs need: pip install 'dsim[live]'")
+        _fail(f"{error.name} is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()

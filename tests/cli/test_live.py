@@ -130,7 +130,7 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     line = refused(live("--prompts", "prompts.jsonl", "--policy", "ar"))
-    assert line == "torch is not installed, which a device's runs need: pip install 'dsim[live]'"
+    assert line == "torch is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim"
 
 
 def test_a_token_outside_the_vocabulary_is_named() -> None:

@@ -221,7 +221,7 @@ def test_what_answers_and_is_no_cluster_is_told_after_a_while(monkeypatch: pytes
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(DsimError, match=r"Ray is not installed: pip install 'dsim\[cluster\]'"),
+        pytest.raises(DsimError, match=r"Ray is not installed: pip install '\.\[cluster\]' in a clone"),
         Pool("ray", address="127.0.0.1:6379") as pool,
     ):
         pool.run(abs, CELLS)
