@@ -51,7 +51,7 @@ def of_all_commands(
 def main() -> None:
     """Run the command line: a user's error is one line and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="dsim", standalone_mode=False)
     except DsimError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def capacity_command(
     trace: options.TraceName,
     slo: options.Slos = None,
-    policy: Annotated[str, option("SPEC", "name[:value][,field=value...] or a TOML file.")] = "optimus",
+    policy: Annotated[
+        str, option("SPEC", "name[:value][,field=value...] or a TOML file.", values=options.policies)
+    ] = "optimus",
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
     replicas: Annotated[int | None, option("N", "Replicas behind the router; 1 by default.")] = None,

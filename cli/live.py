@@ -19,9 +19,7 @@ from .options import INTERRUPTED, option
 def live_command(
     trace: options.TraceName,
     model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
-    policy: Annotated[
-        list[str] | None, option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy")
-    ] = None,
+    policy: options.Policies = None,
     commits: Annotated[
         str | None,
         option(

@@ -18,9 +18,7 @@ from .options import INTERRUPTED, option
 
 def replay(
     trace: options.TraceName,
-    policy: Annotated[
-        list[str] | None, option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy")
-    ] = None,
+    policy: options.Policies = None,
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
     replicas: options.Replicas = 1,

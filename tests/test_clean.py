@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import dsim
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -42,3 +44,16 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 @pytest.mark.parametrize("document", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/*.md")))
 def test_the_readme_names_every_document(document: str) -> None:
     assert document in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {dsim.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "form", sorted(p.name for p in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if p.stem != "config")
+)
+def test_an_issue_form_says_what_it_is_for_and_asks_something(form: str) -> None:
+    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / form).read_text(encoding="utf-8")
+    assert re.match(r"name: .+\ndescription: .+\nlabels: .+\nbody:\n  - type: ", text)
+    assert "required: true" in text

@@ -66,3 +66,23 @@ def test_a_reader_that_leaves_early_is_no_error(command: str, reader: str) -> No
     done = subprocess.run(f"{sys.executable} -m dsim {command} | {reader}", shell=True, capture_output=True, text=True)
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == (reader == "head -1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("dsim va", ["validate"]),
+        ("dsim replay mo", ["mooncake-conv"]),
+        ("dsim replay mooncake-conv --policy opt", ["optimus"]),
+        ("dsim capacity mooncake-conv --router ", ["round-robin", "least-tokens", "jsq"]),
+        ("dsim tune mooncake-conv --profile l40s-llada", ["l40s-llada-8b"]),
+        ("dsim replay mine.js", []),  # the shell completes a file
+    ],
+)
+def test_a_shell_completes_commands_and_names(
+    typed: str, completed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_DSIM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    assert dsim().out.split() == completed
