@@ -2,8 +2,17 @@
 
 import os
 import signal
+import sys
 
 import pytest
+
+# Compiled modules are kept, or each of the many processes that tests start would compile them all again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A core a worker: threads of PyTorch that wait for a core by spinning made some tests ten times as slow.
+for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")
 
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
 # Begun first, so that no worker is left alone with one of them at the end.
