@@ -58,7 +58,6 @@ def test_an_unknown_command_or_option_exits_with_2_and_prints_nothing_to_stdout(
     [
         ("replay azure-conv --num-requests 5", "head -1"),
         ("replay azure-conv --num-requests 5 --json", "true"),  # which reads nothing: the pipe is closed by then
-        ("trace info azure-conv", "true"),
         ("metrics", "true"),
     ],
 )

@@ -1,11 +1,11 @@
 """The command line starts in a moment: help, the version and mistakes load none of the parts."""
 
 import inspect
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from dsim.cli import choices
 from dsim.engine.engine import EMIT
@@ -22,6 +22,8 @@ from dsim.traces.fetch import RELEASES
 from dsim.traces.formats import FORMATS, TICKS_PER_SECOND
 from dsim.traces.lengths import FORMS
 
+from .command import dsim
+
 HEAVY = ("joblib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy", "simpy", "torch")
 COMMANDS = (
     "capacity", "compare", "live", "metrics", "policies", "profile", "profiles", "replay", "sweep", "trace", "tune",
@@ -29,32 +31,34 @@ COMMANDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--version"],
-        ["--help"],
-        [],
-        *([command, "--help"] for command in COMMANDS),
-        ["repaly"],
-        ["replay"],
-        ["replay", "azure-conv", "--polcy", "ar"],
-        ["replay", "azure-conv", "--replicas", "two"],
-    ],
-    ids=" ".join,
-)
-def test_help_and_mistakes_load_none_of_the_parts(arguments: list[str]) -> None:
-    code = (
-        "import sys, contextlib, io\n"
-        "from dsim.cli import main\n"
-        f"sys.argv = ['dsim', *{arguments}]\n"
-        "with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):\n"
-        "    with contextlib.redirect_stdout(io.StringIO()):\n"
-        "        main()\n"
-        f"print(*(name for name in {HEAVY} if name in sys.modules))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+MISTAKES = (
+    ["repaly"], ["replay"], ["replay", "azure-conv", "--polcy", "ar"], ["replay", "azure-conv", "--replicas", "two"],
+)  # fmt: skip
+# Runs commands one after another, and prints which of the heavy modules there are after each.
+SAYS_WHAT_IS_LOADED = """
+import contextlib, io, json, sys
+from dsim.cli import main
+
+heavy, commands = json.loads(sys.argv[1])
+for command in commands:
+    sys.argv = ["dsim", *command]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):
+            main()
+    print(json.dumps([command, [name for name in heavy if name in sys.modules]]))
+"""
+
+
+def test_help_and_mistakes_load_none_of_the_parts() -> None:
+    commands = [["--version"], ["--help"], [], *([command, "--help"] for command in COMMANDS), *MISTAKES]
+    code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED, json.dumps([HEAVY, commands])]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[command, []] for command in commands]
+
+
+def test_every_command_is_among_them() -> None:
+    listed = dsim("--help").out.partition("Commands")[2]
+    assert set(re.findall(r"^│ (\w+) ", listed, flags=re.MULTILINE)) == set(COMMANDS)
 
 
 def test_it_starts_where_nothing_can_be_written(tmp_path: Path) -> None:
