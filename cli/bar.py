@@ -24,6 +24,7 @@ class Bar:
         self._done, self._total = 0, total
         self._share: float | None = None  # of all the work, where done of total does not tell
         self._begin = time.monotonic()
+        self._from: tuple[float, float] | None = None  # when the first share was done, and what it was
         self._over = threading.Event()
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -66,22 +67,31 @@ class Bar:
         self._total = self._total if total is None else total
         self._name = self._name if name is None else name
         self._note = self._note if note is None else note
+        if self._from is None and self._part() > 0:
+            self._from = time.monotonic(), self._part()
         if self._screen.is_terminal:
             self._bar.update(
                 self._task, completed=done, total=self._total, description=self._name, note=self._note
             )  # fmt: skip
 
     def line(self) -> str:
-        """The progress in words: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`."""
+        """The progress in words: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
+
+        What is left is told by the pace since the first share was done: what came before, such as compiling, is over.
+        """
         of = "" if self._total is None else f" of {self._total:,}"
         done = f"{self._done:,}{of} {self._unit}".rstrip()
         note = f", {self._note}" if self._note else ""
-        taken = time.monotonic() - self._begin
-        share = self._share
-        if share is None:
-            share = self._done / self._total if self._total else 0.0
-        left = f", about {words_of(taken * (1 - share) / share)} left" if 0 < share <= 1 else ""
-        return f"{self._name}: {done}{note}; {words_of(taken)}{left}"
+        now, share, left = time.monotonic(), self._part(), ""
+        if self._from is not None and share > self._from[1]:
+            began, first = self._from
+            left = f", about {words_of((now - began) * (1 - share) / (share - first))} left"
+        return f"{self._name}: {done}{note}; {words_of(now - self._begin)}{left}"
+
+    def _part(self) -> float:
+        if self._share is not None:
+            return self._share
+        return self._done / self._total if self._total else 0.0
 
     def _speak(self) -> None:
         while not self._over.wait(EVERY):

@@ -42,10 +42,13 @@ def test_a_line_says_what_is_done_of_what_how_long_it_took_and_how_long_it_will(
     bar.update(0, 1200)
     clock.now += 30
     assert bar.line() == "sweep: 0 of 1,200 cells; 30 s"
-    bar.update(400, note="ar")
-    assert bar.line() == "sweep: 400 of 1,200 cells, ar; 30 s, about 60 s left"
-    bar.update(401, name="other", share=0.01)
-    assert bar.line() == "other: 401 of 1,200 cells, ar; 30 s, about 50 min left"
+    bar.update(120, note="ar")
+    assert bar.line() == "sweep: 120 of 1,200 cells, ar; 30 s"
+    clock.now += 20
+    bar.update(360)  # 240 in 20 s: the 30 s before the first were not like them
+    assert bar.line() == "sweep: 360 of 1,200 cells, ar; 50 s, about 70 s left"
+    bar.update(361, name="other", share=0.2)
+    assert bar.line() == "other: 361 of 1,200 cells, ar; 50 s, about 3 min left"
 
 
 def test_what_is_left_of_several_runs_is_of_them_all(clock: Clock) -> None:
@@ -53,9 +56,10 @@ def test_what_is_left_of_several_runs_is_of_them_all(clock: Clock) -> None:
     watch = watch_runs(bar, 2, 1000, "compiling", " simulated")
     with watch("ar") as told:
         assert bar.line() == "ar: 0 of 1,000 requests, compiling; 0 s"
+        told(100, 1.0)
         clock.now += 10
         told(500, 7.0)
-        assert bar.line() == "ar: 500 of 1,000 requests, 7 s simulated; 10 s, about 30 s left"
+        assert bar.line() == "ar: 500 of 1,000 requests, 7 s simulated; 10 s, about 38 s left"
     with watch("optimus") as told:
         told(1000, 1234.5)
         assert bar.line() == "optimus: 1,000 of 1,000 requests, 1,234 s simulated; 10 s, about 0 s left"
