@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,24 +11,15 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError, PolicyError
-from ..planner.on_device import about_live, check_live, on_device
-from ..planner.record import FILES, record
-from ..planner.scenario import Scenario
-from ..profiler.profile import DEFAULT
-from ..report.slo import Slo
-from ..report.text import render
-from ..sim.twin import Progress
-from . import options
-from .bar import Bar
+from . import choices, options
+from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
 
 
 def live_command(
     trace: options.TraceName,
     model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
-    policy: Annotated[
-        list[str] | None, option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy")
-    ] = None,
+    policy: options.Policies = None,
     commits: Annotated[
         str | None,
         option(
@@ -68,6 +57,12 @@ def live_command(
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     """
+    from ..planner.on_device import about_live, check_live, on_device
+    from ..planner.record import FILES, record
+    from ..planner.scenario import Scenario
+    from ..report.slo import Slo
+    from ..report.text import render
+
     specs = policy or ["lmdeploy-bd32"]
     for spec in specs:
         if specs.count(spec) > 1:
@@ -75,10 +70,10 @@ def live_command(
     if not 0 <= drop_warmup < float("inf"):
         raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
     first = Scenario(
-        trace=trace, policy=specs[0], profile=profile or DEFAULT, workload=workload, arrival=arrival, rate=rate, cv=cv,
-        lengths=lengths, num_requests=num_requests, time_scale=time_scale, time_unit=time_unit, skip_bad=skip_bad,
-        emit=emit, slos=tuple(str(Slo.parse(text)) for text in slo or []), missing_passes=not missing_fails,
-        drop_warmup=drop_warmup, seed=seed,
+        trace=trace, policy=specs[0], profile=profile or choices.PROFILE, workload=workload, arrival=arrival,
+        rate=rate, cv=cv, lengths=lengths, num_requests=num_requests, time_scale=time_scale, time_unit=time_unit,
+        skip_bad=skip_bad, emit=emit, slos=tuple(str(Slo.parse(text)) for text in slo or []),
+        missing_passes=not missing_fails, drop_warmup=drop_warmup, seed=seed,
     )  # fmt: skip
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:
@@ -99,14 +94,11 @@ def live_command(
     for scenario in scenarios:  # every mistake is told before the work begins
         check_live(scenario, loaded, held, commits)
 
-    @contextmanager
-    def watch(name: str) -> Iterator[Progress | None]:
-        with Bar(screen, name, "requests", len(requests), "warming up") as bar:
-            yield partial(_show, bar) if screen.is_terminal else None
-
     serve = partial(on_device, loaded, held, commits, prompts)
     about = about_live(loaded, held, commits, prompts)
-    recorded = record(scenarios, requests, serve, out=out, force=force, about=about, watch=watch)
+    with Bar(screen, "live", "requests") as bar:
+        watch = watch_runs(bar, len(specs), len(requests), "warming up")
+        recorded = record(scenarios, requests, serve, out=out, force=force, about=about, watch=watch)
     summaries, manifest = recorded.summaries, recorded.manifest
     if as_json:
         shown = {
@@ -129,8 +121,3 @@ def live_command(
         raise recorded.failure
     if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _show(bar: Bar, ended: int, now: float) -> None:
-    """So many requests have ended at this time."""
-    bar.update(ended, note=f"{now:,.1f} s")

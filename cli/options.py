@@ -1,39 +1,78 @@
 """The options that several commands share, each with one name, one help text and one check."""
 
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
-from ..engine.engine import EMIT
-from ..planner.backend import BACKENDS
-from ..sim.router import ROUTERS
-from ..traces import ARRIVALS, LENGTHS, shipped_names
-from ..traces.lengths import FORMS
+from . import choices
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
-def option(metavar: str, text: str, *names: str) -> Any:
-    """An option that takes a value."""
-    return typer.Option(*names, metavar=metavar, help=text)
+def option(metavar: str, text: str, *names: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
+    """An option that takes a value. values: those that a shell completes."""
+    return typer.Option(*names, metavar=metavar, help=text, autocompletion=values and _completes(values))
+
+
+def policies() -> Iterable[str]:
+    """The presets that a SPEC begins with."""
+    from ..engine.policy import PRESETS
+
+    return PRESETS
+
+
+def profiles() -> Iterable[str]:
+    """The shipped profiles."""
+    from ..profiler.profile import shipped
+
+    return shipped()
+
+
+def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def begun(incomplete: str) -> list[str]:
+        """What begins so; where nothing does, the shell completes a file."""
+        return [value for value in values() if value.startswith(incomplete)]
+
+    return begun
 
 
 # What is replayed.
-TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")]
-ProfileName = Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.", "--profile")]
+TraceName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRACE", help=f"A trace file, or: {', '.join(choices.TRACES)}.",
+        autocompletion=_completes(lambda: choices.TRACES),
+    ),
+]  # fmt: skip
+Policies = Annotated[
+    list[str] | None,
+    option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy", values=policies),
+]
+ProfileName = Annotated[
+    str, option("P", "A profile file, or one that `dsim profiles` lists.", "--profile", values=profiles)
+]
 Workload = Annotated[
     str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
 ]
-Router = Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.", "--router")]
+Router = Annotated[
+    str, option("R", f"One of: {', '.join(choices.ROUTERS)}.", "--router", values=lambda: choices.ROUTERS)
+]
 Replicas = Annotated[int, option("N", "Replicas behind the router.", "--replicas")]
 
 # Its traffic.
-Arrival = Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.", "--arrival")]
+Arrival = Annotated[
+    str, option("A", f"One of: {', '.join(choices.ARRIVALS)}.", "--arrival", values=lambda: choices.ARRIVALS)
+]
 Rate = Annotated[float | None, option("R", "Requests per second; the trace's own by default.", "--rate")]
 Cv = Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.", "--cv")]
 Lengths = Annotated[
     str | None,
-    option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.", "--lengths"),
+    option(
+        "L",
+        f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace.",
+        "--lengths",
+    ),
 ]
 NumRequests = Annotated[int | None, option("N", "How many requests to replay.", "--num-requests")]
 TimeScale = Annotated[float | None, option("X", "Multiply the trace's gaps.", "--time-scale")]
@@ -45,7 +84,9 @@ Slos = Annotated[
     list[str] | None,
     option("SLO", "\\[class/]\\[stat:]metric=bound: ttft=2s, p90:tpot_chunk=50ms, chat/95%:ttft=2s; repeat.", "--slo"),
 ]
-Emit = Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.", "--emit")]
+Emit = Annotated[
+    str, option("E", f"What reaches the client when: {', '.join(choices.EMIT)}.", "--emit", values=lambda: choices.EMIT)
+]
 Eos = Annotated[
     bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
 ]
@@ -54,7 +95,9 @@ MissingFails = Annotated[
 ]
 
 # Where it runs, and what comes out.
-Backend = Annotated[str, option("B", f"One of: {', '.join(BACKENDS)}.", "--backend")]
+Backend = Annotated[
+    str, option("B", f"One of: {', '.join(choices.BACKENDS)}.", "--backend", values=lambda: choices.BACKENDS)
+]
 Address = Annotated[str | None, option("ADDR", "HOST:PORT of a running Ray cluster, or auto.", "--address")]
 Jobs = Annotated[int | None, option("N", "Replays at once; by default all cores, on Ray all its CPUs.", "--jobs")]
 GpuHour = Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.", "--gpu-hour")]

@@ -3,10 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,23 +11,15 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError, PolicyError
-from ..planner.record import FILES, in_twin, record
-from ..planner.scenario import Scenario
-from ..profiler.profile import DEFAULT
-from ..report.slo import Slo
-from ..report.text import render
-from ..sim.twin import Progress, commit_model_of
-from . import options
-from .bar import Bar
+from . import choices, options
+from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
 
 
 def replay(
     trace: options.TraceName,
-    policy: Annotated[
-        list[str] | None, option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy")
-    ] = None,
-    profile: options.ProfileName = DEFAULT,
+    policy: options.Policies = None,
+    profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
     replicas: options.Replicas = 1,
     router: options.Router = "round-robin",
@@ -64,6 +53,12 @@ def replay(
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     """
+    from ..planner.record import FILES, in_twin, record
+    from ..planner.scenario import Scenario
+    from ..report.slo import Slo
+    from ..report.text import render
+    from ..sim.twin import commit_model_of
+
     specs = policy or ["optimus"]
     for spec in specs:
         if specs.count(spec) > 1:
@@ -110,12 +105,9 @@ def replay(
     for warning in first.source().notes.warnings:
         screen.print(f"Warning: {warning}", style="yellow", markup=False)
 
-    @contextmanager
-    def watch(name: str) -> Iterator[Progress | None]:
-        with Bar(screen, name, "requests", len(requests), "starting (the first run compiles)") as bar:
-            yield partial(_show, bar) if screen.is_terminal else None
-
-    recorded = record(scenarios, requests, in_twin, out=out, force=force, watch=watch)
+    with Bar(screen, "replay", "requests") as bar:
+        watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
+        recorded = record(scenarios, requests, in_twin, out=out, force=force, watch=watch)
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
     if as_json:
@@ -134,8 +126,3 @@ def replay(
         screen.print(f"Wrote {out}/ ({FILES})", markup=False)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _show(bar: Bar, ended: int, now: float) -> None:
-    """So many requests have ended at this simulated time."""
-    bar.update(ended, note=f"{now:,.0f} s simulated")

@@ -5,7 +5,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,20 +13,15 @@ from rich.table import Table
 
 from .. import __version__
 from ..engine.errors import DsimError
-from ..engine.policy import to_toml
-from ..planner.objective import LATENCY_METRIC, OBJECTIVES
-from ..planner.quality import load_table, parse_share
-from ..planner.scenario import Scenario
-from ..planner.search import SAMPLERS
-from ..planner.space import candidate_of, load_space, runs_on
-from ..planner.tune import BASELINE, OF_FULL_SEQUENCE, tune
-from ..planner.tuned import Tuned
-from ..profiler.profile import DEFAULT
 from ..report.slo import Slo
 from ..report.tune import answer, columns, finalists, row, spelt
-from . import options
+from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
+
+if TYPE_CHECKING:
+    from ..planner.scenario import Scenario
+    from ..planner.tuned import Tuned
 
 JOURNAL = "study.journal"
 
@@ -35,12 +30,16 @@ def tune_command(
     trace: options.TraceName,
     slo: options.Slos = None,
     objective: Annotated[
-        list[str] | None, option("O", f"One of: {', '.join(OBJECTIVES)}; repeat for a Pareto front.", "--objective")
+        list[str] | None,
+        option("O", f"One of: {', '.join(choices.OBJECTIVES)}; repeat for a Pareto front.", "--objective"),
     ] = None,
     trials: Annotated[int, option("N", "Settings to try, those kept in the storage included.")] = 60,
     policy: Annotated[
         str | None,
-        option("SPEC", f"The policy to beat: what you run today.  [default: {BASELINE}, or {OF_FULL_SEQUENCE}]"),
+        option(
+            "SPEC",
+            f"The policy to beat: what you run today.  [default: {choices.BASELINE}, or {choices.FULL_BASELINE}]",
+        ),
     ] = None,
     space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,
     storage: Annotated[
@@ -52,15 +51,15 @@ def tune_command(
         bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality nobody measured.")
     ] = False,
     gpu_hour: options.GpuHour = None,
-    latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = LATENCY_METRIC,
+    latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = choices.LATENCY_METRIC,
     train: Annotated[float, option("X", "Share of the trace, by time, that the search sees.")] = 0.6,
     replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
-    sampler: Annotated[str, option("S", f"One of: {', '.join(SAMPLERS)}.")] = "tpe",
+    sampler: Annotated[str, option("S", f"One of: {', '.join(choices.SAMPLERS)}.")] = "tpe",
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials early.")] = True,
     jobs: Annotated[int, option("N", "Replays at once; the search depends on it.")] = 1,
     backend: options.Backend = "local",
     address: options.Address = None,
-    profile: options.ProfileName = DEFAULT,
+    profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
     replicas: options.Replicas = 1,
     router: options.Router = "round-robin",
@@ -85,6 +84,11 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
+    from ..planner.quality import load_table, parse_share
+    from ..planner.scenario import Scenario
+    from ..planner.space import candidate_of, load_space, runs_on
+    from ..planner.tune import tune
+
     scenario = Scenario(
         trace=trace,
         profile=profile,
@@ -111,7 +115,7 @@ def tune_command(
     table = None if quality_table is None else load_table(quality_table)
     kept = _prepare(out, storage, force)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    bar = Bar(screen, "searching")
+    bar = Bar(screen, "searching", note="starting (the first run compiles)")
     try:
         with bar:
             tuned = tune(
@@ -163,7 +167,7 @@ def _prepare(out: Path | None, storage: Path | None, force: bool) -> Path | None
     return storage or out / JOURNAL
 
 
-def _info(scenario: Scenario, tuned: Tuned) -> dict[str, Any]:
+def _info(scenario: "Scenario", tuned: "Tuned") -> dict[str, Any]:
     """tune.json: what was asked and what came out. Nothing of when or where it ran."""
     profile = scenario.loaded_profile()
     asked = {
@@ -179,8 +183,9 @@ def _info(scenario: Scenario, tuned: Tuned) -> dict[str, Any]:
     return {**tuned.to_json(), **asked}
 
 
-def _write(out: Path, tuned: Tuned, info: dict[str, Any]) -> list[str]:
+def _write(out: Path, tuned: "Tuned", info: dict[str, Any]) -> list[str]:
     # Imported here: a search without a folder draws nothing and need not load Plotly.
+    from ..engine.policy import to_toml
     from ..report.tune_page import page
 
     files = {
