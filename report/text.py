@@ -1,6 +1,7 @@
 """The report on a terminal: warnings first, then policies side by side."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -16,9 +17,9 @@ LABEL_WIDTH = 30  # of a metric and its unit
 MAX_COLUMNS = 8  # policies side by side in a pipe
 
 
-def render(summaries: Sequence[Summary], manifest: Manifest, console: Console) -> None:
-    """Print the report; in a pipe as plain text, as wide as it needs to be."""
-    policies = [summary.to_json() for summary in summaries]
+def render(summaries: Sequence[Summary | dict[str, Any]], manifest: Manifest, console: Console) -> None:
+    """Print the report; in a pipe as plain text, as wide as it needs to be. A summary may be what run.json holds."""
+    policies = [summary.to_json() if isinstance(summary, Summary) else summary for summary in summaries]
     names = [policy["policy"] for policy in policies]
     fits = len(names) <= MAX_COLUMNS
     if console.is_terminal:
