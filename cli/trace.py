@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import TraceError
+from ..files.write import check_file
 from . import choices
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ def convert(
 ) -> None:
     """Write a trace as JSON lines with Mooncake's keys and whole milliseconds."""
     from ..traces import load, write
-    from ..traces.write import refuse_overwrite
 
-    refuse_overwrite(out, force)
+    check_file(out, force=force)
     trace = load(source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
     warn(trace.notes.warnings)
     notes = trace.notes
@@ -97,9 +97,8 @@ def make(
     """Make a trace up."""
     from ..traces import describe, fit, load, synth, write
     from ..traces.burstgpt import fit_burstgpt_like
-    from ..traces.write import refuse_overwrite
 
-    refuse_overwrite(out, force)
+    check_file(out, force=force)
     parameters: BurstGPTLike | None = None
     source: Trace | None = None
     if fit_to is not None:
