@@ -54,7 +54,7 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str]) 
             writer = chance.choice(disasters.WRITERS)
             after = chance.uniform(0.0, 1.5)
             number = chance.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-            size = int(10 ** chance.uniform(0, 6.8))
+            size = int(10 ** chance.uniform(3, 6.8))  # what is said is a file, too
             what, how = chance.choice(
                 [
                     ("full disk", lambda w=writer, s=size: disasters.full_disk(w, folder, s)),
