@@ -36,7 +36,7 @@ SWEEP = '[base]\ntrace = "trace.jsonl"\npolicy = "ar"\n[grid]\nrate = [1, 2, 3]\
 SPACE = 'policy = ["optimus"]\nmax_chunk = [4, 8, 16]\n'
 TUNE = ("tune", "trace.jsonl", "--space", "space.toml", "--slo", "ttft=2s", "--trials", "3", "--replications", "2")
 CAPACITY = (
-    "capacity", "trace.jsonl", "--slo", "p90:ttft=5s", "--policy", "ar", "--precision", "20%", "--num-requests", "100",
+    "capacity", "trace.jsonl", "--slo", "p90:norm_latency=60ms", "--policy", "ar", "--precision", "20%", "--num-requests", "100",
     "--max-replications", "3", "--jobs", "1",
 )  # fmt: skip
 WRITERS = (
