@@ -1,14 +1,19 @@
 """The command line: arguments, progress and printing. One file a command."""
 
+import io
 import logging
 import os
 import sys
+import warnings
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import typer
 
 from .. import __version__
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, MachineError
+from ..files.interrupt import as_ctrl_c
+from ..files.read import cut_words, fault
 from . import capacity, compare, importing, lists, live, metrics, profile, replay, serve, sweep, trace, tune, validate
 from .options import INTERRUPTED
 
@@ -53,14 +58,24 @@ def of_all_commands(
 
 
 def main() -> None:
-    """Run the command line: a user's error is one line and exit code 2."""
+    """Run the command line: a user's error is one line and exit code 2, the machine's is one and exit code 1.
+
+    SIGTERM and SIGHUP end a command as Ctrl-C does: with what is done.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may be no text
     if sys.stderr.isatty():  # such as that a policy is compiled, which takes a while
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dsim").setLevel(logging.INFO)
     try:
-        code = app(prog_name="dsim", standalone_mode=False)
+        with as_ctrl_c(), warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # of libraries, to their callers: a user can do nothing about them
+            code = app(prog_name="dsim", standalone_mode=False)
+        sys.stdout.flush()
     except DsimError as error:
-        _fail(str(error))
+        _fail(str(error), 1 if isinstance(error, MachineError) else 2)
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in SERVE:
@@ -77,12 +92,23 @@ def main() -> None:
         print("Interrupted.", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe has gone, and Python would complain again as it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         sys.exit(1)
+    except OSError as error:
+        _give_up_output()
+        _fail(str(fault(error.filename or "the output", error)), 1)
+    except MemoryError:
+        _fail("there is not enough memory for this", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(line: str) -> NoReturn:
-    print(f"Error: {' '.join(line.split())}", file=sys.stderr)
-    sys.exit(2)
+def _give_up_output() -> None:
+    """Nobody takes what is printed, and Python would complain again as it closes the stream."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(line: str, code: int = 2) -> NoReturn:
+    with suppress(OSError):
+        print(f"Error: {cut_words(line)}", file=sys.stderr)
+    sys.exit(code)

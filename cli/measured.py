@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..files.read import printable
 from .bar import Bar
 from .duration import seconds_of
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 def measure_profile(
     model: str,
     output: Path,
+    beside: Path,
     *,
     device: str | None,
     graphs: bool,
@@ -32,13 +34,14 @@ def measure_profile(
     full_sequence: bool,
     screen: Console,
 ) -> "Profile":
-    """Measure, fit, and write the profile and its page. `prompts`: files, or NAME=FILE to name the workload."""
+    """Measure, fit, and write the profile and, once that is safe, its page `beside` it.
+
+    `prompts`: files, or NAME=FILE to name the workload.
+    """
     from ..profiler.profile import load, save
 
     total = seconds_of(budget)
     wanted = [_threshold(part) for part in thresholds.split(",")]
-    if output.exists() and not force:  # told before minutes are spent
-        raise DsimError(f"{output} exists: choose another name, or pass --force to replace it")
     held = load(yields).commits if yields else ()
     from ..profiler.measure import default_workloads, open_model, profile_model  # imported here: it loads PyTorch
     from ..report.profile_page import write_page
@@ -47,11 +50,11 @@ def measure_profile(
     workloads = default_workloads(loaded) if not prompts and not full_sequence else {}
     for text in prompts:
         name, equals, file = text.partition("=")
-        workloads[name if equals else Path(text).stem] = file if equals else text
+        workloads[name if equals else printable(Path(text).stem)] = file if equals else text
     with Bar(screen, "measuring", "s", round(total)) as bar:
         profile, taken = profile_model(
             loaded,
-            name=output.stem,
+            name=printable(output.stem),
             budget=total,
             workloads=workloads,
             thresholds=wanted,
@@ -64,7 +67,7 @@ def measure_profile(
             told=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
     save(profile, output, force)
-    write_page(output.with_suffix(".html"), profile, taken.steps, taken.logs)
+    write_page(beside, profile, taken.steps, taken.logs)
     return profile
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..engine.errors import DsimError, ProfileError
+from ..engine.errors import DsimError
+from ..files.read import printable
+from ..files.write import check_file
 from . import options
 from .measured import measure_profile
 from .options import option
@@ -75,19 +77,20 @@ def profile_command(
     if output is None:
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
     beside = report or output.with_suffix(".html")
-    for path in (output, beside):
-        if path.exists() and not force:
-            raise ProfileError(f"{path} exists: choose another name, or pass --force to replace it")
+    if beside == output:
+        raise DsimError(f"--report is {beside}, the profile's own name, expected another")
+    for path in (output, beside):  # told before minutes are spent
+        check_file(path, force=force)
     if from_log is not None:
         profile = _fit_log(from_log, output, beside, force)
     else:
         assert model is not None
         profile = measure_profile(
-            model, output, device=device, graphs=graphs, budget=budget, thresholds=thresholds, temperature=temperature,
-            prompts=prompts or [], yields=yields, max_batch=max_batch, max_context=max_context, seed=seed, force=force,
-            full_sequence=full_sequence, screen=Console(stderr=True, soft_wrap=True, highlight=False),
+            model, output, beside, device=device, graphs=graphs, budget=budget, thresholds=thresholds,
+            temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
+            max_context=max_context, seed=seed, force=force, full_sequence=full_sequence,
+            screen=Console(stderr=True, soft_wrap=True, highlight=False),
         )  # fmt: skip
-        output.with_suffix(".html").replace(beside)
     why = [*profile.fit.doubts]
     why += [f"{f.workload} at threshold {f.threshold:g}: {line}" for f in profile.commit_fits for line in f.doubts]
     if json:
@@ -110,7 +113,7 @@ def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> "Profile":
     from ..report.profile_page import write_page
 
     log = read_log(path)
-    profile = profile_of_log(log, output.stem, str(path))
+    profile = profile_of_log(log, printable(output.stem), str(path))
     save(profile, output, force)
     key = log.header.workload, log.header.threshold
     write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {})
@@ -127,7 +130,9 @@ def _derive(
     if model is None:
         raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
     gpu, shape = hardware.gpu(roofline), models.model(model)
-    name = output.stem if output else None
+    if output is not None:
+        check_file(output, force=force)
+    name = printable(output.stem) if output else None
     profile = rooflines.roofline(gpu, shape, tp, graphs=not eager, name=name, date=date.today().isoformat())
     facts = _facts(profile, rooflines.knee(gpu, shape, tp))
     if output is not None:

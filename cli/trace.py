@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import TraceError
+from ..files.write import check_file
 from . import choices
 
 if TYPE_CHECKING:
@@ -67,9 +68,8 @@ def convert(
     """Write a trace as JSON lines with Mooncake's keys and whole milliseconds."""
     from ..traces import load, write
     from ..traces.hashes import with_hash_ids
-    from ..traces.write import refuse_overwrite
 
-    refuse_overwrite(out, force)
+    check_file(out, force=force)
     trace = load(source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
     if hash_ids:
         trace = with_hash_ids(trace)
@@ -104,9 +104,8 @@ def make(
     """Make a trace up."""
     from ..traces import describe, fit, load, synth, write
     from ..traces.burstgpt import fit_burstgpt_like
-    from ..traces.write import refuse_overwrite
 
-    refuse_overwrite(out, force)
+    check_file(out, force=force)
     parameters: BurstGPTLike | None = None
     source: Trace | None = None
     if fit_to is not None:

@@ -1,8 +1,8 @@
 """dsim tune: the best settings for a trace, and how sure that is."""
 
 import json
-import shutil
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
-from ..engine.errors import DsimError
+from ..files.place import Kind, check_folder, has_keys, take_folder
+from ..files.write import write_whole
 from ..report.slo import Slo
 from ..report.tune import answer, columns, finalists, row, spelt
 from . import choices, options
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from ..planner.tuned import Tuned
 
 JOURNAL = "study.journal"
+FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
+TUNE = Kind(
+    "a search", (*FILES, "front-*.toml", JOURNAL), "tune.json", has_keys("objectives", "winner", "num_trials"),
+    kept=JOURNAL,
+)  # fmt: skip
 
 
 def tune_command(
@@ -113,11 +119,11 @@ def tune_command(
     check = runs_on(scenario.loaded_profile(), workload)
     declared = None if space is None else load_space(space, check)
     table = None if quality_table is None else load_table(quality_table)
-    kept = _prepare(out, storage, force)
+    kept = _check_place(out, storage, force)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     bar = Bar(screen, "searching", note="starting (the first run compiles)")
     try:
-        with bar:
+        with ExitStack() as stack, bar:
             tuned = tune(
                 scenario,
                 objectives=objective or ["goodput"],
@@ -138,32 +144,31 @@ def tune_command(
                 backend=backend,
                 address=address,
                 progress=partial(_show, bar),
+                begin=None if out is None else lambda: stack.callback(take_folder(out, TUNE, force=force).close),
             )
+            info = _info(scenario, tuned)
+            written = [] if out is None else _write(out, tuned, info)
     except KeyboardInterrupt:
         where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"
         screen.print(f"Interrupted: {where}", style="bold red", markup=False)
         raise typer.Exit(INTERRUPTED) from None
-    info = _info(scenario, tuned)
     if as_json:
         print(json.dumps(info))
     else:
         _render(info, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(_write(out, tuned, info))})", markup=False)
+        screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
 
 
-def _prepare(out: Path | None, storage: Path | None, force: bool) -> Path | None:
+def _check_place(out: Path | None, storage: Path | None, force: bool) -> Path | None:
     """Where the trials are kept. A folder that holds trials is gone on with; another is replaced by force only."""
     if out is None:
         return storage
-    if out.exists() and force and out.is_dir():
-        shutil.rmtree(out)
-    if out.exists() and not (out / JOURNAL).is_file() and not (storage and (out / "tune.json").is_file()):
-        raise DsimError(f"{out} exists: choose another folder, or pass --force to replace it")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DsimError(f"cannot write {out}: {error.strerror or error}") from None
+    lock = out / f"{JOURNAL}.lock"
+    if lock.is_symlink():  # of Optuna's, which dsim 0.1.0 left behind when it was killed
+        lock.unlink()
+    goes_on = (out / JOURNAL).is_file() or (storage is not None and (out / "tune.json").is_file())
+    check_folder(out, TUNE, force=force, add=goes_on)
     return storage or out / JOURNAL
 
 
@@ -197,7 +202,10 @@ def _write(out: Path, tuned: "Tuned", info: dict[str, Any]) -> list[str]:
     for i, finalist in enumerate(tuned.front, 1):
         files[f"front-{i}.toml"] = to_toml(finalist.candidate.policy, finalist.candidate.preset)
     for name, text in files.items():
-        (out / name).write_text(text, encoding="utf-8")
+        write_whole(out / name, text)
+    for path in out.glob("front-*.toml"):
+        if path.name not in files:  # of a search with a longer front
+            path.unlink()
     return list(files)
 
 

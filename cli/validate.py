@@ -15,6 +15,8 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..files.place import hold_folder
+from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
 from .duration import seconds_of, words_of
@@ -103,6 +105,7 @@ def validate_command(
     loaded = open_model(model, device, 0, graphs)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     file = out / "profile.json" if profile is None else Path(profile)
+    lock = hold_folder(out)
     given = profile is not None or file.is_file()
     num_runs = len(policies) * (len(loads) + 1)  # the middle load's twice
     base = Scenario(
@@ -141,7 +144,6 @@ def validate_command(
                     f"runs of {', '.join(policies)}: give more, or fewer --policy and --load"
                 )
         if not given:
-            out.mkdir(parents=True, exist_ok=True)
             save(measure(PROFILE_SHARE * total), file)
         held = load(str(file))
         if seconds is None:
@@ -163,8 +165,9 @@ def validate_command(
             "--seconds, or fewer policies and loads",
             style="yellow", markup=False,
         )  # fmt: skip
-    (out / "validation.json").write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+    write_whole(out / "validation.json", json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     compare_files.write(out / "comparison", found.comparison, found.pairs, force=True)
+    lock.close()
     if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
     else:

@@ -1,4 +1,4 @@
-"""The one family of errors that a user caused or can mend: the command line prints its one line and exits with 2."""
+"""The one family of errors that are told in one line: of what a user can mend (exit code 2), and of the machine (1)."""
 
 
 class DsimError(Exception):
@@ -19,3 +19,7 @@ class PolicyError(DsimError):
 
 class ModelError(DsimError):
     """A model that cannot be loaded, or a device that cannot run it."""
+
+
+class MachineError(DsimError):
+    """What no other input would mend: a full disk, a failing device, too little memory. Exit code 1."""

@@ -158,12 +158,12 @@ def _as_preset(value: Any, where: str, spec: str) -> Preset:
 
 
 def _from_toml(path: str) -> Policy:
+    if not Path(path).is_file():  # a pipe never ends, or never begins
+        raise PolicyError(f"{path}: no such policy file")
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PolicyError(f"{path}: no such policy file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise PolicyError(f"{path}: cannot be read as TOML: {e}") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise PolicyError(f"{path}: cannot be read as TOML: {str(e)[:80]}") from None
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {name!r}, expected a preset\'s name such as "optimus"')

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..engine.chance import PROMPT, key
 from ..engine.errors import ModelError
+from ..files.read import cut, parsing, read_bytes
 from .config import ModelConfig
 
 Tokens = npt.NDArray[np.int32]
@@ -46,10 +47,7 @@ def read_tokens(path: str, model: str, config: ModelConfig) -> Tokens:
     """
     if path in WORKLOADS and not Path(path).is_file():
         path = str(SHIPPED / f"{path}.txt")
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    raw = read_bytes(path, kind=ModelError)
     if path.endswith(".jsonl"):
         tokens = _token_lines(path, raw)
     elif config.vocab < 512:
@@ -69,12 +67,12 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
     for number, line in enumerate(raw.splitlines(), 1):
         if not line.strip():
             continue
-        try:
+        with parsing(f"{path}:{number}", "a list of token ids", ModelError):
             ids = json.loads(line)
-        except ValueError:
-            ids = None
         if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 2**31 for i in ids):
-            raise ModelError(f"{path}:{number}: is {line[:40].decode(errors='replace')}, expected a list of token ids")
+            raise ModelError(
+                f"{path}:{number}: is {cut(line.decode(errors='replace'), 40)}, expected a list of token ids"
+            )
         found += ids
     return np.array(found, np.int32)
 
@@ -85,4 +83,5 @@ def _tokenise(path: str, raw: bytes, folder: Path) -> Tokens:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ModelError(f"{path}: is text and {folder} has no tokenizer.json: give token ids, a list a line (.jsonl)")
-    return np.array(Tokenizer.from_file(str(file)).encode(raw.decode("utf-8", "replace")).ids, np.int32)
+    with parsing(file, "a tokenizer", ModelError):
+        return np.array(Tokenizer.from_file(str(file)).encode(raw.decode("utf-8", "replace")).ids, np.int32)

@@ -1,12 +1,9 @@
 """A live run: one policy's engine and executor over a list of requests, with warm-up, Ctrl-C and failure in hand."""
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Engine, Limits
@@ -15,6 +12,7 @@ from ..engine.latency import LatencyModel, bucket
 from ..engine.policies.dllm_cache import PeriodicCache
 from ..engine.policy import Policy
 from ..engine.request import Request
+from ..files.interrupt import asked_to_stop
 from .cache import PagedCache
 from .executor import Growth, ModelExecutor
 from .forward import Forward
@@ -73,7 +71,8 @@ def run(
     width = policy.block_length * (2 if policy.obs else 1)
     recorder = None if append is None else StepRecorder(append, width, BATCH)
     failure: Exception | None = None
-    with _told_to_stop() as told:
+    told = threading.Event()
+    with asked_to_stop(told.set):
         begin = time.monotonic()
         try:
             if isinstance(forward, GraphForward):
@@ -164,23 +163,3 @@ def _warm_up(
     engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
     serve(engine, _executor(forward, policy, limits, prompts), few)
     forward.cache.clear()
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets; a second Ctrl-C ends the run at once."""
-    told = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
-        yield told
-        return
-
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        told.set()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield told
-    finally:
-        signal.signal(signal.SIGINT, before)

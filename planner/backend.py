@@ -13,16 +13,18 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Generic, TypeVar, cast
 
 from .. import __version__
 from ..engine.errors import DsimError
+from ..files.interrupt import uninterrupted
 
 C = TypeVar("C")
 R = TypeVar("R")
 
 BACKENDS = ("local", "ray")
+# What a terminal sends to all of its processes, and to which only the one that began the others answers.
+DEAF_TO = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
 MAX_CRASHES = 3  # of local workers, one after another, without a cell finished in between
 MAX_RETRIES = 5  # of a cell whose Ray worker was lost
 CONNECT_TIMEOUT = 5.0  # s, for the address to answer at all
@@ -135,35 +137,16 @@ def _attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Out
 
 def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
     """In a process of this machine, even one that a thread with another mask began."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # as on the command line: a user can do nothing about them
     return _attempt(function, version, key, cell)
 
 
 def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
     for key, cell in cells.items():
         yield _attempt(function, __version__, key, cell)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until what is done in here is done: a line half written, a lock half taken."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
-        yield
-        return
-    came = False
-
-    def note(_signum: int, _frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -179,7 +162,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
     with uninterrupted():
         for tracker in (resource_tracker, of_loky):  # begun now: one that begins takes a mask off
             tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
         try:
             yield
         finally:

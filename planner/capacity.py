@@ -20,7 +20,7 @@ from . import replicate
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
-from .scenario import Scenario, classes
+from .scenario import MAX_REPLICAS, Scenario, classes
 
 FEWEST = 6000  # requests in a replay; more below a precision of 2 %, as of the next two
 MANY, WHOLE = 10_000, 24_000  # and at most so many, with an arrival process and with the trace's own times
@@ -196,8 +196,8 @@ def fewest_replicas(
     _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
-    if max_replicas < 1:
-        raise DsimError(f"max replicas is {max_replicas}, expected at least 1")
+    if not 1 <= max_replicas <= MAX_REPLICAS:
+        raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
     runs: dict[int, _Run] = {}
     replays = 0
 

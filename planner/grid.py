@@ -4,8 +4,7 @@ import difflib
 import hashlib
 import itertools
 import json
-import math
-import tomllib
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from .. import __version__
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.policy import PRESETS, settings_of
+from ..files.read import quoted, read_toml
 from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
 from ..sim.router import ROUTERS
@@ -64,22 +64,22 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
     for name in data:
         if name not in SECTIONS:
             hint = _hint(name, SECTIONS)
-            raise DsimError(f"{where}: there is no section {name!r}{hint}; expected [base], [grid] or [[list]]")
+            raise DsimError(f"{where}: there is no section {quoted(name)}{hint}; expected [base], [grid] or [[list]]")
     title = data.get("title", "sweep" if isinstance(config, Mapping) else Path(config).stem)
     if not isinstance(title, str):
-        raise DsimError(f"{where}: title is {title!r}, expected text")
+        raise DsimError(f"{where}: title is {quoted(title)}, expected text")
     base = {name: _value(f"{where}: base.{name}", name, value) for name, value in _section(where, data, "base").items()}
     grid: dict[str, list[Any]] = {}
     for name, values in _section(where, data, "grid").items():
         place = f"{where}: grid.{name}"
         if not isinstance(values, list):
-            raise DsimError(f"{place} is {values!r}, expected a list of values; a single one belongs in [base]")
+            raise DsimError(f"{place} is {quoted(values)}, expected a list of values; a single one belongs in [base]")
         if not values:
             raise DsimError(f"{place} is an empty list, expected at least one value")
         grid[name] = [_value(place, name, value) for value in values]
     listed = data.get("list", [])
     if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
-        raise DsimError(f"{where}: list is {listed!r}, expected [[list]] tables of fields")
+        raise DsimError(f"{where}: list is {quoted(listed)}, expected [[list]] tables of fields")
     picked = [
         {name: _value(f"{where}: list {i}, {name}", name, value) for name, value in _flat(item).items()}
         for i, item in enumerate(listed, 1)
@@ -102,18 +102,15 @@ def key_of(scenario: Scenario) -> str:
 
 
 def _read_toml(path: Path) -> Json:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DsimError(f"{path}: no such file, expected a sweep's TOML") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DsimError(f"{path}: cannot be read as TOML: {error}") from None
+    if not path.exists():
+        raise DsimError(f"{path}: no such file, expected a sweep's TOML")
+    return read_toml(path)
 
 
 def _section(where: str, data: Mapping[str, Any], name: str) -> Json:
     section = data.get(name, {})
     if not isinstance(section, Mapping):
-        raise DsimError(f"{where}: {name} is {section!r}, expected a table of fields")
+        raise DsimError(f"{where}: {name} is {quoted(section)}, expected a table of fields")
     return _flat(section)
 
 
@@ -135,7 +132,7 @@ def _value(place: str, name: str, value: Any) -> Any:
     if name not in TYPES:
         settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
         hint = f" (did you mean {POLICY}{name}?)" if name in settings else _hint(name, list(TYPES))
-        raise DsimError(f"{place}: there is no field {name!r}{hint}; there are {', '.join(TYPES)} and policy.*")
+        raise DsimError(f"{place}: there is no field {quoted(name)}{hint}; there are {', '.join(TYPES)} and policy.*")
     kind = TYPES[name]
     if isinstance(kind, types.UnionType):
         if value == "none":
@@ -144,18 +141,18 @@ def _value(place: str, name: str, value: Any) -> Any:
     kind = typing.get_origin(kind) or kind
     if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(str(Slo.parse(item)) for item in value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
     if isinstance(value, kind) and isinstance(value, bool) == (kind is bool) and kind is not float:
         return value
-    raise DsimError(f"{place} is {value!r}, expected {KINDS[kind]}")
+    raise DsimError(f"{place} is {quoted(value)}, expected {KINDS[kind]}")
 
 
 def _policy_value(place: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return "/".join(str(item) for item in value)
     if not isinstance(value, bool | int | float | str) or (isinstance(value, str) and "," in value):
-        raise DsimError(f"{place} is {value!r}, expected a number, true or false, a word, or a list of numbers")
+        raise DsimError(f"{place} is {quoted(value)}, expected a number, true or false, a word, or a list of numbers")
     return value
 
 
@@ -236,7 +233,7 @@ def _check_values(scenario: Scenario) -> None:
 
 def _found(folder: Path, name: str) -> str:
     """The file beside the configuration or in the current folder; otherwise the name, perhaps of something shipped."""
-    near = [path for path in (folder / name, Path(name).absolute()) if path.is_file()]
+    near = [path for path in (folder / name, Path(name).absolute()) if os.path.isfile(path)]
     return str(near[0]) if near else name
 
 
@@ -246,11 +243,11 @@ def _file_of(field: str, name: str | None) -> Path | None:
     if field == "trace":
         return locate(name)[0]
     path = Path(name)
-    if field in ("lengths", "fit") and not path.is_file():
+    if field in ("lengths", "fit") and not os.path.isfile(path):
         return SHIPPED.get(name)
-    if field == "profile" and not path.is_file():
+    if field == "profile" and not os.path.isfile(path):
         path = PROFILES / f"{name}.json"
-    return path if path.is_file() else None
+    return path if os.path.isfile(path) else None
 
 
 def _digest(path: Path) -> str:

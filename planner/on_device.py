@@ -73,7 +73,11 @@ def on_device(
 def about_live(
     loaded: Loaded, profile: Profile | None, commits: str, prompts: str | None
 ) -> Callable[[Sequence[Result]], dict[str, Any]]:
-    """What the manifest of a live run says of the device, its settings and the host's time."""
+    """What the manifest of a live run says of the device, its settings and the host's time.
+
+    The device is asked now, before anything is served: what it cannot answer must cost no measurement.
+    """
+    settings = loaded.settings
 
     def about(results: Sequence[Result]) -> dict[str, Any]:
         host = {result.policy.name: _host(result) for result in results}
@@ -81,7 +85,7 @@ def about_live(
             "question": "What did its clients see?",
             "driver": "live",
             "commits": commits,
-            "live": loaded.settings | {"prompts": prompts or "random tokens", "host_ms": host},
+            "live": settings | {"prompts": prompts or "random tokens", "host_ms": host},
         }
         return found if profile is not None else found | {"profile": None}
 

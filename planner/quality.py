@@ -12,6 +12,7 @@ from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, Policy, parse, settings_of
+from ..files.read import cut, parsing, quoted, read_text
 
 # The full cache: whole blocks, nothing evicted, the default threshold. Its quality is 1 by definition. A full-sequence
 # model's is the whole sequence computed every step, a token at a time.
@@ -92,11 +93,9 @@ def published() -> QualityTable:
 def load_table(path: str | Path) -> QualityTable:
     """A user's own table: a CSV of policy fields and `score`; see docs/quality.md."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DsimError(f"{path}: cannot be read as a quality table: {error}") from None
-    scores = tuple(_read(text, str(path)))
+    text = read_text(path)
+    with parsing(path, "a quality table"):
+        scores = tuple(_read(text, str(path)))
     if not scores:
         raise DsimError(f"{path} holds no scores, expected at least one row")
     for score in scores:
@@ -170,7 +169,7 @@ def _read(text: str, where: str) -> Iterator[Score]:
     reader = csv.DictReader(io.StringIO(text))
     columns = reader.fieldnames or []
     if "score" not in columns:
-        raise DsimError(f"{where}: its columns are {', '.join(columns) or 'none'}, expected one named score")
+        raise DsimError(f"{where}: its columns are {cut(', '.join(columns)) or 'none'}, expected one named score")
     fields = [name for name in columns if name not in (*TEXT, *SCORES)]
     for row in reader:
         line = f"{where}:{reader.line_num}"
@@ -203,7 +202,7 @@ def _score(cell: str, name: str, line: str) -> float | None:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0) or (name == "baseline" and value == 0):
-        raise DsimError(f"{line}: {name} is {cell!r}, expected a number above zero")
+        raise DsimError(f"{line}: {name} is {quoted(cell)}, expected a number above zero")
     return value
 
 
@@ -215,7 +214,7 @@ def _preset_with(fields: list[str], line: str) -> str:
     known = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
     strange = [f for f in fields if f not in known]
     if strange:
-        raise DsimError(f"{line}: there is no policy field {strange[0]!r}; the fields are {', '.join(known)}")
+        raise DsimError(f"{line}: there is no policy field {quoted(strange[0])}; the fields are {', '.join(known)}")
     raise DsimError(f"{line}: no policy has all of {', '.join(fields)}, expected a column `policy` that says which")
 
 

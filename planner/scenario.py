@@ -1,5 +1,6 @@
 """One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
@@ -16,6 +18,10 @@ from ..report.slo import Slo
 from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
+
+MAX_REPLICAS = 4096
+SMALL = 1 << 28  # bytes: less is there
+OF_A_REPLICA, OF_A_REQUEST = 110_000, 600  # bytes, measured: docs/reliability.md
 
 
 @dataclass(frozen=True)
@@ -49,16 +55,26 @@ class Scenario:
     drop_warmup: float = 0.0  # s
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.replicas > MAX_REPLICAS:
+            raise DsimError(f"replicas is {self.replicas}, expected at most {MAX_REPLICAS}")
+        needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
+        if needs > SMALL and needs > (free := free_memory()):
+            raise DsimError(
+                f"{self.num_requests or 0} requests on {self.replicas} replicas need about {needs / 1e9:.1f} GB of "
+                f"memory, expected at most the {free / 1e9:.1f} GB that are free"
+            )
+
     def located(self) -> "Scenario":
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
         named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "fit", "lengths")}
-        files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and Path(f).is_file()}
+        files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
         return replace(self, **files)
 
     def source(self) -> Trace:
         """The trace as it is in its file."""
         path = Path(self.trace)
-        changed = path.stat().st_mtime_ns if path.is_file() else 0
+        changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
         return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed)
 
     def requests(self) -> Trace:
@@ -154,6 +170,16 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
         return columns
     seen = columns["replica"] >= 0
     return {name: column[seen] for name, column in columns.items()}
+
+
+def free_memory() -> int:
+    """Bytes that new work may take before the system swaps or kills; where nobody says, no bound."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = dict(line.split(":", 1) for line in file)
+        return 1024 * int(found["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return 1 << 62
 
 
 @lru_cache(maxsize=8)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,20 @@ import numpy as np
 import optuna
 import pandas as pd
 from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ..engine import chance
-from .backend import uninterrupted
+from ..files.interrupt import uninterrupted
 from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Outcome, Part
 from .quality import Quality
 from .space import Candidate, Choice, Dimension, Space
-from .study_file import FINGERPRINT, STUDY, check_same, open_storage
+from .study_file import FINGERPRINT, STUDY, Kept, check_same
 
 SAMPLERS = ("tpe", "nsga2", "random")
 EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
+BATCH = "batch"  # of a trial: the number of the first one that was asked for with it
 SAMPLER = 234  # purpose of draws, apart from the engine's
 
 Progress = Callable[[str, int, int, str], None]  # what is being done, done, of, the best so far
@@ -55,10 +57,13 @@ class Search:
         self.seen: dict[Candidate, Outcome] = {}
         self._sampler_name, self._jobs, self._seed, self._replicas = sampler, jobs, seed, replicas
         self._pruned: set[Candidate] = set()
+        self._kept: Kept | None = None
+        self._cut_off = 0  # trials of a batch that was cut off, asked for again
 
     def open(self, storage: str | Path | None, fingerprint: Mapping[str, Any]) -> None:
         """Begin the study, or go on with the one in the file."""
-        kept = None if storage is None else open_storage(storage)
+        self._kept = None if storage is None else Kept(storage)
+        kept = None if self._kept is None else self._kept.storage
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
         if kept is not None:
             check_same(kept, str(storage), fingerprint)
@@ -68,11 +73,10 @@ class Search:
         )  # fmt: skip
         if FINGERPRINT not in self.study.user_attrs:
             self.study.set_user_attr(FINGERPRINT, dict(fingerprint))
+        if kept is not None:
+            self._take_up(kept)
         for trial in self.study.get_trials(deepcopy=False):
-            if trial.state == TrialState.RUNNING:  # its process was killed
-                self.study.tell(trial.number, state=TrialState.FAIL)
-                self.study.enqueue_trial(trial.params)
-            elif trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs:
+            if trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs:
                 self.seen[self._candidate_of(trial)] = self._outcome_of(trial)
             elif trial.state == TrialState.PRUNED:
                 self._pruned.add(self._candidate_of(trial))
@@ -81,23 +85,27 @@ class Search:
                 start = self.default if self.default.preset == preset else Candidate(preset, (), self.default.replicas)
                 self.study.enqueue_trial(self._params(start))
 
+    def close(self) -> None:
+        """Let another search have the file."""
+        if self._kept is not None:
+            self._kept.close()
+
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
         """Go on until so many different settings were tried, or there are no more."""
-        idle = 0  # times in a row that the sampler proposed nothing new
+        idle = self._idle()  # times in a row that the sampler proposed nothing new
         while (done := len(self._counted())) < trials and idle < EXHAUSTED:
             self.progress("searching", done, trials, self.best_text())
             self.study.sampler = self._sampler(len(self._finished()), idle)
             asked: list[tuple[optuna.Trial, Candidate]] = []
-            try:
-                with uninterrupted():
-                    for _ in range(min(self._jobs, trials - done)):
-                        trial = self.study.ask()
-                        asked.append((trial, self._suggest(trial)))
-                self._try(asked, refuse, prune)
-            except BaseException:
-                with uninterrupted():
-                    self._give_back(trial for trial, _ in asked)
-                raise
+            size, self._cut_off = self._cut_off or min(self._jobs, trials - done), 0
+            with uninterrupted():
+                for _ in range(size):
+                    trial = self.study.ask()
+                    asked.append((trial, self._suggest(trial)))
+                for trial, _ in asked:
+                    if BATCH not in trial.user_attrs:
+                        trial.set_user_attr(BATCH, asked[0][0].number)
+            self._try(asked, refuse, prune)
             idle = 0 if len(self._counted()) > done else idle + 1
         self.progress("searching", trials, trials, self.best_text())
 
@@ -129,13 +137,13 @@ class Search:
     def frame(self, judge: Judge) -> pd.DataFrame:
         """The trials, one row each."""
         rows = []
-        for trial in self._finished():
+        for i, trial in enumerate(self._finished()):
             if "repeated" in trial.user_attrs:
                 continue
             candidate = self._candidate_of(trial)
             whole = trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs
             row: dict[str, Any] = {
-                "trial": trial.number,
+                "trial": i,  # not Optuna's number: one whose process was killed has two
                 "policy": candidate.spec,
                 "replicas": candidate.replicas,
                 "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
@@ -174,13 +182,29 @@ class Search:
         """Those of them that replayed something."""
         return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
 
-    def _give_back(self, trials: Iterable[optuna.Trial]) -> None:
-        """What was asked for and has no answer is asked for again next time."""
-        for trial in trials:
-            if self.study.trials[trial.number].state == TrialState.RUNNING:
-                params = trial.params
-                self.study.tell(trial, state=TrialState.FAIL)
-                self.study.enqueue_trial(params)
+    def _take_up(self, kept: BaseStorage) -> None:
+        """Put the batch that was cut off back to where a search that was not stopped would have it.
+
+        Where all of it had been asked for, what has no answer is asked for again, with the same settings and before
+        anything else. Otherwise it is drawn again, and the same sampler draws the same.
+        """
+        cut_off = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        whole = any(BATCH in trial.user_attrs for trial in cut_off)
+        self._cut_off = len(cut_off) if whole else 0
+        for trial in cut_off:
+            if whole or "fixed_params" in trial.system_attrs:
+                kept.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+            else:
+                self.study.tell(trial.number, state=TrialState.FAIL)
+
+    def _idle(self) -> int:
+        """How many of the last batches tried nothing new."""
+        new: dict[int, bool] = {}
+        counted = {trial.number for trial in self._counted()}
+        for trial in self._finished():
+            batch = trial.user_attrs.get(BATCH, trial.number)
+            new[batch] = new.get(batch, False) or trial.number in counted
+        return next((i for i, batch in enumerate(sorted(new, reverse=True)) if new[batch]), len(new))
 
     def _try(self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse, prune: float | None) -> None:
         """Replay what was asked for, and tell: a whole batch at once, so that an interrupt leaves none half told."""

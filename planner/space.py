@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, Policy, parse, settings_of
+from ..files.read import quoted, read_toml
 from ..profiler.profile import Profile
 from ..sim.twin import commit_model_of, limits_of
 from .quality import NEUTRAL, Quality
@@ -117,7 +117,7 @@ def candidate_of(spec: str, replicas: int = 1) -> Candidate:
     """The setting that a SPEC or a policy's TOML file names; one that cannot be keeps its fields as written."""
     if spec.endswith(".toml"):
         policy = parse(spec)
-        preset = str(tomllib.loads(Path(spec).read_text(encoding="utf-8"))["policy"])
+        preset = str(read_toml(spec)["policy"])
     else:
         preset = spec.split(",")[0].split(":")[0]
         try:
@@ -171,13 +171,9 @@ def default_space(profile: Profile, workload: str | None) -> Space:
 
 def load_space(path: str | Path, check: Check) -> Space:
     """A space from a TOML file: `policy = [presets]`, fields for all of them, and a table for one of them."""
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DsimError(f"{path}: no such space file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DsimError(f"{path}: cannot be read as TOML: {error}") from None
-    return space_of(table, str(path), check)
+    if not Path(path).exists():
+        raise DsimError(f"{path}: no such space file")
+    return space_of(read_toml(path), str(path), check)
 
 
 def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
@@ -185,11 +181,13 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     presets = table.get("policy", list(DEFAULT_PRESETS))
     presets = [presets] if isinstance(presets, str) else presets
     if not isinstance(presets, list) or not presets:
-        raise DsimError(f"{where}: policy is {presets!r}, expected a list of presets such as {list(DEFAULT_PRESETS)}")
+        raise DsimError(
+            f"{where}: policy is {quoted(presets)}, expected a list of presets such as {list(DEFAULT_PRESETS)}"
+        )
     for name in presets:
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise DsimError(
-                f"{where}: no preset is named {name!r}{_hint(str(name), PRESETS)}; there are {', '.join(PRESETS)}"
+                f"{where}: no preset is named {quoted(name)}{_hint(str(name), PRESETS)}; there are {', '.join(PRESETS)}"
             )
     # A preset and a field may have the same name: `[chunk]` is the preset's, `chunk = ...` the field.
     own = {
@@ -208,7 +206,8 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
         fields = _fields(preset)
         for name in own.get(preset, {}):
             if name not in fields and name != REPLICAS:
-                raise DsimError(f"{where}: [{preset}] has no field {name!r}{_hint(name, fields)}; {_listed(fields)}")
+                said = f"{quoted(name)}{_hint(name, fields)}; {_listed(fields)}"
+                raise DsimError(f"{where}: [{preset}] has no field {said}")
         mine: dict[str, Dimension] = {}
         for name, value in {**shared, **own.get(preset, {})}.items():
             if name not in fields and name != REPLICAS:
@@ -229,7 +228,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     known = dict.fromkeys(f for preset in presets for f in _fields(preset))
     for name in shared:
         if name not in known and name != REPLICAS:
-            raise DsimError(f"{where}: there is no field {name!r}{_hint(name, known)}; {_listed(known)}")
+            raise DsimError(f"{where}: there is no field {quoted(name)}{_hint(name, known)}; {_listed(known)}")
     for asked, refusal in refusals.items():
         if asked not in accepted:
             raise DsimError(f"{where}: {refusal}")
@@ -298,7 +297,7 @@ def _refused(preset: str, name: str, dimension: Dimension, check: Check) -> dict
     for value in dimension.probes():
         if name == REPLICAS:
             if not isinstance(value, int) or value < 1:
-                refused[value] = DsimError(f"replicas is {value!r}, expected a whole number of at least 1")
+                refused[value] = DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
             continue
         try:
             check(parse(f"{preset},{name}={_spell(value)}"))
@@ -311,7 +310,7 @@ def _dimension(name: str, value: Any, where: str) -> Dimension:
     if isinstance(value, list):
         values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
         if not values or not all(isinstance(v, str | int | float) for v in values):
-            raise DsimError(f"{where}: {name} is {value!r}, expected a list of values")
+            raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list of values")
         return Choice(tuple({_spell(v): v for v in values}.values()))
     if isinstance(value, dict):
         strange = set(value) - {"low", "high", "step", "log"}
@@ -323,13 +322,15 @@ def _dimension(name: str, value: Any, where: str) -> Dimension:
         good = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in numbers)
         log = value.get("log", False)
         if not good or not isinstance(log, bool) or value.get("step", 1) <= 0 or not value["low"] < value["high"]:
-            raise DsimError(f"{where}: {name} is {value!r}, expected numbers with low below high and a step above 0")
+            raise DsimError(
+                f"{where}: {name} is {quoted(value)}, expected numbers with low below high and a step above 0"
+            )
         if log and ("step" in value or value["low"] <= 0):
-            raise DsimError(f"{where}: {name} is {value!r}: log takes no step and a low above 0")
+            raise DsimError(f"{where}: {name} is {quoted(value)}: log takes no step and a low above 0")
         return Range(value["low"], value["high"], value.get("step"), log)
     if isinstance(value, str | int | float):
         return Choice((value,))
-    raise DsimError(f"{where}: {name} is {value!r}, expected a list, or low and high")
+    raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list, or low and high")
 
 
 def _refusal(check: Check, policy: Policy) -> DsimError | None:

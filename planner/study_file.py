@@ -10,6 +10,8 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from ..engine.errors import DsimError
+from ..files.lock import Lock
+from ..files.read import cut, described, fault
 
 STUDY = "dsim-tune"
 FINGERPRINT = "fingerprint"
@@ -17,20 +19,65 @@ SQLITE = (".db", ".sqlite", ".sqlite3")
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
-def open_storage(path: str | Path) -> BaseStorage:
-    """The storage in a file, new or kept; a DsimError where the file is something else."""
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir():
-        raise DsimError(f"{path}: expected a file in a folder that exists, to keep the trials in")
+class Kept:
+    """The storage in a file, new or kept, which no other process writes until it is closed.
+
+    DsimError where the file is something else, or another search holds it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        if path.is_dir() or not path.parent.is_dir():
+            raise DsimError(f"{path}: expected a file in a folder that exists, to keep the trials in")
+        try:
+            path.touch()
+            if not path.is_file() or path.is_symlink():
+                raise DsimError(f"{path}: is {described(path.lstat().st_mode)}, expected a file to keep the trials in")
+            self._lock = Lock(path)
+        except OSError as error:
+            raise fault(path, error) from None
+        try:
+            self.storage = _open(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another search have the file."""
+        self._lock.close()
+
+
+class _AlreadyLocked:
+    """Optuna's own lock is a link that a killed search leaves behind, and then nobody gets it: ours covers the file."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def _open(path: Path) -> BaseStorage:
     sqlite = path.suffix in SQLITE
     try:
-        if path.exists() and path.stat().st_size and not (_is_sqlite(path) if sqlite else _is_journal(path)):
+        if path.stat().st_size and not (_is_sqlite(path) if sqlite else _is_journal(path)):
             raise DsimError(f"{path} holds no trials of dsim tune, expected another file")
-        return RDBStorage(f"sqlite:///{path}") if sqlite else JournalStorage(JournalFileBackend(str(path)))
+        if sqlite:
+            return RDBStorage(f"sqlite:///{path}")
+        _drop_torn_line(path)
+        return JournalStorage(JournalFileBackend(str(path), _AlreadyLocked()))  # type: ignore[arg-type]
     except DsimError:
         raise
     except Exception as error:  # whatever its libraries raise
-        raise DsimError(f"{path} cannot be read as kept trials: {_line(error)}") from None
+        raise DsimError(f"{path} cannot be read as kept trials: {cut(_line(error))}") from None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A line without an end was being written as its process was killed: Optuna would refuse all that follows it."""
+    with path.open("r+b") as file:
+        data = file.read()
+        if data and not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)
 
 
 def check_same(storage: BaseStorage, path: str, fingerprint: Mapping[str, Any]) -> None:

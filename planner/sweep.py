@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .. import __version__
 from ..engine.errors import DsimError
-from .backend import Outcome, Pool, uninterrupted
+from ..files.interrupt import uninterrupted
+from ..files.lock import Lock
+from ..files.place import Kind, check_folder, has_schema, take_folder
+from ..files.read import MOST_OF_SETTINGS, cut, fault, parsing, read_json
+from ..files.write import sync_folder, write_whole
+from .backend import Outcome, Pool
 from .grid import Cell, Plan, read_plan
 from .scenario import Scenario
 
@@ -26,7 +32,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
-PART = ".part"  # of a file that is being written
+KEPT = "cells.jsonl"
+SWEEP = Kind("a sweep", FILES, "sweep.json", has_schema(SCHEMA), kept=KEPT)
 
 
 @dataclass(frozen=True)
@@ -137,35 +144,31 @@ class _Journal:
         self.entries: dict[str, Json] = {}
         self._folder = folder
         self._force = force
+        self._lock: Lock | None = None
         self._file: BinaryIO | None = None
         if folder is None:
             return
-        _check_place(folder)
-        if not force and (folder / "cells.jsonl").is_file():
-            self._file = _locked(folder / "cells.jsonl")
+        _check_version(check_folder(folder, SWEEP, force=force, add=True))
+        if not force and folder.is_dir():
+            self._lock = take_folder(folder, SWEEP)
             try:
-                self._read(folder / "cells.jsonl", self._file)
+                self._read(folder / KEPT)
             except BaseException:
-                self._file.close()
+                self._close()
                 raise
 
     def begin(self, plan: Plan) -> None:
         """Make the folder ready for the plan's cells."""
         if self._folder is None:
             return
+        if self._lock is None:
+            self._lock = take_folder(self._folder, SWEEP, force=self._force)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if self._file is None:
-                self._file = _locked(self._folder / "cells.jsonl")
-                _sync_folder(self._folder)
-                if self._force:
-                    self._file.truncate(0)
-                    for name in FILES:
-                        if name != "cells.jsonl":
-                            (self._folder / name).unlink(missing_ok=True)
-            self._write("sweep.json", _manifest(plan, False))
+            self._file = (self._folder / KEPT).open("ab")
         except OSError as error:
-            raise DsimError(f"{self._folder}: cannot be written: {error.strerror}") from error
+            raise fault(self._folder, error) from None
+        sync_folder(self._folder)
+        write_whole(self._folder / "sweep.json", _manifest(plan, False))
 
     def append(self, entry: Json) -> None:
         """A cell is finished."""
@@ -176,7 +179,7 @@ class _Journal:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise DsimError(f"{self._folder}/cells.jsonl: cannot be written: {error.strerror}") from error
+            raise fault(f"{self._folder}/{KEPT}", error) from None
 
     def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool) -> None:
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
@@ -185,40 +188,35 @@ class _Journal:
         # Imported here: a sweep without a folder draws nothing.
         from ..report.sweep import Page, page
 
-        try:
-            self._write("results.csv", _csv(columns))
-            self._write("results.parquet", _parquet(columns))
-            rows = _rows_of(columns)
-            self._write(
-                "report.html",
-                page(Page(plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted)).encode(),
-            )
-            self._write("sweep.json", _manifest(plan, not interrupted))
-        except OSError as error:
-            raise DsimError(f"{self._folder}: cannot be written: {error.strerror}") from error
+        shown = Page(plan.title, plan.varied, _rows_of(columns), len(plan.cells), plan.estimated, interrupted)
+        write_whole(self._folder / "results.csv", _csv(columns))
+        write_whole(self._folder / "results.parquet", _parquet(columns))
+        write_whole(self._folder / "report.html", page(shown))
+        write_whole(self._folder / "sweep.json", _manifest(plan, not interrupted))
 
-    def _read(self, path: Path, file: BinaryIO) -> None:
-        file.seek(0)
+    def _read(self, path: Path) -> None:
+        """The finished cells; a line that a crash tore off is dropped, and its cell run again."""
+        if not path.is_file():
+            return
         end = 0
-        for i, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):  # torn by a crash: its cell is run again
-                break
-            end += len(line)
-            try:
-                entry = json.loads(line)
-                self.entries[entry["key"]] = entry
-            except (ValueError, TypeError, KeyError):
-                raise DsimError(
-                    f"{path}:{i}: not a finished cell: delete the line to run its cell again, or pass --force"
-                ) from None
-        file.truncate(end)
-        file.seek(end)
+        try:
+            with path.open("r+b") as file:
+                for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
+                    if not line.endswith(b"\n"):
+                        break
+                    end += len(line)
+                    entry = _finished(f"{path}:{i}", line)
+                    self.entries[entry["key"]] = entry
+                file.truncate(end)
+        except OSError as error:
+            raise fault(path, error) from None
 
-    def _write(self, name: str, content: bytes) -> None:
-        assert self._folder is not None
-        part = self._folder / f".{name}{PART}"
-        part.write_bytes(content)
-        os.replace(part, self._folder / name)
+    def _close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # of a full disk: it was told as the line was written
+                self._file.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> "_Journal":
         return self
@@ -226,61 +224,55 @@ class _Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._close()
 
 
-def _check_place(folder: Path) -> None:
-    if not folder.exists() and not folder.is_symlink():
-        return
-    if not folder.is_dir():
-        raise DsimError(f"{folder}: is a file, expected a folder to write to")
-    ours = {*FILES, *(f".{name}{PART}" for name in FILES)}
-    held = sorted(entry.name for entry in folder.iterdir())
-    foreign = [name for name in held if name not in ours]
-    if foreign:
-        raise DsimError(f"{folder}: holds {foreign[0]}, which no sweep wrote: choose another folder")
-    if not held:
-        return
+def _finished(where: str, line: bytes) -> Json:
+    """A line of cells.jsonl: a cell with its summary, or with the error that stands in its place."""
+    mend = "delete the line to run its cell again, or pass --force"
+    with parsing(where, f"a finished cell ({mend})"):
+        entry = json.loads(line)
+        match entry:
+            case {"key": str(), "cell": dict(), "summary": dict() as summary}:
+                _check_summary(summary)
+            case {"key": str(), "cell": dict(), "error": str()}:
+                pass
+            case _:
+                raise ValueError(f"{cut(line.decode(errors='replace'), 40)} has no key, cell, and summary or error")
+    return dict(entry)
+
+
+def _check_summary(summary: Json) -> None:
+    """ValueError unless these are the numbers of a run."""
+    for name, value in summary.items():
+        if name == "slos":
+            verdicts = value if isinstance(value, list) else [None]
+            if not all(_is_verdict(verdict) for verdict in verdicts):
+                raise ValueError(f"summary.slos is {cut(value, 40)}, expected a list of verdicts")
+        elif name != "policy" and not all(map(_is_number, value.values() if isinstance(value, dict) else [value])):
+            raise ValueError(f"summary.{cut(name, 40)} is {cut(value, 40)}, expected a number")
+
+
+def _is_verdict(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("slo"), str):
+        return False
+    return all(name in value and _is_number(value[name]) for name in ("attainment", "observed_ms", "met"))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a column of numbers takes it; null is no number, yet."""
+    return value is None or (isinstance(value, int | float) and abs(value) < 2**63)
+
+
+def _check_version(folder: Path) -> None:
     path = folder / "sweep.json"
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if set(held) <= {"cells.jsonl", f".sweep.json{PART}"}:  # killed as it began
-            return
-        raise DsimError(f"{folder}: holds {held[0]} and no sweep.json: choose another folder") from None
-    except (OSError, ValueError) as error:
-        raise DsimError(f"{path}: cannot be read as JSON: {error}") from None
-    schema, version = (info.get("schema"), info.get("version")) if isinstance(info, dict) else (None, None)
-    if schema != SCHEMA:
-        raise DsimError(f"{path}: schema is {str(schema)[:80]!r}, expected {SCHEMA!r}: choose another folder")
+    info: Json = {}
+    with suppress(DsimError):  # empty, or torn: the cells are in another file
+        found = read_json(path)
+        info = found if isinstance(found, dict) else info
+    version = info.get("version", VERSION)
     if not isinstance(version, int) or version > VERSION:
-        raise DsimError(f"{path}: version is {str(version)[:80]}, this dsim reads up to {VERSION}: upgrade dsim")
-
-
-def _locked(path: Path) -> BinaryIO:
-    """The journal, held by this process alone."""
-    file = path.open("r+b" if path.exists() else "x+b")
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise DsimError(f"{path.parent}: another sweep is writing there: wait for it, or choose another") from None
-    return file
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file is safe once its folder is on the disk too."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        raise DsimError(f"{path}: version is {cut(version)}, this dsim reads up to {VERSION}: upgrade dsim")
 
 
 def _manifest(plan: Plan, complete: bool) -> bytes:

@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,13 +44,15 @@ def tune(
     address: str | None = None,
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
+    begin: Callable[[], object] | None = None,
 ) -> Tuned:
     """Search for the policy with the best objective on a scenario's traffic; the scenario's own policy is not used.
 
     default: the policy to beat; `storage` keeps the trials, and the same call goes on from them until there are
     `trials`. train: the share of the trace, by time, that the search sees. min_quality: relative to the full cache.
     `jobs` settings are asked for and replayed at once; backend, address: where, see `Pool`. evaluate: replaces the
-    replay. The same seed and jobs give the same result, interrupted or not, wherever it runs.
+    replay. begin: called once all that was asked for is checked, before anything is kept. The same seed and jobs give
+    the same result, interrupted or not, wherever it runs.
     """
     _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
     profile = scenario.loaded_profile()
@@ -92,11 +95,16 @@ def tune(
         "sampler": sampler,
         "prune": prune,
     }
-    with Pool(backend, jobs, address) as pool, quiet():
+    with ExitStack() as stack:
+        pool = stack.enter_context(Pool(backend, jobs, address))
+        stack.enter_context(quiet())
         search = Search(
             tuple(objectives), space, default, Measure(evaluate, pool), sampler=sampler, jobs=jobs,
             seed=scenario.seed, replicas=scenario.replicas, progress=progress or _silent,
         )  # fmt: skip
+        if begin is not None:
+            begin()
+        stack.callback(search.close)
         search.open(storage, fingerprint)
         search.run(trials, _refusal(judge, min_quality, allow_unknown_quality), share)
         _check_feasible(search, trials, storage)

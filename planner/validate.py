@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
+from ..files.place import hold_folder
+from ..files.read import read_json, shown
+from ..files.write import write_whole
+from ..profiler.checked import Section
 from ..profiler.profile import Profile
 from ..report.compare.bounds import Bound
 from ..report.compare.comparison import Comparison, compare_runs
@@ -150,19 +155,20 @@ def validate(
             "trace": base.trace, "lengths": base.lengths, "profile": base.profile, "seed": base.seed,
             "commits": commits, "capacities": capacities, "cells": [asdict(cell) for cell in cells],
         }  # fmt: skip
-        out.mkdir(parents=True, exist_ok=True)
-        (out / PLAN).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        hold_folder(out).close()
+        write_whole(out / PLAN, json.dumps(plan, indent=2) + "\n")
     else:
-        if set(held["capacities"]) != set(policies):
+        capacities, cells = held.free("capacities").all_numbers(), _cells(held)
+        if set(capacities) != set(policies):
             raise DsimError(
-                f"{out}: holds a validation of {', '.join(held['capacities'])}, this one is of {', '.join(policies)}"
+                f"{out}: holds a validation of {', '.join(capacities)}, this one is of {', '.join(policies)}"
             )
         for key in ("trace", "lengths", "seed", "commits"):
             wanted = commits if key == "commits" else getattr(base, key)
-            if held[key] != wanted:
-                raise DsimError(f"{out}: holds a validation with {key} {held[key]}, this one has {wanted}")
-        capacities = held["capacities"]
-        cells = [Cell(**cell) for cell in held["cells"]]
+            if held.values[key] != wanted:
+                raise DsimError(
+                    f"{out}: holds a validation with {key} {shown(held.values[key])}, this one has {wanted}"
+                )
     serve = partial(on_device, loaded, profile, commits, prompts)
     about = about_live(loaded, profile, commits, prompts)
     left = []
@@ -172,10 +178,10 @@ def validate(
         requests = scenario.requests()
         folder = out / cell.name
         wanted = ["measured", *(["again"] if cell.again else [])]
-        if not (folder / "predicted").is_dir():
+        if not _is_whole(folder / "predicted"):
             record([scenario], requests, in_twin, out=folder / "predicted")
         for name in wanted:
-            if (folder / name).is_dir():
+            if _is_whole(folder / name):
                 continue
             if any_measured and not more():
                 left.append(f"{cell.name}/{name}")
@@ -186,7 +192,7 @@ def validate(
             if recorded.failure is not None:
                 raise recorded.failure
             if recorded.interrupted:  # half a cell is none
-                _remove(folder / name)
+                shutil.rmtree(folder / name)
                 raise KeyboardInterrupt
             any_measured = True
     pairs = [_pair(out / cell.name, "predicted", "measured") for cell in cells]
@@ -204,27 +210,35 @@ def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager
 
 
 def _pair(folder: Path, predicted: str, measured: str) -> tuple[Run, Run] | None:
-    if not (folder / measured).is_dir():
+    if not _is_whole(folder / measured):
         return None
     return read_run(folder / predicted), read_run(folder / measured)
 
 
-def _plan(out: Path) -> dict[str, Any] | None:
+def _plan(out: Path) -> Section | None:
+    """The plan in a validation's folder, None in a new one."""
     path = out / PLAN
     if not path.is_file():
         if out.is_dir() and any(out.iterdir()):
             raise DsimError(f"{out}: holds files and no {PLAN}: choose another folder")
         return None
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DsimError(f"{path}: not JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(held, dict) or not {"capacities", "cells"} <= set(held):
-        raise DsimError(f"{path}: not a validation's plan")
-    return held
+    keys = ("trace", "lengths", "profile", "seed", "commits", "capacities", "cells")
+    return Section(str(path), "", read_json(path), keys)
 
 
-def _remove(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+def _cells(plan: Section) -> list[Cell]:
+    parts = plan.sections("cells", tuple(field.name for field in fields(Cell)))
+    return [
+        Cell(s.text("policy"), s.number("load"), s.number("rate"), s.integer("num_requests", 1), s.flag("again"))
+        for s in parts
+    ]
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a run is there, to its end: one that was stopped as it was written is removed, and run again."""
+    if not folder.is_dir():
+        return False
+    if read_run(folder).info.get("interrupted"):
+        shutil.rmtree(folder)
+        return False
+    return True

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ProfileError
+from ..files import read
+from ..files.read import cut, shown
 
 
 class Section:
@@ -14,14 +16,14 @@ class Section:
     def __init__(self, path: str, name: str, value: object, keys: tuple[str, ...]) -> None:
         self.path, self.name = path, name
         if not isinstance(value, dict):
-            raise ProfileError(f"{path}: {name or 'the file'} is {_shown(value)}, expected an object")
+            raise ProfileError(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
         self.values: dict[str, Any] = value
         for key in keys:
             if key not in value:
                 raise ProfileError(f"{path}: {self._key(key)} is missing, expected keys {', '.join(keys)}")
         for key in value:
             if key not in keys:
-                raise ProfileError(f"{path}: {self._key(_cut(key))} is unknown, expected keys {', '.join(keys)}")
+                raise ProfileError(f"{path}: {self._key(cut(key))} is unknown, expected keys {', '.join(keys)}")
 
     def text(self, key: str, choices: tuple[str, ...] = ()) -> str:
         value = self.values[key]
@@ -96,7 +98,7 @@ class Section:
         return self.values[key] is None
 
     def error(self, key: str, value: object, expected: str) -> ProfileError:
-        return ProfileError(f"{self.path}: {self._key(key)} is {_shown(value)}, expected {expected}")
+        return ProfileError(f"{self.path}: {self._key(key)} is {shown(value)}, expected {expected}")
 
     def _number(self, key: str, value: object, least: float, most: float) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -110,17 +112,12 @@ class Section:
         return float(value)
 
     def _key(self, key: str) -> str:
-        return f"{self.name}.{key}" if self.name else key
+        return cut(f"{self.name}.{key}" if self.name else key)
 
 
 def read_json(path: Path) -> object:
     """The value in a JSON file; NaN, infinities and a key given twice are errors."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant, object_pairs_hook=_unique_keys)
-    except OSError as error:
-        raise ProfileError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path} is not JSON: {_cut(str(error))}") from None
+    return read.read_json(path, kind=ProfileError, parse=_parse)
 
 
 def write_json(value: object, indent: str = "") -> str:
@@ -134,6 +131,10 @@ def write_json(value: object, indent: str = "") -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+def _parse(text: str) -> object:
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
+
+
 def _no_constant(text: str) -> object:
     raise ValueError(f"{text} is not a number")
 
@@ -142,16 +143,5 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)} is given twice")
+        raise ValueError(f"key {cut(next(key for key in keys if keys.count(key) > 1), 40)} is given twice")
     return values
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    return _cut(json.dumps(value, ensure_ascii=True))
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -77,7 +77,9 @@ class Loaded:
             "graphs": self.graphs,
         }  # fmt: skip
         if weight.is_cuda:
-            found |= {"cuda": torch.version.cuda, "driver": driver(), "clock_mhz": torch.cuda.clock_rate(weight.device)}
+            found |= {"cuda": torch.version.cuda, "driver": driver()}
+            if (clock := clock_mhz(weight.device)) is not None:
+                found["clock_mhz"] = clock
         return found
 
 
@@ -90,8 +92,7 @@ def open_model(name: str, device: str | None = None, seed: int = 0, graphs: bool
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.split(":")[0] not in ("cuda", "cpu"):
         raise ModelError(f"device is {device}, expected cuda or cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"device is {device}, and PyTorch {torch.__version__} finds no CUDA device here: expected cpu")
+    free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
         model = weights.load(name, device, dtype, seed)
@@ -102,12 +103,30 @@ def open_model(name: str, device: str | None = None, seed: int = 0, graphs: bool
     found = describe(device)
     element = dtype.itemsize
     memory = MemoryModel(
-        capacity_bytes=found.memory_bytes,
+        capacity_bytes=free or found.memory_bytes,
         weight_bytes=element * config.num_params,
         kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim,
         vocab=config.vocab,
     )
     return Loaded(name, model, found, shape_of(config), memory, weights.is_trained(name), graphs)
+
+
+def select(device: str) -> int | None:
+    """Make a CUDA device the current one, for what names none, and return the bytes free on it; None for a CPU.
+
+    Raises ModelError where it is not there.
+    """
+    if not device.startswith("cuda"):
+        return None
+    if not torch.cuda.is_available():
+        raise ModelError(f"device is {device}, and PyTorch {torch.__version__} finds no CUDA device here: expected cpu")
+    _, colon, index = device.partition(":")
+    count = torch.cuda.device_count()
+    if colon and not (index.isdecimal() and int(index) < count):
+        raise ModelError(f"device is {device}, expected cuda:0 to cuda:{count - 1}")
+    torch.cuda.set_device(int(index) if colon else torch.cuda.current_device())
+    # What other processes hold is not ours, however large the device is.
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def describe(device: str) -> Device:
@@ -127,6 +146,14 @@ def processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def clock_mhz(device: torch.device) -> int | None:
+    """The GPU's clock, where PyTorch can ask for it: that takes a package of NVIDIA's, and rights."""
+    try:
+        return int(torch.cuda.clock_rate(device))
+    except Exception:  # a missing package, a driver that refuses: whatever it is, it must cost no measurement
+        return None
 
 
 def driver() -> str | None:
@@ -423,6 +450,7 @@ def profile_model(
     config = loaded.model.config
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config)
+    settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
     for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
     steps = measure_steps(
@@ -456,7 +484,6 @@ def profile_model(
         )
         models.append(model)
         fits.append(commit_fit)
-    settings = loaded.settings
     profile = Profile(
         name=name,
         description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..engine.errors import ProfileError
+from ..files.read import cut
 
 BYTES = 2  # of a parameter, a key or a value element in bf16
 
@@ -134,7 +135,7 @@ def model(name: str) -> ModelShape:
     for known, shape in MODELS.items():
         if known.lower() == name.lower():
             return shape
-    raise ProfileError(f"no model is named {name}; the known ones are {', '.join(MODELS)}")
+    raise ProfileError(f"no model is named {cut(name)}; the known ones are {', '.join(MODELS)}")
 
 
 def family(m: ModelShape) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import tempfile
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from ..engine.commits import CommitModel, FocusDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, Upkeep
 from ..engine.upkeep import CACHES, PHASES
+from ..files.read import cut
+from ..files.write import check_file, write_whole
 from .checked import Section, read_json, write_json
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
@@ -193,7 +194,7 @@ class Profile:
 def load(name: str | Path) -> Profile:
     """The profile in that file, or the shipped one of that name."""
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):
         held = _shipped_files()
         if str(name) not in held:
             raise ProfileError(f"no profile file or shipped profile is named {name}; shipped: {', '.join(held)}")
@@ -203,23 +204,10 @@ def load(name: str | Path) -> Profile:
 
 def save(profile: Profile, path: str | Path, force: bool = False) -> None:
     """Write the profile whole or not at all; the same profile gives the same bytes."""
-    path = Path(path)
-    if path.exists() and not force:
-        raise ProfileError(f"{path} exists: choose another name, or pass --force to replace it")
+    path = check_file(path, force=force)
     data = to_json(profile)
     from_json(data, str(path))
-    try:
-        descriptor, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(write_json(data) + "\n")
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    except OSError as error:
-        Path(part).unlink(missing_ok=True)
-        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from None
+    write_whole(path, write_json(data) + "\n")
 
 
 def shipped() -> dict[str, str]:
@@ -239,13 +227,13 @@ def from_json(data: object, path: str) -> Profile:
     """A profile from plain values, each checked; `path` is what an error names."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else None
-        raise ProfileError(f"{path}: schema is {str(found)[:80]!r}, expected {SCHEMA!r}")
+        raise ProfileError(f"{path}: schema is {cut(found)!r}, expected {SCHEMA!r}")
     version = data.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ProfileError(f"{path}: version is {str(version)[:80]!r}, expected {VERSION}")
+        raise ProfileError(f"{path}: version is {cut(version)!r}, expected {VERSION}")
     if version > VERSION:
         raise ProfileError(
-            f"{path} is a {SCHEMA} of version {version}, this dsim reads up to {VERSION}: upgrade dsim, "
+            f"{path} is a {SCHEMA} of version {cut(version)}, this dsim reads up to {VERSION}: upgrade dsim, "
             f"or make the profile again with this one"
         )
     if version == 1:
@@ -295,6 +283,8 @@ def _of_version_2(data: dict[str, Any], path: str) -> dict[str, Any]:
     """A file of version 2 with what version 3 added: no graph, and evictions that cost what the layers' sizes say."""
     if not isinstance(data.get("latency"), dict):
         return data
+    if "model" not in data:
+        return data  # which the reader of the whole file says
     shape = model_shape(Section(path, "", data, tuple(data)).section("model", _names(ModelShape)))
     data = data | {"latency": data["latency"] | {"early": shape.early, "eviction": 0.0, "graph_tokens": 0}}
     if isinstance(data.get("focus"), dict):

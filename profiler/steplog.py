@@ -12,6 +12,7 @@ from .. import __version__
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
+from ..files.read import cut, parsing, read_lines, shown
 from .checked import Section
 from .commit_log import Bools, CommitLog
 from .fit import fit_latency
@@ -160,23 +161,15 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line's place, FILE:LINE, and its object; empty lines are skipped."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                where = f"{path}:{number}"
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ProfileError(f"{where}: not JSON: {error}") from None
-                if not isinstance(value, dict):
-                    raise ProfileError(f"{where}: the line is {json.dumps(value)[:80]}, expected an object")
-                yield where, value
-    except OSError as error:
-        raise ProfileError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    for number, line in read_lines(path, kind=ProfileError):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        with parsing(where, "JSON", ProfileError):
+            value = json.loads(line.rstrip())
+        if not isinstance(value, dict):
+            raise ProfileError(f"{where}: the line is {shown(value)}, expected an object")
+        yield where, value
 
 
 def _filled(where: str, values: dict[str, Any], needed: tuple[str, ...], free: dict[str, Any]) -> Section:
@@ -185,12 +178,10 @@ def _filled(where: str, values: dict[str, Any], needed: tuple[str, ...], free: d
 
 def _header(where: str, values: dict[str, Any]) -> Header:
     if values.get("schema") != SCHEMA:
-        raise ProfileError(
-            f"{where}: schema is {str(values.get('schema'))[:80]!r}, expected {SCHEMA!r} in the first line"
-        )
+        raise ProfileError(f"{where}: schema is {cut(values.get('schema'))!r}, expected {SCHEMA!r} in the first line")
     if values.get("version") not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
-        raise ProfileError(f"{where}: version is {str(values.get('version'))[:80]}, this dsim reads {known}")
+        raise ProfileError(f"{where}: version is {cut(values.get('version'))}, this dsim reads {known}")
     needed = (
         "schema", "version", "synthetic", "engine", "device", "memory_bytes", "model", "block_length", "threshold",
         "workload",

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import DsimError
+from ..files.place import Kind, check_folder, has_keys, write_folder
 from .table import number
 
 FILES = ("capacity.json", "report.html")
+CAPACITY = Kind("a capacity", FILES, FILES[0], has_keys("rate", "replicas", "binding_slo", "curve"))
 Json = Mapping[str, Any]  # what `dsim capacity --json` prints
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -103,28 +104,13 @@ def write(folder: str | Path, found: Json, *, force: bool = False) -> None:
     # Imported here: an answer on the terminal draws nothing and need not load Plotly.
     from .capacity_page import page
 
-    folder = check(folder, force=force)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
-        (folder / FILES[0]).write_text(text + "\n", encoding="utf-8")
-        (folder / FILES[1]).write_text(page(found), encoding="utf-8")
-    except OSError as error:
-        raise DsimError(f"{folder}: cannot be written: {error.strerror}") from error
+    text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
+    write_folder(folder, CAPACITY, {FILES[0]: text + "\n", FILES[1]: page(found)}, force=force)
 
 
 def check(folder: str | Path, *, force: bool = False) -> Path:
     """The folder, if it may be written to."""
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise DsimError(f"{folder}: is a file, expected a folder to write to")
-    held = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in held if name not in FILES]
-    if foreign:
-        raise DsimError(f"{folder}: holds {foreign[0]}, which is not of a capacity: choose another folder")
-    if held and not force:
-        raise DsimError(f"{folder}: exists and holds {', '.join(held)}: choose another folder or pass --force")
-    return folder
+    return check_folder(folder, CAPACITY, force=force)
 
 
 def is_share(found: Json, name: str) -> bool:

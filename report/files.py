@@ -2,26 +2,26 @@
 
 import json
 import math
-import os
-import shutil
-import signal
-import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..engine.errors import DsimError
 from ..engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from ..files.interrupt import asked_to_stop
+from ..files.place import Kind, Staged, has_schema, whole_path
+from ..files.read import fault
+from ..files.write import encoded, tell
 from .manifest import Manifest
 from .run import FILES, SCHEMA, VERSION, Array, read_run
+
+RUN = Kind("a run", FILES, "run.json", has_schema(SCHEMA))
 
 Lists = Mapping[str, tuple[Array, Array]]  # name -> (values, offsets: one more than there are steps)
 
@@ -45,9 +45,10 @@ STEP_SCHEMA = pa.schema(
 class StepSink:
     """Where one policy's steps go, batch by batch."""
 
-    def __init__(self, policy: str, writer: pq.ParquetWriter) -> None:
+    def __init__(self, policy: str, writer: pq.ParquetWriter, shown: str | Path) -> None:
         self._policy = policy
         self._writer = writer
+        self._shown = shown
 
     def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
         """Write a batch of steps (STEP_COLUMNS, and STEP_LISTS where they are kept); thousands at a time are best."""
@@ -65,7 +66,7 @@ class StepSink:
             # `words` words a row may arrive as [rows, words].
             flat = np.ascontiguousarray(values, dtype).reshape(-1)
             arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
-        self._writer.write_batch(pa.record_batch(arrays, schema=STEP_SCHEMA))
+        _write(self._writer, pa.record_batch(arrays, schema=STEP_SCHEMA), self._shown)
 
 
 class RunWriter:
@@ -76,25 +77,22 @@ class RunWriter:
 
     def __init__(self, folder: str | Path, *, force: bool = False, more: Sequence[str] = ()) -> None:
         """more: request columns beside the journal's, of seconds."""
-        # Without `..`: a parent that is made on the way must not turn the path into another's.
-        self.folder = Path(os.path.normpath(Path(folder).absolute()))
-        self._force = force
-        _check_place(self.folder, force)
-        self._made = [p for p in (self.folder.parent, *self.folder.parent.parents) if not p.exists()]
+        self._staged = Staged(whole_path(folder), RUN, force=force)
+        self.folder = self._shown = self._staged.folder
+        # Opened here, not by Arrow: it takes no name that is not UTF-8.
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._build = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
+            self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
         except OSError as error:
-            self._remove_parents()
-            raise DsimError(f"{folder}: cannot be created: {error.strerror}") from error
-        self._steps = pq.ParquetWriter(self._build / "steps.parquet", STEP_SCHEMA, **_ENCODING)
+            self._staged.abort()
+            raise fault(self._shown, error) from None
+        self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
         self._request_schema = pa.schema([*REQUEST_SCHEMA, *((name, pa.float64()) for name in more)])
-        self._requests = pq.ParquetWriter(self._build / "requests.parquet", self._request_schema, **_ENCODING)
+        self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
         self._open = True
 
     def steps(self, policy: str) -> StepSink:
         """A sink for the steps of one policy."""
-        return StepSink(policy, self._steps)
+        return StepSink(policy, self._steps, self._shown)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """Write all requests of one policy (REQUEST_COLUMNS, and what `more` names)."""
@@ -106,58 +104,55 @@ class RunWriter:
         arrays += [
             pa.array(np.asarray(columns[name], np.float64)) for name in self._request_schema.names[len(arrays) :]
         ]
-        self._requests.write_batch(pa.record_batch(arrays, schema=self._request_schema))
+        _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         """Write run.json and report.html, and move the folder to its place, replacing the run that was there.
 
-        A Ctrl-C meanwhile does not cost the run: it takes a second one.
+        A Ctrl-C meanwhile does not cost the run: it takes a second one. A page that cannot be drawn does not, either:
+        the run is written without it, and then the error raised.
         """
-        with _finishing(self.folder):
+        line = f"Writing {self.folder}: Ctrl-C again discards it"
+        with asked_to_stop(partial(tell, line)):
             self._finish(run_json)
 
     def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         # Imported here: a run without a folder draws nothing and need not load Plotly.
         from .html import write_html
 
-        self._steps.close()
-        self._requests.close()
         info = {"schema": SCHEMA, "version": VERSION, **run_json}
         text = json.dumps(_plain(info), indent=2, allow_nan=False, ensure_ascii=False)
-        (self._build / "run.json").write_text(text + "\n", encoding="utf-8")
-        write_html(self._build / "report.html", read_run(self._build))
-        # mkdtemp makes a private folder; the result gets the permissions of any other.
-        umask = os.umask(0)
-        os.umask(umask)
-        self._build.chmod(0o777 & ~umask)
-        self._move()
+        build = self._staged.path
+        undrawn: Exception | None = None
+        try:
+            self._close()
+            (build / "run.json").write_bytes(encoded(text + "\n"))
+            try:
+                write_html(build / "report.html", read_run(build))
+            except Exception as error:
+                undrawn = error
+                (build / "report.html").unlink(missing_ok=True)
+        except OSError as error:
+            raise fault(self._shown, error) from None
+        if isinstance(undrawn, OSError):  # of the disk, which would not take the rest, either
+            raise fault(self._shown, undrawn) from None
+        self._staged.commit()
         self._open = False
+        if undrawn is not None:
+            raise undrawn
 
     def abort(self) -> None:
         """Remove what was built; what was in the folder's place stays."""
-        if not self._open:
-            return
-        self._open = False
-        for writer in (self._steps, self._requests):
-            writer.close()
-        shutil.rmtree(self._build, ignore_errors=True)
-        self._remove_parents()
+        if self._open:
+            self._open = False
+            with suppress(OSError):
+                self._close()
+        self._staged.abort()
 
-    def _remove_parents(self) -> None:
-        for parent in self._made:
-            if parent.is_dir() and not any(parent.iterdir()):
-                parent.rmdir()
-
-    def _move(self) -> None:
-        # Something may have come to the folder's place since the run began.
-        _check_place(self.folder, self._force)
-        if not self.folder.exists():
-            self._build.rename(self.folder)
-            return
-        old = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.old.", dir=self.folder.parent))
-        self.folder.rename(old / "run")
-        self._build.rename(self.folder)
-        shutil.rmtree(old, ignore_errors=True)
+    def _close(self) -> None:
+        with ExitStack() as stack:  # each is closed whatever became of the others
+            for each in (*self._files, self._steps, self._requests):
+                stack.callback(each.close)
 
     def __enter__(self) -> "RunWriter":
         return self
@@ -166,25 +161,6 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
-
-
-@contextmanager
-def _finishing(folder: Path) -> Iterator[None]:
-    """The first Ctrl-C says what is being done, the second ends it."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
-        yield
-        return
-
-    def wait(_signum: int, _frame: FrameType | None) -> None:
-        print(f"Writing {folder}: Ctrl-C again discards it", file=sys.stderr)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # Names repeat and times do not: a dictionary of every time would cost time and space.
@@ -196,18 +172,11 @@ _ENCODING: dict[str, Any] = {
 }
 
 
-def _check_place(folder: Path, force: bool) -> None:
-    if not folder.exists() and not folder.is_symlink():
-        return
-    if not folder.is_dir():
-        raise DsimError(f"{folder}: is a file, expected a folder to write to")
-    held = sorted(entry.name for entry in folder.iterdir())
-    foreign = [name for name in held if name not in FILES]
-    if foreign:
-        # Replacing a folder deletes it: only what dsim wrote may go.
-        raise DsimError(f"{folder}: holds {foreign[0]}, which dsim did not write: choose another folder")
-    if held and not force:
-        raise DsimError(f"{folder}: exists and holds {', '.join(held)}: choose another folder or pass --force")
+def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, shown: str | Path) -> None:
+    try:
+        writer.write_batch(batch)
+    except OSError as error:
+        raise fault(shown, error) from None
 
 
 def _names(indices: Array, names: Sequence[str]) -> pa.DictionaryArray:

@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from ..engine.commits import CommitModel
 from ..engine.latency import POWERS_TO
+from ..files.write import write_whole
 from ..profiler.commit_log import CommitLog
 from ..profiler.fit import predict
 from ..profiler.fit import split as split_points
@@ -31,7 +32,7 @@ Logs = Mapping[tuple[str, float], CommitLog]  # by workload and threshold
 
 def write_page(path: str | Path, profile: Profile, steps: Samples, logs: Logs) -> None:
     """Write the page of a fitted profile."""
-    Path(path).write_text(page(profile, steps, logs), encoding="utf-8")
+    write_whole(path, page(profile, steps, logs))
 
 
 def page(profile: Profile, steps: Samples, logs: Logs) -> str:

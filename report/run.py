@@ -1,8 +1,8 @@
 """A run read back from its folder: run.json, requests.parquet and steps.parquet."""
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..engine.engine import Limits
 from ..engine.errors import DsimError
 from ..engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from ..files.read import cut, parsing, quoted, read_json
+from ..files.shape import check_shape
 from .manifest import Manifest
+from .metrics import Summary
 
 SCHEMA, VERSION = "dsim-run", 1
 FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
+
+MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any number
+# Columns of steps that a run of before they were kept lacks.
+LATER = ("device", "evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -38,19 +46,22 @@ class Run:
     @property
     def num_steps(self) -> int:
         """Rows of steps.parquet."""
-        return int(pq.read_metadata(self.folder / "steps.parquet").num_rows)
+        with _opened(self.folder / "steps.parquet") as file:
+            return int(file.metadata.num_rows)
 
     def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         """A policy's request columns, `status` as an index into STATUSES."""
         names = list(columns or REQUEST_COLUMNS)
-        table = pq.read_table(self.folder / "requests.parquet", columns=names, filters=pc.field("policy") == policy)
-        # Columns beside the journal's, as of a load generator's file, are of seconds.
-        return {name: _numpy(table[name].combine_chunks(), REQUEST_COLUMNS.get(name, "float64")) for name in names}
+        with _opened(self.folder / "requests.parquet") as file:
+            table = file.read(["policy", *names])
+            mine = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
+            # Columns beside the journal's, as of a load generator's file, are of seconds.
+            return {name: _numpy(mine[name].combine_chunks(), REQUEST_COLUMNS.get(name, "float64")) for name in names}
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
         """A policy's steps, some thousands at a time; scalar columns only."""
         names = list(columns or STEP_COLUMNS)
-        with pq.ParquetFile(self.folder / "steps.parquet") as file:
+        with _opened(self.folder / "steps.parquet") as file:
             held = set(file.schema_arrow.names)  # a run of before the column was kept lacks it
             for batch in file.iter_batches(columns=["policy", *(name for name in names if name in held)]):
                 mine = batch.filter(pc.equal(batch["policy"].cast(pa.string()), policy))
@@ -72,19 +83,19 @@ class Run:
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
         """A policy's STEP_LISTS as (values, offsets); a DsimError when the run did not keep them."""
         path = self.folder / "steps.parquet"
-        held = set(pq.read_schema(path).names)
-        names = [name for name in STEP_LISTS if name in held]
-        table = pq.read_table(path, columns=names, filters=pc.field("policy") == policy)
         lists = {}
-        for name in names:
-            column = table[name].combine_chunks()
-            if column.null_count:
-                raise DsimError(
-                    f"{self.folder}/steps.parquet: column '{name}' is empty: the run kept scalar columns only"
-                )
-            lengths = np.asarray(pc.list_value_length(column), np.int64)
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            lists[name] = (_numpy(column.flatten(), STEP_LISTS[name]), offsets)
+        with _opened(path) as file:
+            held = set(file.schema_arrow.names)
+            names = [name for name in STEP_LISTS if name in held]
+            table = file.read(["policy", *names])
+            table = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
+            for name in names:
+                column = table[name].combine_chunks()
+                if column.null_count:
+                    raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
+                lengths = np.asarray(pc.list_value_length(column), np.int64)
+                offsets = np.concatenate([[0], np.cumsum(lengths)])
+                lists[name] = (_numpy(column.flatten(), STEP_LISTS[name]), offsets)
         if "evictions" not in held:
             lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])
         return lists
@@ -99,21 +110,54 @@ def read_run(folder: str | Path) -> Run:
     missing = [name for name in FILES[:3] if not (folder / name).is_file()]
     if missing:
         raise DsimError(f"{folder}: not a run of dsim: it lacks {', '.join(missing)}")
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DsimError(f"{path}: not JSON: {str(error).splitlines()[0]}") from error
+    info = read_json(path)
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:
         found = info.get("schema") if isinstance(info, dict) else type(info).__name__
-        raise DsimError(f"{path}: schema is {found!r}, expected '{SCHEMA}'")
+        raise DsimError(f"{path}: schema is {quoted(found)}, expected '{SCHEMA}'")
     if not isinstance(info.get("version"), int) or info["version"] > VERSION:
-        raise DsimError(f"{path}: version is {info.get('version')!r}, this dsim reads up to {VERSION}: update dsim")
-    for name in FILES[1:3]:
-        try:
-            pq.read_metadata(folder / name)
-        except (pa.ArrowException, OSError) as error:
-            raise DsimError(f"{folder / name}: not a Parquet file: {str(error).splitlines()[0]}") from error
+        said = quoted(info.get("version"))
+        raise DsimError(f"{path}: version is {said}, this dsim reads up to {VERSION}: update dsim")
+    _check_manifest(info, str(path))
+    for name, wanted in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
+        with _opened(folder / name) as file:
+            _check_columns(file.schema_arrow, wanted, folder / name)
     return Run(folder, cast(Manifest, info))
+
+
+def _check_manifest(info: dict[str, Any], where: str) -> None:
+    """DsimError unless what reports read of a run.json is what they expect."""
+    check_shape(info, Manifest, where)
+    for i, summary in enumerate(info.get("policies", [])):
+        check_shape(summary, Summary, f"{where}: policies[{i}]")
+    known = {field.name for field in fields(Limits)}
+    for i, limits in enumerate(info.get("limits", [])):
+        place = f"{where}: limits[{i}]"
+        check_shape(limits, Limits, place)
+        check_shape(limits.get("policy"), str, f"{place}.policy")
+        if more := limits.keys() - known - {"policy"}:
+            raise DsimError(f"{place}.{cut(min(more))} is unknown, expected {', '.join(sorted(known))}")
+
+
+def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> None:
+    """DsimError unless a file has the columns that every run has, of a type that can be read as theirs."""
+    for name, dtype in {"policy": "str", **wanted}.items():
+        if name not in schema.names:
+            if name in LATER:
+                continue
+            raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *wanted])}")
+        kind = schema.field(name).type
+        named = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
+        if not (named if name in ("policy", "status") else kind == pa.from_numpy_dtype(np.dtype(dtype))):
+            raise DsimError(f"{path}: column {name} is {cut(kind)}, expected {'names' if named else dtype}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """A run's Parquet file: whatever Arrow says of a damaged one is one line."""
+    with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
+        if file.metadata.num_rows > MAX_ROWS:
+            raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {MAX_ROWS}")
+        yield file
 
 
 def _unknown(name: str, num: int) -> Array:

@@ -12,7 +12,11 @@ class Clock(simpy.Environment):
     A delay is added to `now` and may round; a step's end is computed once, by the engine's clock, and kept as it is.
     """
 
-    stopping = False  # set it to end the run before its next event, with KeyboardInterrupt
+    stopping = False  # the run ends before its next event, with KeyboardInterrupt
+
+    def stop(self) -> None:
+        """End the run before its next event, so that nothing is half done."""
+        self.stopping = True
 
     def step(self) -> None:
         """Process the next event, unless the run is to stop: it is never left in the middle of one."""

@@ -1,13 +1,9 @@
 """The twin: a trace through replicas of a policy, priced by a profile."""
 
 import math
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +17,7 @@ from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.request import Request
+from ..files.interrupt import asked_to_stop
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import MemoryModel, Profile
 from ..traces import Trace
@@ -198,7 +195,7 @@ def simulate(
     loop = None if concurrency is None else _ClosedLoop(env, trace, submit)
     interrupted = False
     try:
-        with _stop_on_interrupt(env):
+        with asked_to_stop(env.stop):
             if loop is not None:
                 loop.next(concurrency or 0)
                 env.run()
@@ -225,25 +222,6 @@ def _past_eos(trace: Trace, block: int) -> tuple[Trace, npt.NDArray[np.bool_]]:
     partial = -trace.input_length % block
     missed = (partial > 0) & (trace.output_length > 0) & (trace.output_length <= partial)
     return replace(trace, output_length=np.where(missed, partial + 1, trace.output_length)), missed
-
-
-@contextmanager
-def _stop_on_interrupt(env: Clock) -> Iterator[None]:
-    """Ctrl-C ends the run between two events, so that nothing is half done; a second one ends it at once."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
-        yield  # a worker that is to ignore it goes on ignoring it
-        return
-
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        env.stopping = True
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class _Arrivals:

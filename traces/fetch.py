@@ -1,16 +1,26 @@
 """Fetch a published trace that is too large to ship, and check that it is the one that was published."""
 
 import hashlib
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.message import Message
 from http.client import HTTPException
 from pathlib import Path
+from typing import IO, BinaryIO
+from urllib.parse import urlsplit
 
 from ..engine.errors import TraceError
+from ..files.read import fault, read_bytes
+from ..files.write import check_file, writing
 
+SCHEMES = ("https",)
+# Where the published files lie: GitHub sends a download on to one of its hosts of files.
+HOSTS = (
+    "github.com", "raw.githubusercontent.com", "media.githubusercontent.com", "objects.githubusercontent.com",
+    "release-assets.githubusercontent.com",
+)  # fmt: skip
 CHUNK = 1 << 20
 TIMEOUT = 30  # s without a byte
 
@@ -24,6 +34,7 @@ class Release:
     url: str
     num_bytes: int
     sha256: str
+    hosts: tuple[str, ...] = HOSTS  # nothing is asked of any other
 
 
 DATA = "https://github.com/HPMLL/BurstGPT/raw/main/data"
@@ -76,17 +87,13 @@ def fetch(
     path = Path(dest) / file
     if path.exists() and not force:
         return verified(path, release, file)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            download(release, part, file, progress)
-            verified(part, release, file, shown=release.url)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TraceError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise fault(path, error) from None
+    check_file(path, force=True)
+    with writing(path) as out:
+        download(release, out, file, progress)
     return path
 
 
@@ -99,20 +106,51 @@ def find(dataset: str, file: str) -> Release:
     return RELEASES[dataset][file]
 
 
-def download(release: Release, part: Path, file: str, progress: Progress | None) -> None:
-    """Write what the address returns to `part`; an error says how to get the file by hand."""
-    done = 0
-    with part.open("wb") as out:
-        try:
-            with urllib.request.urlopen(release.url, timeout=TIMEOUT) as response:
-                while block := response.read(CHUNK):
-                    out.write(block)
-                    done += len(block)
-                    if progress:
-                        progress(done, release.num_bytes)
-        except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise TraceError(f"{file} cannot be fetched ({reason}): {by_hand(release, file)}") from error
+def download(release: Release, out: BinaryIO, file: str, progress: Progress | None) -> None:
+    """Write what the address returns, if it is the published file; an error says how to get the file by hand.
+
+    Only the release's hosts are asked, over https, and no more is read than the file is long.
+    """
+    found, done = hashlib.sha256(), 0
+    try:
+        check_address(release.url, release)
+        with urllib.request.build_opener(_Redirects(release)).open(release.url, timeout=TIMEOUT) as response:
+            while block := response.read(CHUNK):
+                done += len(block)
+                if done > release.num_bytes:
+                    raise TraceError(
+                        f"{release.url} is not {file}: over {release.num_bytes} bytes came, expected "
+                        f"{release.num_bytes} bytes of sha256 {release.sha256}"
+                    )
+                found.update(block)
+                out.write(block)
+                if progress:
+                    progress(done, release.num_bytes)
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise TraceError(f"{file} cannot be fetched ({reason}): {by_hand(release, file)}") from error
+    check_digest(release.url, found.hexdigest(), done, release, file)
+
+
+def check_address(url: str, release: Release) -> None:
+    """URLError unless the address is one of the release's hosts', over https."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES or parts.hostname not in release.hosts:
+        host = f"{parts.scheme}://{parts.netloc}"
+        raise urllib.error.URLError(f"{host:.80} is asked, expected {' or '.join(SCHEMES)} to {release.hosts[0]}")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to another of the release's hosts, and no other."""
+
+    def __init__(self, release: Release) -> None:
+        self._release = release
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        check_address(newurl, self._release)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
 def by_hand(release: Release, file: str) -> str:
@@ -123,17 +161,17 @@ def by_hand(release: Release, file: str) -> str:
     )
 
 
-def verified(path: Path, release: Release, file: str, shown: str | None = None) -> Path:
+def verified(path: Path, release: Release, file: str) -> Path:
     """The path, if its bytes are the published ones."""
-    try:
-        with path.open("rb") as data:
-            found = hashlib.file_digest(data, "sha256").hexdigest()
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
-    if found != release.sha256:
-        size = path.stat().st_size
+    data = read_bytes(path, kind=TraceError)
+    check_digest(path, hashlib.sha256(data).hexdigest(), len(data), release, file)
+    return path
+
+
+def check_digest(where: object, sha256: str, size: int, release: Release, file: str) -> None:
+    """TraceError unless these are the published file's."""
+    if sha256 != release.sha256:
         raise TraceError(
-            f"{shown or path} is not {file}: sha256 {found} and {size} bytes, "
+            f"{where} is not {file}: sha256 {sha256} and {size} bytes, "
             f"expected {release.sha256} and {release.num_bytes} bytes"
         )
-    return path

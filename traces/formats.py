@@ -94,4 +94,4 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
 def shown_keys(keys: list[str]) -> str:
     """Keys as an error message shows them: on one line and not too long."""
     text = " ".join(", ".join(keys).split())
-    return text if len(text) <= 200 else text[:197] + "..."
+    return text if len(text) <= 80 else text[:77] + "..."

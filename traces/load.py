@@ -1,5 +1,6 @@
 """Load a trace: find it, tell its format by its keys, read it, sort it and start it at 0."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import TraceError
+from ..files.read import printable
 from .formats import TICKS_PER_SECOND, Format, named, recognise, shown_keys
 from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
 from .rows import (
@@ -59,8 +61,8 @@ def load(
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
     """The file and the name of a trace; an error lists the shipped ones."""
     path = Path(path_or_name)
-    if path.exists():
-        return path, path.stem
+    if os.path.exists(path):  # which a name that no file can have is not an error to
+        return path, printable(path.stem)
     if str(path_or_name) in SHIPPED:
         return SHIPPED[str(path_or_name)], str(path_or_name)
     raise TraceError(f"no trace file {path_or_name}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
@@ -177,11 +179,14 @@ def finish(
         has_arrivals=has_arrivals,
         warnings=tuple(columns.warnings),
     )
-    return Trace(
-        name,
-        (time - time[0]) / ticks,
-        columns.input_length[kept],
-        columns.output_length[kept],
-        {key: [column[i] for i in rows] for key, column in columns.extras.items()},
-        notes,
-    )
+    try:
+        return Trace(
+            name,
+            (time - time[0]) / ticks,
+            columns.input_length[kept],
+            columns.output_length[kept],
+            {key: [column[i] for i in rows] for key, column in columns.extras.items()},
+            notes,
+        )
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None

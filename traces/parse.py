@@ -112,7 +112,7 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
         output_length.append(num_output)
         for ours, value in more.items():
             extras[ours].append(value)
-        if (session := row.get("session_id")) is not None:
+        if (session := session_of(row)) is not None:
             last[session] = tick
     lengths = np.array(input_length, np.int64), np.array(output_length, np.int64)
     columns = Columns(np.array(time), *lengths, held(extras), len(found.rows), num_skipped)
@@ -161,15 +161,24 @@ def whole_ns(stamps: "pd.Series[str]") -> Ints:
 def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
     """When a row arrives, in ticks, and whether that follows from the delay after its session's turn before."""
     value = row.get(form.time)
-    if value in (None, "") and row.get("delay") is not None and row.get("session_id") in last:
+    if value in (None, "") and row.get("delay") is not None and (session := session_of(row)) in last:
         delay = read_number("delay", row["delay"], 0) * TICKS_PER_SECOND[form.unit] / 1e3
-        return last[row["session_id"]] + delay, True
+        return read_number(form.time, last[session] + delay, 0), True
     if form.unit != "datetime":
         return read_number(form.time, value, 0), False
     try:
-        return int(whole_ns(pd.Series([value], dtype=str))[0]), False
+        tick = int(whole_ns(pd.Series([value], dtype=str))[0])
     except (ValueError, OverflowError, TypeError) as error:
         raise BadRowError(f"{form.time} is {shown(value)}, expected a date and time") from error
+    if not 0 <= tick <= MAX_TICK:  # below: no time at all, as pandas says it, or before 1970
+        raise BadRowError(f"{form.time} is {shown(value)}, expected a date and time from 1970 to 2116")
+    return tick, False
+
+
+def session_of(row: Row) -> str | int | None:
+    """Whose turn a row is; None where that is no name."""
+    session = row.get("session_id")
+    return session if isinstance(session, str | int) else None
 
 
 def read_count(row: Row, key: str, least: int) -> int:

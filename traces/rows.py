@@ -11,6 +11,11 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from ..engine.errors import TraceError
+from ..files.read import MOST, cut, parsing
+from ..files.read import read_bytes as read_bytes_of
+
+MAX_PARQUET_ROWS = 10_000_000  # a file of a few bytes may claim any number
+LONGEST = 2**62  # ns that a tool may take
 
 Row: TypeAlias = dict[str, Any]
 
@@ -35,13 +40,8 @@ def place(path: str, number: int, by_line: bool = True) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's bytes; an error for a directory, a file that cannot be read, and an empty one."""
-    if path.is_dir():
-        raise TraceError(f"{path} is a directory, expected a trace file")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+    """The file's bytes; an error for what is no file, cannot be read, is too large, or is empty."""
+    data = read_bytes_of(path, kind=TraceError)
     if not data.strip():
         raise TraceError(f"{path} is empty, expected a trace")
     return data
@@ -74,7 +74,7 @@ def csv_header(path: str, text: str) -> list[str]:
             if fields:
                 return [name.strip() for name in fields]
     except csv.Error as error:
-        raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from error
+        raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from None
     return []
 
 
@@ -100,7 +100,7 @@ def csv_rows(path: str, text: str) -> Rows:
             if len(fields) == len(header):
                 rows.append(dict(zip(header, fields, strict=True)))
             else:
-                rows.append(f"row has {len(fields)} fields, expected {len(header)} ({','.join(header)})")
+                rows.append(f"row has {len(fields)} fields, expected {len(header)} ({cut(','.join(header))})")
 
 
 def jsonl_rows(path: str, text: str) -> Rows:
@@ -123,9 +123,9 @@ def json_rows(path: str, text: str) -> Rows:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         where = place(path, error.lineno)
-        raise TraceError(f"{where}: malformed JSON ({error.msg}), expected an array of objects") from error
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: malformed JSON ({error}), expected an array of objects") from error
+        raise TraceError(f"{where}: malformed JSON ({error.msg}), expected an array of objects") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise TraceError(f"{path}: malformed JSON ({cut(error)}), expected an array of objects") from None
     numbers: list[int] = []
     rows: list[Row | str] = []
     for number, item in enumerate(found, start=1):
@@ -137,13 +137,16 @@ def json_rows(path: str, text: str) -> Rows:
 
 def parquet_rows(path: str, data: bytes) -> Rows:
     """Every row of a Parquet file."""
-    import pyarrow.lib
     import pyarrow.parquet
 
-    try:
-        rows = pyarrow.parquet.read_table(io.BytesIO(data)).to_pylist()
-    except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
-        raise TraceError(f"{path} is a damaged Parquet file: {' '.join(str(error).split())}") from error
+    with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
+        told = file.metadata
+        size = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
+        if told.num_rows > MAX_PARQUET_ROWS or not 0 <= size <= MOST:
+            raise TraceError(
+                f"{path}: holds {told.num_rows} rows of {size} bytes, expected at most {MAX_PARQUET_ROWS} of {MOST}"
+            )
+        rows = file.read().to_pylist()
     return Rows(path, list(range(1, len(rows) + 1)), rows, by_line=False)
 
 
@@ -154,7 +157,7 @@ def parse_object(line: str) -> Row | str:
     except json.JSONDecodeError as error:
         return f"malformed JSON ({error.msg} at column {error.colno}), expected one object per line"
     except (ValueError, RecursionError) as error:
-        return f"malformed JSON ({error}), expected one object per line"
+        return f"malformed JSON ({cut(error)}), expected one object per line"
     return found if isinstance(found, dict) else complaint_about(found)
 
 
@@ -169,22 +172,23 @@ def turns(row: Row | str) -> Iterator[Row | str]:
         yield row
         return
     start: Any = row.get("arrival_time_ns")
-    delay: float = 0
+    delay: Any = 0
     for turn in row["sub_requests"]:
         if not isinstance(turn, dict):
             yield complaint_about(turn)
             continue
-        if isinstance(start, int | float) and not isinstance(start, bool):
+        known = isinstance(delay, int | float) and 0 <= delay <= LONGEST
+        if known and isinstance(start, int | float) and not isinstance(start, bool):
             start += delay
         yield {
             "arrival_time_ns": start,
             "input_toks": turn.get("input_toks"),
             "output_toks": turn.get("output_toks"),
             "session_id": row.get("session_id"),
-            "delay": delay / 1e6,
+            "delay": delay / 1e6 if known else delay,  # whoever reads the row says what is wrong
         }
         pause = turn.get("tool_duration_ns", 0)
-        delay = pause if isinstance(pause, int | float) else 0
+        delay = pause if isinstance(pause, int | float) and not isinstance(pause, bool) else 0
 
 
 def csv_frame(data: bytes, columns: dict[str, Any]) -> pd.DataFrame | None:

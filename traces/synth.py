@@ -1,8 +1,8 @@
 """Make a trace up: an arrival process and lengths; or give a trace other arrivals, rate or lengths for a replay."""
 
 import math
+import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from .load import load
 from .shipped import SHIPPED
 from .trace import Floats, Trace, TraceNotes, check_rate
 
-MAX_REQUESTS = 100_000_000
+MAX_REQUESTS = 10_000_000  # a replay keeps some 600 bytes of each
+MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # of the gaps: outside these a time scale is a mistake
 JITTER = 128  # apart from streams of arrivals
 
 # Columns that tell one request from another, or tie requests together: a request drawn twice may not keep them.
@@ -115,6 +116,8 @@ def own_times(
         order = np.argsort(late, kind="stable")
         ready = ready.take(order, late[order])
     if time_scale is not None:
+        if not MIN_SCALE <= time_scale <= MAX_SCALE:
+            raise TraceError(f"time scale is {time_scale}, expected {MIN_SCALE:g} to {MAX_SCALE:g}")
         return ready.time_scaled(time_scale)
     return ready if rate is None else ready.scaled_to_rate(rate)
 
@@ -185,7 +188,7 @@ def resolve_lengths(lengths: str | Moments | Trace) -> str | Moments | Trace:
     """Lengths by name: published moments and forms stay as they are; a file or a shipped trace is loaded."""
     if not isinstance(lengths, str) or lengths in LENGTHS:
         return lengths
-    return load(lengths) if lengths in SHIPPED or Path(lengths).exists() else lengths
+    return load(lengths) if lengths in SHIPPED or os.path.exists(lengths) else lengths
 
 
 def check_count(num_requests: int | None) -> None:

@@ -16,6 +16,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
 
 
+MAX_TIME = 1e12  # s, 30,000 years: more is a mistake, and its milliseconds do not fit a whole number
 MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s: outside these a rate is a mistake
 
 
@@ -114,6 +115,10 @@ class Trace:
             raise TraceError(f"{self.name} holds no requests, expected at least 1")
         if not np.isfinite(self.arrival).all() or self.arrival[0] != 0 or (np.diff(self.arrival) < 0).any():
             raise TraceError(f"{self.name}: arrivals must be finite, start at 0 and never decrease")
+        if self.duration > MAX_TIME:
+            raise TraceError(
+                f"{self.name}: the last request arrives after {self.duration:g} s, expected at most {MAX_TIME:g} s"
+            )
         for name, column, low in (
             ("input_length", self.input_length, 1),
             ("output_length", self.output_length, 0),

@@ -1,40 +1,22 @@
 """Write a trace as canonical JSON lines: Mooncake's keys, times in whole milliseconds, and our optional ones."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ..engine.errors import TraceError
+from ..files.write import check_file, writing
 from .formats import OPTIONAL
 from .trace import Trace
 
 
 def write(trace: Trace, path: str | Path, *, force: bool = False) -> Path:
     """Write the trace to `path` in one move; refuse to overwrite unless `force`. Arrivals round to the nearest ms."""
-    path = Path(path)
-    refuse_overwrite(path, force)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            with part.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(lines(trace))
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise TraceError(f"{path} cannot be written: {error.strerror or error}") from error
+    path = check_file(path, force=force)
+    with writing(path) as file:
+        file.writelines(line.encode() for line in lines(trace))
     return path
-
-
-def refuse_overwrite(path: Path, force: bool) -> None:
-    """An error when the file is there and may not be replaced."""
-    if path.is_dir():
-        raise TraceError(f"{path} is a directory, expected a file name")
-    if path.exists() and not force:
-        raise TraceError(f"{path} exists, expected a new file: --force overwrites it")
 
 
 def lines(trace: Trace) -> Iterator[str]:

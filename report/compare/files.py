@@ -4,11 +4,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...engine.errors import DsimError
+from ...files.place import Kind, check_folder, has_keys, write_folder
 from ..run import Run
 from .comparison import Comparison
 
 FILES = ("compare.json", "report.html")
+COMPARISON = Kind("a comparison", FILES, FILES[0], has_keys("definitions", "pairs", "cells", "overall"))
 
 
 def write(folder: str | Path, found: Comparison, pairs: Sequence[tuple[Run, Run]], *, force: bool = False) -> None:
@@ -16,25 +17,10 @@ def write(folder: str | Path, found: Comparison, pairs: Sequence[tuple[Run, Run]
     # Imported here: an answer on the terminal draws nothing and need not load Plotly.
     from .page import page
 
-    folder = check(folder, force=force)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
-        (folder / FILES[0]).write_text(text + "\n", encoding="utf-8")
-        (folder / FILES[1]).write_text(page(found, pairs), encoding="utf-8")
-    except OSError as error:
-        raise DsimError(f"{folder}: cannot be written: {error.strerror}") from error
+    text = json.dumps(found.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
+    write_folder(folder, COMPARISON, {FILES[0]: text + "\n", FILES[1]: page(found, pairs)}, force=force)
 
 
 def check(folder: str | Path, *, force: bool = False) -> Path:
     """The folder, if it may be written to."""
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise DsimError(f"{folder}: is a file, expected a folder to write to")
-    held = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in held if name not in FILES]
-    if foreign:
-        raise DsimError(f"{folder}: holds {foreign[0]}, which is not of a comparison: choose another folder")
-    if held and not force:
-        raise DsimError(f"{folder}: exists and holds {', '.join(held)}: choose another folder or pass --force")
-    return folder
+    return check_folder(folder, COMPARISON, force=force)

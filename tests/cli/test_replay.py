@@ -266,7 +266,7 @@ def test_a_folder_with_files_of_others_is_never_replaced(trace: str, tmp_path: P
     (tmp_path / "work" / "thesis.tex").write_text("years")
     ran = dsim("replay", trace, "-o", "work", "--force")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == f"Error: {tmp_path}/work: holds thesis.tex, which dsim did not write: choose another folder\n"
+    assert ran.err == f"Error: {tmp_path}/work: holds thesis.tex, which is not of a run: choose another folder\n"
     assert held(tmp_path) == [trace, "work", "work/thesis.tex"]
 
 
@@ -443,7 +443,9 @@ def test_a_broken_policy_file_is_one_line_with_its_name(text: str, trace: str, t
 def test_a_file_in_the_folders_place_is_refused(trace: str, tmp_path: Path) -> None:
     line = refused(dsim("replay", trace, "-o", trace), tmp_path, [trace])
     assert line == f"{tmp_path}/{trace}: is a file, expected a folder to write to"
-    assert "cannot be created" in refused(dsim("replay", trace, "-o", f"{trace}/run"), tmp_path, [trace])
+    assert "cannot be written: Not a directory" in refused(
+        dsim("replay", trace, "-o", f"{trace}/run"), tmp_path, [trace]
+    )
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------
@@ -504,9 +506,13 @@ def test_a_way_round_to_a_file_replaces_nothing(trace: str, tmp_path: Path) -> N
 
 
 def test_what_came_to_the_folders_place_during_the_run_is_kept(trace: str, tmp_path: Path) -> None:
-    # Two runs to the same folder: the one that ends later finds it taken.
     with RunWriter("run") as writer:
-        assert dsim("replay", trace, "--policy", "ar", "-o", "run").code == 0
+        beside = dsim("replay", trace, "--policy", "ar", "-o", "run")
+        assert (beside.code, beside.err.partition(": ")[2]) == (
+            2, f"{tmp_path}/run: another dsim is writing there: wait for it, or choose another folder\n"
+        )  # fmt: skip
+        assert dsim("replay", trace, "--policy", "ar", "-o", "other").code == 0
+        Path("other").rename("run")
         taken = files("run")
         with pytest.raises(DsimError, match="exists and holds"):
             writer.finish({"policies": []})

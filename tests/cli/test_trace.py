@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsim.cli.trace import app
-from dsim.engine.errors import TraceError
+from dsim.engine.errors import DsimError, TraceError
 from dsim.traces import load
 from dsim.traces.fetch import RELEASES, Release
 
@@ -90,7 +90,7 @@ def test_convert_writes_canonical_lines_and_says_so(burstgpt: Path, tmp_path: Pa
     assert out.read_text().splitlines()[1] == (
         '{"timestamp": 40000, "input_length": 1087, "output_length": 230, "model": "ChatGPT"}'
     )
-    with pytest.raises(TraceError, match="exists, expected a new file"):
+    with pytest.raises(DsimError, match="exists: choose another name"):
         run("convert", burstgpt, out)
     assert run("convert", burstgpt, out, "--force", "--keep-failed").output.startswith(f"Wrote {out} (4 requests")
 
@@ -142,8 +142,7 @@ def test_fetch_verifies_a_file_got_by_hand(burstgpt: Path, monkeypatch: pytest.M
     monkeypatch.setitem(RELEASES["burstgpt"], "BurstGPT_1.csv", release)
     said = f"(BurstGPT_1.csv, CC BY 4.0, https://github.com/HPMLL/BurstGPT); next: dsim trace info {burstgpt}\n"
     assert run("fetch", "burstgpt", "--from", burstgpt).output == f"Verified {burstgpt} {said}"
-    folder = burstgpt.parent / "new"
-    run("fetch", "burstgpt", "-o", folder)
-    assert len(load(folder / "BurstGPT_1.csv")) == 3
+    with pytest.raises(TraceError, match=r"cannot be fetched \(file:// is asked, expected https to github.com\)"):
+        run("fetch", "burstgpt", "-o", burstgpt.parent / "new")
     with pytest.raises(TraceError, match=r"is not BurstGPT_2\.csv"):
         run("fetch", "burstgpt", "--from", burstgpt, "--file", "BurstGPT_2.csv")

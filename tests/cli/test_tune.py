@@ -94,7 +94,7 @@ def test_a_folder_of_something_else_is_not_touched() -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("dear diary")
     ran = tune("-o", "mine")
-    assert (ran.code, ran.err) == (2, "Error: mine exists: choose another folder, or pass --force to replace it\n")
+    assert (ran.code, ran.err) == (2, "Error: mine: holds notes.txt, which is not of a search: choose another folder\n")
     assert held(Path("mine")) == ["notes.txt"]
 
 
@@ -121,7 +121,7 @@ def test_min_quality_keeps_to_what_is_known() -> None:
         (["--policy", "optimos"], "policy 'optimos': no preset is named 'optimos' (did you mean optimus?)"),
         (["--space", "none.toml"], "none.toml: no such space file"),
         (["--min-quality", "lots"], "quality lots is not a share of the full cache's, expected such as 98% or 0.98"),
-        (["--quality-table", "none.csv"], "none.csv: cannot be read as a quality table"),
+        (["--quality-table", "none.csv"], "none.csv: cannot be read: No such file or directory"),
         (["--storage", "trace.jsonl"], "trace.jsonl holds no trials of dsim tune, expected another file"),
         (["--slo", "p90:ttft=1us"], "misses it by"),
     ],

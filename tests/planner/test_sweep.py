@@ -282,7 +282,7 @@ def test_a_broken_line_elsewhere_is_told_and_nothing_is_lost(tmp_path: Path) -> 
     journal = tmp_path / "out" / "cells.jsonl"
     broken = b"x" + journal.read_bytes()
     journal.write_bytes(broken)
-    with pytest.raises(DsimError, match=r"cells.jsonl:1: not a finished cell"):
+    with pytest.raises(DsimError, match=r"cells.jsonl:1: cannot be read as a finished cell"):
         sweep(config, tmp_path / "out", jobs=1)
     assert journal.read_bytes() == broken
 
@@ -325,10 +325,10 @@ def test_all_cells_may_fail(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("run.json", "{}", "holds run.json, which no sweep wrote: choose another folder"),
-        ("sweep.json", '{"schema": "dsim-run"}', "sweep.json: schema is 'dsim-run', expected 'dsim-sweep'"),
+        ("run.json", "{}", "holds run.json, which is not of a sweep: choose another folder"),
+        ("sweep.json", '{"schema": "dsim-run"}', "sweep.json: does not say that dsim wrote it: choose another folder"),
         ("sweep.json", '{"schema": "dsim-sweep", "version": 9}', "version is 9, this dsim reads up to 1: upgrade dsim"),
-        ("sweep.json", "{", "sweep.json: cannot be read as JSON"),
+        ("sweep.json", "{", "sweep.json: does not say that dsim wrote it: choose another folder"),
         ("results.csv", "", "holds results.csv and no sweep.json: choose another folder"),
     ],
 )
@@ -375,7 +375,7 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
 
     def intrude(finished: int, total: int) -> None:
         if finished == 1:
-            with pytest.raises(DsimError, match="another sweep is writing there") as error:
+            with pytest.raises(DsimError, match="another dsim is writing there") as error:
                 sweep(config, tmp_path / "out", jobs=1)
             told.append(str(error.value))
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +19,21 @@ from dsim.engine.upkeep import CACHES
 from dsim.live.config import ModelConfig
 from dsim.live.graphs import MAX_ROWS
 from dsim.live.weights import random_model, save_model
+from dsim.planner.on_device import about_live
 from dsim.profiler import measure
 from dsim.profiler.measure import (
     REPEATS,
     ROUND,
     Loaded,
     check_same_model,
+    clock_mhz,
     default_workloads,
     log_commits,
     measure_steps,
     measure_upkeep,
     open_model,
     profile_model,
+    select,
 )  # fmt: skip
 from dsim.profiler.profile import from_json, load, to_json
 from dsim.profiler.samples import points
@@ -184,3 +188,50 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match=r"device is cuda, and PyTorch .* finds no CUDA device here: expected cpu"):
             open_model("tiny", "cuda")
+
+
+def test_a_clock_that_cannot_be_asked_is_left_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(device: torch.device) -> int:
+        raise ModuleNotFoundError("pynvml does not seem to be installed")
+
+    monkeypatch.setattr(torch.cuda, "clock_rate", refuses)
+    assert clock_mhz(torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 1410)
+    assert clock_mhz(torch.device("cuda")) == 1410
+
+
+def test_what_a_device_does_not_answer_is_found_out_before_anything_is_measured(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuses(_: Loaded) -> dict[str, Any]:
+        asked.append("settings")
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(Loaded, "settings", property(refuses))
+    monkeypatch.setattr("dsim.profiler.measure.measure_steps", lambda *_, **__: asked.append("steps"))
+    with pytest.raises(RuntimeError, match="the driver is gone"):
+        profile_model(loaded, name="x", budget=1.0, workloads={}, thresholds=(0.9,))
+    with pytest.raises(RuntimeError, match="the driver is gone"):
+        about_live(loaded, None, "twin", None)
+    assert asked == ["settings", "settings"]
+
+
+def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30_000_000_000, 80_000_000_000))
+    assert select("cuda:1") == select("cuda") == 30_000_000_000
+    assert chosen == [1, 0]
+    assert select("cpu") is None
+    for name in ("cuda:2", "cuda:x", "cuda:"):
+        with pytest.raises(ModelError, match=f"device is {name}, expected cuda:0 to cuda:1"):
+            select(name)
+    # All of the model's figures but the pool are those of the whole device.
+    monkeypatch.setattr("dsim.profiler.measure.select", lambda device: 1_000_000_000)
+    opened = open_model("tiny", "cpu")
+    assert opened.memory.capacity_bytes == 1_000_000_000 < opened.device.memory_bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsim.engine.errors import ProfileError
+from dsim.engine.errors import DsimError, ProfileError
 from dsim.profiler import ship
 from dsim.profiler.profile import (
     DEFAULT,
@@ -134,10 +134,10 @@ def test_shipped_profiles_say_that_they_are_estimates() -> None:
 def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text("mine")
-    with pytest.raises(ProfileError, match="exists: choose another name, or pass --force"):
+    with pytest.raises(DsimError, match="exists: choose another name, or pass --force"):
         save(load(DEFAULT), path)
     assert path.read_text() == "mine"
-    with pytest.raises(ProfileError, match="cannot write"):
+    with pytest.raises(DsimError, match="cannot be written: No such file or directory"):
         save(load(DEFAULT), tmp_path / "none" / "p.json")
 
 
@@ -273,12 +273,12 @@ def test_missing_and_unknown_keys_are_named(tmp_path: Path, good: dict[str, Any]
         ("{", "Expecting property name"),
         ('{"a": NaN}', "NaN is not a number"),
         ('{"a": 1, "a": 2}', "key a is given twice"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "it is nested too deeply"),
     ],
 )
 def test_what_is_not_json_is_refused(tmp_path: Path, text: str, why: str) -> None:
     message = refusal(tmp_path, text)
-    assert message.startswith("p.json is not JSON: ")
+    assert message.startswith("p.json: cannot be read as JSON: ")
     assert why in message
 
 

@@ -71,10 +71,9 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
 def test_captured_steps_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = profile_of_log(read_log(EXAMPLE), "mine", str(EXAMPLE))
 
-    def measured(model: str, output: Path, *, graphs: bool, **rest: Any) -> Profile:
+    def measured(model: str, output: Path, beside: Path, *, graphs: bool, **rest: Any) -> Profile:
         profile = replace(fitted, latency=replace(fitted.latency, graph_tokens=512 * graphs))
         save(profile, output)
-        output.with_suffix(".html").write_text("")
         return profile
 
     monkeypatch.setattr("dsim.cli.profile.measure_profile", measured)
@@ -107,7 +106,7 @@ def test_refusals_are_one_line() -> None:
         ("--from-log", "x.jsonl"): "--output is missing: a fitted profile is written to a file (-o FILE)",
         ("--from-log", "x", "--roofline", "h200"): "--roofline and --from-log are two ways to make a profile",
         ("--model", "tiny", "-o", "x", "--thresholds", "0.9,2"): "--thresholds holds '2', expected numbers above 0",
-        ("--from-log", "none.jsonl", "-o", "x.json"): "none.jsonl: No such file or directory",
+        ("--from-log", "none.jsonl", "-o", "x.json"): "none.jsonl: cannot be read: No such file or directory",
         ("--roofline", "h200"): "--model is missing, expected one of SDAR-1.7B, SDAR-4B",
         ("--roofline", "b200", "--model", "SDAR-8B"): "no GPU is named b200; the known ones are A100-80GB",
         ("--roofline", "h200", "--model", "x"): "no model is named x; the known ones are SDAR-1.7B",

@@ -58,7 +58,7 @@ BAD = [
     (({**HEADER, "model": "x"},), "log.jsonl:1: no model is named x; the known ones are"),
     (({**HEADER, "synthetic": 0},), "log.jsonl:1: synthetic is 0, expected true or false"),
     ((HEADER,), "log.jsonl holds no step lines"),
-    ((HEADER, "{"), "log.jsonl:2: not JSON: "),
+    ((HEADER, "{"), "log.jsonl:2: cannot be read as JSON: "),
     ((HEADER, "3"), "log.jsonl:2: the line is 3, expected an object"),
     ((HEADER, {"step": 0}), "log.jsonl:2: kind is missing, expected one of step, request, sequence"),
     ((HEADER, {**STEP, "kind": "x"}), 'log.jsonl:2: kind is "x", expected one of step, request, sequence'),
@@ -101,10 +101,10 @@ def test_a_bad_line_is_named_with_its_place(tmp_path: Path, lines: tuple[Any, ..
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"none.jsonl: No such file or directory"):
+    with pytest.raises(ProfileError, match=r"none.jsonl: cannot be read: No such file or directory"):
         read_log(tmp_path / "none.jsonl")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(ProfileError, match="is not UTF-8 text: invalid start byte at byte 0"):
+    with pytest.raises(ProfileError, match="bytes:1: is not UTF-8 text: invalid start byte"):
         read_log(tmp_path / "bytes")
 
 

@@ -93,7 +93,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 def test_force_never_deletes_what_dsim_did_not_write(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years")
-    with pytest.raises(DsimError, match=r"holds thesis.tex, which dsim did not write: choose another folder"):
+    with pytest.raises(DsimError, match=r"holds thesis.tex, which is not of a run: choose another folder"):
         RunWriter(tmp_path, force=True)
     with pytest.raises(DsimError, match="is a file, expected a folder"):
         RunWriter(tmp_path / "thesis.tex", force=True)
@@ -151,7 +151,7 @@ def test_a_run_without_lists_says_so_when_asked_for_them(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "run.json: not JSON"),
+        ("{", "run.json: cannot be read as JSON"),
         ("[]", "run.json: schema is 'list', expected 'dsim-run'"),
         ('{"schema": "dsim-profile", "version": 1}', "run.json: schema is 'dsim-profile', expected 'dsim-run'"),
         ('{"schema": "dsim-run", "version": 2}', "run.json: version is 2, this dsim reads up to 1: update dsim"),
@@ -174,5 +174,5 @@ def test_a_folder_without_a_run_is_told_apart(tmp_path: Path) -> None:
         read_run(tmp_path)
     write_run(tmp_path / "run", **SMALL)
     (tmp_path / "run" / "steps.parquet").write_text("cut short")
-    with pytest.raises(DsimError, match=r"steps.parquet: not a Parquet file"):
+    with pytest.raises(DsimError, match=r"steps.parquet: cannot be read as a run's Parquet file"):
         read_run(tmp_path / "run")

@@ -1,6 +1,7 @@
 """Fetching a published trace, from a server of our own or by hand, without the outside network."""
 
 import hashlib
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -17,13 +18,36 @@ DATA = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
 SHA = hashlib.sha256(DATA).hexdigest()
 
 
+HERE = ("127.0.0.1",)
+
+
 class Quiet(SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/to/"))
+            self.end_headers()
+        elif self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            for _ in itertools.takewhile(lambda _: self.more(), itertools.count()):
+                pass
+        else:
+            super().do_GET()
+
+    def more(self) -> bool:
+        try:
+            return self.wfile.write(bytes(1 << 16)) > 0
+        except OSError:
+            return False
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr("dsim.traces.fetch.SCHEMES", ("https", "http"))
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "BurstGPT_1.csv").write_bytes(DATA)
@@ -37,27 +61,52 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def test_a_file_is_fetched_verified_and_not_fetched_twice(server: str, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    release = Release(f"{server}/BurstGPT_1.csv", len(DATA), SHA)
+    release = Release(f"{server}/BurstGPT_1.csv", len(DATA), SHA, HERE)
     path = fetch("burstgpt", tmp_path / "new", release=release, progress=lambda *at: seen.append(at))
     assert path.read_bytes() == DATA
     assert seen == [(len(DATA), len(DATA))]
-    gone = Release(f"{server}/gone", len(DATA), SHA)
+    gone = Release(f"{server}/gone", len(DATA), SHA, HERE)
     assert fetch("burstgpt", tmp_path / "new", release=gone) == path
     assert [p.name for p in path.parent.iterdir()] == ["BurstGPT_1.csv"]
 
 
-def test_a_file_url_works_too(server: str, tmp_path: Path) -> None:
-    release = Release((tmp_path / "served" / "BurstGPT_1.csv").as_uri(), len(DATA), SHA)
-    assert fetch("burstgpt", tmp_path / "new", release=release).read_bytes() == DATA
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("http://127.0.0.1/x", "http://127.0.0.1"),
+        ("https://example.org/x", "https://example.org"),
+        ("https://github.com.example.org/x", "https://github.com.example.org"),
+        ("file:///etc/passwd", "file://"),
+    ],
+)
+def test_only_the_stated_hosts_are_asked_and_only_over_https(address: str, asked: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as error:
+        fetch("burstgpt", tmp_path / "new", release=Release(address, len(DATA), SHA))
+    assert f"({asked} is asked, expected https to github.com)" in str(error.value)
+
+
+def test_a_redirect_leads_nowhere_else(server: str, tmp_path: Path) -> None:
+    near = Release(f"{server}/to//BurstGPT_1.csv", len(DATA), SHA, HERE)
+    assert fetch("burstgpt", tmp_path / "near", release=near).read_bytes() == DATA
+    for far in (server.replace("127.0.0.1", "localhost") + "/BurstGPT_1.csv", "file:///etc/passwd"):
+        with pytest.raises(TraceError, match=r"is asked, expected https or http to 127\.0\.0\.1|is not allowed"):
+            fetch("burstgpt", tmp_path / "far", release=Release(f"{server}/to/{far}", len(DATA), SHA, HERE))
+    assert list((tmp_path / "far").iterdir()) == []
+
+
+def test_no_more_is_read_than_the_file_is_long(server: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=f"over {len(DATA)} bytes came, expected {len(DATA)} bytes of sha256 {SHA}"):
+        fetch("burstgpt", tmp_path / "new", release=Release(f"{server}/endless", len(DATA), SHA, HERE))
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_other_bytes_are_not_kept(server: str, tmp_path: Path) -> None:
-    release = Release(f"{server}/BurstGPT_1.csv", 99, "0" * 64)
+    release = Release(f"{server}/BurstGPT_1.csv", 199, "0" * 64, HERE)
     with pytest.raises(TraceError) as error:
         fetch("burstgpt", tmp_path / "new", release=release)
     assert str(error.value) == (
         f"{server}/BurstGPT_1.csv is not BurstGPT_1.csv: sha256 {SHA} and {len(DATA)} bytes, "
-        f"expected {'0' * 64} and 99 bytes"
+        f"expected {'0' * 64} and 199 bytes"
     )
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -66,7 +115,7 @@ def test_other_bytes_are_not_kept(server: str, tmp_path: Path) -> None:
 def test_without_a_network_it_says_what_to_do_by_hand(server: str, tmp_path: Path, path: str) -> None:
     url = path.replace("SERVER", server)
     with pytest.raises(TraceError) as error:
-        fetch("burstgpt", tmp_path / "new", release=Release(url, 1, SHA))
+        fetch("burstgpt", tmp_path / "new", release=Release(url, 1, SHA, HERE))
     text = str(error.value)
     assert "\n" not in text
     assert text.startswith("BurstGPT_1.csv cannot be fetched (")

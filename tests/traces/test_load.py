@@ -304,9 +304,9 @@ def test_a_bad_date_is_named(tmp_path: Path) -> None:
 def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
     cases = {
         "is empty, expected a trace": save(tmp_path, b" \n", "empty"),
-        "is a directory, expected a trace file": tmp_path,
+        "is a directory, expected a file": tmp_path,
         "is a binary file, expected CSV": save(tmp_path, bytes(range(256)), "binary"),
-        "is a damaged Parquet file": save(tmp_path, b"PAR1 and nothing more", "parquet"),
+        "cannot be read as Parquet: ": save(tmp_path, b"PAR1 and nothing more", "parquet"),
         ":2: byte 0xff is no UTF-8": save(tmp_path, b"TIMESTAMP,ContextTokens\n\xff\n", "latin"),
         "holds a header and no rows": save(tmp_path, AZURE.split(b"\r\n")[0], "header"),
         ":1: malformed JSON (Expecting": save(tmp_path, b"[{]", "json"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.errors import TraceError
+from dsim.engine.errors import DsimError, TraceError
 from dsim.engine.request import Request
 from dsim.traces import Trace, TraceNotes, load, shipped_names, write
 from dsim.traces.shipped import SHIPPED
@@ -87,12 +87,12 @@ def test_the_written_file_has_mooncakes_keys_and_whole_milliseconds(tmp_path: Pa
 def test_a_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
     path = write(small(), tmp_path / "out.jsonl")
     before = path.read_bytes()
-    with pytest.raises(TraceError, match="exists, expected a new file: --force overwrites it"):
+    with pytest.raises(DsimError, match="exists: choose another name, or pass --force to replace it"):
         write(small().head(1), path)
     assert path.read_bytes() == before
     write(small().head(1), path, force=True)
     assert len(load(path)) == 1
-    with pytest.raises(TraceError, match="cannot be written: No such file or directory"):
+    with pytest.raises(DsimError, match="cannot be written: No such file or directory"):
         write(small(), tmp_path / "missing" / "out.jsonl")
 
 

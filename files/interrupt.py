@@ -1,0 +1,80 @@
+"""Ctrl-C, SIGTERM and SIGHUP: what they end, when, and what they may not end half-way."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+Handler = Callable[[int, FrameType | None], Any]
+
+
+@contextmanager
+def as_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP do what Ctrl-C does: for a command, which they end. One that is ignored stays so."""
+    fatal = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        fatal = []
+    for number in fatal:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in fatal:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
+    """The first signal calls `tell` and ends nothing; the second does what it would have done without this.
+
+    with asked_to_stop(event.set): ...
+    """
+    before = _ours()
+
+    def first(_signum: int, _frame: FrameType | None) -> None:
+        _restore(before)
+        tell()
+
+    _install(before, first)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A signal waits until what is done in here is done: a line half written, a rename half made."""
+    before = _ours()
+    came: list[int] = []
+    _install(before, lambda signum, _frame: came.append(signum))
+    try:
+        yield
+    finally:
+        _restore(before)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _ours() -> dict[int, Handler]:
+    """The signals that end this thread's work by a handler of Python's; not those that are ignored or fatal.
+
+    A worker that ignores Ctrl-C goes on ignoring it, and in a notebook SIGTERM goes on ending the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    return {number: handler for number, handler in handlers.items() if callable(handler)}
+
+
+def _install(of: dict[int, Handler], handler: Handler) -> None:
+    for number in of:
+        signal.signal(number, handler)
+
+
+def _restore(before: dict[int, Handler]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,0 +1,58 @@
+"""One writer a place: a lock that a process holds until it lets go or ends, however it ends."""
+
+import os
+from pathlib import Path
+
+from ..engine.errors import DsimError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: its user sees to it
+    fcntl = None  # type: ignore[assignment]
+
+
+class Lock:
+    """A file or folder that this process alone writes. The lock is the kernel's: no file is left behind.
+
+    It stays with the thing itself when that is renamed, and ends with the process. DsimError where another holds it.
+    """
+
+    def __init__(self, path: Path, shown: Path | None = None) -> None:
+        self._descriptor = -1
+        self._descriptor = os.open(path, os.O_RDONLY)
+        if not _take(self._descriptor):
+            self.close()
+            raise DsimError(f"{shown or path}: another dsim is writing there: wait for it, or choose another place")
+
+    def close(self) -> None:
+        """Let go; harmless when done twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process that is alive holds the lock of this file or folder."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _take(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

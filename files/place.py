@@ -1,0 +1,278 @@
+"""Output folders: may dsim write here, is what is there dsim's own, and how it is replaced so that nothing is lost."""
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..engine.errors import DsimError
+from .interrupt import uninterrupted
+from .lock import Lock, is_held
+from .read import described, fault, read_json
+from .write import NEW, beside, check_parent, encoded, leftovers, sync_folder, tell
+
+OLD = "dsim-old"  # `.NAME.dsim-old`: a folder that is being replaced
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of output folder."""
+
+    what: str  # as a message calls it: "a run"
+    files: tuple[str, ...]  # the names that it may hold; `*` stands for anything
+    manifest: str  # the file that says what the folder is
+    proves: Callable[[Mapping[str, Any]], bool]  # whether a JSON object is such a manifest
+    folders: tuple[str, ...] = ()  # of `files`, those that are folders
+    kept: str | None = None  # a file that a run adds to as it goes: it proves the folder where no manifest is yet
+
+    def is_ours(self, folder: Path) -> bool:
+        """Whether dsim wrote what the folder holds: its manifest says so, or the record of a run that was killed."""
+        with suppress(DsimError):
+            info = read_json(folder / self.manifest)
+            if isinstance(info, dict):
+                return self.proves(info)
+        return self.kept is not None and _is_record(folder / self.kept)
+
+
+def has_keys(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
+    """The proof of a manifest without a schema: it has these keys."""
+    return lambda info: set(keys) <= set(info)
+
+
+def has_schema(schema: str) -> Callable[[Mapping[str, Any]], bool]:
+    """The proof of a manifest that names its schema."""
+    return lambda info: info.get("schema") == schema
+
+
+def check_folder(folder: str | Path, kind: Kind, *, force: bool, add: bool = False) -> Path:
+    """An output folder's whole path, if a run of this kind may write there; a DsimError says why not.
+
+    It may be new or empty. What dsim wrote may be replaced with `force`, or added to with `add`. A folder that a killed
+    run had set aside is put back first, and what such runs left beside or in it is removed; both are told.
+    """
+    place = whole_path(folder)
+    try:
+        if any(is_held(entry) for entry in leftovers(place)):
+            raise DsimError(f"{folder}: another dsim is writing there: wait for it, or choose another folder")
+        _recover(place)
+        if not os.path.lexists(place):
+            check_parent(_first_new(place))
+            return place
+        mode = os.lstat(place).st_mode
+        if not stat.S_ISDIR(mode):
+            raise DsimError(f"{folder}: is {described(mode)}, expected a folder to write to")
+        if is_held(place):
+            raise DsimError(f"{folder}: another dsim is writing there: wait for it, or choose another folder")
+        held = sorted(entry.name for entry in place.iterdir())
+        for name in [name for name in held if name.startswith(".") and f".{NEW}." in name]:
+            (place / name).unlink()
+            tell(f"Removed {place / name}, which a run that was killed left behind")
+            held.remove(name)
+        foreign = [name for name in held if not _may_hold(place / name, kind)]
+    except (OSError, ValueError) as error:
+        raise fault(folder, error) if isinstance(error, OSError) else DsimError(f"{folder}: {error}") from None
+    if foreign:
+        raise DsimError(f"{folder}: holds {foreign[0]}, which is not of {kind.what}: choose another folder")
+    if held and not (force or add):
+        raise DsimError(f"{folder}: exists and holds {', '.join(held)}: choose another folder or pass --force")
+    if held and not kind.is_ours(place):
+        if kind.manifest in held:
+            raise DsimError(f"{folder}/{kind.manifest}: does not say that dsim wrote it: choose another folder")
+        raise DsimError(f"{folder}: holds {held[0]} and no {kind.manifest}: choose another folder")
+    return place
+
+
+def whole_path(folder: str | Path) -> Path:
+    """The path from the root, without `..`: a parent that is made on the way must not turn it into another's."""
+    return Path(os.path.normpath(Path(folder).absolute()))
+
+
+class Staged:
+    """A folder that is built beside its place and takes it at the end, in the place of the one that was there.
+
+    `path` is where to write meanwhile. As a context it leaves nothing behind unless `commit` was called. It is locked
+    from its making until it is closed, so that others can tell it from what a killed run left.
+    """
+
+    def __init__(self, folder: str | Path, kind: Kind, *, force: bool = False) -> None:
+        self.folder = check_folder(folder, kind, force=force)
+        self._shown, self._kind, self._force = folder, kind, force
+        self._made = [p for p in (self.folder.parent, *self.folder.parent.parents) if not p.exists()]
+        self.path = beside(self.folder)
+        self._lock: Lock | None = None
+        self._open = True
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir()
+            self._lock = Lock(self.path)
+        except OSError as error:
+            self.abort()
+            raise fault(folder, error) from None
+
+    def commit(self) -> None:
+        """Take the place. Killed between the two renames, the old folder is found again by the next run there."""
+        with uninterrupted():
+            self._commit()
+
+    def _commit(self) -> None:
+        old = self.folder.parent / f".{self.folder.name}.{OLD}"
+        try:
+            for name in os.listdir(self.path):
+                _sync_file(self.path / name)
+            if self._is_taken():
+                os.rename(self.folder, old)
+                try:
+                    os.rename(self.path, self.folder)
+                except OSError:
+                    os.rename(old, self.folder)
+                    raise
+                self._open = False
+                sync_folder(self.folder.parent)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.rename(self.path, self.folder)
+                self._open = False
+                sync_folder(self.folder.parent)
+        except OSError as error:
+            raise fault(self._shown, error) from None
+
+    def abort(self) -> None:
+        """Remove what was built; what was in the folder's place stays. Nothing after a commit."""
+        if self._open:
+            self._open = False
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._remove_parents()
+        if self._lock is not None:
+            self._lock.close()
+
+    def keep(self) -> Lock:
+        """The lock of a committed folder, for who goes on writing in it."""
+        assert self._lock is not None, "nothing was staged"
+        lock, self._lock = self._lock, None
+        return lock
+
+    def __del__(self) -> None:
+        # An interrupt may come before a `with` holds what was just made.
+        if getattr(self, "_open", False):
+            self.abort()
+
+    def __enter__(self) -> "Staged":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _is_taken(self) -> bool:
+        """Whether something is to be replaced; it may have come since the work began."""
+        if not os.path.lexists(self.folder):
+            return False
+        held = sorted(os.listdir(self.folder)) if self.folder.is_dir() and not self.folder.is_symlink() else ["a file"]
+        if held and not self._force:
+            raise DsimError(
+                f"{self._shown}: exists and holds {held[0]}, which was not there as this run began: choose another "
+                "folder or pass --force"
+            )
+        if any(not _may_hold(self.folder / name, self._kind) for name in held) or is_held(self.folder):
+            raise DsimError(f"{self._shown}: is in use by now: choose another folder")
+        return True
+
+    def _remove_parents(self) -> None:
+        for parent in self._made:
+            with suppress(OSError):
+                parent.rmdir()  # refused where it holds anything
+
+
+def write_folder(folder: str | Path, kind: Kind, files: Mapping[str, str | bytes], *, force: bool = False) -> None:
+    """Write a folder of these files, whole or not at all."""
+    with Staged(folder, kind, force=force) as staged:
+        try:
+            for name, content in files.items():
+                (staged.path / name).write_bytes(encoded(content))
+        except OSError as error:
+            raise fault(folder, error) from None
+        staged.commit()
+
+
+def take_folder(folder: str | Path, kind: Kind, *, force: bool = False) -> Lock:
+    """Make an output folder that is added to as the work goes on, and hold it; with `force`, a new one in its place."""
+    place = check_folder(folder, kind, force=force, add=True)
+    if force and place.is_dir() and any(place.iterdir()):
+        staged = Staged(folder, kind, force=True)
+        try:
+            staged.commit()
+        except BaseException:
+            staged.abort()
+            raise
+        return staged.keep()
+    return hold_folder(folder)
+
+
+def hold_folder(folder: str | Path) -> Lock:
+    """Make a folder, whatever it may hold, and hold it: no other dsim adds to it meanwhile."""
+    if os.path.islink(folder):
+        raise DsimError(f"{folder}: is a symbolic link, expected a folder to write to")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return Lock(Path(folder))
+    except FileExistsError:
+        raise DsimError(f"{folder}: is a file, expected a folder to write to") from None
+    except OSError as error:
+        raise fault(folder, error) from None
+
+
+def _recover(place: Path) -> None:
+    """Put back, or remove, what runs that were killed left beside a folder's place."""
+    old = place.parent / f".{place.name}.{OLD}"
+    if old.is_dir() and not old.is_symlink():
+        if os.path.lexists(place):  # its successor is in place: it was as good as gone
+            shutil.rmtree(old, ignore_errors=True)
+            tell(f"Removed {old}, which a run that was killed left behind")
+        else:
+            os.rename(old, place)
+            tell(f"Found {place} again, which a run that was killed had set aside")
+    for entry in leftovers(place):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+            tell(f"Removed {entry}, which a run that was killed left behind")
+
+
+def _may_hold(path: Path, kind: Kind) -> bool:
+    """Whether a folder of this kind may hold this: a plain file, or a folder where it has one."""
+    mode = os.lstat(path).st_mode
+    if not any(fnmatchcase(path.name, name) for name in kind.files):
+        return False
+    return stat.S_ISDIR(mode) if path.name in kind.folders else stat.S_ISREG(mode)
+
+
+def _is_record(path: Path) -> bool:
+    """Whether a file is empty, or its first line is a JSON object: what a run appends to."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(1 << 20)
+        return not first.endswith(b"\n") or isinstance(json.loads(first), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _first_new(path: Path) -> Path:
+    """Of a path and its parents, the highest that does not exist yet."""
+    while not os.path.lexists(path.parent):
+        path = path.parent
+    return path
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

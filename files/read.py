@@ -1,0 +1,151 @@
+"""Reading what a user names: bounded, never from a device, and one line for whatever a parser makes of it."""
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import DsimError, MachineError
+
+MOST = 2 << 30  # bytes of a trace, a log or a journal
+MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, a manifest or a TOML file
+SHOWN = 80  # characters of the input that a message quotes
+# A path of one's own choice: another one mends these. Anything else is the machine's.
+OF_THE_PATH = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
+}  # fmt: skip
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes that a shell has opened at both ends
+
+Kind = type[DsimError]
+
+
+def read_bytes(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) -> bytes:
+    """The bytes of a file, or of a pipe that the shell passed on; a DsimError for any other thing and above `most`."""
+    try:
+        with open(_checked(path, kind), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = b"" if size > most else file.read(most + 1)
+    except OSError as error:
+        raise fault(path, error, "read", kind) from None
+    except MemoryError:
+        raise MachineError(f"{path}: does not fit into memory") from None
+    if max(size, len(data)) > most:
+        raise kind(f"{path}: holds {max(size, len(data))} bytes, expected at most {most}")
+    return data
+
+
+def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: Kind = DsimError) -> str:
+    """A file's text; a byte-order mark is dropped."""
+    data = read_bytes(path, most=most, kind=kind)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise kind(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def read_json(path: str | Path, *, kind: Kind = DsimError, parse: Callable[[str], Any] = json.loads) -> Any:
+    """The value in a JSON file."""
+    text = read_text(path, kind=kind)
+    with parsing(path, "JSON", kind):
+        return parse(text)
+
+
+def read_toml(path: str | Path, *, kind: Kind = DsimError) -> dict[str, Any]:
+    """The table in a TOML file."""
+    text = read_text(path, kind=kind)
+    with parsing(path, "TOML", kind):
+        return tomllib.loads(text)
+
+
+def read_lines(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, numbered from 1, one at a time; a line is bounded as a settings file is."""
+    try:
+        with open(_checked(path, kind), "rb") as file:
+            read = number = 0
+            while line := file.readline(MOST_OF_SETTINGS + 1):
+                read, number = read + len(line), number + 1
+                if len(line) > MOST_OF_SETTINGS or read > most:
+                    raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS if read <= most else most} bytes")
+                try:
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise kind(f"{path}:{number}: is not UTF-8 text: {error.reason}") from None
+    except OSError as error:
+        raise fault(path, error, "read", kind) from None
+
+
+@contextmanager
+def parsing(where: object, what: str, kind: Kind = DsimError) -> Iterator[None]:
+    """Round a parser that others wrote: whatever it raises on damaged input is one line that names the place."""
+    try:
+        yield
+    except DsimError:
+        raise
+    except RecursionError:
+        raise kind(f"{where}: cannot be read as {what}: it is nested too deeply") from None
+    except MemoryError:
+        raise kind(f"{where}: cannot be read as {what}: it asks for more memory than there is") from None
+    except Exception as error:
+        said = cut(str(error) or type(error).__name__)
+        raise kind(f"{where}: cannot be read as {what}: {said}") from None
+
+
+def cut(text: object, most: int = SHOWN) -> str:
+    """A piece of the input as a message shows it: on one line, and at most so many characters."""
+    line = " ".join(str(text)[: 4 * most].split())
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def quoted(value: object) -> str:
+    """A value as Python writes it, as a message shows it."""
+    return cut(repr(value))
+
+
+def cut_words(text: str, most: int = 200) -> str:
+    """A message on one line, of whose words none is longer than so many characters: its two ends are kept."""
+    words = (w if len(w) <= most else f"{w[: SHOWN // 2]}...{w[-SHOWN // 2 :]}" for w in text.split())
+    return " ".join(words)
+
+
+def shown(value: object) -> str:
+    """A value of a JSON file as a message shows it."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return cut(json.dumps(value, ensure_ascii=True, default=str))
+
+
+def printable(name: str) -> str:
+    """A file's name as text: bytes that are not UTF-8 become backslash escapes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def fault(path: object, error: OSError, doing: str = "written", kind: Kind = DsimError) -> DsimError:
+    """What the system says of a path: the user's to mend where another path would do, the machine's otherwise."""
+    line = f"{path}: cannot be {doing}: {error.strerror or error}"
+    return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
+
+
+def described(mode: int) -> str:
+    """What kind of thing a path is."""
+    kinds = {
+        stat.S_ISDIR: "a directory", stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe",
+        stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
+    }  # fmt: skip
+    return next((said for is_kind, said in kinds.items() if is_kind(mode)), "a file")
+
+
+def _checked(path: str | Path, kind: Kind) -> str | Path:
+    """The path, if it is a file's: a device has no end, and a pipe that nobody writes never begins."""
+    if "\0" in str(path):
+        raise kind(f"{cut(repr(str(path)))}: cannot be read: no file's name holds a null byte")
+    mode = os.stat(path).st_mode
+    piped = stat.S_ISFIFO(mode) and str(path).startswith(STREAMS)
+    if not (stat.S_ISREG(mode) or piped):
+        raise kind(f"{path}: is {described(mode)}, expected a file")
+    return path

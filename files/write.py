@@ -1,0 +1,134 @@
+"""A file written whole or not at all: beside its place, onto the disk, and then renamed."""
+
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ..engine.errors import DsimError
+from .lock import Lock, is_held
+from .read import described, fault
+
+NEW = "dsim-new"  # in the hidden name of what is being written: `.NAME.dsim-new.RANDOM`
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all, in the place of one that is there."""
+    with writing(path) as file:
+        file.write(encoded(content))
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes its name when the block ends well, and leaves no trace when it does not."""
+    path = Path(path)
+    part = beside(path)
+    try:
+        file = part.open("xb")
+        try:
+            lock = Lock(part)
+            try:
+                with file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                check_file(path, force=True)
+                os.replace(part, path)
+            finally:
+                lock.close()
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise fault(path, error) from None
+
+
+def check_file(path: str | Path, *, force: bool) -> Path:
+    """A file's place, if it may be written: told before the work. Raises DsimError.
+
+    What a killed run left beside it is removed. A symbolic link or a device is nobody's to replace.
+    """
+    path = Path(path)
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    except (OSError, ValueError) as error:
+        raise _named(path, error) from None
+    if mode is not None and not stat.S_ISREG(mode):
+        raise DsimError(f"{path}: is {described(mode)}, expected the name of a file to write")
+    if mode is not None and not force:
+        raise DsimError(f"{path} exists: choose another name, or pass --force to replace it")
+    if not path.name:
+        raise DsimError(f"{path}: is no name of a file, expected one to write")
+    check_parent(path)
+    remove_leftovers(path)
+    return path
+
+
+def check_parent(path: Path) -> None:
+    """DsimError unless something new may be made in the path's folder."""
+    try:
+        if not stat.S_ISDIR(os.stat(path.parent).st_mode):
+            raise NotADirectoryError(20, "Not a directory")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except (OSError, ValueError) as error:
+        raise _named(path, error) from None
+
+
+def beside(path: Path) -> Path:
+    """A hidden name of its own beside a place, for what will take that place."""
+    # The longest names that file systems take are 255 bytes; the hidden one must fit, too.
+    return path.with_name(f".{_stem(path)}.{NEW}.{secrets.token_hex(4)}")
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What was being written to a place, finished or not: hidden names beside it."""
+    prefix = f".{_stem(path)}.{NEW}."
+    with suppress(OSError):
+        return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(prefix))
+    return []
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed runs left beside a place, and name it; what a living process writes stays."""
+    for entry in leftovers(path):
+        if not entry.is_symlink() and entry.is_file() and not is_held(entry):
+            with suppress(OSError):
+                entry.unlink()
+                tell(f"Removed {entry}, which a run that was killed left behind")
+
+
+def tell(line: str) -> None:
+    """A line on standard error, if anyone still reads it."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr)
+
+
+def encoded(content: str | bytes) -> bytes:
+    """Text as UTF-8; half a surrogate pair, which a file's name may hold, becomes its escape."""
+    return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
+
+
+def sync_folder(folder: Path) -> None:
+    """Names are safe once their folder is on the disk; where a folder cannot be synced, the system sees to it."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _stem(path: Path) -> str:
+    return path.name if len(os.fsencode(path.name)) <= 200 else os.fsencode(path.name)[:200].decode("utf-8", "ignore")
+
+
+def _named(path: Path, error: OSError | ValueError) -> DsimError:
+    if isinstance(error, OSError):
+        return fault(path, error)
+    return DsimError(f"{str(path)!r:.80}: cannot be written: {error}")

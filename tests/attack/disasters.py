@@ -1,0 +1,244 @@
+"""What happens to a machine while a command writes: full disks, kills, signals, and two at once.
+
+A command runs in a child of this process, which has loaded everything: a fork costs nothing, an interpreter seconds.
+"""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import dsim
+from dsim.cli import main
+from dsim.planner.scenario import Scenario
+
+EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
+ENDED = 120  # s
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A command that writes, and the places it writes to."""
+
+    name: str
+    arguments: tuple[str, ...]
+    places: tuple[str, ...]
+    adds: bool = False  # it goes on with what is there, and needs no --force
+
+
+SWEEP = '[base]\ntrace = "trace.jsonl"\npolicy = "ar"\n[grid]\nrate = [1, 2, 3]\n'
+SPACE = 'policy = ["optimus"]\nmax_chunk = [4, 8, 16]\n'
+TUNE = ("tune", "trace.jsonl", "--space", "space.toml", "--slo", "ttft=2s", "--trials", "3", "--replications", "2")
+CAPACITY = (
+    "capacity", "trace.jsonl", "--slo", "p90:norm_latency=60ms", "--policy", "ar", "--precision", "20%",
+    "--num-requests", "100",
+    "--max-replications", "3", "--jobs", "1",
+)  # fmt: skip
+WRITERS = (
+    Writer("replay", ("replay", "trace.jsonl", "--policy", "ar", "-o", "out", "--force"), ("out",)),
+    Writer("sweep", ("sweep", "sweep.toml", "-o", "out", "--jobs", "1"), ("out",), adds=True),
+    Writer("sweep --force", ("sweep", "sweep.toml", "-o", "out", "--jobs", "1", "--force"), ("out",)),
+    Writer("tune", (*TUNE, "-o", "out"), ("out",), adds=True),
+    Writer("tune --force", (*TUNE, "-o", "out", "--force"), ("out",)),
+    Writer("capacity", (*CAPACITY, "-o", "out", "--force"), ("out",)),
+    Writer("compare", ("compare", "run", "run", "--no-parts", "-o", "out", "--force"), ("out",)),
+    Writer("profile --from-log", ("profile", "--from-log", str(EXAMPLE), "-o", "p.json", "--force"),
+           ("p.json", "p.html")),
+    Writer("profile --roofline", ("profile", "--roofline", "h200", "--model", "SDAR-8B", "-o", "p.json", "--force"),
+           ("p.json",)),
+    Writer("trace convert", ("trace", "convert", "azure-conv", "t.jsonl", "--force"), ("t.jsonl",)),
+    Writer("trace synth", ("trace", "synth", "t.jsonl", "--rate", "5", "--num-requests", "5000", "--force"),
+           ("t.jsonl",)),
+)  # fmt: skip
+
+
+def prepare(folder: Path) -> None:
+    """What the commands read."""
+    from dsim.traces import synth, write
+
+    write(synth("poisson", 5.0, lengths="fixed:20,16", num_requests=120), folder / "trace.jsonl")
+    (folder / "sweep.toml").write_text(SWEEP)
+    (folder / "space.toml").write_text(SPACE)
+    Scenario(str(folder / "trace.jsonl"), policy="ar").run()  # compiled once, for all children
+    assert ended(run(("replay", "trace.jsonl", "--policy", "ar", "-o", "run"), folder))[0] == 0
+
+
+def run(arguments: tuple[str, ...], folder: Path, before: Callable[[], object] = lambda: None) -> int:
+    """Begin a command in a child; its process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.chdir(folder)
+        os.setsid()
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            descriptor = os.open(folder / f"{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, number)
+        sys.stdout = os.fdopen(1, "w")
+        sys.stderr = os.fdopen(2, "w", buffering=1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["dsim", *arguments]
+        before()
+        main()
+    except SystemExit as end:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(end.code if isinstance(end.code, int) else 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(99)
+    os._exit(0)
+
+
+def ended(child: int, folder: Path | None = None) -> tuple[int, str]:
+    """How a child ended, as a shell says it, and what it said on standard error."""
+    begin = time.monotonic()
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() - begin > ENDED:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"still running after {ENDED} s")
+        time.sleep(0.005)
+    said = ""
+    if folder is not None:
+        for name in ("stdout", "stderr"):
+            path = folder / f"{child}.{name}"
+            said = path.read_text(errors="replace")
+            path.unlink()
+    code = os.waitstatus_to_exitcode(status)
+    return (code if code >= 0 else 128 - code), said
+
+
+def tree(folder: Path, places: tuple[str, ...]) -> dict[str, bytes]:
+    """Every file at some places."""
+    files = [p for place in places for p in (folder / place, *(folder / place).rglob("*")) if p.is_file()]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def hidden(folder: Path) -> list[str]:
+    """What is left over, hidden, anywhere below a folder."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob(".*dsim-*"))
+
+
+def unlike(now: dict[str, bytes], whole: dict[str, bytes], writer: Writer) -> list[str]:
+    """Files that differ, other than records of what was done, in which a stop shows.
+
+    So it does in the number of replays of a search's last call (docs/tune.md), of which two files tell.
+    """
+    records = ["study.journal", "cells.jsonl"] + ["tune.json", "report.html"] * writer.name.startswith("tune")
+    names = now.keys() | whole.keys()
+    return sorted(n for n in names if now.get(n) != whole.get(n) and Path(n).name not in records)
+
+
+def is_one_error(said: str) -> bool:
+    """Whether a command told its error in one line, and nothing of Python's."""
+    lines = [line for line in said.splitlines() if line.startswith("Error: ")]
+    return len(lines) == 1 and "Traceback" not in said and "Exception ignored" not in said
+
+
+def full_disk(writer: Writer, folder: Path, size: int) -> str:
+    """Run where no file may grow beyond `size` bytes: one line, exit 1, and what was there is there."""
+    _clear(folder, writer)
+    assert ended(run(writer.arguments, folder), folder)[0] == 0
+    was = tree(folder, writer.places)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # noqa: E731
+    code, said = ended(run(writer.arguments, folder, limit), folder)
+    now = tree(folder, writer.places)
+    assert hidden(folder) == [], f"left behind: {hidden(folder)}"
+    assert "Traceback" not in said, said
+    if code == 0:
+        return "fitted"
+    assert (code, is_one_error(said)) == (1, True), (code, said)
+    if writer.adds:  # what was added so far is kept; nothing that was there is cut short
+        assert set(was) <= set(now)
+    elif writer.name not in ("tune --force", "sweep --force"):
+        changed = [name for name in was if now.get(name) != was[name]]
+        assert changed in ([], ["p.json"]), f"lost or changed: {changed}"
+    return "told"
+
+
+def killed(writer: Writer, folder: Path, after: float, number: signal.Signals = signal.SIGKILL) -> str:
+    """Stop a command while it works: nothing is half-written, and the next run there finds and ends what is left."""
+    _clear(folder, writer)
+    assert ended(run(writer.arguments, folder), folder)[0] == 0
+    whole = tree(folder, writer.places)
+    child = run(writer.arguments, folder)
+    time.sleep(after)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, number)
+    code, said = ended(child, folder)
+    assert "Traceback" not in said, said
+    if number != signal.SIGKILL:
+        assert code in (0, 130), (code, said)
+        assert hidden(folder) == [], f"left behind: {hidden(folder)}: {code}, {said}"
+    again, told = ended(run(writer.arguments, folder), folder)
+    assert again == 0, (again, told)
+    assert hidden(folder) == [], f"left behind: {hidden(folder)}"
+    different = unlike(tree(folder, writer.places), whole, writer)
+    assert different == [], f"a stopped run's successor wrote other {different}"
+    return "ended before" if code == 0 else "stopped"
+
+
+def stopped_early(writer: Writer, folder: Path, after: float) -> str:
+    """Stop a first run, of an empty place: what it leaves is whole, or a record that the next run goes on with."""
+    _clear(folder, writer)
+    child = run(writer.arguments, folder)
+    time.sleep(after)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    code, said = ended(child, folder)
+    assert "Traceback" not in said, said
+    again, told = ended(run(writer.arguments, folder), folder)
+    assert again == 0, (again, told)
+    assert hidden(folder) == [], f"left behind: {hidden(folder)}"
+    now = tree(folder, writer.places)
+    _clear(folder, writer)
+    assert ended(run(writer.arguments, folder), folder)[0] == 0
+    whole = tree(folder, writer.places)
+    different = unlike(now, whole, writer)
+    assert different == [], f"a stopped and resumed run wrote other {different}"
+    return "ended before" if code == 0 else "stopped"
+
+
+def two_at_once(writer: Writer, folder: Path) -> str:
+    """Two of a command in one place: one writes, the other is told so, or comes after it."""
+    _clear(folder, writer)
+    children = [run(writer.arguments, folder) for _ in range(2)]
+    ends = [ended(child, folder) for child in children]
+    assert 0 in [code for code, _ in ends], ends
+    for code, said in ends:
+        assert "Traceback" not in said, said
+        assert code == 0 or is_one_error(said), (code, said)
+    assert hidden(folder) == []
+    return "/".join(str(code) for code, _ in ends)
+
+
+def closed_output(arguments: tuple[str, ...], folder: Path) -> str:
+    """Print to a full disk: one line, exit 1."""
+    code, said = ended(run(arguments, folder, lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1)), folder)
+    assert (code, is_one_error(said)) == (1, True), (code, said)
+    return "told"
+
+
+def _clear(folder: Path, writer: Writer) -> None:
+    for place in writer.places:
+        path = folder / place
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

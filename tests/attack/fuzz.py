@@ -1,0 +1,104 @@
+"""One input at a time: run it, and say what is wrong with how it ended."""
+
+import contextlib
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import FrameType
+
+from dsim.engine.errors import DsimError
+
+from .targets import Target
+
+PATIENCE = 10  # s for one input
+GROWTH = 1_000_000_000  # bytes that one process may grow by
+MOST_QUOTED = 100  # characters of a word in a message: 80 of the input, and what dsim puts around them
+
+
+class HangError(BaseException):
+    """An input took longer than PATIENCE. No loader may swallow it."""
+
+
+@dataclass
+class Found:
+    """What a run of the attack found."""
+
+    inputs: Counter[str] = field(default_factory=Counter)  # by target
+    refused: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, str] = field(default_factory=dict)  # by where it broke: the first input that did, and how
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {n} inputs, {self.refused[name]} refused" for name, n in sorted(self.inputs.items())]
+        return "\n".join([*lines, f"{self.inputs.total()} inputs, {len(self.faults)} faults"])
+
+
+def attack(target: Target, chance: Random, folder: Path) -> bool:
+    """Run one input; whether it was refused. Raises what no input may cause."""
+    with _patience():
+        try:
+            target.attack(chance, folder)
+        except DsimError as error:
+            said = str(error)
+            long = [word[:100] for word in said.replace(str(folder), "").split() if len(word) > MOST_QUOTED]
+            assert not long or not target.quotes_little, f"quotes {long[0]}..."
+            assert not target.of_a_file or str(folder) in said, f"names no file: {said[:300]}"
+            return True
+    return False
+
+
+def attack_once(target: Target, seed: int, folder: Path, found: Found) -> None:
+    """Run the input of one seed, and take down how it ended."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    found.inputs[target.name] += 1
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        found.refused[target.name] += attack(target, Random(seed), folder)
+        grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        assert grown < GROWTH, f"grew by {grown} bytes"
+    except (Exception, HangError) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/tests/" not in f.filename]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the attack"
+        key = f"{target.name}: {type(error).__name__} at {where}"
+        if key not in found.faults:
+            found.faults[key] = f"seed {seed}: {' '.join(str(error).split())[:300]}\n{_ours(error)}"
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[tuple[Path, Path]]:
+    """A folder for what inputs start from, and one for the inputs."""
+    with tempfile.TemporaryDirectory(prefix="attack-") as name:
+        work, folder = Path(name) / "work", Path(name) / "input"
+        work.mkdir()
+        folder.mkdir()
+        with warnings.catch_warnings():
+            # What would reach a user of the library as a warning of NumPy's is a finding.
+            warnings.simplefilter("error", RuntimeWarning)
+            yield work, folder
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    def late(_signum: int, _frame: FrameType | None) -> None:
+        raise HangError(f"took more than {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _ours(error: BaseException) -> str:
+    return "".join(traceback.format_tb(error.__traceback__)[-4:]) + f"(Python {sys.version.split()[0]})"

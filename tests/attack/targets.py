@@ -1,0 +1,397 @@
+"""What is attacked: every loader and the option parser, each with valid inputs to start from and a way to run it."""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import dsim
+from dsim.cli import main
+from dsim.cli.duration import seconds_of
+from dsim.engine.policy import PRESETS, parse
+from dsim.planner import grid, quality, space
+from dsim.planner.record import in_twin, record
+from dsim.planner.scenario import Scenario
+from dsim.profiler import profile, steplog
+from dsim.report.compare.bounds import Bound
+from dsim.report.compare.comparison import compare_runs
+from dsim.report.run import read_run
+from dsim.report.slo import Slo
+from dsim.traces import load, prepare, write
+from dsim.traces.lengths import parse_lengths
+from dsim.traces.trace import Trace
+
+from . import mutate
+
+# Modules whose names the package gives to their functions.
+sweep, validate = (import_module(f"dsim.planner.{name}") for name in ("sweep", "validate"))
+ROOT = Path(dsim.__file__).parent
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that reads what others wrote. `attack` makes one input below a folder and reads it."""
+
+    name: str
+    attack: Callable[[Random, Path], None]
+    weight: int = 1  # how often beside the others
+    of_a_file: bool = True  # a refusal names the file
+    quotes_little: bool = True  # and no long word of it; the command line cuts the others
+
+
+def targets(work: Path) -> list[Target]:
+    """Every target; `work` is where what they start from is made, once."""
+    rows = [{"timestamp": 1000 * i, "input_length": 20 + i, "output_length": 8} for i in range(6)]
+    (work / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _make_run(work)
+    _make_sweep(work)
+    found = [Target(f"trace {name}", partial(_trace, make), 2) for name, make in TRACES.items()]
+    found += [Target("trace parquet", _parquet_trace)]
+    found += [
+        Target("profile", _profile, 3),
+        Target("step log", _steplog),
+        Target("policy file", _policy_file, quotes_little=False),
+        Target("policy", _policy, 2, of_a_file=False, quotes_little=False),
+        Target("sweep file", partial(_grid, work)),
+        Target("space file", _space, quotes_little=False),
+        Target("quality table", _quality, quotes_little=False),
+        Target("run.json", partial(_run_json, work)),
+        Target("run's Parquet", partial(_run_parquet, work)),
+        Target("cells.jsonl", partial(_cells, work)),
+        Target("validation.json", _plan),
+        Target("SLO, bound, duration, lengths", _words, of_a_file=False, quotes_little=False),
+        Target("command line", partial(_command_line, work), 2, of_a_file=False),
+    ]
+    return found
+
+
+# ---- traces ---------------------------------------------------------------------------------------------------
+
+MOONCAKE = [
+    {"timestamp": 30 * i, "input_length": 100 + i, "output_length": 20, "hash_ids": [1, 2], "session_id": i % 2}
+    for i in range(5)
+]
+SESSIONS = [
+    {"arrival_time_ns": 10**9 * i, "session_id": f"s{i}",
+     "sub_requests": [{"input_toks": 9, "output_toks": 4, "tool_duration_ns": 10}, {"input_toks": 5, "output_toks": 2}]}
+    for i in range(3)
+]  # fmt: skip
+GUIDE = [{"timestamp": 0.5 * i, "input_length": 9, "output_length": 3, "gen_length": 8, "delay": 5} for i in range(4)]
+CHATS = [{"conversations": [{"from": "human", "value": "words " * 9}, {"value": "more " * 7}]} for _ in range(3)]
+AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+BURST = ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"]
+VIDUR = ["arrived_at", "num_prefill_tokens", "num_decode_tokens", "session_id"]
+
+TRACES: dict[str, Callable[[Random], bytes]] = {
+    "mooncake": lambda c: mutate.json_lines(MOONCAKE, c),
+    "sessions": lambda c: mutate.json_lines(SESSIONS, c),
+    "guidellm": lambda c: mutate.json_lines(GUIDE, c),
+    "json": lambda c: mutate.json_text(MOONCAKE, c),
+    "sharegpt": lambda c: mutate.json_text(CHATS, c),
+    "azure": lambda c: mutate.table(AZURE, [[f"2023-11-16 18:15:4{i}.68", "374", "44"] for i in range(5)], c),
+    "burstgpt": lambda c: mutate.table(BURST, [[str(5 * i), "ChatGPT", "47", "18", "65", "x"] for i in range(5)], c),
+    "vidur": lambda c: mutate.table(VIDUR, [[str(0.5 * i), "9", "4", "a"] for i in range(5)], c),
+}
+
+
+def _trace(make: Callable[[Random], bytes], chance: Random, folder: Path) -> None:
+    path = _write(folder / "trace", make(chance))
+    _use_trace(path, chance)
+
+
+def _parquet_trace(chance: Random, folder: Path) -> None:
+    if chance.random() < 0.3:
+        odd = pa.array([chance.choice((None, "x", "9")) for _ in MOONCAKE])
+        columns = pa.table(
+            {name: odd if chance.random() < 0.3 else [r[name] for r in MOONCAKE] for name in MOONCAKE[0]}
+        )
+    else:
+        columns = pa.Table.from_pylist(MOONCAKE)
+    sink = io.BytesIO()
+    pq.write_table(columns, sink)
+    _use_trace(_write(folder / "trace", mutate.damaged(sink.getvalue(), chance)), chance)
+
+
+def _use_trace(path: Path, chance: Random) -> None:
+    """Read it, prepare it, write it, and read that again."""
+    trace = load(
+        path, skip_bad=chance.random() < 0.5, keep_failed=chance.random() < 0.2,
+        time_unit=chance.choice((None, None, None, "s", "ns")),
+        format=chance.choice((None, None, None, None, "guidellm", "mooncake", "sharegpt")),
+    )  # fmt: skip
+    copy = write(trace, path.with_suffix(".out"), force=True)
+    with contextlib.suppress(dsim_error()):  # a kept request without output is read back as it is asked for
+        again = load(copy, keep_failed=True)
+        assert len(again) == len(trace)
+        assert abs(again.duration - trace.duration) <= 2e-3 + 1e-9 * trace.duration
+    with contextlib.suppress(dsim_error()):
+        _prepare_trace(trace, chance)
+
+
+def _prepare_trace(trace: Trace, chance: Random) -> None:
+    if not trace.notes.has_arrivals:
+        prepare(trace, arrival="poisson", rate=2.0, num_requests=chance.choice((None, 9)))
+        return
+    prepare(
+        trace, time_scale=chance.choice((None, None, None, 1e-320, 1e300, 2.0)),
+        rate=chance.choice((None, None, None, 5.0, 1e-300)), jitter=chance.choice((0.0, 1.0, 1e300)),
+    )  # fmt: skip
+
+
+# ---- profiles, logs and policies ------------------------------------------------------------------------------
+
+
+@cache
+def _profiles() -> list[dict[str, Any]]:
+    """A profile of every version that is still read."""
+    files = [*(ROOT / "profiler" / "profiles").glob("*.json"), ROOT / "tests" / "profiler" / "profile-v1.json"]
+    found = [json.loads(path.read_text()) for path in sorted(files)]
+    return found + [{**value, "version": 2} for value in found[:2]]
+
+
+def _profile(chance: Random, folder: Path) -> None:
+    path = _write(folder / "p.json", mutate.json_text(chance.choice(_profiles()), chance))
+    read = profile.load(path)
+    profile.save(read, folder / "again.json", force=True)
+    assert profile.load(folder / "again.json") == read
+
+
+@cache
+def _log_lines() -> list[Any]:
+    return [json.loads(line) for line in (ROOT / "examples" / "steplog.jsonl").read_text().splitlines()[:60]]
+
+
+def _steplog(chance: Random, folder: Path) -> None:
+    header, *lines = _log_lines()
+    first = json.dumps(header).encode() if chance.random() < 0.7 else mutate.json_text(header, chance)
+    some = chance.sample(lines, 12) if chance.random() < 0.5 else lines[:20]
+    steplog.read_log(_write(folder / "log.jsonl", first + b"\n" + mutate.json_lines(some, chance)))
+
+
+def _policy_file(chance: Random, folder: Path) -> None:
+    text = 'policy = "optimus"\nmax_chunk = 8\nobs = true\nmax_batch = "none"\ncandidates = [2, 8]\nthreshold = 0.9\n'
+    path = _write(folder / "p.toml", mutate.toml_text(text, chance))
+    parse(str(path))
+
+
+def _policy(chance: Random, folder: Path) -> None:
+    given = chance.choice(
+        (*PRESETS, "optimus:8,obs=true", "lmdeploy-bd32,max_batch=4,threshold=0.8", "maskkv:32,logits=block",
+         "optimus,candidates=2/8/32,hysteresis=0.1", "focus:1.2,scope=carry")
+    )  # fmt: skip
+    parse(mutate.spec(given, chance))
+
+
+def _grid(work: Path, chance: Random, folder: Path) -> None:
+    text = f'title = "t"\n[base]\ntrace = "{work / "trace.jsonl"}"\nslos = ["ttft=1s"]\n[grid]\nrate = [1, 2]\n'
+    text += 'policy.chunk = [4, 8]\n[[list]]\npolicy = "ar"\nreplicas = 2\n'
+    grid.read_plan(_write(folder / "s.toml", mutate.toml_text(text, chance)))
+
+
+def _space(chance: Random, folder: Path) -> None:
+    text = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n[optimus]\n'
+    text += "hysteresis = {low = 0.0, high = 0.1, step = 0.05}\n"
+    check = space.runs_on(profile.load(profile.DEFAULT), None)
+    space.load_space(_write(folder / "s.toml", mutate.toml_text(text, chance)), check)
+
+
+def _quality(chance: Random, folder: Path) -> None:
+    rows = [["optimus", "0.9", "99.5", "100"], ["lmdeploy-bd32", "0.9", "100", ""]]
+    given = mutate.table(["policy", "threshold", "score", "baseline"], rows, chance)
+    table = quality.load_table(_write(folder / "q.csv", given))
+    quality.quality_of(parse("optimus"), "SDAR-8B", table)
+
+
+# ---- what dsim wrote itself -----------------------------------------------------------------------------------
+
+
+def _make_run(work: Path) -> None:
+    scenario = Scenario(str(work / "trace.jsonl"), policy="chunk:8", slos=("ttft=1s",))
+    record([scenario, replace(scenario, policy="ar")], scenario.requests(), in_twin, out=work / "run")
+
+
+def _copy_run(work: Path, folder: Path) -> Path:
+    copy = folder / "run"
+    copy.mkdir(exist_ok=True)
+    for name in ("run.json", "requests.parquet", "steps.parquet", "report.html"):
+        _write(copy / name, _held(work / "run" / name))
+    return copy
+
+
+def _run_json(work: Path, chance: Random, folder: Path) -> None:
+    copy = _copy_run(work, folder)
+    _write(copy / "run.json", mutate.json_text(json.loads(_held(work / "run" / "run.json")), chance))
+    _use_run(work, copy)
+
+
+def _run_parquet(work: Path, chance: Random, folder: Path) -> None:
+    copy = _copy_run(work, folder)
+    name = chance.choice(("requests.parquet", "steps.parquet"))
+    _write(copy / name, mutate.damaged(_held(work / "run" / name), chance))
+    _use_run(work, copy)
+
+
+def _use_run(work: Path, folder: Path) -> None:
+    run = read_run(folder)
+    for name in run.policies:
+        run.requests(name)
+        run.steps(name)
+        run.step_lists(name)
+    compare_runs([(read_run(work / "run"), run)], lambda _: profile.load(profile.DEFAULT), with_parts=False)
+
+
+CONFIG = {"grid": {"rate": [1.0, 2.0]}}
+
+
+def _sweep_config(work: Path) -> dict[str, Any]:
+    return CONFIG | {"base": {"trace": str(work / "trace.jsonl"), "policy": "ar"}}
+
+
+def _make_sweep(work: Path) -> None:
+    sweep.sweep(_sweep_config(work), work / "sweep", jobs=1)
+
+
+def _cells(work: Path, chance: Random, folder: Path) -> None:
+    copy = folder / "sweep"
+    copy.mkdir(exist_ok=True)
+    lines = [json.loads(line) for line in _held(work / "sweep" / "cells.jsonl").splitlines()]
+    _write(copy / "cells.jsonl", mutate.json_lines(lines, chance) if chance.random() < 0.8 else b"")
+    given = json.loads(_held(work / "sweep" / "sweep.json"))
+    _write(
+        copy / "sweep.json", mutate.json_text(given, chance) if chance.random() < 0.3 else json.dumps(given).encode()
+    )
+    plan = _sweep_plan(work)
+    with sweep._Journal(copy, False) as journal:
+        done = {key: entry for key, entry in journal.entries.items() if key in {cell.key for cell in plan.cells}}
+    columns = sweep._columns(plan, done, None)
+    sweep._csv(columns)
+    sweep._parquet(columns)
+
+
+@cache
+def _sweep_plan(work: Path) -> grid.Plan:
+    return grid.read_plan(_sweep_config(work))
+
+
+def _plan(chance: Random, folder: Path) -> None:
+    cells = [asdict(validate.Cell("ar", 0.5, 1.0, 9, True))]
+    plan = {
+        "trace": "t", "lengths": None, "profile": "p", "seed": 1, "commits": "twin", "capacities": {"ar": 2.0},
+        "cells": cells,
+    }  # fmt: skip
+    _write(folder / "validation.json", mutate.json_text(plan, chance))
+    held = validate._plan(folder)
+    assert held is not None
+    held.free("capacities").all_numbers()
+    validate._cells(held)
+
+
+# ---- the option parser ----------------------------------------------------------------------------------------
+
+
+def _words(chance: Random, folder: Path) -> None:
+    read, given = chance.choice(
+        [
+            (Slo.parse, "chat/p90:ttft=2s"), (Slo.parse, "95%:tpot_chunk=50ms"), (Bound.parse, "mean:e2el=15%"),
+            (seconds_of, "1.5h"), (parse_lengths, "lognormal:96,48,64,32"), (parse_lengths, "fixed:64,64"),
+        ]
+    )  # fmt: skip
+    read(mutate.spec(given, chance))
+
+
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("replay", "T", "--policy", "chunk:8", "--slo", "ttft=1s", "--json"),
+    ("replay", "T", "--rate", "2", "--num-requests", "4", "--seed", "1", "--replicas", "2", "--router", "jsq"),
+    ("replay", "T", "--arrival", "gamma", "--cv", "2", "--lengths", "fixed:8,8", "--emit", "token"),
+    ("replay", "T", "--concurrency", "2", "--drop-warmup", "1", "--time-scale", "2", "--jitter", "0.5"),
+    ("trace", "info", "T", "--json"),
+    ("trace", "info", "azure-conv", "--time-unit", "s", "--format", "azure"),
+    ("trace", "convert", "T", "OUT", "--skip-bad", "--force"),
+    ("trace", "synth", "OUT", "--rate", "2", "--arrival", "weibull", "--cv", "1.5", "--num-requests", "20", "--force"),
+    ("trace", "synth", "OUT", "--rate", "2", "--duration", "10", "--lengths", "normal:9,3", "--seed", "1", "--force"),
+    ("profile", "--roofline", "h200", "--model", "SDAR-8B", "--tp", "2", "-o", "OUT", "--force"),
+    ("profile", "--from-log", "T", "-o", "OUT", "--force"),
+    ("compare", "RUN", "RUN", "--no-parts", "--bound", "e2el=3%", "--json"),
+    ("sweep", "T", "-o", "OUT", "--jobs", "1"),
+    ("capacity", "T", "--slo", "nonsense", "--precision", "2%", "--rate", "3", "--max-replicas", "2"),
+    ("tune", "T", "--train", "7", "--trials", "2", "--space", "T", "-o", "OUT"),
+    ("policies", "--json"), ("profiles",), ("metrics", "--json"), ("--version",), ("--help",),
+)  # fmt: skip
+
+
+def _command_line(work: Path, chance: Random, folder: Path) -> None:
+    words = list(chance.choice(COMMANDS))
+    for _ in range(chance.randint(1, 3)):
+        i = chance.randrange(len(words))
+        how = chance.random()
+        if how < 0.6 and i:
+            words[i] = chance.choice((mutate.spec(words[i], chance), chance.choice(mutate.WORDS)))
+        elif how < 0.8:
+            words.insert(
+                i + 1, chance.choice((*mutate.WORDS, "--json", "--replicas", "--num-requests", "-o", "--help"))
+            )
+        else:
+            del words[i]
+            words = words or ["--help"]
+    places = {"T": str(work / "trace.jsonl"), "OUT": str(folder / "out"), "RUN": str(work / "run")}
+    code, out, err = run_command([places.get(word, word) for word in words], folder)
+    assert code in (0, 1, 2), f"exit code {code}"
+    assert "Traceback" not in err + out
+    assert "Warning:" not in err or "RuntimeWarning" not in err
+    if code == 2 and not err.startswith("Usage"):
+        assert err.count("\n") <= 4, err
+        assert err.splitlines()[-1].startswith("Error: "), err
+        assert all(len(word) <= 250 for word in err.split()), "an overlong word in a message"
+
+
+def run_command(arguments: list[str], folder: Path) -> tuple[int, str, str]:
+    """How a command ends in this process: its exit code and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        contextlib.chdir(folder),
+        mock.patch.object(sys, "argv", ["dsim", *arguments]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return code, out.getvalue(), err.getvalue()
+
+
+# ---- small things ---------------------------------------------------------------------------------------------
+
+
+def dsim_error() -> type[Exception]:
+    from dsim.engine.errors import DsimError
+
+    return DsimError
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@cache
+def _held(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def weighted(found: list[Target]) -> Iterator[Target]:
+    """Each target, as often as its weight says."""
+    for target in found:
+        yield from [target] * target.weight

@@ -1,0 +1,80 @@
+"""A slice of the attack with fixed seeds; `python -m tests.attack --minutes 60` is the whole (docs/reliability.md)."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from . import disasters, fuzz
+from .targets import Target, targets
+
+NAMES = (
+    "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace sharegpt", "trace azure",
+    "trace burstgpt", "trace vidur", "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
+    "space file", "quality table", "run.json", "run's Parquet", "cells.jsonl", "validation.json",
+    "SLO, bound, duration, lengths", "command line",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[tuple[dict[str, Target], Path]]:
+    with fuzz.workplace() as (work, folder):
+        yield {target.name: target for target in targets(work)}, folder
+
+
+def test_every_target_is_attacked(places: tuple[dict[str, Target], Path]) -> None:
+    assert tuple(places[0]) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_input_ends_in_more_than_a_line(name: str, places: tuple[dict[str, Target], Path]) -> None:
+    target, folder = places[0][name], places[1]
+
+    @settings(max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=False))
+    def attacked(chance: Random) -> None:
+        fuzz.attack(target, chance, folder)
+
+    attacked()
+    found = fuzz.Found()
+    for seed in range(25):
+        fuzz.attack_once(target, seed, folder, found)
+    assert found.faults == {}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("disasters")
+    disasters.prepare(folder)
+    return folder
+
+
+WRITER = {writer.name: writer for writer in disasters.WRITERS}
+
+
+@pytest.mark.parametrize("name", ["replay", "sweep", "compare", "profile --roofline", "trace convert"])
+def test_a_full_disk_is_told_in_a_line_and_costs_nothing_that_was_there(name: str, folder: Path) -> None:
+    assert disasters.full_disk(WRITER[name], folder, 3000) == "told"
+
+
+@pytest.mark.parametrize(("name", "after"), [("replay", 0.05), ("sweep --force", 0.1), ("trace convert", 0.05)])
+def test_a_killed_command_is_ended_by_the_next_one(name: str, after: float, folder: Path) -> None:
+    disasters.killed(WRITER[name], folder, after)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_sweep_with_what_is_done(number: signal.Signals, folder: Path) -> None:
+    disasters.killed(WRITER["sweep --force"], folder, 0.1, number)
+
+
+def test_two_writers_of_one_folder_do_not_mix(folder: Path) -> None:
+    disasters.two_at_once(WRITER["sweep"], folder)
+
+
+@pytest.mark.parametrize("command", [("profiles",), ("policies", "--json"), ("trace", "info", "trace.jsonl")])
+def test_a_full_standard_output_is_told_in_a_line(command: tuple[str, ...], folder: Path) -> None:
+    disasters.closed_output(command, folder)

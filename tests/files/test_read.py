@@ -1,0 +1,83 @@
+"""Inputs: files and nothing else, never more than can be kept, and one line for whatever a parser says."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.errors import DsimError, MachineError, TraceError
+from dsim.files.read import cut, cut_words, fault, parsing, printable, read_bytes, read_json, read_lines, read_text
+from dsim.files.shape import check_shape
+from dsim.report.manifest import Manifest
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in {tmp_path / "pipe": "a pipe", "/dev/zero": "a device", tmp_path: "a directory"}.items():
+        with pytest.raises(TraceError, match=f"{path}: is {kind}, expected a file"):
+            read_bytes(path, kind=TraceError)
+        with pytest.raises(DsimError, match=f"is {kind}, expected a file"):
+            next(read_lines(path))
+    with pytest.raises(DsimError, match="cannot be read: No such file or directory"):
+        read_text(tmp_path / "none")
+    with pytest.raises(DsimError, match="no file's name holds a null byte"):
+        read_text("a\0b")
+
+
+def test_a_pipe_of_the_shell_is_read_to_its_bound() -> None:
+    for sent, most in ((b"12345", 5), (b"123456", 5)):
+        read, write = os.pipe()
+        os.write(write, sent)
+        os.close(write)
+        try:
+            if len(sent) <= most:
+                assert read_bytes(f"/dev/fd/{read}", most=most) == sent
+            else:
+                with pytest.raises(DsimError, match="holds 6 bytes, expected at most 5"):
+                    read_bytes(f"/dev/fd/{read}", most=most)
+        finally:
+            os.close(read)
+
+
+def test_a_message_quotes_no_more_than_80_characters_on_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("[" * 200_000)
+    for what, text in {"it is nested too deeply": "[" * 200_000, "integer string": "9" * 5000}.items():
+        (tmp_path / "x").write_text(text)
+        with pytest.raises(DsimError) as error:
+            read_json(tmp_path / "x")
+        assert what in str(error.value)
+        assert len(str(error.value)) < len(str(tmp_path)) + 140
+    with pytest.raises(DsimError) as error, parsing("here", "it"):
+        raise RuntimeError("long\n" * 1000)
+    assert str(error.value).startswith("here: cannot be read as it: long long")
+    assert len(str(error.value)) <= len("here: cannot be read as it: ") + 80
+    assert len(cut("x" * 500)) == 80
+    assert cut_words(f"name {'y' * 5000} end") == f"name {'y' * 40}...{'y' * 40} end"
+
+
+def test_another_path_mends_the_users_errors_and_not_the_machines() -> None:
+    assert type(fault("p", PermissionError(13, "Permission denied"))) is DsimError
+    assert type(fault("p", OSError(28, "No space left on device"))) is MachineError
+
+
+def test_a_name_that_is_no_text_is_shown_as_escapes() -> None:
+    assert printable(os.fsdecode(b"a\xff.csv")) == "a\\xff.csv"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"trace": []}, "run.json.trace is a list of 0, expected an object"),
+        ({"slos": "ttft=1s"}, 'run.json.slos is "ttft=1s", expected a list'),
+        ({"slos": [1]}, "run.json.slos[0] is 1, expected a text"),
+        ({"replicas": True}, "run.json.replicas is true, expected a whole number"),
+        ({"replicas": 2**70}, f"run.json.replicas is {2**70}, expected a whole number"),
+        ({"drop_warmup": "x"}, 'run.json.drop_warmup is "x", expected a number'),
+        ({"commit_models": [{"extrapolated_from": "4"}]}, "run.json.commit_models[0].extrapolated_from is"),
+    ],
+)
+def test_a_wrong_shape_is_said_with_its_place(given: dict[str, object], says: str) -> None:
+    with pytest.raises(DsimError) as error:
+        check_shape(given, Manifest, "run.json")
+    assert str(error.value).startswith(says)
+    check_shape({"trace": {"rate": None}, "new": object, "seed": 3}, Manifest, "run.json")
