@@ -1,0 +1,108 @@
+"""Experts in Triton: pairs of a row and an expert, in order of the experts, and two grouped matrix products."""
+
+# ruff: noqa: N803
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import interpreted
+from ..tiles import num_tiles, tile_of
+
+BLOCK_R = 16  # pairs of a program: most experts have few rows
+BLOCK_N, BLOCK_K = 64, 64  # columns of a program, and what it takes of the width at a time
+
+
+def grouped_experts(
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """See the launcher. Nothing waits for the device: how many rows an expert has is known there alone."""
+    (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
+    num_pairs = num_rows * top_k
+    said = torch.empty((num_pairs, width), dtype=torch.float32, device=x.device)
+    if num_pairs and width:
+        of_pair, order = experts.reshape(-1).sort(stable=True)
+        bounds = torch.arange(num_experts + 1, device=x.device)
+        start = torch.searchsorted(of_pair, bounds).int()
+        inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
+        tiles, block_e = num_tiles(num_pairs, num_experts, BLOCK_R), triton.next_power_of_2(num_experts)
+        shared = {"BLOCK_R": BLOCK_R, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "BLOCK_E": block_e}
+        shared["WIDEN"] = interpreted(x)
+        if ffn:
+            _gate_up[(tiles, triton.cdiv(ffn, BLOCK_N))](
+                x, gate_up, start, order, inner, num_experts, x.stride(0), gate_up.stride(0), gate_up.stride(1),
+                TOP_K=top_k, WIDTH=width, FFN=ffn, **shared,
+            )  # fmt: skip
+        _down[(tiles, triton.cdiv(width, BLOCK_N))](
+            inner, down, start, order, weights.reshape(-1), said, num_experts, down.stride(0), down.stride(1),
+            WIDTH=width, FFN=ffn, **shared,
+        )  # fmt: skip
+    return said.view(num_rows, top_k, width).sum(1).to(x.dtype)
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def _gate_up(
+    x_ptr, gate_up_ptr, start_ptr, order_ptr, inner_ptr, num_experts, x_row, expert_stride, gate_row,
+    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Gates and what they let through of some pairs of one expert: a tile of either, and one of their product out."""
+    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R, BLOCK_E)
+    if begin < end:
+        o_r = begin + tl.arange(0, BLOCK_R)
+        o_f = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_r, m_f = o_r < end, o_f < FFN
+        b_row = tl.load(order_ptr + o_r, mask=m_r, other=0) // TOP_K
+        gate_up_ptr += i_e.to(tl.int64) * expert_stride
+        b_gate = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        b_up = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        for i_k in range(0, WIDTH, BLOCK_K):
+            o_k = i_k + tl.arange(0, BLOCK_K)
+            m_k = (o_k < WIDTH)[None, :]
+            b_x = tl.load(x_ptr + b_row[:, None] * x_row + o_k[None, :], mask=m_r[:, None] & m_k, other=0.0)
+            o_w = o_f.to(tl.int64)[:, None] * gate_row + o_k[None, :]
+            b_of_gate = tl.load(gate_up_ptr + o_w, mask=m_f[:, None] & m_k, other=0.0)
+            b_of_up = tl.load(gate_up_ptr + FFN * gate_row + o_w, mask=m_f[:, None] & m_k, other=0.0)
+            if WIDEN:
+                b_x, b_of_gate, b_of_up = b_x.to(tl.float32), b_of_gate.to(tl.float32), b_of_up.to(tl.float32)
+            b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
+            b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
+        dtype = inner_ptr.dtype.element_ty
+        # Rounded where the steps of the reference are apart.
+        b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
+        b_open = (b_gate / (1.0 + tl.exp(-b_gate))).to(dtype).to(tl.float32)
+        o_out = o_r.to(tl.int64)[:, None] * FFN + o_f[None, :]
+        tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=m_r[:, None] & m_f[None, :])
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def _down(
+    inner_ptr, down_ptr, start_ptr, order_ptr, weights_ptr, said_ptr, num_experts, expert_stride, down_row,
+    WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """What an expert says of some of its pairs, weighted, at the pairs' own places."""
+    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R, BLOCK_E)
+    if begin < end:
+        o_r = begin + tl.arange(0, BLOCK_R)
+        o_h = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_r, m_h = o_r < end, o_h < WIDTH
+        b_pair = tl.load(order_ptr + o_r, mask=m_r, other=0)
+        down_ptr += i_e.to(tl.int64) * expert_stride
+        b_said = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        for i_k in range(0, FFN, BLOCK_K):
+            o_k = i_k + tl.arange(0, BLOCK_K)
+            m_k = (o_k < FFN)[None, :]
+            b_inner = tl.load(
+                inner_ptr + o_r.to(tl.int64)[:, None] * FFN + o_k[None, :], mask=m_r[:, None] & m_k, other=0.0
+            )
+            b_of_down = tl.load(
+                down_ptr + o_h.to(tl.int64)[:, None] * down_row + o_k[None, :], mask=m_h[:, None] & m_k, other=0.0
+            )
+            if WIDEN:
+                b_inner, b_of_down = b_inner.to(tl.float32), b_of_down.to(tl.float32)
+            b_said = tl.dot(b_inner, tl.trans(b_of_down), b_said, input_precision="ieee")
+        b_weight = tl.load(weights_ptr + b_pair, mask=m_r, other=0.0)
+        # Rounded as the reference's product is.
+        b_said = b_said.to(inner_ptr.dtype.element_ty).to(tl.float32) * b_weight[:, None]
+        tl.store(said_ptr + b_pair[:, None] * WIDTH + o_h[None, :], b_said, mask=m_r[:, None] & m_h[None, :])
