@@ -1,6 +1,31 @@
-"""The dimensions of a decoder for masked block diffusion, by preset or from a config.json."""
+"""The dimensions of a decoder for masked diffusion, by preset or from a config.json."""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the feed-forward: `num` of width `ffn`, of which a token has `top_k`.
+
+    Scores are the router's soft-max or sigmoid, in fp32. Where there are groups, a token's experts are of its
+    `top_groups` groups with the best sums of two scores (DeepSeek-V3, section 2.1.2; LLaDA2.0).
+    """
+
+    num: int
+    top_k: int
+    ffn: int
+    shared: int = 0  # experts that every token has besides
+    dense_layers: int = 0  # the first layers, which keep the dense feed-forward
+    scoring: str = "softmax"  # or sigmoid
+    bias: bool = False  # added to scores where experts are chosen, and not where their answers are weighted
+    groups: int = 1
+    top_groups: int = 1
+    normed: bool = True  # the chosen experts' scores are divided by their sum
+    scale: float = 1.0  # and multiplied by this
+
+    def params(self, hidden: int) -> int:
+        """Of one layer."""
+        return self.num * (hidden + self.bias) + 3 * hidden * self.ffn * (self.num + self.shared)
 
 
 @dataclass(frozen=True)
@@ -13,7 +38,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int
+    ffn: int  # of dense layers
     vocab: int
     context_limit: int  # tokens
     block_length: int  # positions decoded together; 1: an autoregressive model
@@ -22,6 +47,13 @@ class ModelConfig:
     norm_eps: float = 1e-6
     tied: bool = False  # the LM head is the embedding
     qk_norm: bool = True
+    qkv_bias: bool = False
+    rotary: int | None = None  # of a head's components, those that turn with the position, from the first on; None: all
+    experts: Experts | None = None
+    shifted: bool = False  # the row of a position says what comes after it
+    both_ways: bool = False  # a full-sequence model: positions see each other whatever block they are in
+    eos: tuple[int, ...] = ()  # tokens that end an answer
+    architecture: str = "SDARForCausalLM"  # as in config.json: its family
 
     @property
     def state_tokens(self) -> int:
@@ -29,12 +61,25 @@ class ModelConfig:
         return -(-self.hidden // (self.kv_heads * self.head_dim))
 
     @property
+    def kv_elements(self) -> int:
+        """Numbers that the keys and values of a token are, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
     def num_params(self) -> int:
         """Every parameter, norms included."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        layer = 2 * self.hidden * (q + kv) + 3 * self.hidden * self.ffn + norms
-        return self.layers * layer + self.hidden + (1 if self.tied else 2) * self.vocab * self.hidden
+        attention = 2 * self.hidden * (q + kv) + norms + (q + 2 * kv if self.qkv_bias else 0)
+        dense = self.layers if self.experts is None else self.experts.dense_layers
+        mixed = 0 if self.experts is None else self.experts.params(self.hidden)
+        feed_forward = dense * 3 * self.hidden * self.ffn + (self.layers - dense) * mixed
+        embeddings = (1 if self.tied else 2) * self.vocab * self.hidden
+        return self.layers * attention + feed_forward + self.hidden + embeddings
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts in place of its feed-forward."""
+        return self.experts is not None and layer >= self.experts.dense_layers
 
 
 def _sdar(name: str, layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> ModelConfig:

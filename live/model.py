@@ -1,4 +1,4 @@
-"""The decoder: RMSNorm, grouped-query attention with q/k-norm, RoPE and SwiGLU, on rows of tokens (SDAR, Qwen3)."""
+"""The decoder: RMSNorm, grouped-query attention, RoPE, and SwiGLU or experts, on rows of tokens (live/families.py)."""
 
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from ..kernels.add_rms_norm import add_rms_norm
 from ..kernels.qk_norm_rope import qk_norm_rope
 from ..kernels.swiglu import swiglu
 from .config import ModelConfig
+from .experts import MixedFeedForward
 
 
 class Attend(Protocol):
@@ -60,9 +61,13 @@ class Decoder(nn.Module):
 
 
 def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
-    """RoPE's angle a position, [head_dim / 2]: in fp32 whatever the weights' dtype, for positions reach far."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
-    return config.rope_theta**-half
+    """RoPE's angle a position, [head_dim / 2]: in fp32 whatever the weights' dtype, for positions reach far.
+
+    Components that do not turn have angle 0; the loader puts them behind those that do (`weights.turned_first`).
+    """
+    turned = config.head_dim if config.rotary is None else config.rotary
+    half = torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned
+    return nn.functional.pad(config.rope_theta**-half, (0, (config.head_dim - turned) // 2))
 
 
 class Layer(nn.Module):
@@ -78,14 +83,17 @@ class Layer(nn.Module):
         self.head_dim = config.head_dim
         width = config.heads * config.head_dim
         self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.qkv = nn.Linear(config.hidden, sum(self.split) * config.head_dim, bias=False)
+        self.qkv = nn.Linear(config.hidden, sum(self.split) * config.head_dim, bias=config.qkv_bias)
         self.q_norm, self.k_norm = (
             RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
         )
         self.output = nn.Linear(width, config.hidden, bias=False)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.gate_up = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
-        self.down = nn.Linear(config.ffn, config.hidden, bias=False)
+        if config.experts is not None and config.has_experts(index):
+            self.experts = MixedFeedForward(config, config.experts)
+        else:
+            self.gate_up = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
+            self.down = nn.Linear(config.ffn, config.hidden, bias=False)
 
     def forward(
         self, x: Tensor, added: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
@@ -103,17 +111,24 @@ class Layer(nn.Module):
 
     def values(self, x: Tensor) -> Tensor:
         """Of what `project` gives the values alone, [rows, kv_heads, head_dim]."""
-        weight = self.qkv.weight[-self.split[2] * self.head_dim :]
-        return nn.functional.linear(self.attention_norm(x)[1], weight).view(len(x), self.split[2], self.head_dim)
+        of_values = slice(-self.split[2] * self.head_dim, None)
+        bias = None if self.qkv.bias is None else self.qkv.bias[of_values]
+        values = nn.functional.linear(self.attention_norm(x)[1], self.qkv.weight[of_values], bias)
+        return values.view(len(x), self.split[2], self.head_dim)
 
     def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
         """The stream after attention, from that before and what queries read; and what the feed-forward adds to it."""
         x, normed = self.ffn_norm(x, self.output(attended.reshape(len(x), -1)))
-        return x, self.down(swiglu(self.gate_up(normed)))
+        return x, self._fed(normed)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """What the feed-forward adds to a stream that attention has been added to."""
-        return self.down(swiglu(self.gate_up(self.ffn_norm(x)[1])))  # type: ignore[no-any-return]
+        return self._fed(self.ffn_norm(x)[1])
+
+    def _fed(self, normed: Tensor) -> Tensor:
+        if hasattr(self, "experts"):
+            return self.experts(normed)  # type: ignore[no-any-return]
+        return self.down(swiglu(self.gate_up(normed)))  # type: ignore[no-any-return]
 
     @property
     def qk_norms(self) -> tuple[Tensor | None, Tensor | None]:

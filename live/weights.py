@@ -1,32 +1,39 @@
-"""Weights: a Hugging Face directory (config.json, safetensors; SDAR's and Qwen3's names) read, written, or made up."""
+"""Weights: a model's directory (config.json, safetensors; the names of live/families.py) read, written, or made up."""
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..engine.errors import ModelError
 from .config import PRESETS, ModelConfig
-from .model import Decoder, frequencies
+from .config_file import Given, config_written, read_config, read_json
+from .experts import MixedFeedForward
+from .families import FAMILIES
+from .model import Decoder, Layer, frequencies
 
-ARCHITECTURES = {"Qwen3ForCausalLM": 1, "SDARForCausalLM": 4}  # block length where the config has none
+COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHIPPED = Path(__file__).parent / "tiny"
 
 
-def load(model: str, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
+def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = Given()) -> Decoder:  # noqa: B008
     """The decoder of a preset's name or of a directory, on a device.
 
     A preset's weights are random, except the tiny one's, which is shipped. Raises ModelError.
     """
     if Path(model).is_dir():
-        return read_model(Path(model), device, dtype)
+        return read_model(Path(model), device, dtype, given)
+    if given != Given():
+        raise ModelError(f"model is {model}, and --mask-token-id and --block-length are of a directory's")
     if model == "tiny":
         return read_model(SHIPPED, device, dtype)
     if model not in PRESETS:
@@ -56,123 +63,102 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
-                weight.fill_(1.0)
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
-                deep = name.endswith(("output.weight", "down.weight"))
+                deep = name.endswith(("output.weight", "down.weight", "experts.down"))
                 spread = 0.02 / (math.sqrt(2 * config.layers) if deep else 1.0)
                 weight.normal_(std=spread, generator=generator)
     return model
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """A directory's config.json; a ModelError names what is missing or not supported."""
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder}: has no config.json") from None
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    named = found.get("architectures") if isinstance(found, dict) else None
-    architecture = named[0] if isinstance(named, list) and named else None
-    if architecture not in ARCHITECTURES:
-        raise ModelError(f"{path}: architecture is {architecture}, expected one of: {', '.join(ARCHITECTURES)}")
-    rope = found.get("rope_parameters") or {}
-    scaling = found.get("rope_scaling") or rope
-    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
-        raise ModelError(f"{path}: rope_type is {scaling.get('rope_type', scaling.get('type'))}, expected default")
-    for key, wanted in (("attention_bias", False), ("use_sliding_window", False), ("hidden_act", "silu")):
-        if found.get(key, wanted) != wanted:
-            raise ModelError(f"{path}: {key} is {found[key]}, expected {wanted}")
-    heads, hidden = _whole(path, found, "num_attention_heads"), _whole(path, found, "hidden_size")
-    vocab = _whole(path, found, "vocab_size")
-    block = _whole(path, found, "block_size", ARCHITECTURES[architecture])
-    mask = _whole(path, found, "mask_token_id", 0 if block == 1 else None, least=0)
-    if mask >= vocab:
-        raise ModelError(f"{path}: mask_token_id is {mask}, expected below vocab_size, {vocab}")
-    return ModelConfig(
-        name=str(found.get("name") or folder.resolve().name),
-        layers=_whole(path, found, "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_whole(path, found, "num_key_value_heads", heads),
-        head_dim=_whole(path, found, "head_dim", hidden // heads),
-        ffn=_whole(path, found, "intermediate_size"),
-        vocab=vocab,
-        context_limit=_whole(path, found, "max_position_embeddings"),
-        block_length=block,
-        mask_token=mask,
-        rope_theta=float(rope.get("rope_theta") or found.get("rope_theta") or 10000.0),
-        norm_eps=float(found.get("rms_norm_eps", 1e-6)),
-        tied=bool(found.get("tie_word_embeddings", False)),
-    )
-
-
-def read_model(folder: Path, device: str, dtype: torch.dtype) -> Decoder:
+def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = Given()) -> Decoder:  # noqa: B008
     """A directory's decoder. Raises ModelError: a shard or a weight is missing, or has another shape."""
-    config = read_config(folder)
+    config = read_config(folder, given)
     model = _empty(config, device, dtype)
     parameters = dict(model.named_parameters())
-    wanted = {theirs: ours for ours, names in _names(config).items() for theirs in names}
-    rows = {theirs: part for ours, names in _names(config).items() for theirs, part in _parts(config, ours, names)}
+    places = {place.name: place for place in _places(config, parameters)}
+    family = FAMILIES[config.architecture]
+    head, tied = family.names["head.weight"], family.keys["tied"]
     seen = set()
+    again: tuple[Path, Tensor] | None = None  # a tied model's head, if its files hold one
     with torch.no_grad():
         for path, name, tensor in _tensors(folder, device):
-            if name not in wanted:
-                if name == "lm_head.weight" and config.tied:
-                    continue
+            if name.endswith(COMPUTED):
+                continue
+            if name == head and config.tied:
+                again = path, tensor
+                continue
+            if name not in places:
                 raise ModelError(
                     f"{path}: holds {name}, which {config.name} of {config.layers} layers has no place for"
                 )
-            whole = parameters[wanted[name]]
-            target = whole if rows[name] is None else whole[rows[name]]
+            target = places[name].of(parameters)
             if tensor.shape != target.shape:
                 raise ModelError(
                     f"{path}: {name} is {list(tensor.shape)}, expected {list(target.shape)} by config.json"
                 )
             target.copy_(tensor)
             seen.add(name)
-    lacking = [name for name in wanted if name not in seen]
-    if lacking:
-        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
+        lacking = [name for name in places if name not in seen]
+        if lacking:
+            why = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
+            raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
+        embedding = parameters["embedding.weight"]
+        if again is not None:
+            path, other = again
+            if other.shape != embedding.shape or not torch.equal(other.to(embedding), embedding):
+                raise ModelError(f"{path}: {head} is not the embedding, and {tied} is true: expected false")
+        _turn_first(model, turned_first(config))
     return model
 
 
 def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
-    """Write config.json and model.safetensors, which transformers reads as a Qwen3 (its mask is causal)."""
+    """Write config.json and model.safetensors by the names of the model's family."""
     config = model.config
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for ours, weight in model.state_dict().items():
-        names = _names(config)[ours]
-        for theirs, part in _parts(config, ours, names):
-            piece = weight if part is None else weight[part]
-            tensors[theirs] = piece.detach().to("cpu", dtype).contiguous().clone()
+    weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.state_dict().items()}
+    assert config.rotary is None, "components in another order than the family has them"
+    tensors = {place.name: place.of(weights).contiguous().clone() for place in _places(config, weights)}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    written = {
-        "name": config.name,
-        "architectures": ["SDARForCausalLM"],
-        "num_hidden_layers": config.layers,
-        "hidden_size": config.hidden,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.ffn,
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.context_limit,
-        "block_size": config.block_length,
-        "mask_token_id": config.mask_token,
-        "rope_theta": config.rope_theta,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tied,
-    }
-    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config_written(config), indent=2) + "\n", encoding="utf-8")
+
+
+def turned_first(config: ModelConfig) -> list[int] | None:
+    """The order in which a head's components are kept where few of them turn: our rotation pairs i with i + D / 2.
+
+    Theirs pairs i with i + rotary / 2. Queries and keys in one order of components have the same products.
+    """
+    if config.rotary is None:
+        return None
+    half, rest = config.rotary // 2, range(config.rotary, config.head_dim)
+    middle = config.rotary + len(rest) // 2
+    first, second = range(half), range(half, config.rotary)
+    return [*first, *range(config.rotary, middle), *second, *range(middle, config.head_dim)]
+
+
+def _turn_first(model: Decoder, order: list[int] | None) -> None:
+    """Put what was read into that order: queries, keys, and the weights of their norms."""
+    if order is None:
+        return
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        num = sum(layer.split[:2])
+        for weight in (layer.qkv.weight, layer.qkv.bias):
+            if weight is not None:
+                heads = weight.view(-1, layer.head_dim, *weight.shape[1:])[:num]
+                heads.copy_(heads[:, order].clone())
+        for norm in layer.qk_norms:
+            if norm is not None:
+                norm.copy_(norm[order].clone())
 
 
 def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     """A decoder on the device whose weights are yet to be written; nothing passes through the host's memory."""
     with torch.device("meta"):
         model = Decoder(config).to(dtype)
+        for part in model.modules():
+            if isinstance(part, MixedFeedForward) and part.about.bias:
+                part.router_bias = nn.Parameter(torch.empty(part.about.num, dtype=torch.float32))
     model = model.to_empty(device=device)
     model.frequencies = frequencies(config, device)
     return model.eval().requires_grad_(False)
@@ -182,12 +168,14 @@ def _tensors(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
     """Every tensor of a directory's safetensors files."""
     index = folder / INDEX
     files = [WEIGHTS]
-    if index.is_file():
-        try:
-            listed: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{index}: cannot be read: {error}") from None
+    if (said := read_json(index)) is not None:
+        listed = said.get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+            raise ModelError(f"{index}: weight_map is {str(listed)[:40]}, expected weights and the files they are in")
         files = sorted(set(listed.values()))
+        outside = [name for name in files if Path(name).name != name]
+        if outside:
+            raise ModelError(f"{index}: weight_map names {outside[0]}, expected a file of the folder itself")
     elif not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder}: has neither {WEIGHTS} nor {INDEX}")
     missing = [name for name in files if not (folder / name).is_file()]
@@ -203,45 +191,40 @@ def _tensors(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
             raise ModelError(f"{path}: not a safetensors file: {str(error).splitlines()[0]}") from None
 
 
-def _names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Our weights' names, and Hugging Face's: those of one matrix, one below the other."""
-    names: dict[str, tuple[str, ...]] = {
-        "embedding.weight": ("model.embed_tokens.weight",),
-        "norm.weight": ("model.norm.weight",),
-    }
-    if not config.tied:
-        names["head.weight"] = ("lm_head.weight",)
-    for i in range(config.layers):
-        ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        names[f"{ours}.attention_norm.weight"] = (f"{theirs}.input_layernorm.weight",)
-        names[f"{ours}.qkv.weight"] = tuple(f"{theirs}.self_attn.{x}_proj.weight" for x in "qkv")
-        names[f"{ours}.output.weight"] = (f"{theirs}.self_attn.o_proj.weight",)
-        if config.qk_norm:
-            names[f"{ours}.q_norm.weight"] = (f"{theirs}.self_attn.q_norm.weight",)
-            names[f"{ours}.k_norm.weight"] = (f"{theirs}.self_attn.k_norm.weight",)
-        names[f"{ours}.ffn_norm.weight"] = (f"{theirs}.post_attention_layernorm.weight",)
-        names[f"{ours}.gate_up.weight"] = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
-        names[f"{ours}.down.weight"] = (f"{theirs}.mlp.down_proj.weight",)
-    return names
+@dataclass(frozen=True)
+class Place:
+    """Where one of a family's tensors lies in ours."""
+
+    name: str  # theirs
+    ours: str
+    expert: int | None = None
+    rows: slice | None = None  # None: all
+
+    def of(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """That part of our weight."""
+        whole = weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
+        return whole if self.rows is None else whole[self.rows]
 
 
-def _parts(config: ModelConfig, ours: str, names: tuple[str, ...]) -> Iterator[tuple[str, slice | None]]:
-    """Each of their names, and the rows of our matrix that it fills."""
-    if len(names) == 1:
-        yield names[0], None
-        return
+def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Place]:
+    """Where each tensor of a checkpoint of this family belongs."""
+    names = FAMILIES[config.architecture].names
+    for ours, weight in weights.items():
+        layer = re.search(r"\d+", ours)
+        number = layer.group() if layer else ""
+        theirs = names[re.sub(r"\d+", "{i}", ours, count=1)]
+        parts = (theirs,) if isinstance(theirs, str) else theirs
+        for j in range(len(weight)) if "{j}" in parts[0] else (None,):
+            rows = len(weight if j is None else weight[j])
+            for part, own in zip(parts, _rows(config, ours, len(parts), rows), strict=True):
+                yield Place(part.format(i=number, j=j), ours, j, own)
+
+
+def _rows(config: ModelConfig, ours: str, num_parts: int, rows: int) -> list[slice | None]:
+    """The rows of one of our matrices that each of their tensors fills."""
+    if num_parts == 1:
+        return [None]
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes = (q, kv, kv) if ours.endswith("qkv.weight") else (config.ffn, config.ffn)
-    at = 0
-    for name, size in zip(names, sizes, strict=True):
-        yield name, slice(at, at + size)
-        at += size
-
-
-def _whole(path: Path, found: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
-    value = found.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ModelError(f"{path}: {key} is {value}, expected a whole number of at least {least}")
-    return value
+    sizes = [q, kv, kv] if ".qkv." in ours else [rows // num_parts] * num_parts
+    ends = np.cumsum(sizes).tolist()
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]

@@ -1,0 +1,50 @@
+"""A mixture of experts in place of a layer's feed-forward: the router, the experts, and those that every row has."""
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.grouped_experts import grouped_experts
+from ..kernels.swiglu import swiglu
+from .config import Experts, ModelConfig
+
+
+class MixedFeedForward(nn.Module):
+    """Each row through the `top_k` experts that its router scores best, and through the shared ones."""
+
+    def __init__(self, config: ModelConfig, experts: Experts) -> None:
+        super().__init__()
+        self.about = experts
+        self.router = nn.Linear(config.hidden, experts.num, bias=False)
+        if experts.bias:
+            self.router_bias = nn.Parameter(torch.zeros(experts.num))  # in fp32, whatever the weights are in
+        self.gate_up = nn.Parameter(torch.empty(experts.num, 2 * experts.ffn, config.hidden))
+        self.down = nn.Parameter(torch.empty(experts.num, config.hidden, experts.ffn))
+        if experts.shared:
+            self.shared_gate_up = nn.Linear(config.hidden, 2 * experts.shared * experts.ffn, bias=False)
+            self.shared_down = nn.Linear(experts.shared * experts.ffn, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, hidden] to the same."""
+        # In fp32: a near tie of scores decides what is computed.
+        logits = nn.functional.linear(x.float(), self.router.weight.float())
+        chosen, weights = route(logits, self.about, getattr(self, "router_bias", None))
+        out = grouped_experts(x, chosen, weights, self.gate_up, self.down)
+        if self.about.shared:
+            out = out + self.shared_down(swiglu(self.shared_gate_up(x)))
+        return out
+
+
+def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of logits [rows, num] in fp32 each row's experts, [rows, top_k] int64, and their weights, fp32."""
+    scores = logits.sigmoid() if about.scoring == "sigmoid" else logits.softmax(dim=-1)
+    preferred = scores if bias is None else scores + bias
+    if about.groups > 1:
+        by_group = preferred.view(len(preferred), about.groups, -1)
+        best = by_group.topk(2, dim=-1).values.sum(dim=-1).topk(about.top_groups, dim=-1).indices
+        out = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter(1, best, False)
+        preferred = by_group.masked_fill(out[..., None], float("-inf")).flatten(1)
+    chosen = preferred.topk(about.top_k, dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if about.normed and about.top_k > 1:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return chosen, weights * about.scale

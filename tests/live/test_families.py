@@ -1,0 +1,187 @@
+"""Every family of checkpoints gives the logits of an independent implementation, read from shards by its names."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dsim.engine.errors import ModelError
+from dsim.live.config_file import Given, read_config
+from dsim.live.families import FAMILIES
+from dsim.live.weights import read_model
+
+from .checkpoints import CHECKPOINTS, LLADA2, VOCAB, Logits, llada2, rewrite, sdar
+from .dense import Dense, block_causal
+
+TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 96, 96, 7, 95])
+
+
+@pytest.fixture(scope="module", params=[name for name in FAMILIES if name != "Qwen3ForCausalLM"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Logits, Path]:
+    """What a plain implementation says, and where the checkpoint lies."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp(request.param)
+    return CHECKPOINTS[request.param](folder), folder
+
+
+@pytest.mark.parametrize("block", [1, 4, len(TOKENS)], ids=["causal", "block-causal", "both ways"])
+def test_a_checkpoint_gives_the_logits_of_an_independent_implementation(
+    checkpoint: tuple[Logits, Path], block: int
+) -> None:
+    plain, folder = checkpoint
+    model = read_model(folder, "cpu", torch.float32)
+    seen = block_causal(len(TOKENS), block)
+    with torch.no_grad():
+        ours = model.logits(model(TOKENS, torch.arange(len(TOKENS)), Dense(seen)))
+    expected = plain(TOKENS, seen)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_values_alone_are_those_of_the_projection(checkpoint: tuple[Logits, Path]) -> None:
+    model = read_model(checkpoint[1], "cpu", torch.float32)
+    layer: Any = model.layers[0]
+    with torch.no_grad():
+        x, cos, sin = model.enter(TOKENS, torch.arange(len(TOKENS)))
+        torch.testing.assert_close(layer.values(x), layer.project(x, cos, sin)[3])
+
+
+def test_the_parameters_are_counted_as_they_are(checkpoint: tuple[Logits, Path]) -> None:
+    model = read_model(checkpoint[1], "cpu", torch.float32)
+    assert sum(weight.numel() for weight in model.parameters()) == model.config.num_params
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "block", "both_ways", "shifted", "eos"),
+    [
+        ("SDARForCausalLM", 96, 4, False, False, ()),
+        ("SDARMoeForCausalLM", 96, 4, False, False, ()),
+        ("LLaDA2MoeModelLM", 96, 32, False, False, (93,)),
+        ("Fast_dLLM_QwenForCausalLM", 95, 8, False, True, ()),
+        ("LLaDAModelLM", 96, 32, True, False, (90,)),
+        ("DreamModel", 95, 32, True, True, (94,)),
+    ],
+)
+def test_a_family_knows_what_its_config_does_not_say(
+    tmp_path: Path, name: str, mask: int, block: int, both_ways: bool, shifted: bool, eos: tuple[int, ...]
+) -> None:
+    pytest.importorskip("transformers")
+    CHECKPOINTS[name](tmp_path)
+    config = read_config(tmp_path)
+    assert (config.mask_token, config.block_length, config.both_ways, config.shifted, config.eos) == (
+        mask, block, both_ways, shifted, eos,
+    )  # fmt: skip
+
+
+PUBLISHED = {  # what config.json says of the published checkpoints, and their parameters (block-diffusion.md 3)
+    "LLaDAModelLM": (
+        {
+            "n_layers": 32, "d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288,
+            "embedding_size": 126464, "vocab_size": 126464, "max_sequence_length": 4096,
+        },
+        8.0156e9, 524288, 126336, (126081, 126348),
+    ),
+    "DreamModel": (
+        {
+            "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 131072,
+        },
+        7.6156e9, 57344, 151666, (151643, 151645),
+    ),
+    "LLaDA2MoeModelLM": (
+        LLADA2
+        | {
+            "num_hidden_layers": 20, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4,
+            "head_dim": 128, "intermediate_size": 5120, "vocab_size": 157184, "max_position_embeddings": 32768,
+            "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "n_group": 8, "topk_group": 4,
+            "mask_token_id": None, "eos_token_id": None,
+        },
+        16.2558e9, 40960, 156895, (156892,),
+    ),
+    "SDARMoeForCausalLM": (
+        {
+            "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
+            "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "max_position_embeddings": 32768,
+            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+            "block_size": 4,
+        },
+        30.5321e9, 98304, 151669, (),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_checkpoints_have_their_sizes(tmp_path: Path, name: str) -> None:
+    said, params, kv_bytes, mask, eos = PUBLISHED[name]
+    (tmp_path / "config.json").write_text("{}")
+    rewrite(tmp_path, **said | {"architectures": [name]})
+    config = read_config(tmp_path)
+    assert config.num_params == pytest.approx(params, rel=1e-4)
+    assert (2 * config.kv_elements, config.mask_token, config.eos) == (kv_bytes, mask, eos)
+
+
+def test_a_checkpoint_without_a_block_size_asks_for_one(tmp_path: Path) -> None:
+    sdar(tmp_path)
+    rewrite(tmp_path, block_size=None)
+    with pytest.raises(ModelError, match=r"has no block_size, which the checkpoint .* say it \(--block-length\)"):
+        read_config(tmp_path)
+    assert read_config(tmp_path, Given(block_length=16)).block_length == 16
+
+
+def test_a_block_length_that_the_checkpoint_refuses_is_one_line_with_both_values(tmp_path: Path) -> None:
+    sdar(tmp_path)
+    with pytest.raises(ModelError, match="was trained with blocks of 4, and --block-length is 8"):
+        read_config(tmp_path, Given(block_length=8))
+    assert read_config(tmp_path, Given(block_length=4)).block_length == 4
+
+
+def test_the_users_mask_token_must_be_in_the_vocabulary(tmp_path: Path) -> None:
+    sdar(tmp_path)
+    assert read_config(tmp_path, Given(mask_token=7)).mask_token == 7
+    with pytest.raises(ModelError, match=f"mask_token_id is {VOCAB}, expected below vocab_size, {VOCAB}"):
+        read_config(tmp_path, Given(mask_token=VOCAB))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, of heads of 16: expected an even number"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most num_experts, 8"),
+        ({"n_group": 3}, "n_group is 3 and topk_group 2, expected the first to divide num_experts, 8"),
+        ({"topk_group": 1}, "topk_group is 1, of groups of 2 experts, expected as many as num_experts_per_tok, 3"),
+        ({"score_function": "softmax"}, "score_function is softmax, expected sigmoid"),
+        ({"use_qkv_bias": True}, "use_qkv_bias is True, expected False"),
+        ({"rope_theta": "far"}, "rope_theta is far, expected a positive number"),
+        ({"num_experts": 6}, "n_group is 4 and topk_group 2"),
+        ({"first_k_dense_replace": 2}, r"lacks model.layers.1.mlp.gate_proj.weight|which .* has no place for"),
+    ],
+)
+def test_a_wrong_config_is_one_line_with_both_values(tmp_path: Path, values: dict[str, Any], says: str) -> None:
+    llada2(tmp_path)
+    rewrite(tmp_path, **values)
+    with pytest.raises(ModelError, match=says):
+        read_model(tmp_path, "cpu", torch.float32)
+
+
+def test_tied_or_untied_at_odds_with_the_files_is_said(tmp_path: Path) -> None:
+    llada2(tmp_path)
+    rewrite(tmp_path, tie_word_embeddings=True)
+    with pytest.raises(ModelError, match=r"lm_head.weight is not the embedding, and tie_word_embeddings is true"):
+        read_model(tmp_path, "cpu", torch.float32)
+
+
+def test_untied_without_a_head_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    CHECKPOINTS["Fast_dLLM_QwenForCausalLM"](tmp_path)
+    rewrite(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"lacks lm_head.weight .* and tie_word_embeddings is false: expected true"):
+        read_model(tmp_path, "cpu", torch.float32)
+
+
+def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
+    llada2(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "../secret.safetensors"}}')
+    with pytest.raises(ModelError, match=r"weight_map names \.\./secret.safetensors, expected a file of the folder"):
+        read_model(tmp_path, "cpu", torch.float32)
