@@ -93,4 +93,8 @@ PRESETS = {
     "sdar-8b": _sdar("SDAR-8B", 36, 4096, 32, 12288),
     # The shipped byte-level model's: 256 bytes, the mask, and the end of a text.
     "tiny": ModelConfig("tiny-bytes", 4, 192, 3, 1, 64, 576, 258, 512, 32, 256, rope_theta=1e4, tied=True),
-}
+    "tiny-both-ways": ModelConfig(
+        "tiny-both-ways", 4, 192, 3, 1, 64, 576, 258, 512, 32, 256, rope_theta=1e4, tied=True, both_ways=True,
+        architecture="TinyBothWaysLM",
+    ),
+}  # fmt: skip

@@ -10,12 +10,15 @@ import torch
 
 from ..engine.block import visible
 from ..engine.commits import CommitDraws
-from ..engine.errors import ModelError
+from ..engine.errors import ModelError, PolicyError
+from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.focus import Focus
+from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import Policy
 from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
-from ..engine.unmasking import unmask
+from .choice import choose
+from .config import ModelConfig
 from .evicting import Evict
 from .forward import Batch, Forward, Sampled
 from .prompts import Prompts
@@ -48,6 +51,8 @@ class ModelExecutor:
         assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
         if (watch is not None or policy.eviction.by_importance) and config.layers < 2:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
+        if config.shifted and not (policy.full_sequence or policy.autoregressive):
+            check_whole_blocks(policy, config)
         self._forward = forward
         self._cache = forward.cache
         self._policy = policy
@@ -58,6 +63,7 @@ class ModelExecutor:
         # A long prompt's chunks end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token
+        self._shifted = config.shifted
         self._watch = watch
         self._tokens: npt.NDArray[np.int32] = np.zeros((16, 64), np.int32)  # [slots, positions]
         self._slot_of: dict[int, int] = {}  # request -> slot whose pages it holds
@@ -226,19 +232,54 @@ class ModelExecutor:
             inside = after < plan.end[rows]
             self._tokens[plan.slots[rows[inside]], after[inside]] = tokens[inside]
             return np.ones_like(plan.window)
+        if self._shifted:
+            tokens, confidence = self._shift(plan, rows, columns, tokens, confidence)
         if drawn is not None:
             committed = drawn
         elif self._draws is not None:
             committed = self._draws.draw(plan)
         else:
-            found, sampled = np.zeros(plan.window.shape, np.float32), np.zeros(plan.window.shape, np.bool_)
-            found[rows, columns], sampled[rows, columns] = confidence, True
-            masked = sampled & plan.window & (plan.status == MASKED)
-            committed = unmask(self._policy.unmasking, found, masked, self._block)
+            committed, tokens = self._choose(plan, rows, columns, tokens, confidence)
         kept = committed[rows, columns]
         rows, columns = rows[kept], columns[kept]
         self._tokens[plan.slots[rows], plan.block_start[rows].astype(np.int64) + columns] = tokens[kept]
         return committed
+
+    def _choose(
+        self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
+        confidence: npt.NDArray[np.float32],
+    ) -> tuple[Bools, npt.NDArray[np.int64]]:  # fmt: skip
+        """What the weights commit, and the sampled positions' tokens."""
+        shape = plan.window.shape
+        said, sure, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
+        said[rows, columns], sure[rows, columns], sampled[rows, columns] = tokens, confidence, True
+        masked = sampled & plan.window & (plan.status == MASKED)
+        known = None
+        if self._shifted:  # the block before has said the first position of this one
+            known = (np.arange(shape[1]) == 0) & (plan.block_start > 0)[:, None]
+        committed, said = choose(
+            self._policy.unmasking, said, sure, masked, self._block, self._mask, steps_of(plan, masked),
+            scheduled=False, known=known,
+        )  # fmt: skip
+        return committed, said[rows, columns]
+
+    def _shift(
+        self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
+        confidence: npt.NDArray[np.float32],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:  # fmt: skip
+        """What each position of whole blocks is, where rows say what comes after theirs (Fast-dLLM v2).
+
+        The last row of a block without masks says the next block's first token, which is in its place from then on.
+        """
+        start = plan.block_start.astype(np.int64)
+        ends = (columns == self._block - 1) & ~(plan.status == MASKED)[:, : self._block].any(axis=1)[rows]
+        ends &= start[rows] + self._block < plan.end[rows]
+        self._tokens[plan.slots[rows[ends]], start[rows[ends]] + self._block] = tokens[ends]
+        begins = columns == 0
+        before = np.maximum(np.arange(len(rows)) - ~begins, 0)
+        known = self._tokens[plan.slots[rows], start[rows]]
+        has_known = begins & (start[rows] > 0)
+        return np.where(has_known, known, tokens[before]), confidence[before]
 
     def _grow(self, slots: int, positions: int) -> None:
         have = self._tokens.shape
@@ -247,3 +288,18 @@ class ModelExecutor:
         tokens = np.full((max(slots, 2 * have[0]), max(positions, have[1])), self._mask, np.int32)
         tokens[: have[0], : have[1]] = self._tokens
         self._tokens = tokens
+
+
+def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
+    """The steps that each row's block has had: as many as the mask computed most often, [rows]."""
+    steps: npt.NDArray[np.int64] = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
+    return steps
+
+
+def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
+    """PolicyError unless a policy computes whole blocks every step: a row may say what comes after it."""
+    if not isinstance(policy.granularity, FixedBlock) or isinstance(policy.eviction, DelayedCache):
+        raise PolicyError(
+            f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
+            "say the position after theirs: expected whole blocks, as lmdeploy-bd32"
+        )

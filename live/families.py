@@ -59,7 +59,8 @@ QWEN_NAMES = _names(
     },
 )  # fmt: skip
 LLADA_NAMES = _names(
-    "model.transformer.wte.weight", "model.transformer.ln_f.weight", "model.transformer.ff_out.weight", "model.transformer.blocks.{i}",
+    "model.transformer.wte.weight", "model.transformer.ln_f.weight", "model.transformer.ff_out.weight",
+    "model.transformer.blocks.{i}",
     {
         "attention_norm.weight": "attn_norm.weight",
         "qkv.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
@@ -169,5 +170,10 @@ FAMILIES: Mapping[str, Family] = {
         {"mask_token": 151666, "eos": (151643, 151645)},
         {"qkv_bias": True, "qk_norm": False, "shifted": True, "both_ways": True, "block_length": 32},
         summary="the whole sequence in both directions; a row says the next position",
+    ),
+    "TinyBothWaysLM": Family(
+        QWEN_NAMES, {k: v for k, v in KEYS.items() if k != "block_length"}, SWIGLU | NO_BIAS,
+        trained={"both_ways": True, "block_length": 32},
+        summary="the whole sequence in both directions (the shipped tiny-both-ways)",
     ),
 }  # fmt: skip

@@ -28,14 +28,14 @@ from ..engine.policy import Policy
 from ..engine.request import Request
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..engine.unmasking import unmask
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.pooled_topk_pack import pooled_topk_pack
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import Ints, PagedCache
+from .choice import choose
 from .config import ModelConfig
 from .evicting import Array, Inputs
-from .executor import ModelExecutor
+from .executor import ModelExecutor, steps_of
 from .forward import Batch, Forward
 from .model import Decoder
 from .prompts import Prompts
@@ -55,6 +55,11 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     if isinstance(cache, MaskKV) and cache.logits == "all":
         raise PolicyError(
             f"{policy.name}: logits is all, and MaskKV carries no prompt from step to step: expected block"
+        )
+    if isinstance(cache, MaskKV) and config.shifted:
+        raise PolicyError(
+            f"{policy.name}: carries no prompt from step to step, and the rows of {config.name} say the position after "
+            "theirs: expected dllm-cache"
         )
     multiple = RUN // gcd(RUN, config.kv_heads)
     if isinstance(cache, PeriodicCache) and page % multiple:
@@ -212,6 +217,8 @@ class FullSequenceExecutor(ModelExecutor):
         with_block = order[has_block[order]]
         first_rows = (query_start[:-1] + start - begin)[has_block[order]]
         blocks = first_rows[:, None] + np.arange(self._block)  # [sequences with a block, block]
+        # The rows that speak of the block's positions: its own, or the ones before, where the step computes those.
+        say = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
         all_rows = self._rule.logits == "all"
         kept = np.zeros_like(start)
         if isinstance(self._rule, SparseCache):
@@ -233,11 +240,11 @@ class FullSequenceExecutor(ModelExecutor):
             Pass(
                 tokens=self._tokens[slots[row], positions].astype(np.int64), positions=positions, places=places,
                 query_start=query_start, page_table=table, history=history, listed=listed, block_length=WHOLE,
-                sampled=np.arange(len(row)) if all_rows else blocks.reshape(-1), pack=pack,
+                sampled=np.arange(len(row)) if all_rows else say.reshape(-1), pack=pack,
             )
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
-        said = blocks if all_rows else np.arange(blocks.size).reshape(blocks.shape)
+        said = say if all_rows else np.arange(say.size).reshape(say.shape)
         tokens[with_block], confidence[with_block] = out.tokens[said], out.confidence[said]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
@@ -287,10 +294,14 @@ class FullSequenceExecutor(ModelExecutor):
             committed = self._deciding.draw(plan)
         else:
             masked = plan.window & (plan.status == MASKED)
-            # Every mask left was computed in each of the block's steps.
-            step = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
-            first = self._policy.batching.first_token
-            committed = unmask(self._policy.unmasking, confidence, masked, self._block, step, first)
+            step = steps_of(plan, masked)
+            # A block alone cannot say its first position: the full pass that a cache is made of does.
+            alone = isinstance(self._rule, SparseCache | FastCache)
+            first = step == 0 if self._shifted and alone else None
+            committed, tokens = choose(
+                self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, step, scheduled=True,
+                first=first, first_token=self._policy.batching.first_token,
+            )  # fmt: skip
         rows, columns = np.nonzero(committed)
         self._tokens[plan.slots[rows], plan.block_start[rows] + columns] = tokens[rows, columns]
         return committed

@@ -296,13 +296,15 @@ class PeriodicExecutor(FullSequenceExecutor):
         of_response = phase in (Phase.FULL, Phase.REFRESH_RESPONSE)
         first = int(prompt[0]) if isinstance(self._rule, MaskKV) and not of_prompt else 0
         changed = int(plan.num_tokens[0]) - (int(prompt[0]) if of_prompt else 0)
-        sampled = np.arange(0 if self._rule.logits == "all" else int(start[0]), int(length[0])) - first
+        begin = max(0, int(start[0]) - self._shifted)  # the row that says the block's first position
+        sampled = np.arange(0 if self._rule.logits == "all" else begin, int(length[0])) - first
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),
             Step(first, of_prompt, of_response, changed), sampled,
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
         if plan.window[0, 0]:
-            block = int(start[0]) - first - int(sampled[0]) + np.arange(self._block)
+            positions = np.maximum(int(start[0]) - self._shifted + np.arange(self._block), 0)
+            block = positions - first - int(sampled[0])
             tokens[0], confidence[0] = out.tokens[block], out.confidence[block]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)

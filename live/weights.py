@@ -22,7 +22,7 @@ from .model import Decoder, Layer, frequencies
 
 COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-SHIPPED = Path(__file__).parent / "tiny"
+FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
 def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = Given()) -> Decoder:  # noqa: B008
@@ -34,26 +34,25 @@ def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Give
         return read_model(Path(model), device, dtype, given)
     if given != Given():
         raise ModelError(f"model is {model}, and --mask-token-id and --block-length are of a directory's")
-    if model == "tiny":
-        return read_model(SHIPPED, device, dtype)
-    if model not in PRESETS:
-        raise ModelError(f"model is {model}, expected a directory or one of: {', '.join(PRESETS)}")
-    return random_model(PRESETS[model], device, dtype, seed)
+    if model in FOLDERS:
+        return read_model(FOLDERS[model], device, dtype)
+    return random_model(config_of(model), device, dtype, seed)
 
 
 def is_trained(model: str) -> bool:
-    """Whether the weights mean something: a directory's do, and the shipped model's; a preset's are random."""
-    return model == "tiny" or Path(model).is_dir()
+    """Whether the weights mean something: a directory's do, and the shipped models'; a preset's are random."""
+    return model in FOLDERS or Path(model).is_dir()
 
 
-def config_of(model: str) -> ModelConfig:
+def config_of(model: str, given: Given = Given()) -> ModelConfig:  # noqa: B008
     """The dimensions of a preset's name or of a directory, read without its weights."""
-    if model != "tiny" and model in PRESETS and not Path(model).is_dir():
-        return PRESETS[model]
-    path = SHIPPED if model == "tiny" and not Path(model).is_dir() else Path(model)
-    if not path.is_dir():
+    if Path(model).is_dir():
+        return read_config(Path(model), given)
+    if model in FOLDERS:
+        return read_config(FOLDERS[model])
+    if model not in PRESETS:
         raise ModelError(f"model is {model}, expected a directory or one of: {', '.join(PRESETS)}")
-    return read_config(path)
+    return PRESETS[model]
 
 
 def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:

@@ -1,0 +1,38 @@
+"""Which masks of a step commit, and with which tokens: the unmasking rule, and what a model's family adds to it."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.unmasking import Unmasking, unmask
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+def choose(
+    rule: Unmasking, tokens: Ints, confidence: Floats, masked: Bools, block_length: int, mask_token: int, step: Ints,
+    *, scheduled: bool, known: Bools | None = None, first: Bools | None = None, first_token: bool = False,
+) -> tuple[Bools, Ints]:  # fmt: skip
+    """The masks that commit, of the computed ones `masked`, and all positions' tokens, both [rows, width].
+
+    step [rows]: steps that each row's block has had. scheduled: a full-sequence model, whose block is over after its
+    steps. known: masks whose token is known without this step. first: rows whose block's first position commits, and
+    nothing else; where it is given a block's last step commits all of it (Dream). first_token: see `unmask`.
+
+    A mask whose likeliest token is the mask stays one (LLaDA's loop; errata 8). So that a block ends, it counts as a
+    token in the last of the block's steps: what is left of the masks then is the answer's, as in LLaDA's.
+    """
+    left = masked if known is None else masked & ~known
+    chosen = unmask(rule, confidence, left, block_length, step if scheduled else None, first_token) | (masked & ~left)
+    last = (step >= (rule.denoising_steps or block_length) - 1)[:, None]
+    quota = scheduled and rule.strategy != "low_confidence_dynamic"
+    if first is not None:
+        begins = masked & (np.arange(masked.shape[1]) == 0)
+        chosen = np.where(first[:, None], begins, masked & last | chosen if quota else chosen)
+    unsettled = tokens == mask_token
+    if not unsettled.any():
+        return chosen, tokens
+    if quota:
+        return np.where(last, masked, chosen & ~unsettled), np.where(chosen, tokens, mask_token)
+    return chosen & (~unsettled | last), tokens

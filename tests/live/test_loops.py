@@ -1,0 +1,221 @@
+"""The families' published loops, written plainly, against what the executor answers: shifted rows, predicted masks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import PolicyError
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import Policy, parse
+from dsim.engine.request import Request
+from dsim.engine.unmasking import Unmasking
+from dsim.live import session
+from dsim.live.choice import choose
+from dsim.live.full_sequence import check_runs
+from dsim.live.loop import serve
+from dsim.live.model import Decoder
+
+from .dense import SMALL, Dense, logits
+from .watched import PROMPTS, decoder
+from .watched import run as run_full_sequence
+
+SHIFTED = replace(SMALL, shifted=True)
+LENGTHS = [(9, 11), (8, 16), (12, 3), (23, 16), (3, 9), (16, 8)]
+BLOCK = 4
+
+
+def quota(block: int, steps: int, step: int) -> int:
+    """LLaDA's linear schedule."""
+    return block // steps + (step < block % steps)
+
+
+def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGTHS) -> list[list[int]]:
+    """What the executor makes of requests of a block-diffusion model."""
+    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
+    limits = Limits(200, 256, len(lengths))
+    forward = session._forward(model, policy, limits, requests, 8192, graphs=False)
+    executor = session._executor(forward, policy, limits, PROMPTS)
+    table = RequestTable(len(lengths))
+    serve(Engine(policy, limits, table), executor, requests)
+    assert (table["status"] == 0).all()
+    slot_of = {request: slot for slot, request in executor._owner.items()}
+    return [executor.text(i, slot_of[i], p + o).tolist() for i, (p, o) in enumerate(lengths)]
+
+
+# ---- Fast-dLLM v2: block-causal, shifted ----------------------------------------------------------------------
+
+
+def fast_dllm_v2(model: Decoder, prompt: list[int], output: int, threshold: float) -> list[int]:
+    """The published loop of one request: a finished block's last row says the first token of the next one."""
+    mask, text = model.config.mask_token, list(prompt)
+    if len(text) % BLOCK == 0:
+        text.append(int(logits(model, text, BLOCK)[-1].argmax()))
+    while True:
+        text += [mask] * (-len(text) % BLOCK)
+        start = len(text) - BLOCK
+        while mask in text[start:]:
+            rows = logits(model, text, BLOCK)[start:]
+            best, token = torch.cat([rows[:1], rows[:-1]]).softmax(-1).max(-1)
+            masks = [i for i in range(BLOCK) if text[start + i] == mask]
+            top = max(masks, key=lambda i: (float(best[i]), -i))
+            for i in masks:
+                if i == top or best[i] > threshold:
+                    text[start + i] = int(token[i])
+        if len(text) >= len(prompt) + output:
+            return text[: len(prompt) + output]
+        text.append(int(logits(model, text, BLOCK)[-1].argmax()))
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.95])
+def test_fast_dllm_v2_answers_as_its_published_loop(threshold: float) -> None:
+    model = decoder(SHIFTED)
+    with torch.no_grad():  # it never predicts the mask: the published loop would go on for ever
+        model.head.weight[SHIFTED.mask_token] = 0.0
+    policy = parse(f"lmdeploy-bd32:{BLOCK},strict=true,threshold={threshold},max_batch=6,page_size=8")
+    expected = [fast_dllm_v2(model, PROMPTS(i, p).tolist(), o, threshold) for i, (p, o) in enumerate(LENGTHS)]
+    assert texts(policy, model) == expected
+
+
+def test_a_policy_that_leaves_positions_out_is_refused_for_shifted_rows() -> None:
+    for spec in ("chunk:3,block_length=4", "focus,block_length=4"):
+        with pytest.raises(PolicyError, match=r"leaves positions out .* of small .* expected whole blocks"):
+            texts(parse(spec + ",max_batch=6,page_size=8"), decoder(SHIFTED))
+
+
+# ---- Dream: both ways, shifted --------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str | None) -> list[int]:
+    """The published loop by blocks; with a cache a block's first pass commits its first position alone (1.2)."""
+    text = prompt + [model.config.mask_token] * (-(-output // BLOCK) * BLOCK)
+    for start in range(len(prompt), len(text), BLOCK):
+        kept: list[tuple[Tensor, Tensor]] = []
+        for step in range(steps):
+            masks = [p for p in range(start, start + BLOCK) if text[p] == model.config.mask_token]
+            if not masks:
+                break
+            whole = reuse is None or step == 0
+            first, last = (0, len(text)) if whole else (start, len(text) if reuse == "prefix" else start + BLOCK)
+            at = torch.arange(first, last)
+
+            def attend(
+                layer: int, q: Tensor, k: Tensor, v: Tensor, at: Tensor = at, whole: bool = whole,
+                kept: list[tuple[Tensor, Tensor]] = kept,
+            ) -> Tensor:  # fmt: skip
+                if whole:
+                    kept[layer:] = [(k.clone(), v.clone())]
+                kept[layer][0][at], kept[layer][1][at] = k, v
+                return Dense(torch.ones(len(q), len(text), dtype=torch.bool))(layer, q, *kept[layer])
+
+            rows = model.logits(model(torch.tensor(text[first:last]), at, attend))
+            shifted = torch.cat([rows[:1], rows[:-1]])[start - first : start - first + BLOCK]
+            best, token = shifted.softmax(-1).max(-1)
+            order = sorted(masks, key=lambda p: (-float(best[p - start]), p))
+            now = order if step == steps - 1 else order[: quota(BLOCK, steps, step)]
+            for p in [start] if reuse and step == 0 else now:
+                text[p] = int(token[p - start])
+    return text[: len(prompt) + output]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reuse"),
+    [("vanilla", None), ("vanilla,logits=block", None), ("fast-dllm", "dual"), ("fast-dllm:prefix", "prefix"),
+     ("fast-dllm,logits=block", "dual"), ("dllm-cache,prompt_refresh=1,response_refresh=1", None),
+     ("dllm-cache,prompt_refresh=1,response_refresh=1,logits=block", None)],
+)  # fmt: skip
+@pytest.mark.parametrize("steps", [4, 3])
+def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int) -> None:
+    model = decoder(SHIFTED)
+    with torch.no_grad():
+        model.head.weight[SHIFTED.mask_token] = 0.0
+    pages = ",page_size=32" if spec.startswith("dllm-cache") else ",page_size=8"
+    policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK}{pages}")
+    watched, table, *_ = run_full_sequence(policy, LENGTHS, config=SHIFTED, model=model)
+    assert (table["status"] == 0).all()
+    for i, (p, o) in enumerate(LENGTHS):
+        said = {at: token for step in watched.commits[i] for at, token in step.items()}
+        expected = dream(model, PROMPTS(i, p).tolist(), o, steps, reuse)
+        assert [said[at] for at in range(p, p + o)] == expected[p:], i
+
+
+def test_maskkv_is_refused_for_shifted_rows() -> None:
+    with pytest.raises(PolicyError, match="carries no prompt from step to step"):
+        check_runs(parse("maskkv,page_size=32"), SHIFTED)
+
+
+# ---- LLaDA: a predicted mask stays masked (errata 8) -----------------------------------------------------------
+
+
+@torch.no_grad()
+def llada(model: Decoder, prompt: list[int], output: int, steps: int) -> tuple[list[int], int]:
+    """The published loop: whatever a step predicts is put where it was chosen, be it the mask; and masks so left."""
+    mask, left = model.config.mask_token, 0
+    text = prompt + [mask] * (-(-output // BLOCK) * BLOCK)
+    for start in range(len(prompt), len(text), BLOCK):
+        for step in range(steps):
+            masks = [p for p in range(start, start + BLOCK) if text[p] == mask]
+            if masks:
+                seen = torch.ones(len(text), len(text), dtype=torch.bool)
+                rows = model.logits(model(torch.tensor(text), torch.arange(len(text)), Dense(seen)))
+                best, token = rows[start : start + BLOCK].softmax(-1).max(-1)
+                order = sorted(masks, key=lambda p: (-float(best[p - start]), p))
+                for p in order[: quota(BLOCK, steps, step)]:
+                    text[p] = int(token[p - start])
+        left += text[start : start + BLOCK].count(mask)
+    return text[: len(prompt) + output], left
+
+
+@pytest.mark.parametrize("steps", [4, 3, 1])
+def test_llada_answers_as_its_published_loop_where_masks_are_predicted(steps: int) -> None:
+    model = decoder(SMALL)
+    with torch.no_grad():  # the mask is likeliest in places
+        model.head.weight[SMALL.mask_token] *= 2.0
+    policy = parse(f"vanilla,denoising_steps={steps},block_length={BLOCK},page_size=8")
+    watched, table, *_ = run_full_sequence(policy, LENGTHS, model=model)
+    assert (table["status"] == 0).all()
+    predicted = 0
+    for i, (p, o) in enumerate(LENGTHS):
+        said = {at: token for step in watched.commits[i] for at, token in step.items()}
+        expected, left = llada(model, PROMPTS(i, p).tolist(), o, steps)
+        predicted += left
+        assert [said[at] for at in range(p, p + o)] == expected[p:], i
+        assert len(watched.commits[i]) <= steps * -(-o // BLOCK)
+    assert 0 < predicted < 60
+
+
+MASK = 9
+
+
+def test_a_predicted_mask_stays_masked_until_the_blocks_last_step() -> None:
+    tokens, confidence = np.array([[MASK, 1, 2]]), np.array([[0.9, 0.8, 0.3]], np.float32)
+    masked = np.ones((1, 3), np.bool_)
+    rule = Unmasking(threshold=0.5)
+    for step, expected in ((0, [False, True, False]), (1, [False, True, False]), (2, [True, True, False])):
+        committed, said = choose(rule, tokens, confidence, masked, 3, MASK, np.array([step]), scheduled=False)
+        assert (committed.tolist(), said.tolist()) == ([expected], tokens.tolist()), step
+
+
+def test_what_a_schedule_leaves_is_masks_at_its_end() -> None:
+    tokens, confidence = np.array([[MASK, 1, 2]]), np.array([[0.9, 0.8, 0.3]], np.float32)
+    rule = Unmasking(strategy="low_confidence_static", denoising_steps=3)
+    committed, _ = choose(rule, tokens, confidence, np.ones((1, 3), np.bool_), 3, MASK, np.array([0]), scheduled=True)
+    assert committed.tolist() == [[False, False, False]]
+    committed, said = choose(
+        rule, tokens, confidence, np.ones((1, 3), np.bool_), 3, MASK, np.array([2]), scheduled=True
+    )
+    assert (committed.tolist(), said.tolist()) == ([[True, True, True]], [[MASK, MASK, MASK]])
+
+
+def test_a_known_token_commits_beside_what_the_rule_chooses() -> None:
+    tokens, confidence = np.array([[7, 1, 2]]), np.array([[0.1, 0.8, 0.3]], np.float32)
+    known = np.array([[True, False, False]])
+    committed, _ = choose(
+        Unmasking(threshold=0.9), tokens, confidence, np.ones((1, 3), np.bool_), 3, MASK, np.array([0]),
+        scheduled=False, known=known,
+    )  # fmt: skip
+    assert committed.tolist() == [[True, True, False]]
