@@ -14,7 +14,7 @@ from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import as_ctrl_c
 from ..files.read import cut_words, fault
-from . import capacity, compare, importing, lists, live, metrics, profile, replay, serve, sweep, trace, tune, validate
+from . import capacity, compare, importing, lists, live, metrics, model, profile, replay, serve, sweep, trace, tune, validate
 from .options import INTERRUPTED
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
@@ -39,6 +39,7 @@ app.command("import")(importing.import_command)
 app.command("validate")(validate.validate_command)
 app.command("profile")(profile.profile_command)
 app.add_typer(trace.app, name="trace")
+app.add_typer(model.app, name="model")
 app.command("policies")(lists.policies)
 app.command("profiles")(profile.profiles_command)
 app.command("metrics")(metrics.metrics_command)

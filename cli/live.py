@@ -18,7 +18,7 @@ from .options import INTERRUPTED, option
 
 def live_command(
     trace: options.TraceName,
-    model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
+    model: Annotated[str, option("M", "tiny, tiny-both-ways, sdar-8b ..., or a model's directory.")] = "tiny",
     policy: options.Policies = None,
     commits: Annotated[
         str | None,
@@ -32,10 +32,19 @@ def live_command(
     ] = None,
     workload: options.Workload = None,
     prompts: Annotated[
-        str | None, option("FILE", "What requests ask: a text, .jsonl of token ids, or source|records (tiny).")
+        str | None,
+        option("FILE", "What requests ask: a text, .jsonl of token ids or conversations, or source|records (tiny)."),
     ] = None,
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
     graphs: Annotated[bool, typer.Option("--graphs", help="Capture decode steps as CUDA graphs.")] = False,
+    mask_token_id: options.MaskTokenId = None,
+    block_length: options.BlockLength = None,
+    tokenizer: Annotated[
+        str | None, option("PATH", "tokenizer.json or its folder, with the chat template; the model's own by default.")
+    ] = None,
+    temperature: Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.")] = 0.0,
+    top_p: Annotated[float, option("P", "Draw among the likeliest tokens that make up P.", "--top-p")] = 1.0,
+    gumbel: Annotated[bool, typer.Option("--gumbel", help="Draw with Gumbel noise, as LLaDA does.")] = False,
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
     cv: options.Cv = None,
@@ -57,7 +66,7 @@ def live_command(
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     """
-    from ..planner.on_device import about_live, check_live, on_device
+    from ..planner.on_device import Answers, about_live, check_live, on_device
     from ..planner.record import FILES, record
     from ..planner.scenario import Scenario
     from ..report.slo import Slo
@@ -82,20 +91,29 @@ def live_command(
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     for warning in first.source().notes.warnings:
         screen.print(f"Warning: {warning}", style="yellow", markup=False)
-    from ..profiler.measure import open_model  # imported here: it loads PyTorch
+    from ..live.config_file import Given  # imported here: they load PyTorch
+    from ..live.sampling import Sampling
+    from ..profiler.measure import open_model
 
-    loaded = open_model(model, device, seed, graphs)
+    sampling = Sampling(temperature, top_p, gumbel, seed) if temperature else None
+    if sampling is None and (gumbel or top_p != 1):
+        raise DsimError(f"--temperature is {temperature:g}, and --top-p and --gumbel draw tokens: expected above 0")
+    if sampling is not None and graphs:
+        raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
+    loaded = open_model(model, device, seed, graphs, Given(mask_token_id, block_length))
+    answers = Answers(tokenizer, sampling)
+    requests = answers.conversations(loaded, prompts, requests)
     commits = commits or ("model" if loaded.trained else "twin")
     held = first.loaded_profile() if profile is not None else None
-    if commits == "model" and prompts is None and model == "tiny":
+    if commits == "model" and prompts is None and model in ("tiny", "tiny-both-ways"):
         prompts = "records"
     if commits == "model" and prompts is None:
         raise DsimError(f"commits is model and no prompts are given: {model} has nothing to answer (--prompts FILE)")
     for scenario in scenarios:  # every mistake is told before the work begins
         check_live(scenario, loaded, held, commits)
 
-    serve = partial(on_device, loaded, held, commits, prompts)
-    about = about_live(loaded, held, commits, prompts)
+    serve = partial(on_device, loaded, held, commits, prompts, answers=answers)
+    about = about_live(loaded, held, commits, prompts, answers)
     with Bar(screen, "live", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
         recorded = record(scenarios, requests, serve, out=out, force=force, about=about, watch=watch)

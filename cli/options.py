@@ -60,6 +60,12 @@ Router = Annotated[
 ]
 Replicas = Annotated[int, option("N", "Replicas behind the router.", "--replicas")]
 
+# A model's directory.
+MaskTokenId = Annotated[int | None, option("N", "The mask, where the directory does not say it.", "--mask-token-id")]
+BlockLength = Annotated[
+    int | None, option("N", "The block that the directory's weights were trained with.", "--block-length")
+]
+
 # Its traffic.
 Arrival = Annotated[
     str, option("A", f"One of: {', '.join(choices.ARRIVALS)}.", "--arrival", values=lambda: choices.ARRIVALS)

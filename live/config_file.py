@@ -24,7 +24,10 @@ class Given:
     block_length: int | None = None
 
 
-def read_config(folder: Path, given: Given = Given()) -> ModelConfig:
+AS_IT_SAYS = Given()
+
+
+def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     """A directory's config.json; a ModelError names what is missing or not supported."""
     path = folder / "config.json"
     found = read_json(path)

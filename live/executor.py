@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..engine.block import visible
+from ..engine.chance import TOKEN, key
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.policies.delayed_cache import DelayedCache
@@ -147,6 +148,7 @@ class ModelExecutor:
             block_length=self._block,
             sampled=sampled,
             prefill=True,
+            keys=self._keys(plan.requests[row][sampled], positions[sampled], 0),
         )
         out = self._forward.run(batch)
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
@@ -178,6 +180,7 @@ class ModelExecutor:
             block_length=self._block,
             sampled=np.arange(len(rows)),
             evict=evict,
+            keys=self._keys(plan.requests[rows], positions, 1 + plan.evaluations[rows, columns].astype(np.int64)),
         )
         out = self._forward.run(batch)
         if plan.evicting is None:
@@ -189,6 +192,13 @@ class ModelExecutor:
         retained[rows, columns] = True
         committed = self._commit(plan, rows, columns, out.tokens, out.confidence, drawn)
         return StepOutcome(0.0, committed, out.device, retained)
+
+    def _keys(
+        self, requests: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], step: int | npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint64] | None:
+        """The chance of tokens that are drawn, by request, position and step; all [rows]."""
+        sampling = self._forward.sampling
+        return None if sampling is None else key(sampling.seed, TOKEN, requests, positions, step)
 
     def _evict(
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]

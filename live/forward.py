@@ -16,6 +16,7 @@ from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import PagedCache
 from .evicting import Array, Evict, Inputs, forward_evicting
 from .model import Decoder
+from .sampling import Sampling, sample_of_hidden
 
 # What the kernels want; the rest are int64.
 KINDS = dict.fromkeys(
@@ -39,6 +40,7 @@ class Batch:
     sampled: Array  # rows whose token and confidence are wanted
     evict: Evict | None = None  # None: all rows go through all layers
     prefill: bool = False  # of prompts
+    keys: npt.NDArray[np.uint64] | None = None  # [sampled], the chance by which tokens are drawn; None: the likeliest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +63,7 @@ class Forward:
         self.temperature = temperature
         self.max_num_logits = max_num_logits  # rows of logits that may exist at once
         self.device = model.embedding.weight.device
+        self.sampling: Sampling | None = None  # None: tokens are the likeliest
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
@@ -94,7 +97,8 @@ class Forward:
             self.model, inputs, batch.evict, self._keep,
             lambda layer, q, rows: self._attend(layer, q, rows, batch.block_length),
         )  # fmt: skip
-        return [*self._sample(found.hidden), found.rows], found.delta
+        keys = inputs.get("keys")
+        return [*self._sample(found.hidden, None if keys is None else keys[found.rows]), found.rows], found.delta
 
     def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ class Forward:
             return self._attend(layer, q, inputs, block_length)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return self._sample(hidden[inputs["sampled"]])
+        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
 
     def _keep(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs) -> None:
         kv_scatter(k, v, self.cache.keys[layer], self.cache.values[layer], inputs["places"], check=False)
@@ -113,7 +117,11 @@ class Forward:
             inputs["positions"], inputs["history"], inputs["listed"], block_length, check=False,
         )  # fmt: skip
 
-    def _sample(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens of rows and how sure the model is of them; keys [rows]: by chance."""
+        if self.sampling is not None:
+            assert keys is not None, "chance is keyed"
+            return sample_of_hidden(hidden, self.model.head_weight, keys, self.sampling, self.max_num_logits)
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
 
     def _upload(self, batch: Batch) -> Inputs:
@@ -139,6 +147,8 @@ class Forward:
             }  # fmt: skip
             if evict.forced is not None:
                 arrays["forced"] = evict.forced
+        if batch.keys is not None:
+            arrays["keys"] = batch.keys.view(np.int64)
         flat = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays.values()])
         return flat, {name: array.shape for name, array in arrays.items()}
 

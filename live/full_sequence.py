@@ -156,7 +156,7 @@ class FullSequenceForward(Forward):
             )  # fmt: skip
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return [*self._sample(hidden[inputs["sampled"]])], None
+        return [*self._sample(hidden[inputs["sampled"]], inputs.get("keys"))], None
 
     def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
         rule = self._rule
@@ -236,11 +236,14 @@ class FullSequenceExecutor(ModelExecutor):
             table, first = self._tables(slots, counts, np.where(reuse, kept, 0))
             places = first[row] * self._cache.page_size + positions - begin[row]
             history, listed = np.where(reuse, kept, counts), self._behind(kept, reuse)
+        sampled = np.arange(len(row)) if all_rows else say.reshape(-1)
+        step = steps_of(plan, plan.window & (plan.status == MASKED))[order]
         out = self._forward.run(
             Pass(
                 tokens=self._tokens[slots[row], positions].astype(np.int64), positions=positions, places=places,
                 query_start=query_start, page_table=table, history=history, listed=listed, block_length=WHOLE,
-                sampled=np.arange(len(row)) if all_rows else say.reshape(-1), pack=pack,
+                sampled=sampled, pack=pack,
+                keys=self._keys(plan.requests[order][row[sampled]], positions[sampled], 1 + step[row[sampled]]),
             )
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)

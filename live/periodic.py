@@ -20,11 +20,13 @@ from ..engine.passes import RowPosition
 from ..engine.policies.dllm_cache import RUN, PeriodicCache
 from ..engine.policies.maskkv import MaskKV
 from ..engine.policy import Policy
+from ..engine.rows import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.mask_vote import mask_vote
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import PagedCache
+from .executor import steps_of
 from .forward import Forward, Sampled
 from .full_sequence import WHOLE, FullSequenceExecutor, lengths
 from .head_runs import Runs, Seen, places
@@ -147,13 +149,15 @@ class PeriodicForward(Forward):
                 )
             )  # fmt: skip
 
-    def advance(self, tokens: Ints, step: Step, sampled: Ints) -> Sampled:
-        """Compute a step of the request: tokens [positions from step.first on]; sampled, rows of these."""
-        numbers = self._on_device(np.concatenate([tokens, sampled]))
-        return self._timed(lambda: (self._answers_of(numbers[: len(tokens)], step, numbers[len(tokens) :]), None))
+    def advance(self, tokens: Ints, step: Step, sampled: Ints, keys: npt.NDArray[np.uint64] | None = None) -> Sampled:
+        """Compute a step of the request: tokens [positions from step.first on]; sampled, rows of these; their keys."""
+        drawn = [] if keys is None else [keys.view(np.int64)]
+        numbers = self._on_device(np.concatenate([tokens, sampled, *drawn]))
+        given, rows, chance = torch.tensor_split(numbers, [len(tokens), len(tokens) + len(sampled)])
+        return self._timed(lambda: (self._answers_of(given, step, rows, chance if drawn else None), None))
 
     @torch.inference_mode()
-    def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor) -> list[Tensor]:
+    def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor, keys: Tensor | None) -> list[Tensor]:
         x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
         num_rows = step.num_changed + (self._prompt if step.prompt else 0)
         heads = self.model.config.kv_heads
@@ -162,7 +166,7 @@ class PeriodicForward(Forward):
         nowhere = torch.zeros(heads * num_rows, dtype=torch.int32, device=self.device)
         for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
             x = self._layer(layer, cache, x, cos, sin, step, start, nowhere)
-        return [*self._sample(self.model.leave(x[sampled]))]
+        return [*self._sample(self.model.leave(x[sampled]), keys)]
 
     def _layer(
         self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step, start: Tensor,
@@ -301,6 +305,7 @@ class PeriodicExecutor(FullSequenceExecutor):
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),
             Step(first, of_prompt, of_response, changed), sampled,
+            self._keys(plan.requests, first + sampled, 1 + steps_of(plan, plan.window & (plan.status == MASKED))),
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
         if plan.window[0, 0]:

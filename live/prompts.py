@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..engine.chance import PROMPT, key
 from ..engine.errors import ModelError
 from ..files.read import cut, parsing, read_bytes
+from .chat import chat_template, read_conversations, render
 from .config import ModelConfig
 
 Tokens = npt.NDArray[np.int32]
@@ -39,21 +40,56 @@ def prompts_from(tokens: Tokens, seed: int) -> Prompts:
     return prompt
 
 
-def read_tokens(path: str, model: str, config: ModelConfig) -> Tokens:
+def conversations(path: str, model: str, config: ModelConfig, tokenizer: str | None = None) -> list[Tokens] | None:
+    """The prompts of a .jsonl of conversations, rendered by the chat template and tokenised; None of any other file.
+
+    Template and tokenizer.json are of the model's directory, or of `tokenizer`'s. Raises ModelError.
+    """
+    found = read_conversations(path)
+    if found is None:
+        return None
+    folder = tokenizer_folder(tokenizer or model)
+    template = chat_template(folder)
+    if template is None:
+        raise ModelError(f"{path}: holds conversations, and {folder} has no chat template: give texts or token ids")
+    texts = [render(template, messages, folder) for messages in found]
+    return [_in_vocabulary(path, _encode(path, text, folder, config), config) for text in texts]
+
+
+def prompts_of(asked: list[Tokens]) -> Prompts:
+    """Each request asks one of the prompts, in turn and whole."""
+
+    def prompt(request: int, length: int) -> Tokens:
+        tokens = asked[request % len(asked)]
+        assert length <= len(tokens), f"a prompt of {len(tokens)} tokens, asked for {length}"
+        return tokens[:length]
+
+    return prompt
+
+
+def tokenizer_folder(named: str) -> Path:
+    """The folder that --tokenizer or --model names: of tokenizer.json, and of the chat template."""
+    path = Path(named)
+    return path.parent if path.is_file() else path
+
+
+def read_tokens(path: str, model: str, config: ModelConfig, tokenizer: str | None = None) -> Tokens:
     """The token ids of a file: a .jsonl with a list of ids in each line, or a text, tokenised as the model has it.
 
-    `path` may name a shipped workload of the tiny model. The model directory's tokenizer.json makes a text's tokens;
-    a byte-level model, of 256 bytes and a few special tokens, needs none. Raises ModelError.
+    `path` may name a shipped workload of the tiny model. The model directory's tokenizer.json makes a text's tokens, or
+    that of `tokenizer`; a byte-level model, of 256 bytes and a few special tokens, needs none. Raises ModelError.
     """
     if path in WORKLOADS and not Path(path).is_file():
         path = str(SHIPPED / f"{path}.txt")
     raw = read_bytes(path, kind=ModelError)
     if path.endswith(".jsonl"):
         tokens = _token_lines(path, raw)
-    elif config.vocab < 512:
-        tokens = np.frombuffer(raw, np.uint8).astype(np.int32)
     else:
-        tokens = _tokenise(path, raw, Path(model))
+        tokens = _encode(path, raw.decode("utf-8", "replace"), tokenizer_folder(tokenizer or model), config, raw)
+    return _in_vocabulary(path, tokens, config)
+
+
+def _in_vocabulary(path: str, tokens: Tokens, config: ModelConfig) -> Tokens:
     if not len(tokens):
         raise ModelError(f"{path}: holds no tokens, expected at least 1")
     if tokens.min() < 0 or tokens.max() >= config.vocab:
@@ -77,11 +113,15 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
     return np.array(found, np.int32)
 
 
-def _tokenise(path: str, raw: bytes, folder: Path) -> Tokens:
+def _encode(path: str, text: str, folder: Path, config: ModelConfig, raw: bytes | None = None) -> Tokens:
+    """A text's tokens: by tokenizer.json, or its bytes where a model of bytes has none."""
     from tokenizers import Tokenizer  # imported here: token ids and bytes need none
 
     file = folder / "tokenizer.json"
     if not file.is_file():
+        if config.vocab < 512:
+            return np.frombuffer(text.encode() if raw is None else raw, np.uint8).astype(np.int32)
         raise ModelError(f"{path}: is text and {folder} has no tokenizer.json: give token ids, a list a line (.jsonl)")
     with parsing(file, "a tokenizer", ModelError):
-        return np.array(Tokenizer.from_file(str(file)).encode(raw.decode("utf-8", "replace")).ids, np.int32)
+        tokenizer = Tokenizer.from_file(str(file))
+        return np.array(tokenizer.encode(text, add_special_tokens=raw is not None).ids, np.int32)

@@ -22,6 +22,7 @@ from .loop import serve
 from .model import Decoder
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
+from .sampling import Sampling
 
 WARM_UP = 4  # requests served before the clock starts
 BATCH = 256  # steps handed on at a time: the device is slow, and what is handed on survives a crash of the process
@@ -54,17 +55,20 @@ def run(
     graphs: bool = False,
     watch: Callable[[Growth], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    sampling: Sampling | None = None,
 ) -> LiveRun:
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
     chosen by. append: receives the journal's steps in batches. graphs: decode steps are captured CUDA graphs.
-    max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself.
+    max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself. sampling: how tokens
+    are drawn; without, they are the likeliest.
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
     done, and `failure` says why.
     """
     forward = _forward(model, policy, limits, requests, max_num_logits, graphs)
+    forward.sampling = sampling
     executor = _executor(forward, policy, limits, prompts, draws, watch)
     table = RequestTable(len(requests))
     engine = Engine(policy, limits, table, latency=latency, emit=emit)

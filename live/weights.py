@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +16,25 @@ from torch import Tensor, nn
 
 from ..engine.errors import ModelError
 from .config import PRESETS, ModelConfig
-from .config_file import Given, config_written, read_config, read_json
+from .config_file import AS_IT_SAYS, Given, config_written, read_config, read_json
 from .experts import MixedFeedForward
 from .families import FAMILIES
 from .model import Decoder, Layer, frequencies
 
+NOWHERE = "meta"  # the device of tensors that have a shape and no numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
-def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = Given()) -> Decoder:  # noqa: B008
+def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS) -> Decoder:
     """The decoder of a preset's name or of a directory, on a device.
 
     A preset's weights are random, except the tiny one's, which is shipped. Raises ModelError.
     """
     if Path(model).is_dir():
         return read_model(Path(model), device, dtype, given)
-    if given != Given():
+    if given != AS_IT_SAYS:
         raise ModelError(f"model is {model}, and --mask-token-id and --block-length are of a directory's")
     if model in FOLDERS:
         return read_model(FOLDERS[model], device, dtype)
@@ -44,7 +46,7 @@ def is_trained(model: str) -> bool:
     return model in FOLDERS or Path(model).is_dir()
 
 
-def config_of(model: str, given: Given = Given()) -> ModelConfig:  # noqa: B008
+def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
     """The dimensions of a preset's name or of a directory, read without its weights."""
     if Path(model).is_dir():
         return read_config(Path(model), given)
@@ -70,45 +72,68 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
     return model
 
 
-def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = Given()) -> Decoder:  # noqa: B008
+def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
     """A directory's decoder. Raises ModelError: a shard or a weight is missing, or has another shape."""
     config = read_config(folder, given)
     model = _empty(config, device, dtype)
+    with torch.no_grad():
+        _fill(model, folder, device)
+        _turn_first(model, turned_first(config))
+    return model
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The safetensors files of a directory."""
+
+    num_files: int
+    num_bytes: int  # of the tensors in them
+    dtypes: tuple[str, ...]  # most tensors first
+
+
+def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
+    """Hold names and shapes of a directory's tensors against its config.json, as `read_model` does, reading none."""
+    config = read_config(folder, given)
+    found = _fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE)
+    kinds = Counter(kind for _, kind, _ in found)
+    names = tuple(kind for kind, _ in kinds.most_common())
+    return Stored(len({path for path, _, _ in found}), sum(size for *_, size in found), names)
+
+
+def _fill(model: Decoder, folder: Path, device: str) -> list[tuple[Path, str, int]]:
+    """Copy a directory's tensors into a model; each one's file, dtype and bytes."""
+    config = model.config
     parameters = dict(model.named_parameters())
     places = {place.name: place for place in _places(config, parameters)}
     family = FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
-    seen = set()
+    seen, stored = set(), []
     again: tuple[Path, Tensor] | None = None  # a tied model's head, if its files hold one
-    with torch.no_grad():
-        for path, name, tensor in _tensors(folder, device):
-            if name.endswith(COMPUTED):
-                continue
-            if name == head and config.tied:
-                again = path, tensor
-                continue
-            if name not in places:
-                raise ModelError(
-                    f"{path}: holds {name}, which {config.name} of {config.layers} layers has no place for"
-                )
-            target = places[name].of(parameters)
-            if tensor.shape != target.shape:
-                raise ModelError(
-                    f"{path}: {name} is {list(tensor.shape)}, expected {list(target.shape)} by config.json"
-                )
-            target.copy_(tensor)
-            seen.add(name)
-        lacking = [name for name in places if name not in seen]
-        if lacking:
-            why = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
-            raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
+    for path, name, tensor in _tensors(folder, device):
+        stored.append((path, str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()))
+        if name.endswith(COMPUTED):
+            continue
+        if name == head and config.tied:
+            again = path, tensor
+            continue
+        if name not in places:
+            raise ModelError(f"{path}: holds {name}, which {config.name} of {config.layers} layers has no place for")
+        target = places[name].of(parameters)
+        if tensor.shape != target.shape:
+            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(target.shape)} by config.json")
+        target.copy_(tensor)
+        seen.add(name)
+    lacking = [name for name in places if name not in seen]
+    if lacking:
+        why = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
+        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
+    if again is not None:
+        path, other = again
         embedding = parameters["embedding.weight"]
-        if again is not None:
-            path, other = again
-            if other.shape != embedding.shape or not torch.equal(other.to(embedding), embedding):
-                raise ModelError(f"{path}: {head} is not the embedding, and {tied} is true: expected false")
-        _turn_first(model, turned_first(config))
-    return model
+        differs = other.shape != embedding.shape
+        if differs or (device != NOWHERE and not torch.equal(other.to(embedding), embedding)):
+            raise ModelError(f"{path}: {head} is not the embedding, and {tied} is true: expected false")
+    return stored
 
 
 def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
@@ -183,11 +208,21 @@ def _tensors(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
     for name in files:
         path = folder / name
         try:
-            with safe_open(path, framework="pt", device=device) as shard:
+            with safe_open(path, framework="pt", device="cpu" if device == NOWHERE else device) as shard:
                 for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
-                    yield path, key, shard.get_tensor(key)
+                    if device == NOWHERE:  # shape and dtype stand in the file's head
+                        part = shard.get_slice(key)
+                        yield path, key, torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype()), device=NOWHERE)
+                    else:
+                        yield path, key, shard.get_tensor(key)
         except SafetensorError as error:
             raise ModelError(f"{path}: not a safetensors file: {str(error).splitlines()[0]}") from None
+
+
+def _dtype(name: str) -> torch.dtype:
+    """A dtype by its name in a safetensors file."""
+    known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return known.get(name, torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,31 @@ from ..traces import Trace
 from .scenario import Scenario
 
 if TYPE_CHECKING:
+    from ..live.sampling import Sampling
     from ..profiler.measure import Loaded
 
 COMMITS = ("model", "twin")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What requests ask and how they are answered, beyond the prompts' file."""
+
+    tokenizer: str | None = None  # a folder or its tokenizer.json; None: the model's
+    sampling: Sampling | None = None  # None: tokens are the likeliest
+
+    def conversations(self, loaded: Loaded, prompts: str | None, requests: Trace) -> Trace:
+        """The requests, those of conversations as long as what they ask."""
+        from ..live.prompts import conversations  # imported here: it loads PyTorch
+
+        asked = None if prompts is None else conversations(prompts, loaded.name, loaded.model.config, self.tokenizer)
+        if asked is None:
+            return requests
+        lengths = np.array([len(tokens) for tokens in asked])
+        return replace(requests, input_length=lengths[np.arange(len(requests)) % len(asked)])
+
+
+LIKELIEST = Answers()
 
 
 def on_device(
@@ -28,14 +51,23 @@ def on_device(
     requests: Trace,
     append: Append | None = None,
     progress: Progress | None = None,
+    *,
+    answers: Answers = LIKELIEST,
 ) -> tuple[Result, Exception | None]:
     """Serve the requests in real time on one replica; what became of them, and what ended the run early if anything.
 
     commits: "model", the weights decide what commits, or "twin", the profile's keyed draws do. prompts: what the
-    requests ask (live/prompts.py); random tokens where it is None. A profile is needed for the twin's draws and for an
+    requests ask (live/prompts.py); random tokens where it is None. Those of conversations must be as long as these
+    (`Answers.conversations`). A profile is needed for the twin's draws and for an
     elastic chunk. Raises DsimError where the two do not fit together.
     """
-    from ..live.prompts import prompts_from, random_prompts, read_tokens  # imported here: they load PyTorch
+    from ..live.prompts import (  # imported here: they load PyTorch
+        conversations,
+        prompts_from,
+        prompts_of,
+        random_prompts,
+        read_tokens,
+    )
     from ..live.session import run
 
     config = loaded.model.config
@@ -50,8 +82,10 @@ def on_device(
         draws = draws_of(policy, profile, model, scenario.seed, requests)
     if prompts is None:
         ask = random_prompts(config, scenario.seed)
+    elif asked := conversations(prompts, loaded.name, config, answers.tokenizer):
+        ask = prompts_of(asked)
     else:
-        ask = prompts_from(read_tokens(prompts, loaded.name, config), scenario.seed)
+        ask = prompts_from(read_tokens(prompts, loaded.name, config, answers.tokenizer), scenario.seed)
     order = np.argsort(requests.arrival, kind="stable")
     done = run(
         loaded.model,
@@ -65,13 +99,14 @@ def on_device(
         append=append,
         progress=progress,
         graphs=loaded.graphs,
+        sampling=answers.sampling,
     )
     result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted)
     return result, done.failure
 
 
 def about_live(
-    loaded: Loaded, profile: Profile | None, commits: str, prompts: str | None
+    loaded: Loaded, profile: Profile | None, commits: str, prompts: str | None, answers: Answers = LIKELIEST
 ) -> Callable[[Sequence[Result]], dict[str, Any]]:
     """What the manifest of a live run says of the device, its settings and the host's time.
 
@@ -87,6 +122,8 @@ def about_live(
             "commits": commits,
             "live": settings | {"prompts": prompts or "random tokens", "host_ms": host},
         }
+        if answers.sampling is not None:
+            found["live"] |= {"sampling": asdict(answers.sampling)}
         return found if profile is not None else found | {"profile": None}
 
     return about

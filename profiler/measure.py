@@ -23,6 +23,7 @@ from ..engine.upkeep import PHASES
 from ..live import weights
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
+from ..live.config_file import AS_IT_SAYS, Given
 from ..live.forward import Forward
 from ..live.graphs import MAX_ROWS, GraphForward
 from ..live.measure import Measured, Shape, features_at, features_of, measure_evicting, pages_of, shapes
@@ -36,7 +37,7 @@ from .fit import fit_latency
 from .fit_commits import fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
-from .models import ModelShape
+from .models import Experts, ModelShape
 from .pieces import digits
 from .profile import Device, MemoryModel, Profile, Provenance
 from .samples import Samples, samples
@@ -83,19 +84,20 @@ class Loaded:
         return found
 
 
-def open_model(name: str, device: str | None = None, seed: int = 0, graphs: bool = False) -> Loaded:
+def open_model(
+    name: str, device: str | None = None, seed: int = 0, graphs: bool = False, given: Given = AS_IT_SAYS
+) -> Loaded:
     """Load a preset or a directory on a device, the GPU where there is one: bf16 there, fp32 on a CPU.
 
     Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or default_device()
     if device.split(":")[0] not in ("cuda", "cpu"):
         raise ModelError(f"device is {device}, expected cuda or cpu")
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
-        model = weights.load(name, device, dtype, seed)
+        model = weights.load(name, device, dtype, seed, given)
     except torch.OutOfMemoryError as error:
         size = 2 * weights.config_of(name).num_params
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
@@ -127,6 +129,11 @@ def select(device: str) -> int | None:
     torch.cuda.set_device(int(index) if colon else torch.cuda.current_device())
     # What other processes hold is not ours, however large the device is.
     return int(torch.cuda.mem_get_info()[0])
+
+
+def default_device() -> str:
+    """The GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def describe(device: str) -> Device:
@@ -167,10 +174,14 @@ def driver() -> str | None:
 
 def shape_of(config: ModelConfig) -> ModelShape:
     """A decoder's dimensions as a profile holds them."""
+    mixed = config.experts
+    experts = None
+    if mixed is not None:
+        experts = Experts(mixed.num, mixed.top_k, mixed.shared, mixed.ffn, mixed.dense_layers)
     return ModelShape(
         name=config.name, layers=config.layers, hidden=config.hidden, heads=config.heads, kv_heads=config.kv_heads,
         head_dim=config.head_dim, ffn=config.ffn, vocab=config.vocab, context_limit=config.context_limit,
-        tied=config.tied, qk_norm=config.qk_norm,
+        tied=config.tied, qk_norm=config.qk_norm, qkv_bias=config.qkv_bias, experts=experts,
     )  # fmt: skip
 
 

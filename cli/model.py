@@ -1,0 +1,144 @@
+"""dsim model: what a model's directory is, whether and how it runs, and what it needs."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..engine.errors import DsimError
+from ..engine.policy import PRESETS
+from ..profiler import hardware
+from ..profiler.profile import MemoryModel, gb
+from . import options
+from .options import option
+
+if TYPE_CHECKING:
+    from ..live.config import ModelConfig
+
+app = typer.Typer(help="Models: what a directory is, and what it needs.", no_args_is_help=True)
+
+PAGE = 64  # tokens, LMDeploy's
+BATCH, PREFILL = 128, 4096  # sequences and prompt tokens of a step, whose logits take memory besides
+
+
+@app.callback()
+def models() -> None:
+    """Models: what a directory is, and what it needs."""
+
+
+@app.command("info")
+def info(
+    model: Annotated[str, typer.Argument(metavar="DIR", help="A model's directory, or a preset: tiny, sdar-8b ...")],
+    gpu: Annotated[str | None, option("NAME", "A GPU that need not be here: H100, A100-80GB ...", "--gpu")] = None,
+    mask_token_id: options.MaskTokenId = None,
+    block_length: options.BlockLength = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what a model is, whether and how it runs here, and what it needs. No weight is read, no code of it run.
+
+    dsim model info ./LLaDA-8B-Instruct --gpu H100
+    """
+    found = describe(model, gpu, mask_token_id, block_length)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    width = max(map(len, found["lines"]))
+    for name, text in found["lines"].items():
+        typer.echo(f"{name:<{width}}  {text}")
+
+
+def describe(model: str, gpu: str | None, mask_token_id: int | None, block_length: int | None) -> dict[str, Any]:
+    """What `model info` says, as numbers and as lines. Raises ModelError or ProfileError."""
+    from ..live import weights  # imported here: they load PyTorch
+    from ..live.config_file import Given
+    from ..live.families import FAMILIES
+
+    given = Given(mask_token_id, block_length)
+    config = weights.config_of(model, given)
+    family = FAMILIES[config.architecture]
+    device, capacity, element = _device(gpu)
+    stored = weights.check_model(Path(model), given) if Path(model).is_dir() else None
+    memory = MemoryModel(capacity, element * config.num_params, element * config.kv_elements, config.vocab)
+    pages: int | None = None
+    try:
+        fit = pages = memory.num_pages(PAGE, BATCH, PREFILL)
+        room = f"{fit:,} of {PAGE} tokens, {fit * PAGE:,} tokens in all, on {device} ({gb(capacity)})"
+    except DsimError as error:
+        room = f"none on {device}: {error}"
+    runs = _runs(config)
+    kind = {2: "bf16", 4: "fp32"}[element]
+    lines = {
+        "model": f"{config.name}: {config.architecture}, {family.summary}",
+        "layers": _layers(config),
+        "tokens": f"vocabulary {config.vocab:,}, {_tokens(config)}",
+        "weights": f"{config.num_params:,} parameters, {gb(memory.weight_bytes)} in {kind}{_files(stored)}",
+        "KV": f"{memory.kv_bytes_per_token:,} bytes a token in {kind}",
+        "pages": room,
+        "runs": runs,
+    }
+    return {
+        "model": asdict(config), "weight_bytes": memory.weight_bytes, "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "device": device, "pages": pages, "page_size": PAGE, "stored": None if stored is None else asdict(stored),
+        "lines": lines,
+    }  # fmt: skip
+
+
+def _device(gpu: str | None) -> tuple[str, int, int]:
+    """The device's name, its bytes, and those of a number on it."""
+    if gpu is not None:
+        known = hardware.gpu(gpu)
+        return known.name, known.memory_bytes, 2
+    from ..profiler.measure import default_device  # imported here: it loads PyTorch
+    from ..profiler.measure import describe as describe_device
+
+    here = default_device()
+    found = describe_device(here)
+    return found.name, found.memory_bytes, 2 if here == "cuda" else 4
+
+
+def _layers(config: "ModelConfig") -> str:
+    heads = f"{config.heads} heads over {config.kv_heads} of keys, {config.head_dim} wide"
+    text = f"{config.layers} of {config.hidden:,}, {heads}, context {config.context_limit:,}"
+    if (mixed := config.experts) is None:
+        return f"{text}, feed-forward {config.ffn:,}"
+    shared = f" and {mixed.shared} shared" if mixed.shared else ""
+    dense = f", the first {mixed.dense_layers} dense" if mixed.dense_layers else ""
+    return f"{text}, {mixed.num} experts of {mixed.ffn:,}, {mixed.top_k} a token{shared}{dense}"
+
+
+def _tokens(config: "ModelConfig") -> str:
+    if config.block_length == 1:
+        return "no mask"
+    ends = f", an answer ends at {' or '.join(map(str, config.eos))}" if config.eos else ""
+    trained = "" if config.both_ways else f", blocks of {config.block_length}"
+    return f"mask {config.mask_token}{trained}{ends}"
+
+
+def _runs(config: "ModelConfig") -> str:
+    """The presets that `dsim live` runs on such a model, of those that it was trained for."""
+    from ..live.executor import check_whole_blocks
+    from ..live.full_sequence import check_runs
+
+    can = []
+    for name, preset in PRESETS.items():
+        policy = preset.policy
+        if policy.autoregressive != (config.block_length == 1) or policy.full_sequence != config.both_ways:
+            continue
+        try:
+            if policy.full_sequence:
+                check_runs(policy, config)
+            elif config.shifted:
+                check_whole_blocks(policy, config)
+        except DsimError:
+            continue
+        can.append(name)
+    return "dsim live --policy " + ", ".join(can)
+
+
+def _files(stored: Any) -> str:
+    if stored is None:
+        return ""
+    files = "file" if stored.num_files == 1 else "files"
+    return f"; {stored.num_files} {files} of {gb(stored.num_bytes)} ({', '.join(stored.dtypes)}), complete"

@@ -1,0 +1,91 @@
+"""Tokens drawn from rows' logits, and how sure of them the model is: by temperature and top-p, or with Gumbel noise."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..engine.chance import GOLDEN, MIX1, MIX2
+from ..engine.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Chance is keyed by request, position and step: the same seed draws the same tokens.
+
+    Without `gumbel` a token is drawn from soft-max(logits / temperature) cut to the likeliest tokens that make up
+    `top_p`, and its confidence is its probability there (Dream, Fast-dLLM v2, LMDeploy). With it, it is the arg-max of
+    logits / temperature + noise, and its confidence is that of the logits as they are (LLaDA).
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    gumbel: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ModelError(f"--temperature is {self.temperature}, expected a finite number above 0")
+        if not 0 < self.top_p <= 1:
+            raise ModelError(f"--top-p is {self.top_p}, expected more than 0 and at most 1")
+        if self.gumbel and self.top_p != 1:
+            raise ModelError(f"--top-p is {self.top_p}, and --gumbel draws from all tokens: expected 1")
+
+
+def sample(logits: Tensor, keys: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
+    """Tokens [rows] int64 and their confidences [rows] fp32, of logits [rows, vocab] and keys [rows] int64."""
+    if how.gumbel:
+        # In fp64, as LLaDA has it: in fp32 noise near its bounds would favour some tokens.
+        noisy = logits.double() / how.temperature + gumbel(keys, logits.shape[1])
+        tokens = noisy.argmax(dim=-1)
+        return tokens, logits.float().softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+    probabilities = (logits.float() / how.temperature).softmax(dim=-1)
+    if how.top_p < 1:
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        # A token stays while those before it make up less than top_p: the first always does.
+        out = (ordered.cumsum(dim=-1) - ordered) >= how.top_p
+        probabilities = torch.zeros_like(probabilities).scatter(1, order, ordered.masked_fill(out, 0.0))
+        probabilities /= probabilities.sum(dim=-1, keepdim=True)
+    reached = probabilities.double().cumsum(dim=-1)
+    drawn = uniform(keys)[:, None] * reached[:, -1:]
+    tokens = torch.searchsorted(reached, drawn, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0]
+
+
+def sample_of_hidden(
+    hidden: Tensor, head: Tensor, keys: Tensor, how: Sampling, max_num_logits: int
+) -> tuple[Tensor, Tensor]:
+    """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; never more than max_num_logits rows of logits at once."""
+    tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+    confidence = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+    for low in range(0, len(hidden), max_num_logits):
+        rows = slice(low, low + max_num_logits)
+        tokens[rows], confidence[rows] = sample((hidden[rows] @ head.T).float(), keys[rows], how)
+    return tokens, confidence
+
+
+def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
+    """Noise of each row's key and each token, [rows, num_tokens] fp64."""
+    token = torch.arange(num_tokens, dtype=torch.int64, device=keys.device)
+    return -(-uniform(_mix((keys[:, None] + _signed(GOLDEN)) ^ (token * _signed(MIX2)))).log()).log()
+
+
+def uniform(keys: Tensor) -> Tensor:
+    """`engine.chance.uniform` of keys whose bits are int64: a number strictly between 0 and 1 for each."""
+    return (_right(keys, 12).double() + 0.5) * 2.0**-52
+
+
+def _mix(z: Tensor) -> Tensor:
+    """`engine.chance.mix` in int64, whose products wrap as those of uint64 do."""
+    z = (z ^ _right(z, 30)) * _signed(MIX1)
+    z = (z ^ _right(z, 27)) * _signed(MIX2)
+    return z ^ _right(z, 31)
+
+
+def _right(z: Tensor, bits: int) -> Tensor:
+    """z shifted right, noughts coming in."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number

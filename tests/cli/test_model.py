@@ -1,0 +1,138 @@
+"""dsim model info, and dsim live on checkpoints of several families: what is printed, and what is refused in a line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ..live.checkpoints import CHECKPOINTS, llada, llada2, rewrite, sdar, sdar_moe
+from .command import Ran, dsim
+
+
+def refused(ran: Ran) -> str:
+    assert ran.code == 2, ran.err
+    (line,) = ran.err.splitlines()
+    assert line.startswith("Error: ")
+    return line.removeprefix("Error: ")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"timestamp": 10 * i, "input_length": 5 + 3 * i, "output_length": 3 + 2 * i} for i in range(4)]
+    Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("prompts.jsonl").write_text("\n".join(json.dumps([i, i + 1, 2 * i]) for i in range(40)) + "\n")
+    return tmp_path / "m"
+
+
+def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
+    llada2(folder)
+    ran = dsim("model", "info", "m", "--gpu", "h100")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines() == [
+        "model    m: LLaDA2MoeModelLM, blocks of masks, block-causal, experts in groups",
+        "layers   3 of 48, 4 heads over 2 of keys, 16 wide, context 64, 8 experts of 20, 3 a token and 1 shared, the "
+        "first 1 dense",
+        "tokens   vocabulary 97, mask 96, blocks of 32, an answer ends at 93",
+        "weights  101,520 parameters, 0.000203 GB in bf16; 3 files of 0.000406 GB (float32), complete",
+        "KV       384 bytes a token in bf16",
+        "pages    2,783,722 of 64 tokens, 178,158,208 tokens in all, on H100 (85.5 GB)",
+        "runs     dsim live --policy lmdeploy-bd32, sglang-bd32, chunk, optimus, delayed-cache, focus",
+    ]
+
+
+def test_a_preset_that_does_not_fit_says_so(folder: Path) -> None:
+    ran = dsim("model", "info", "sdar-8b", "--gpu", "RTX4090", "--json")
+    found = json.loads(ran.out)
+    assert (found["weight_bytes"], found["kv_bytes_per_token"], found["pages"] is not None) == (
+        16_381_470_720, 147_456, True,
+    )  # fmt: skip
+    llada(folder)
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    rewrite(folder, n_layers=120)
+    assert "has neither model.safetensors nor" in refused(dsim("model", "info", "m", "--gpu", "RTX4090"))
+
+
+@pytest.mark.parametrize(("name", "policies"), [
+    ("LLaDAModelLM", "vanilla, fast-dllm, dllm-cache, sparse-dllm, maskkv, dllm-serve"),
+    ("DreamModel", "vanilla, fast-dllm, dllm-cache, sparse-dllm, dllm-serve"),
+    ("Fast_dLLM_QwenForCausalLM", "lmdeploy-bd32, sglang-bd32"),
+])  # fmt: skip
+def test_it_names_the_policies_that_a_model_was_trained_for_and_that_run(
+    folder: Path, name: str, policies: str
+) -> None:
+    CHECKPOINTS[name](folder)
+    found = json.loads(dsim("model", "info", "m", "--json").out)
+    assert found["lines"]["runs"] == f"dsim live --policy {policies}"
+
+
+def test_what_is_wrong_is_one_line_with_both_values(folder: Path) -> None:
+    sdar(folder)
+    assert refused(dsim("model", "info", "m", "--gpu", "abacus")).startswith("no GPU is named abacus; the known ones")
+    assert refused(dsim("model", "info", "m", "--block-length", "8")).endswith(
+        "was trained with blocks of 4, and --block-length is 8"
+    )
+    assert refused(dsim("model", "info", "m", "--mask-token-id", "97")).endswith("97, expected below vocab_size, 97")
+    assert "--mask-token-id and --block-length are of a directory's" in refused(
+        dsim("live", "trace.jsonl", "--model", "tiny", "--block-length", "4")
+    )
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert refused(dsim("model", "info", "m")).startswith(f"m: lacks {shard.name} (1 of ")
+    rewrite(folder, architectures=["LlamaForCausalLM"])
+    assert "architecture is LlamaForCausalLM, expected one of: Qwen3" in refused(dsim("model", "info", "m"))
+    assert refused(dsim("model", "info", "elsewhere")).startswith("model is elsewhere, expected a directory or one of")
+
+
+SERVED = ("--prompts", "prompts.jsonl", "--json")
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("SDARMoeForCausalLM", "lmdeploy-bd32:4"),
+        ("LLaDA2MoeModelLM", "sglang-bd32:16"),
+        ("Fast_dLLM_QwenForCausalLM", "lmdeploy-bd32:8"),
+        ("LLaDAModelLM", "fast-dllm,block_length=4"),
+        ("DreamModel", "dllm-serve,block_length=4"),
+    ],
+)
+def test_a_checkpoint_of_each_family_serves_a_trace(folder: Path, name: str, policy: str) -> None:
+    CHECKPOINTS[name](folder)
+    ran = dsim("live", "trace.jsonl", "--model", "m", "--policy", f"{policy},page_size=16,num_pages=20", *SERVED)
+    assert ran.code == 0, ran.err
+    (summary,) = json.loads(ran.out)["policies"]
+    assert summary["completed"] == 4
+
+
+def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(folder: Path) -> None:
+    sdar_moe(folder)
+    command = ("live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", *SERVED)
+    ran = dsim(*command, "--temperature", "0.7", "--top-p", "0.9", "--seed", "3")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["live"]["sampling"] == {"temperature": 0.7, "top_p": 0.9, "gumbel": False, "seed": 3}
+    assert refused(dsim(*command, "--gumbel")).startswith("--temperature is 0, and --top-p and --gumbel draw tokens")
+    assert refused(dsim(*command, "--temperature", "-1")).startswith("--temperature is -1.0, expected a finite number")
+    assert "--graphs captures" in refused(dsim(*command, "--temperature", "1", "--graphs"))
+
+
+def test_requests_of_conversations_are_as_long_as_what_they_ask(folder: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    sdar(folder)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 1, "b": 2}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    lines = [{"messages": [{"role": "user", "content": "a b " * n}]} for n in (1, 4)]
+    Path("chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = dsim(
+        "live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", "--prompts", "chats.jsonl",
+        "-o", "out", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    import pandas
+
+    table = pandas.read_parquet(next(Path("out").rglob("requests.parquet")))
+    assert table["input_length"].tolist() == [2, 8, 2, 8]

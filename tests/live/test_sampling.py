@@ -1,0 +1,116 @@
+"""Tokens by chance: shares are the probabilities, keys decide, and confidences are what each family means by them."""
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.engine import chance
+from dsim.engine.engine import Limits
+from dsim.engine.errors import ModelError
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+from dsim.live import session
+from dsim.live.sampling import Sampling, gumbel, sample, sample_of_hidden, uniform
+
+from .test_executor import decoder
+from .watched import PROMPTS
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
+DRAWS = 20_000
+KEYS = torch.from_numpy(chance.key(3, np.arange(DRAWS)).view(np.int64))
+
+
+def shares(how: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    tokens, confidence = sample(LOGITS.expand(DRAWS, -1), KEYS, how)
+    return np.bincount(tokens.numpy(), minlength=5) / DRAWS, confidence.numpy()[
+        [tokens.tolist().index(i) for i in (0, 1)]
+    ]
+
+
+@pytest.mark.parametrize("is_gumbel", [False, True])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_they_are_likely(temperature: float, is_gumbel: bool) -> None:
+    expected = (LOGITS / temperature).softmax(0).numpy()
+    found, _ = shares(Sampling(temperature, gumbel=is_gumbel))
+    assert found[4] == 0
+    # Five standard deviations.
+    assert (np.abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / DRAWS)).all()
+
+
+def test_the_confidence_is_of_the_distribution_drawn_from_and_with_gumbel_of_the_logits_as_they_are() -> None:
+    _, drawn = shares(Sampling(0.5))
+    _, noisy = shares(Sampling(0.5, gumbel=True))
+    np.testing.assert_allclose(drawn, (LOGITS / 0.5).softmax(0)[:2], rtol=1e-5)
+    np.testing.assert_allclose(noisy, LOGITS.softmax(0)[:2], rtol=1e-5)
+
+
+def test_top_p_keeps_the_likeliest_tokens_that_reach_it() -> None:
+    # 0.644, 0.237, 0.087, 0.032.
+    for top_p, kept in ((0.6, 1), (0.65, 2), (0.88, 2), (0.9, 3), (1.0, 4)):
+        tokens, confidence = sample(LOGITS.expand(DRAWS, -1), KEYS, Sampling(1.0, top_p))
+        most = LOGITS.softmax(0)[:kept]
+        assert set(tokens.tolist()) == set(range(kept))
+        np.testing.assert_allclose(confidence, (most / most.sum())[tokens], rtol=1e-5)
+
+
+def test_uniform_numbers_are_those_of_the_engine() -> None:
+    assert np.array_equal(uniform(KEYS).numpy(), chance.uniform(KEYS.numpy().view(np.uint64)))
+    expected = chance.key(3, 7)
+    token = chance.mix(
+        (expected + np.uint64(chance.GOLDEN)) ^ (np.arange(5).astype(np.uint64) * np.uint64(chance.MIX2))
+    )
+    noise = gumbel(torch.from_numpy(expected.view(np.int64)), 5)
+    np.testing.assert_allclose(noise[0].numpy(), -np.log(-np.log(chance.uniform(token))), rtol=1e-12)
+
+
+def test_logits_in_parts_are_drawn_from_as_in_one() -> None:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(70, 16), torch.randn(50, 16)
+    for how in (Sampling(0.7, 0.9), Sampling(0.7, gumbel=True)):
+        one, parts = (sample_of_hidden(hidden, head, KEYS[:70], how, rows) for rows in (100, 9))
+        assert torch.equal(one[0], parts[0])
+        torch.testing.assert_close(one[1], parts[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((0.0,), "--temperature is 0.0, expected a finite number above 0"),
+        ((1.0, 0.0), "--top-p is 0.0, expected more than 0 and at most 1"),
+        ((1.0, 0.5, True), "--top-p is 0.5, and --gumbel draws from all tokens: expected 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: tuple[float, ...], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        Sampling(*arguments)
+
+
+@pytest.mark.parametrize(
+    "spec", ["lmdeploy-bd32:4", "chunk:3,block_length=4", "focus,block_length=4", "fast-dllm,block_length=4",
+             "dllm-cache,block_length=4,page_size=32", "ar"],
+)  # fmt: skip
+@pytest.mark.parametrize("is_gumbel", [False, True])
+def test_a_request_is_answered_alike_with_the_same_seed_and_otherwise_with_another(spec: str, is_gumbel: bool) -> None:
+    requests = [Request(i, 0.0, 7 + i, 12) for i in range(2)]
+    answers = []
+    for seed in (0, 0, 1):
+        policy = parse(spec + ("" if "page_size" in spec else ",page_size=8") + ",max_batch=1")
+        limits = Limits(200, 256, 1, state_tokens=2)
+        executors = []
+        make = session._executor
+
+        def keep(*arguments, make=make, executors=executors, **more):  # type: ignore[no-untyped-def]
+            executors.append(make(*arguments, **more))
+            return executors[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session, "_executor", keep)
+            done = session.run(
+                decoder(), policy, limits, requests, PROMPTS, sampling=Sampling(1.0, gumbel=is_gumbel, seed=seed)
+            )
+        assert done.failure is None
+        served = executors[0]
+        texts = {request: served.text(request, slot, 19 + request).tolist() for slot, request in served._owner.items()}
+        answers.append(texts)
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
