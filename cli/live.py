@@ -2,10 +2,10 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,13 @@ from ..engine.errors import DsimError, PolicyError
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
+
+if TYPE_CHECKING:
+    from ..planner.on_device import Answers
+    from ..planner.scenario import Scenario
+    from ..profiler.measure import Loaded
+    from ..profiler.profile import Profile
+    from ..traces import Trace
 
 
 def live_command(
@@ -58,6 +65,9 @@ def live_command(
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
     seed: options.Seed = 0,
+    agreement: Annotated[
+        bool, typer.Option("--agreement", help="Compare answers with the exact run's, and write scores (-o FILE.csv).")
+    ] = False,
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
@@ -112,6 +122,12 @@ def live_command(
     for scenario in scenarios:  # every mistake is told before the work begins
         check_live(scenario, loaded, held, commits)
 
+    if agreement:
+        if commits != "model" or prompts is None or sampling is not None:
+            raise DsimError(f"--agreement is of the likeliest tokens of trained weights, and commits is {commits}")
+        _agree(loaded, held, prompts, scenarios, requests, answers, out, force, as_json, screen)
+        return
+
     serve = partial(on_device, loaded, held, commits, prompts, answers=answers)
     about = about_live(loaded, held, commits, prompts, answers)
     with Bar(screen, "live", "requests") as bar:
@@ -139,3 +155,25 @@ def live_command(
         raise recorded.failure
     if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _agree(
+    loaded: "Loaded", held: "Profile | None", prompts: str, scenarios: "list[Scenario]", requests: "Trace",
+    answers: "Answers", out: Path | None, force: bool, as_json: bool, screen: Console,
+) -> None:  # fmt: skip
+    """Serve the requests one after another under each policy, print the agreement, and write the table."""
+    from ..planner.agreement import table
+    from ..planner.on_device import agreement
+
+    if out is not None and out.exists() and not force:
+        raise DsimError(f"{out} exists: choose another name, or pass --force to replace it")
+    with Bar(screen, "agreement", "policies", len(scenarios) + 1) as bar:
+        found = agreement(loaded, held, prompts, scenarios, requests, answers, bar.update)
+    if as_json:
+        print(json.dumps([asdict(agreed) for agreed, _ in found]))
+    else:
+        for agreed, _ in found:
+            print(agreed)
+    if out is not None:
+        out.write_text(table(found, loaded.model.config.name, Path(prompts).stem), encoding="utf-8")
+        screen.print(f"Wrote {out}", markup=False)

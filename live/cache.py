@@ -1,14 +1,31 @@
 """The paged KV cache: tensors on the device, and on the host which pages are whose."""
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..engine.errors import ModelError
-from .config import ModelConfig
 
 Ints = npt.NDArray[np.int32]
+
+
+class Shape(Protocol):
+    """The dimensions of layers that share a cache."""
+
+    @property
+    def layers(self) -> int:
+        """Their number."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys, and of values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of one."""
 
 
 class PagedCache:
@@ -19,7 +36,7 @@ class PagedCache:
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, device: str, dtype: torch.dtype, num_scratch: int = 0
+        self, config: Shape, num_pages: int, page_size: int, device: str, dtype: torch.dtype, num_scratch: int = 0
     ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
@@ -62,10 +79,16 @@ class PagedCache:
 
     def release(self, slot: int) -> None:
         """Take back a slot's pages."""
-        held = int(self._count[slot])
-        self._free.extend(self.table[slot, :held].tolist()[::-1])
-        self.table[slot, :held] = -1
+        held = self.table[slot, : int(self._count[slot])]
+        self._free.extend(held[held >= 0].tolist()[::-1])
+        held[:] = -1
         self._count[slot] = 0
+
+    def release_before(self, slot: int, position: int) -> None:
+        """Take back a slot's pages that hold positions before this one alone: no window will see them again."""
+        held = self.table[slot, : min(position // self.page_size, int(self._count[slot]))]
+        self._free.extend(held[held >= 0].tolist()[::-1])
+        held[:] = -1
 
     def clear(self) -> None:
         """Take back every page."""

@@ -91,6 +91,10 @@ class ModelExecutor:
         assert self._owner[slot] == request
         return self._tokens[slot, :length].copy()
 
+    def slot_of(self, request: int) -> int:
+        """The slot that holds a request's tokens; they stay there until another request has it."""
+        return next(slot for slot, owner in self._owner.items() if owner == request)
+
     def _prefill(self, plan: StepPlan) -> StepOutcome:
         lengths = plan.num_tokens.astype(np.int64)
         self._open(plan, lengths)

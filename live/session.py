@@ -67,9 +67,9 @@ def run(
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
     done, and `failure` says why.
     """
-    forward = _forward(model, policy, limits, requests, max_num_logits, graphs)
+    forward = make_forward(model, policy, limits, requests, max_num_logits, graphs)
     forward.sampling = sampling
-    executor = _executor(forward, policy, limits, prompts, draws, watch)
+    executor = make_executor(forward, policy, limits, prompts, draws, watch)
     table = RequestTable(len(requests))
     engine = Engine(policy, limits, table, latency=latency, emit=emit)
     width = policy.block_length * (2 if policy.obs else 1)
@@ -101,11 +101,11 @@ def open_executor(
     max_num_logits: int = 8192, graphs: bool = False,
 ) -> ModelExecutor:  # fmt: skip
     """An executor for requests that are yet to come, none of them larger than `requests`, on a model that is warm."""
-    forward = _forward(model, policy, limits, requests, max_num_logits, graphs)
+    forward = make_forward(model, policy, limits, requests, max_num_logits, graphs)
     if isinstance(forward, GraphForward):
         _prepare(forward, policy, limits)
     _warm_up(forward, policy, limits, latency, requests, warm_up)
-    return _executor(forward, policy, limits, prompts, draws)
+    return make_executor(forward, policy, limits, prompts, draws)
 
 
 def _prepare(forward: GraphForward, policy: Policy, limits: Limits) -> None:
@@ -116,9 +116,10 @@ def _prepare(forward: GraphForward, policy: Policy, limits: Limits) -> None:
     forward.prepare(batches, windows, width, policy.block_length)
 
 
-def _forward(
-    model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], max_num_logits: int, graphs: bool
-) -> Forward:
+def make_forward(
+    model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], max_num_logits: int = 8192,
+    graphs: bool = False,
+) -> Forward:  # fmt: skip
     """The model and a cache with as many pages as the requests may touch."""
     weight, config, page = model.embedding.weight, model.config, policy.memory.page_size
     if policy.full_sequence:
@@ -133,10 +134,11 @@ def _forward(
     return kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
 
 
-def _executor(
+def make_executor(
     forward: Forward, policy: Policy, limits: Limits, prompts: Prompts,
     draws: CommitDraws | ScheduledCommits | None = None, watch: Callable[[Growth], None] | None = None,
 ) -> ModelExecutor:  # fmt: skip
+    """What runs the policy's plans."""
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
     if isinstance(forward, PeriodicForward):
         return PeriodicExecutor(forward, policy, prompts, draws)
@@ -165,5 +167,5 @@ def _warm_up(
         for i, r in enumerate(requests[:WARM_UP])
     ]
     engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
-    serve(engine, _executor(forward, policy, limits, prompts), few)
+    serve(engine, make_executor(forward, policy, limits, prompts), few)
     forward.cache.clear()

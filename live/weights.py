@@ -109,7 +109,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[tuple[Path, str, in
     head, tied = family.names["head.weight"], family.keys["tied"]
     seen, stored = set(), []
     again: tuple[Path, Tensor] | None = None  # a tied model's head, if its files hold one
-    for path, name, tensor in _tensors(folder, device):
+    for path, name, tensor in tensors_of(folder, device):
         stored.append((path, str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()))
         if name.endswith(COMPUTED):
             continue
@@ -188,7 +188,7 @@ def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     return model.eval().requires_grad_(False)
 
 
-def _tensors(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
+def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
     """Every tensor of a directory's safetensors files."""
     index = folder / INDEX
     files = [WEIGHTS]

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.errors import DsimError, PolicyError
+from ..engine.policy import Policy, parse
 from ..profiler.profile import Profile
 from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
+from .agreement import Agreed, exact_of
 from .scenario import Scenario
 
 if TYPE_CHECKING:
@@ -61,14 +63,7 @@ def on_device(
     (`Answers.conversations`). A profile is needed for the twin's draws and for an
     elastic chunk. Raises DsimError where the two do not fit together.
     """
-    from ..live.prompts import (  # imported here: they load PyTorch
-        conversations,
-        prompts_from,
-        prompts_of,
-        random_prompts,
-        read_tokens,
-    )
-    from ..live.session import run
+    from ..live.session import run  # imported here: it loads PyTorch
 
     config = loaded.model.config
     policy = scenario.parsed_policy()
@@ -80,12 +75,7 @@ def on_device(
     draws = None
     if commits == "twin" and profile is not None:
         draws = draws_of(policy, profile, model, scenario.seed, requests)
-    if prompts is None:
-        ask = random_prompts(config, scenario.seed)
-    elif asked := conversations(prompts, loaded.name, config, answers.tokenizer):
-        ask = prompts_of(asked)
-    else:
-        ask = prompts_from(read_tokens(prompts, loaded.name, config, answers.tokenizer), scenario.seed)
+    ask = _asked(loaded, prompts, answers, scenario.seed)
     order = np.argsort(requests.arrival, kind="stable")
     done = run(
         loaded.model,
@@ -103,6 +93,58 @@ def on_device(
     )
     result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted)
     return result, done.failure
+
+
+def _asked(loaded: Loaded, prompts: str | None, answers: Answers, seed: int) -> Callable[[int, int], Any]:
+    """What requests ask, by request and length."""
+    from ..live.prompts import (  # imported here: they load PyTorch
+        conversations,
+        prompts_from,
+        prompts_of,
+        random_prompts,
+        read_tokens,
+    )
+
+    config = loaded.model.config
+    if prompts is None:
+        return random_prompts(config, seed)
+    if asked := conversations(prompts, loaded.name, config, answers.tokenizer):
+        return prompts_of(asked)
+    return prompts_from(read_tokens(prompts, loaded.name, config, answers.tokenizer), seed)
+
+
+def agreement(
+    loaded: Loaded, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
+    answers: Answers, told: Callable[[int], object] = lambda done: None,
+) -> list[tuple[Agreed, Policy]]:  # fmt: skip
+    """Each policy's answers to the requests, one after another, beside those of the exact run of the same weights.
+
+    told: called with the policies done so far, the exact runs among them.
+    """
+    from ..live import agreement as live  # imported here: it loads PyTorch
+
+    config, seed = loaded.model.config, scenarios[0].seed
+    ask = _asked(loaded, prompts, answers, seed)
+    each = [requests.request(i) for i in range(len(requests))]
+    latency = None if profile is None else profile.latency
+    known: dict[str, list[live.Answer]] = {}
+
+    def answered(spec: str) -> list[live.Answer]:
+        if spec not in known:
+            policy = parse(spec)
+            limits = limits_on(policy, loaded.memory, loaded.device.name, config)
+            known[spec] = live.answers(loaded.model, policy, limits, each, ask, latency)
+            told(len(known))
+        return known[spec]
+
+    found = []
+    for scenario in scenarios:
+        policy = scenario.parsed_policy()
+        exact = exact_of(policy, config.block_length)
+        beside = live.compare(loaded.model, answered(exact), answered(scenario.policy))
+        tokens = int(requests.output_length.sum())
+        found.append((Agreed(scenario.policy, exact, beside.equal, beside.change, len(each), tokens), policy))
+    return found
 
 
 def about_live(

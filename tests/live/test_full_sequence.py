@@ -376,9 +376,11 @@ def test_passes_on_the_gpu_say_what_those_on_the_cpu_say(spec: str) -> None:
     for device in ("cpu", "cuda"):
         model = random_model(WIDE, "cpu", torch.float32, seed=2).to(device)
         model.frequencies = model.frequencies.to(device)
-        forward = session._forward(model, policy, limits, requests, 8192, graphs=False)
+        forward = session.make_forward(model, policy, limits, requests, 8192, graphs=False)
         draws = ScheduledCommits(32, 6)
-        executors.append((told(forward), session._executor(forward, policy, limits, random_prompts(WIDE, 1), draws)))
+        executors.append(
+            (told(forward), session.make_executor(forward, policy, limits, random_prompts(WIDE, 1), draws))
+        )
     (here, plain), (there, fast) = executors
     engine = Engine(policy, limits, RequestTable(len(requests)))
     for request in requests:

@@ -97,14 +97,14 @@ def test_a_request_is_answered_alike_with_the_same_seed_and_otherwise_with_anoth
         policy = parse(spec + ("" if "page_size" in spec else ",page_size=8") + ",max_batch=1")
         limits = Limits(200, 256, 1, state_tokens=2)
         executors = []
-        make = session._executor
+        make = session.make_executor
 
         def keep(*arguments, make=make, executors=executors, **more):  # type: ignore[no-untyped-def]
             executors.append(make(*arguments, **more))
             return executors[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "_executor", keep)
+            patch.setattr(session, "make_executor", keep)
             done = session.run(
                 decoder(), policy, limits, requests, PROMPTS, sampling=Sampling(1.0, gumbel=is_gumbel, seed=seed)
             )

@@ -1,0 +1,288 @@
+"""DiffusionGemma's layers: the same weights read text causally (encode) and a canvas in both directions (denoise).
+
+Sliding layers see a window of the text, full ones all of it and with fewer, wider heads whose values are the keys
+before their norm. Every layer has a feed-forward and, beside it, experts. (production-dllm-serving.md 1;
+DiffusionGemmaForBlockDiffusion of transformers is the arithmetic that this is held against.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear, rms_norm
+
+from ..engine.errors import ModelError
+from ..kernels.qk_norm_rope.reference import rotate
+from .config_file import read_json
+from .weights import tensors_of
+
+ARCHITECTURE = "DiffusionGemmaForBlockDiffusion"
+DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
+NOT_TEXT = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")  # pictures are not served
+
+
+@dataclass(frozen=True)
+class CanvasLayer:
+    """What differs from layer to layer."""
+
+    sliding: bool
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Renoise:
+    """How a canvas is denoised; the defaults are the checkpoint's own (production-dllm-serving.md 1.2)."""
+
+    max_steps: int = 48
+    entropy_bound: float = 0.1  # nats that the accepted positions' entropies may add up to, the last one left out
+    t_min: float = 0.4
+    t_max: float = 0.8
+    stability: int = 1  # steps before this one whose likeliest tokens must be the same
+    confidence: float = 0.005  # nats that the mean entropy of a finished canvas is below
+
+
+@dataclass(frozen=True)
+class CanvasConfig:
+    """The dimensions of a DiffusionGemma, and how its canvas is denoised."""
+
+    name: str
+    layers: tuple[CanvasLayer, ...]
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    context_limit: int  # tokens
+    window: int  # keys that a sliding layer's query sees of the text, its own included
+    num_experts: int
+    top_k: int
+    expert_ffn: int
+    canvas_length: int
+    softcap: float
+    norm_eps: float
+    rope: Mapping[bool, tuple[float, float]]  # sliding or not: theta, and the share of components that turn
+    eos: tuple[int, ...]
+    renoise: Renoise
+
+    def kv_elements(self, sliding: bool) -> int:
+        """Numbers that a token's keys and values are, in the layers of one kind."""
+        return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers if layer.sliding == sliding)
+
+
+class Attend(Protocol):
+    """What a layer's queries see: it keeps keys and values where later steps find them, and attends."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]; no scaling."""
+
+
+class CanvasModel:
+    """The decoder's weights by their names in the checkpoint, and what it computes of rows of one sequence or more."""
+
+    def __init__(self, config: CanvasConfig, weights: Mapping[str, Tensor]) -> None:
+        self.config = config
+        self._weights = weights
+        self.embedding = weights["embed_tokens.weight"]
+        self._scale = torch.tensor(config.hidden**0.5).to(self.embedding)
+
+    def encode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Normed final states [rows, hidden] of text [rows] at `positions` [rows]."""
+        return self._layers(self.embedding[tokens] * self._scale, positions, attend, ENCODER)
+
+    def denoise(self, tokens: Tensor, soft: Tensor | None, positions: Tensor, attend: Attend) -> Tensor:
+        """Normed final states of a canvas; soft [rows, vocab]: the logits of its step before, None in its first."""
+        x = self.embedding[tokens] * self._scale
+        signal = torch.zeros_like(x)
+        if soft is not None:
+            signal = (soft.softmax(dim=-1, dtype=torch.float32).to(x) @ self.embedding) * self._scale
+        added = self._gated(self._norm(signal, "self_conditioning.pre_norm"), "self_conditioning")
+        x = self._norm(x + added)
+        return self._layers(x, positions, attend, DECODER)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] in fp32, soft-capped."""
+        cap = self.config.softcap
+        return ((hidden @ self.embedding.T).float() / cap).tanh() * cap
+
+    def _layers(self, x: Tensor, positions: Tensor, attend: Attend, kind: str) -> Tensor:
+        for i, layer in enumerate(self.config.layers):
+            at = f"layers.{i}."
+            q, k, v = self._project(self._norm(x, at + "input_layernorm"), positions, layer, at + "self_attn.")
+            read = attend(i, q, k, v).reshape(len(x), -1)
+            x = x + self._norm(self._linear(read, at + "self_attn.o_proj"), at + "post_attention_layernorm")
+            fed = self._gated(self._norm(x, at + "pre_feedforward_layernorm"), at + "mlp")
+            fed = self._norm(fed, at + "post_feedforward_layernorm_1")
+            mixed = self._norm(self._experts(x, at), at + "post_feedforward_layernorm_2")
+            x = x + self._norm(fed + mixed, at + "post_feedforward_layernorm")
+            # Encode and denoise share every weight of a layer but this one.
+            x = x * self._weights[f"{kind}{at}layer_scalar" if kind == ENCODER else f"{at}layer_scalar"]
+        return self._norm(x, "norm")
+
+    def _project(self, x: Tensor, positions: Tensor, layer: CanvasLayer, at: str) -> tuple[Tensor, Tensor, Tensor]:
+        theta, share = self.config.rope[layer.sliding]
+        cos, sin = (part.to(x) for part in angles(positions, layer.head_dim, theta, share))
+        q, k = (self._linear(x, f"{at}{name}_proj").view(len(x), -1, layer.head_dim) for name in "qk")
+        v = self._linear(x, at + "v_proj").view(k.shape) if layer.sliding else k
+        q, k = self._norm(q, at + "q_norm"), self._norm(k, at + "k_norm")
+        return rotate(q, cos, sin), rotate(k, cos, sin), self._norm(v)
+
+    def _experts(self, x: Tensor, at: str) -> Tensor:
+        """What a row's experts say of it; their router reads the stream itself."""
+        c, w = self.config, self._weights
+        routed = self._norm(x) * w[at + "router.scale"] * c.hidden**-0.5
+        scores = self._linear(routed, at + "router.proj").softmax(dim=-1, dtype=torch.float32)
+        weights, chosen = scores.topk(c.top_k, dim=-1)
+        weights = weights / weights.sum(dim=-1, keepdim=True) * w[at + "router.per_expert_scale"][chosen]
+        x = self._norm(x, at + "pre_feedforward_layernorm_2")
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.reshape(-1).tolist())):
+            rows, place = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = linear(x[rows], w[at + "experts.gate_up_proj"][expert]).chunk(2, dim=-1)
+            said = linear(gelu(gate, approximate="tanh") * up, w[at + "experts.down_proj"][expert])
+            out.index_add_(0, rows, (said * weights[rows, place, None]).to(out))
+        return out
+
+    def _gated(self, x: Tensor, at: str) -> Tensor:
+        gate, up = self._linear(x, at + ".gate_proj"), self._linear(x, at + ".up_proj")
+        return self._linear(gelu(gate, approximate="tanh") * up, at + ".down_proj")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return linear(x, self._weights[name + ".weight"])
+
+    def _norm(self, x: Tensor, name: str | None = None) -> Tensor:
+        """In fp32; without a weight where it has no name."""
+        weight = None if name is None else self._weights[name + ".weight"].float()
+        return rms_norm(x.float(), x.shape[-1:], weight, self.config.norm_eps).to(x)
+
+
+def angles(positions: Tensor, head_dim: int, theta: float, share: float) -> tuple[Tensor, Tensor]:
+    """RoPE's cosines and sines, [rows, head_dim / 2] in fp32: the first `share` of the components' pairs turn."""
+    turned = int(share * head_dim // 2)
+    half = theta ** -(torch.arange(0, 2 * turned, 2, dtype=torch.float32, device=positions.device) / head_dim)
+    angle = positions.float()[:, None] * torch.nn.functional.pad(half, (0, head_dim // 2 - turned))
+    return angle.cos(), angle.sin()
+
+
+def read_canvas_config(folder: Path) -> CanvasConfig:
+    """A directory's config.json and generation_config.json. Raises ModelError."""
+    path = folder / "config.json"
+    found = read_json(path) or {}
+    if found.get("architectures") != [ARCHITECTURE]:
+        raise ModelError(f"{path}: architectures is {found.get('architectures')}, expected [{ARCHITECTURE}]")
+    text = found.get("text_config") or {}
+    for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
+        if text.get(key, wanted) != wanted:
+            raise ModelError(f"{path}: {key} is {text[key]}, expected {wanted}")
+    if text.get("use_bidirectional_attention") == "all":
+        raise ModelError(f"{path}: use_bidirectional_attention is all, expected the text to be read causally")
+    if not (found.get("tie_word_embeddings", True) and text.get("tie_word_embeddings", True)):
+        raise ModelError(f"{path}: tie_word_embeddings is False, expected True")
+
+    def whole(key: str, default: Any = None, source: Mapping[str, Any] = text) -> int:
+        value = source.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError(f"{path}: {key} is {value}, expected a whole number of at least 1")
+        return value
+
+    num, head_dim, kv_heads = whole("num_hidden_layers"), whole("head_dim"), whole("num_key_value_heads")
+    kinds = text.get("layer_types") or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num)]
+    if len(kinds) != num or not {*kinds} <= {"sliding_attention", "full_attention"}:
+        raise ModelError(f"{path}: layer_types holds {len(kinds)} of {sorted({*kinds})}, expected {num} of two kinds")
+    own = text.get("per_layer_config") or {}
+    layers = []
+    for i, kind in enumerate(kinds):
+        sliding = kind == "sliding_attention"
+        said = own.get(str(i), {}) if not sliding else {}
+        wide = head_dim if sliding else whole("head_dim", text.get("global_head_dim", 512), said)
+        of_keys = kv_heads if sliding else whole(
+            "num_key_value_heads", text.get("num_global_key_value_heads") or kv_heads, said
+        )  # fmt: skip
+        layers.append(CanvasLayer(sliding, of_keys, wide))
+    rope = text.get("rope_parameters") or {}
+    turning = {}
+    for sliding, kind, theta, share in ((True, "sliding_attention", 1e4, 1.0), (False, "full_attention", 1e6, 0.25)):
+        said = rope.get(kind) or {}
+        turning[sliding] = float(said.get("rope_theta", theta)), float(said.get("partial_rotary_factor", share))
+    ends = (read_json(folder / "generation_config.json") or {}).get("eos_token_id", text.get("eos_token_id"))
+    return CanvasConfig(
+        name=folder.resolve().name, layers=tuple(layers), hidden=whole("hidden_size"),
+        heads=whole("num_attention_heads"), ffn=whole("intermediate_size"), vocab=whole("vocab_size"),
+        context_limit=whole("max_position_embeddings"), window=whole("sliding_window"),
+        num_experts=whole("num_experts"), top_k=whole("top_k_experts"), expert_ffn=whole("moe_intermediate_size"),
+        canvas_length=whole("canvas_length", 256, found), softcap=float(text.get("final_logit_softcapping") or 30.0),
+        norm_eps=float(text.get("rms_norm_eps", 1e-6)), rope=turning,
+        eos=tuple(token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)),
+        renoise=_renoise(folder),
+    )  # fmt: skip
+
+
+def _renoise(folder: Path) -> Renoise:
+    said = read_json(folder / "generation_config.json") or {}
+    bound = (said.get("sampler_config") or {}).get("entropy_bound")
+    given = {
+        "max_steps": said.get("max_denoising_steps"), "entropy_bound": bound, "t_min": said.get("t_min"),
+        "t_max": said.get("t_max"), "stability": said.get("stability_threshold"),
+        "confidence": said.get("confidence_threshold"),
+    }  # fmt: skip
+    return Renoise(**{key: value for key, value in given.items() if value is not None})
+
+
+def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
+    """The weights of a DiffusionGemma's text, by their names behind `model.decoder.`."""
+    hidden, wide = config.hidden, config.expert_ffn
+
+    def gated(at: str) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {f"{at}.{x}_proj.weight": (config.ffn, hidden) for x in ("gate", "up")}
+        return found | {f"{at}.down_proj.weight": (hidden, config.ffn)}
+
+    found: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (config.vocab, hidden), "norm.weight": (hidden,)}
+    found |= gated("self_conditioning") | {"self_conditioning.pre_norm.weight": (hidden,)}
+    for i, layer in enumerate(config.layers):
+        at, q, kv = f"layers.{i}.", config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        norms += [f"{x}_feedforward_layernorm" for x in ("pre", "post")]
+        norms += [f"{x}_feedforward_layernorm_{n}" for x, n in (("post", 1), ("post", 2), ("pre", 2))]
+        found |= {f"{at}{name}.weight": (hidden,) for name in norms} | gated(at + "mlp")
+        found |= {
+            f"{at}self_attn.q_proj.weight": (q, hidden), f"{at}self_attn.k_proj.weight": (kv, hidden),
+            f"{at}self_attn.o_proj.weight": (hidden, q), f"{at}self_attn.q_norm.weight": (layer.head_dim,),
+            f"{at}self_attn.k_norm.weight": (layer.head_dim,), f"{at}layer_scalar": (1,),
+            f"{ENCODER}{at}layer_scalar": (1,), f"{at}router.scale": (hidden,),
+            f"{at}router.per_expert_scale": (config.num_experts,),
+            f"{at}router.proj.weight": (config.num_experts, hidden),
+            f"{at}experts.gate_up_proj": (config.num_experts, 2 * wide, hidden),
+            f"{at}experts.down_proj": (config.num_experts, hidden, wide),
+        }  # fmt: skip
+        if layer.sliding:
+            found[f"{at}self_attn.v_proj.weight"] = (kv, hidden)
+    return found
+
+
+def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:
+    """A directory's model; its pictures' part is left out. Raises ModelError as `read_model` does."""
+    config = read_canvas_config(folder)
+    wanted, found = shapes(config), dict[str, Tensor]()
+    for path, name, tensor in tensors_of(folder, device):
+        if name.startswith(NOT_TEXT):
+            continue
+        ours = name.removeprefix(DECODER)
+        if name.startswith(ENCODER) and not name.endswith("layer_scalar"):
+            ours = name.removeprefix(ENCODER)  # the same weight once more
+        elif name == "lm_head.weight":
+            ours = "embed_tokens.weight"
+        if ours not in wanted:
+            raise ModelError(f"{path}: holds {name}, which {config.name} has no place for")
+        if tuple(tensor.shape) != wanted[ours]:
+            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(wanted[ours])} by config.json")
+        tensor = tensor.to(dtype)
+        if ours in found and tensor.device.type != "meta" and not torch.equal(found[ours], tensor):
+            raise ModelError(f"{path}: {name} is not {DECODER}{ours}, and config.json says that it is (tied)")
+        found[ours] = tensor
+    lacking = [name for name in wanted if name not in found]
+    if lacking:
+        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
+    return CanvasModel(config, found)

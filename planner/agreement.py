@@ -1,0 +1,63 @@
+"""How far policies' answers agree with the exact run's, as the table of scores that `dsim tune --quality` takes."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..engine.policy import Policy, settings_of
+from .quality import FULL_SEQUENCE, NEUTRAL, REFERENCE
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A policy's answers beside those of the exact run of the same weights."""
+
+    policy: str  # as it was given
+    exact: str  # the policy of the exact run
+    equal: float  # share of the answers' tokens that are the same
+    change: float  # nats a token by which its answers are likelier; below 0: less likely
+    num_requests: int
+    num_tokens: int  # of answers
+
+    def __str__(self) -> str:
+        return (
+            f"{self.policy}: {100 * self.equal:.1f} % of {self.num_tokens:,} tokens as {self.exact}'s, "
+            f"{self.change:+.3f} nats a token"
+        )
+
+
+def exact_of(policy: Policy, block_length: int) -> str:
+    """The run whose quality is 1 by definition: the full cache, whole blocks or the whole sequence every step."""
+    return FULL_SEQUENCE if policy.full_sequence else f"{REFERENCE}:{block_length}"
+
+
+def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:
+    """A CSV of the scores, one row a policy with every field that may change its tokens."""
+    fields = {
+        agreed.policy: {name: _cell(value) for name, value in settings_of(policy).items() if name not in NEUTRAL}
+        for agreed, policy in found
+    }
+    columns = list(dict.fromkeys(name for own in fields.values() for name, value in own.items() if value))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["policy", *columns, "model", "benchmark", "score", "baseline", "source"])
+    for agreed, _ in found:
+        own = fields[agreed.policy]
+        preset = agreed.policy.partition(",")[0].partition(":")[0]
+        source = (
+            f"dsim live --agreement: share of {agreed.num_tokens} tokens of {agreed.num_requests} requests that are "
+            f"{agreed.exact}'s; {agreed.change:+.4f} nats a token"
+        )
+        cells = [own.get(name, "") for name in columns]
+        writer.writerow([preset, *cells, model, benchmark, f"{agreed.equal:.6f}", "1", source])
+    return out.getvalue()
+
+
+def _cell(value: object) -> str:
+    """A field as a policy's specification has it; blank where it has no value."""
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

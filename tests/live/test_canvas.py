@@ -1,0 +1,205 @@
+"""DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsim.engine.errors import ModelError
+from dsim.live.canvas import Canvas, CanvasCache, accept, advance
+from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
+
+from .checkpoints import rewrite, shaken
+
+CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
+RULES = [
+    Renoise(max_steps=4, entropy_bound=1.5),
+    Renoise(max_steps=5, entropy_bound=1e-6, stability=0, confidence=3.0),
+]
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """transformers' model, of random weights, and where it saved itself."""
+    transformers = pytest.importorskip("transformers")
+    text = transformers.DiffusionGemmaTextConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=WINDOW, num_experts=4, top_k_experts=2,
+        moe_intermediate_size=16, global_head_dim=16, num_global_key_value_heads=1, max_position_embeddings=256,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    )  # fmt: skip
+    vision = transformers.Gemma4VisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=8,
+    )  # fmt: skip
+    config = transformers.DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=CANVAS)
+    model: Any = shaken(transformers.DiffusionGemmaForBlockDiffusion(config), 8)
+    with torch.no_grad():
+        model.model.decoder.embed_tokens.weight.mul_(0.3)  # logits of every size: the head is the embedding
+        for i, name in enumerate(("decoder", "encoder.language_model")):
+            for layer in model.model.get_submodule(name).layers:
+                layer.layer_scalar.fill_(0.9 + 0.2 * i)
+    folder = tmp_path_factory.mktemp("gemma")
+    model.save_pretrained(folder, max_shard_size="60KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return model, folder
+
+
+def cache_of(model: CanvasModel) -> CanvasCache:
+    return CanvasCache(model, (20, 40), PAGE, "cpu", torch.float32)
+
+
+class TorchsOwn:
+    """The draws that transformers makes, from the same stream."""
+
+    def noise(self, num: int, vocab: int) -> Tensor:
+        return torch.randint(0, vocab, (1, num))[0]
+
+    def draw(self, probabilities: Tensor) -> Tensor:
+        return torch.multinomial(probabilities, 1)[:, 0]
+
+
+class Seen:
+    """What `generate` tells a streamer: each step's logits, at its temperature, and each canvas."""
+
+    _takes_logits = True
+
+    def __init__(self) -> None:
+        self.logits: list[Tensor] = []
+        self.canvases: list[Tensor] = []
+
+    def put_draft(self, logits: Tensor) -> None:
+        self.logits.append(logits[0].clone())
+
+    def put(self, value: Tensor) -> None:
+        self.canvases.append(value[0].clone())
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("prompt", [3, 12, 30])
+@pytest.mark.parametrize("rule", RULES)
+def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], prompt: int, rule: Renoise) -> None:
+    theirs, folder = gemma
+    from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+        DiffusionGemmaGenerationConfig,
+        EntropyBoundSamplerConfig,
+    )
+
+    tokens = torch.arange(prompt) * 7 % VOCAB
+    seen, canvases = Seen(), 3
+    torch.manual_seed(5)
+    theirs.generate(
+        input_ids=tokens[None], streamer=seen,
+        generation_config=DiffusionGemmaGenerationConfig(
+            max_new_tokens=canvases * CANVAS, max_denoising_steps=rule.max_steps, t_min=rule.t_min, t_max=rule.t_max,
+            sampler_config=EntropyBoundSamplerConfig(rule.entropy_bound), stability_threshold=rule.stability,
+            confidence_threshold=rule.confidence,
+        ),
+    )  # fmt: skip
+    model = read_canvas_model(folder, "cpu", torch.float32)
+    cache, chance = cache_of(model), TorchsOwn()
+    torch.manual_seed(5)
+    step = 0
+    text = tokens
+    for i in range(canvases):
+        cache.encode(0, text)
+        canvas = Canvas(chance.noise(CANVAS, VOCAB))
+        while not canvas.done:
+            advance(canvas, cache.denoise(0, canvas.tokens, canvas.soft), rule, chance)
+            assert canvas.soft is not None
+            torch.testing.assert_close(canvas.soft, seen.logits[step], rtol=2e-4, atol=2e-4)
+            step += 1
+        text = canvas.answer
+        assert text.tolist() == seen.canvases[1 + i].tolist()
+    assert step == len(seen.logits)
+
+
+@pytest.mark.parametrize("stability", [0, 1, 2])
+def test_a_canvas_is_done_when_transformers_own_criterion_says_so(stability: int) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.diffusion_gemma.generation_diffusion_gemma import StableAndConfidentStoppingCriteria
+
+    rule = Renoise(max_steps=30, stability=stability, confidence=0.3)
+    theirs = StableAndConfidentStoppingCriteria(stability, rule.confidence)
+    chance = torch.Generator().manual_seed(2)
+    likeliest, canvas, ended = torch.tensor([1, 2, 3]), Canvas(torch.zeros(3, dtype=torch.int64)), []
+    for step in range(20):
+        if torch.rand(1, generator=chance) < 0.3:
+            likeliest = torch.randint(0, VOCAB, (3,), generator=chance)
+        sure = 12.0 * torch.rand(1, generator=chance)
+        logits = sure * torch.nn.functional.one_hot(likeliest, VOCAB).float()
+        advance(canvas, logits, rule, TorchsOwn())
+        assert canvas.soft is not None
+        expected = bool(theirs(canvas.soft.argmax(-1)[None], canvas.soft[None])[0])
+        assert canvas.done == expected, step
+        ended.append(canvas.done)
+        assert canvas.answer.tolist() == canvas.soft.argmax(-1).tolist()
+    assert 0 < sum(ended) < 20
+
+
+def test_pages_behind_the_window_are_released_and_scratch_is_written_over(gemma: tuple[Any, Path]) -> None:
+    model = read_canvas_model(gemma[1], "cpu", torch.float32)
+    cache = cache_of(model)
+    cache.encode(0, torch.arange(30))
+    sliding, full = cache.of[True], cache.of[False]
+    # Positions 19 to 29 are still seen: pages 4 to 7 of 0 to 7.
+    assert (sliding.table[0] >= 0).tolist()[:8] == [False] * 4 + [True] * 4
+    assert (sliding.num_free, full.num_free) == (20 - 4, 40 - 8)
+    first = cache.denoise(0, torch.arange(CANVAS), None)
+    held = sliding.num_free, full.num_free
+    assert held == (20 - 6, 40 - 10)
+    cache.denoise(0, torch.arange(CANVAS) + 50, first)
+    assert (sliding.num_free, full.num_free) == held
+    torch.testing.assert_close(cache.denoise(0, torch.arange(CANVAS), None), first, rtol=0, atol=0)
+    # Text that comes in parts, after scratch, is read as in one.
+    cache.encode(0, torch.arange(5))
+    other = cache_of(model)
+    other.encode(0, torch.cat([torch.arange(30), torch.arange(5)]))
+    torch.testing.assert_close(
+        cache.denoise(0, torch.arange(CANVAS), None), other.denoise(0, torch.arange(CANVAS), None)
+    )
+    cache.release(0)
+    assert (sliding.num_free, full.num_free) == (20, 40)
+
+
+def test_the_surest_are_accepted_until_what_is_surer_passes_the_bound() -> None:
+    entropy = torch.tensor([0.3, 0.05, 0.2, 0.06])
+    assert accept(entropy, 0.1).tolist() == [False, True, False, True]
+    assert accept(entropy, 0.11).tolist() == [False, True, True, True]
+    assert accept(entropy, 1e-9).tolist() == [False, True, False, False]
+
+
+def test_the_checkpoints_own_rule_is_read(gemma: tuple[Any, Path], tmp_path: Path) -> None:
+    config = read_canvas_config(gemma[1])
+    assert config.renoise == Renoise()
+    assert [(layer.sliding, layer.kv_heads, layer.head_dim) for layer in config.layers[:2]] == [
+        (True, 2, 8), (False, 1, 16),
+    ]  # fmt: skip
+    (tmp_path / "config.json").write_text((gemma[1] / "config.json").read_text())
+    said = {"max_denoising_steps": 16, "sampler_config": {"entropy_bound": 0.2}, "eos_token_id": [1, 106]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    config = read_canvas_config(tmp_path)
+    assert (config.renoise, config.eos) == (Renoise(max_steps=16, entropy_bound=0.2), (1, 106))
+
+
+def test_what_is_wrong_is_one_line_with_both_values(gemma: tuple[Any, Path], tmp_path: Path) -> None:
+    for path in gemma[1].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    found = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    for change, says in (
+        ({"hidden_activation": "silu"}, "hidden_activation is silu, expected gelu_pytorch_tanh"),
+        ({"intermediate_size": 50}, r"_proj.weight is \[.*48.*\], expected \[.*50.*\] by config.json"),
+        ({"num_hidden_layers": 5}, "layer_types holds 4 of .*, expected 5 of two kinds"),
+        ({"sliding_window": 0}, "sliding_window is 0, expected a whole number of at least 1"),
+    ):
+        rewrite(tmp_path, text_config=found | change)
+        with pytest.raises(ModelError, match=says):
+            read_canvas_model(tmp_path, "cpu", torch.float32)
+    rewrite(tmp_path, text_config=found, architectures=["Gemma4ForCausalLM"])
+    with pytest.raises(ModelError, match=r"architectures is .*Gemma4ForCausalLM.*, expected"):
+        read_canvas_config(tmp_path)
