@@ -60,4 +60,6 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
     return str(value)

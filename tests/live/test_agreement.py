@@ -62,6 +62,7 @@ def test_the_tuner_finds_each_policy_in_the_table(tmp_path) -> None:  # type: ig
         "chunk:8,obs=true",
         "sparse-dllm:0.3",
         "fast-dllm:prefix",
+        "maskkv:16",
         "lmdeploy-bd32,threshold=0.7",
     )
     found = [
