@@ -20,7 +20,7 @@ from ..engine.passes import RowPosition
 from ..engine.policies.dllm_cache import RUN, PeriodicCache
 from ..engine.policies.maskkv import MaskKV
 from ..engine.policy import Policy
-from ..engine.rows import MASKED
+from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.mask_vote import mask_vote

@@ -1,4 +1,4 @@
-"""How far policies' answers agree with the exact run's, as the table of scores that `dsim tune --quality` takes."""
+"""How far policies' answers agree with the exact run's, as scores that `dsim tune --quality-table` takes."""
 
 import csv
 import io

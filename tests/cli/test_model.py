@@ -37,7 +37,7 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
         "tokens   vocabulary 97, mask 96, blocks of 32, an answer ends at 93",
         "weights  101,536 parameters, 0.000203 GB in bf16; 3 files of 0.000406 GB (float32), complete",
         "KV       384 bytes a token in bf16",
-        "pages    2,783,722 of 64 tokens, 178,158,208 tokens in all, on H100 (85.5 GB)",
+        "pages    2,783,845 of 64 tokens, 178,166,080 tokens in all, on H100 (85.5 GB)",
         "runs     dsim live --policy lmdeploy-bd32, sglang-bd32, chunk, optimus, delayed-cache, focus",
     ]
 

@@ -173,6 +173,16 @@ def full_sequence() -> None:
                 )  # fmt: skip
 
 
+def experts() -> None:
+    """LLaDA2.0-mini's: 256 experts, of which a row has 8."""
+    from dsim.kernels.grouped_experts import grouped_experts
+
+    for dtype in DTYPES:
+        gate_up, down = torch.zeros(256, 1024, 2048, dtype=dtype), torch.zeros(256, 2048, 512, dtype=dtype)
+        chosen = torch.arange(8).expand(3, 8).contiguous()
+        grouped_experts(torch.zeros(3, 2048, dtype=dtype), chosen, torch.ones(3, 8), gate_up, down)
+
+
 with use("triton"):
-    for part in (attention, scatter, confidences, elementwise, focus, full_sequence):
+    for part in (attention, scatter, confidences, elementwise, focus, full_sequence, experts):
         part()
