@@ -52,10 +52,13 @@ def info(
 def describe(model: str, gpu: str | None, mask_token_id: int | None, block_length: int | None) -> dict[str, Any]:
     """What `model info` says, as numbers and as lines. Raises ModelError or ProfileError."""
     from ..live import weights  # imported here: they load PyTorch
+    from ..live.canvas_model import is_canvas
     from ..live.config_file import Given
     from ..live.families import FAMILIES
 
     given = Given(mask_token_id, block_length)
+    if is_canvas(Path(model)):
+        return _describe_canvas(Path(model), gpu)
     config = weights.config_of(model, given)
     family = FAMILIES[config.architecture]
     device, capacity, element = _device(gpu)
@@ -81,6 +84,35 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
     return {
         "model": asdict(config), "weight_bytes": memory.weight_bytes, "kv_bytes_per_token": memory.kv_bytes_per_token,
         "device": device, "pages": pages, "page_size": PAGE, "stored": None if stored is None else asdict(stored),
+        "lines": lines,
+    }  # fmt: skip
+
+
+def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
+    """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
+    from ..live.canvas_model import ARCHITECTURE, num_params, read_canvas_config  # imported here: they load PyTorch
+
+    config = read_canvas_config(folder)
+    device, capacity, element = _device(gpu)
+    params, rule = num_params(config), config.renoise
+    full, sliding = (element * config.kv_elements(kind) for kind in (False, True))
+    left = capacity - element * params
+    kind = {2: "bf16", 4: "fp32"}[element]
+    lines = {
+        "model": f"{config.name}: {ARCHITECTURE}, a canvas denoised in both directions over text read causally",
+        "layers": f"{len(config.layers)} of {config.hidden:,}, {config.heads} heads, "
+        f"{sum(layer.sliding for layer in config.layers)} see {config.window:,} tokens back and the others all; "
+        f"{config.num_experts} experts of {config.expert_ffn:,}, {config.top_k} a token, beside {config.ffn:,}",
+        "tokens": f"vocabulary {config.vocab:,}, canvas of {config.canvas_length} and no mask, at most "
+        f"{rule.max_steps} steps, an answer ends at {' or '.join(map(str, config.eos)) or 'its limit'}",
+        "weights": f"{params:,} parameters, {gb(element * params)} in {kind}",
+        "KV": f"{full:,} bytes a token in {kind}, and {sliding:,} of those within the window and the canvas",
+        "pages": f"{gb(max(0, left))} are left for keys, logits and all else on {device} ({gb(capacity)})",
+        "runs": "not under dsim live yet: no policy has a canvas (live/canvas.py computes one)",
+    }
+    return {
+        "model": {"name": config.name, "architecture": ARCHITECTURE}, "weight_bytes": element * params,
+        "kv_bytes_per_token": full, "kv_bytes_per_token_in_window": sliding, "device": device, "pages": None,
         "lines": lines,
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ before their norm. Every layer has a feed-forward and, beside it, experts. (prod
 DiffusionGemmaForBlockDiffusion of transformers is the arithmetic that this is held against.)
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,6 +261,16 @@ def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
         if layer.sliding:
             found[f"{at}self_attn.v_proj.weight"] = (kv, hidden)
     return found
+
+
+def num_params(config: CanvasConfig) -> int:
+    """Every parameter of the text's part."""
+    return sum(math.prod(shape) for shape in shapes(config).values())
+
+
+def is_canvas(folder: Path) -> bool:
+    """Whether a directory's config.json names a DiffusionGemma."""
+    return (read_json(folder / "config.json") or {}).get("architectures") == [ARCHITECTURE]
 
 
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:

@@ -199,6 +199,11 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
     # Full-sequence models are not trained with a block length: it is the unmasking's.
     decodes_blocks = not (policy.autoregressive or policy.full_sequence)
+    if commits == "model" and decodes_blocks and config.both_ways:
+        raise PolicyError(
+            f"{policy.name}: decodes block by block, and {config.name} ({config.architecture}) was trained in both "
+            "directions: expected a full-sequence policy, as vanilla"
+        )
     if commits == "model" and decodes_blocks and policy.block_length > config.block_length:
         raise PolicyError(
             f"{policy.name}: block_length is {policy.block_length}, and {config.name} was trained with "

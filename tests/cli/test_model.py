@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dsim.planner.quality import load_table
+
 from ..live.checkpoints import CHECKPOINTS, llada, llada2, rewrite, sdar, sdar_moe
 from .command import Ran, dsim
 
@@ -38,7 +40,8 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
         "weights  101,536 parameters, 0.000203 GB in bf16; 3 files of 0.000406 GB (float32), complete",
         "KV       384 bytes a token in bf16",
         "pages    2,783,845 of 64 tokens, 178,166,080 tokens in all, on H100 (85.5 GB)",
-        "runs     dsim live --policy lmdeploy-bd32, sglang-bd32, chunk, optimus, delayed-cache, focus",
+        "runs     dsim live --policy lmdeploy-bd32, sglang-bd32, chunk, optimus, delayed-cache, "
+        "delayed-cache-plus, focus",
     ]
 
 
@@ -107,6 +110,15 @@ def test_a_checkpoint_of_each_family_serves_a_trace(folder: Path, name: str, pol
     assert summary["completed"] == 4
 
 
+def test_a_model_of_whole_sequences_is_refused_for_blocks(folder: Path) -> None:
+    llada(folder)
+    ran = dsim("live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4", *SERVED)
+    assert refused(ran) == (
+        "lmdeploy-bd32:4: decodes block by block, and m (LLaDAModelLM) was trained in both directions: expected a "
+        "full-sequence policy, as vanilla"
+    )
+
+
 def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(folder: Path) -> None:
     sdar_moe(folder)
     command = ("live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", *SERVED)
@@ -116,6 +128,44 @@ def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(f
     assert refused(dsim(*command, "--gumbel")).startswith("--temperature is 0, and --top-p and --gumbel draw tokens")
     assert refused(dsim(*command, "--temperature", "-1")).startswith("--temperature is -1.0, expected a finite number")
     assert "--graphs captures" in refused(dsim(*command, "--temperature", "1", "--graphs"))
+
+
+def test_agreement_is_printed_and_written_as_scores(folder: Path) -> None:
+    sdar(folder)
+    command = (
+        "live", "trace.jsonl", "--model", "m", "--prompts", "prompts.jsonl", "--agreement", "--policy",
+        "sglang-bd32:4,page_size=16", "--policy", "lmdeploy-bd32:4,page_size=16,threshold=0.01",
+    )  # fmt: skip
+    ran = dsim(*command, "-o", "quality.csv")
+    assert ran.code == 0, ran.err
+    same, less = ran.out.splitlines()
+    assert same == "sglang-bd32:4,page_size=16: 100.0 % of 24 tokens as lmdeploy-bd32:4's, +0.000 nats a token"
+    assert less.startswith("lmdeploy-bd32:4,page_size=16,threshold=0.01: ")
+    held = load_table("quality.csv")
+    assert held.scores[0].score == 1.0
+    assert refused(dsim(*command, "-o", "quality.csv")).startswith("quality.csv exists: choose another name")
+    assert refused(dsim(*command, "--temperature", "1")).startswith("--agreement is of the likeliest tokens")
+
+
+def test_a_diffusion_gemma_is_described_and_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = {
+        "hidden_size": 2816, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 2, "intermediate_size": 2112,
+        "vocab_size": 262144, "max_position_embeddings": 131072, "sliding_window": 1024, "num_experts": 128,
+        "top_k_experts": 8, "moe_intermediate_size": 704, "eos_token_id": [1, 106],
+    }  # fmt: skip
+    said = {"architectures": ["DiffusionGemmaForBlockDiffusion"], "text_config": text, "canvas_length": 256}
+    Path("config.json").write_text(json.dumps(said))
+    ran = dsim("model", "info", ".", "--gpu", "H100", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    # production-dllm-serving.md 1.1
+    assert (found["kv_bytes_per_token"], found["kv_bytes_per_token_in_window"]) == (20480, 204800)
+    assert found["weight_bytes"] == pytest.approx(2 * 25.2e9, rel=0.01)
+    assert found["lines"]["runs"].startswith("not under dsim live yet")
+    assert "canvas of 256" in found["lines"]["tokens"]
+    assert "DiffusionGemmaForBlockDiffusion" in refused(dsim("live", "azure-conv", "--model", "."))
 
 
 def test_requests_of_conversations_are_as_long_as_what_they_ask(folder: Path) -> None:
