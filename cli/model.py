@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import DsimError
-from ..engine.policy import PRESETS
-from ..profiler import hardware
-from ..profiler.profile import MemoryModel, gb
 from . import options
 from .options import option
 
@@ -51,10 +48,11 @@ def info(
 
 def describe(model: str, gpu: str | None, mask_token_id: int | None, block_length: int | None) -> dict[str, Any]:
     """What `model info` says, as numbers and as lines. Raises ModelError or ProfileError."""
-    from ..live import weights  # imported here: they load PyTorch
+    from ..live import weights
     from ..live.canvas_model import is_canvas
     from ..live.config_file import Given
     from ..live.families import FAMILIES
+    from ..profiler.profile import MemoryModel, gb
 
     given = Given(mask_token_id, block_length)
     if is_canvas(Path(model)):
@@ -90,7 +88,8 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 
 def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
     """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
-    from ..live.canvas_model import ARCHITECTURE, num_params, read_canvas_config  # imported here: they load PyTorch
+    from ..live.canvas_model import ARCHITECTURE, num_params, read_canvas_config
+    from ..profiler.profile import gb
 
     config = read_canvas_config(folder)
     device, capacity, element = _device(gpu)
@@ -120,9 +119,11 @@ def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
 def _device(gpu: str | None) -> tuple[str, int, int]:
     """The device's name, its bytes, and those of a number on it."""
     if gpu is not None:
+        from ..profiler import hardware
+
         known = hardware.gpu(gpu)
         return known.name, known.memory_bytes, 2
-    from ..profiler.measure import default_device  # imported here: it loads PyTorch
+    from ..profiler.measure import default_device
     from ..profiler.measure import describe as describe_device
 
     here = default_device()
@@ -150,6 +151,7 @@ def _tokens(config: "ModelConfig") -> str:
 
 def _runs(config: "ModelConfig") -> str:
     """The presets that `dsim live` runs on such a model, of those that it was trained for."""
+    from ..engine.policy import PRESETS
     from ..live.executor import check_whole_blocks
     from ..live.full_sequence import check_runs
 
@@ -172,5 +174,7 @@ def _runs(config: "ModelConfig") -> str:
 def _files(stored: Any) -> str:
     if stored is None:
         return ""
+    from ..profiler.profile import gb
+
     files = "file" if stored.num_files == 1 else "files"
     return f"; {stored.num_files} {files} of {gb(stored.num_bytes)} ({', '.join(stored.dtypes)}), complete"
