@@ -14,7 +14,22 @@ from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import as_ctrl_c
 from ..files.read import cut_words, fault
-from . import capacity, compare, importing, lists, live, metrics, model, profile, replay, serve, sweep, trace, tune, validate
+from . import (
+    capacity,
+    compare,
+    importing,
+    lists,
+    live,
+    metrics,
+    model,
+    profile,
+    replay,
+    serve,
+    sweep,
+    trace,
+    tune,
+    validate,
+)
 from .options import INTERRUPTED
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
