@@ -8,18 +8,16 @@ from types import TracebackType
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
-from rich.text import Text
 
 from ..engine.errors import DsimError
 from ..planner.capacity import MOST, Capacity, Interrupted, capacity, fewest_replicas
 from ..planner.replicate import Interval
-from ..planner.scenario import Scenario
+from ..planner.scenario import asked
 from ..profiler.profile import DEFAULT
 from ..report import capacity as report
+from ..report.text import render
 from . import options
 from .options import INTERRUPTED, option
 
@@ -35,6 +33,7 @@ def capacity_command(
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
     gpu_hour: options.GpuHour = None,
+    currency: options.Currency = "USD",
     attainment: Annotated[
         str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
     ] = "99%",
@@ -67,35 +66,20 @@ def capacity_command(
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     """
+    given = locals()
     if rate is None and max_replicas is not None:
         raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
     if rate is not None and replicas is not None:
         raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
     if out is not None:
         report.check(out, force=force)
-    scenario = Scenario(
-        trace=trace,
-        policy=policy,
-        profile=profile,
-        workload=workload,
-        replicas=1 if replicas is None else replicas,
-        router=router,
-        arrival=arrival,
-        cv=cv,
-        lengths=lengths,
-        time_unit=time_unit,
-        skip_bad=skip_bad,
-        emit=emit,
-        slos=tuple(slo or ()),
-        missing_passes=not missing_fails,
-        seed=seed,
-    )
+    one = 1 if replicas is None else replicas
+    scenario = options.scenario(given, replicas=one, rate=None, slos=tuple(slo or ()))
     search = partial(capacity, scenario)
     if rate is not None:
         search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    for warning in scenario.source().notes.warnings:
-        screen.print(f"Warning: {warning}", style="yellow", markup=False)
+    options.warn(screen, scenario)
     found: Capacity | None
     try:
         with _Shown(screen) as shown:
@@ -117,11 +101,11 @@ def capacity_command(
         if found is None:
             screen.print("Interrupted before two replications were done: nothing is known yet", style="bold red")
             raise typer.Exit(INTERRUPTED) from None
-    data = found.to_json()
+    data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
     if as_json:
         print(json.dumps(data, allow_nan=False))
     else:
-        _render(data, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+        render(report.capacity_page(data), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
         report.write(out, data, force=force)
         screen.print(f"Wrote {out}/ ({', '.join(report.FILES)})", markup=False)
@@ -140,23 +124,6 @@ def percent(name: str, text: str) -> float:
     if not 0 < value <= 1:
         raise DsimError(f"{name} is {text}, expected a share above 0% and up to 100%, such as 2%")
     return value
-
-
-def _render(found: report.Json, console: Console) -> None:
-    for line in report.warnings(found):
-        console.print(Text(line, style="bold red"))
-    console.print(Text(report.answer(found), style="bold"))
-    for name, value in report.facts(found):
-        console.print(Text(f"{name}: ", style="dim") + Text(value, style="yellow" if "not measured" in value else ""))
-    if not found["curve"]:
-        return
-    head, rows = report.curve_rows(found)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in head:
-        table.add_column(Text(title), justify="right")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
 
 
 class _Shown:

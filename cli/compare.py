@@ -14,8 +14,10 @@ from ..profiler.profile import Profile, load
 from ..report.compare import files as compare_files
 from ..report.compare.bounds import Bound
 from ..report.compare.comparison import compare_runs
-from ..report.compare.text import render
+from ..report.compare.page import spoken
 from ..report.run import read_run
+from ..report.text import render
+from . import options
 from .bar import Bar
 from .options import option
 
@@ -71,9 +73,9 @@ def compare_command(
     if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
     else:
-        render(found, Console(soft_wrap=not sys.stdout.isatty()))
+        render(spoken(found), Console(soft_wrap=not sys.stdout.isatty()))
     if out is not None:
-        compare_files.write(out, found, pairs, force=force)
+        compare_files.write(out, found, pairs, force=force, command=options.command())
         screen.print(f"Wrote {out}/ ({', '.join(compare_files.FILES)})", markup=False)
     missed = [judged for judged in found.bounds if not judged.met]
     for judged in missed:

@@ -12,12 +12,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..engine.errors import DsimError, PolicyError
+from ..engine.errors import DsimError
 from ..planner.on_device import about_live, check_live, on_device
 from ..planner.record import FILES, record
-from ..planner.scenario import Scenario
 from ..profiler.profile import DEFAULT
-from ..report.slo import Slo
+from ..report.story import words
 from ..report.text import render
 from ..sim.twin import Progress
 from . import options
@@ -56,7 +55,7 @@ def live_command(
     time_unit: options.TimeUnit = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
-    drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
+    drop_warmup: options.DropWarmup = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
     seed: options.Seed = 0,
@@ -68,25 +67,14 @@ def live_command(
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     """
-    specs = policy or ["lmdeploy-bd32"]
-    for spec in specs:
-        if specs.count(spec) > 1:
-            raise PolicyError(f"policy {spec} is given {specs.count(spec)} times, expected once")
-    if not 0 <= drop_warmup < float("inf"):
-        raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
-    first = Scenario(
-        trace=trace, policy=specs[0], profile=profile or DEFAULT, workload=workload, arrival=arrival, rate=rate, cv=cv,
-        lengths=lengths, num_requests=num_requests, time_scale=time_scale, time_unit=time_unit, skip_bad=skip_bad,
-        emit=emit, slos=tuple(str(Slo.parse(text)) for text in slo or []), missing_passes=not missing_fails,
-        drop_warmup=drop_warmup, seed=seed,
-    )  # fmt: skip
+    given, specs = locals(), options.different(policy or ["lmdeploy-bd32"])
+    first = options.scenario(given, policy=specs[0], profile=profile or DEFAULT)
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:
         scenario.parsed_policy()
     requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    for warning in first.source().notes.warnings:
-        screen.print(f"Warning: {warning}", style="yellow", markup=False)
+    options.warn(screen, first)
     from ..profiler.measure import open_model  # imported here: it loads PyTorch
 
     loaded = open_model(model, device, seed, graphs)
@@ -115,7 +103,7 @@ def live_command(
         }  # fmt: skip
         print(json.dumps(shown))
     else:
-        render(summaries, manifest, Console(soft_wrap=not sys.stdout.isatty()))
+        render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if recorded.interrupted:
         line = (
             f"Interrupted: {specs[len(summaries) - 1]} had served {summaries[-1].completed} of {len(requests)} requests"

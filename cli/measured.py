@@ -7,6 +7,7 @@ from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile, load, save
+from . import options
 from .bar import Bar
 from .duration import seconds_of
 
@@ -59,7 +60,7 @@ def measure_profile(
             told=lambda what, share: bar.update(round(share * total), note=what),
         )
     save(profile, output, force)
-    write_page(output.with_suffix(".html"), profile, taken.steps, taken.logs)
+    write_page(output.with_suffix(".html"), profile, taken.steps, taken.logs, options.command())
     return profile
 
 

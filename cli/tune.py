@@ -9,21 +9,21 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from .. import __version__
 from ..engine.errors import DsimError
 from ..engine.policy import to_toml
 from ..planner.objective import LATENCY_METRIC, OBJECTIVES
 from ..planner.quality import load_table, parse_share
-from ..planner.scenario import Scenario
+from ..planner.scenario import Scenario, asked
 from ..planner.search import SAMPLERS
 from ..planner.space import candidate_of, load_space, runs_on
 from ..planner.tune import BASELINE, OF_FULL_SEQUENCE, tune
 from ..planner.tuned import Tuned
 from ..profiler.profile import DEFAULT
-from ..report.slo import Slo
-from ..report.tune import answer, columns, finalists, row, spelt
+from ..report.html import to_html
+from ..report.page import Page
+from ..report.text import render
+from ..report.tune import tune_page
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED, option
@@ -52,6 +52,7 @@ def tune_command(
         bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality nobody measured.")
     ] = False,
     gpu_hour: options.GpuHour = None,
+    currency: options.Currency = "USD",
     latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = LATENCY_METRIC,
     train: Annotated[float, option("X", "Share of the trace, by time, that the search sees.")] = 0.6,
     replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
@@ -85,27 +86,7 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
-    scenario = Scenario(
-        trace=trace,
-        profile=profile,
-        workload=workload,
-        replicas=replicas,
-        router=router,
-        arrival=arrival,
-        rate=rate,
-        cv=cv,
-        lengths=lengths,
-        num_requests=num_requests,
-        time_scale=time_scale,
-        time_unit=time_unit,
-        skip_bad=skip_bad,
-        emit=emit,
-        eos=eos,
-        slos=tuple(str(Slo.parse(text)) for text in slo or []),
-        missing_passes=not missing_fails,
-        drop_warmup=drop_warmup,
-        seed=seed,
-    )
+    scenario = options.scenario(locals(), policy=Scenario.policy)
     check = runs_on(scenario.loaded_profile(), workload)
     declared = None if space is None else load_space(space, check)
     table = None if quality_table is None else load_table(quality_table)
@@ -139,13 +120,15 @@ def tune_command(
         where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"
         screen.print(f"Interrupted: {where}", style="bold red", markup=False)
         raise typer.Exit(INTERRUPTED) from None
-    info = _info(scenario, tuned)
+    told = options.command({"--backend": 1, "--address": 1})
+    info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
+    page = tune_page(info, tuned.trials)
     if as_json:
         print(json.dumps(info))
     else:
-        _render(info, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+        render(page, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(_write(out, tuned, info))})", markup=False)
+        screen.print(f"Wrote {out}/ ({', '.join(_write(out, tuned, info, page))})", markup=False)
 
 
 def _prepare(out: Path | None, storage: Path | None, force: bool) -> Path | None:
@@ -163,54 +146,18 @@ def _prepare(out: Path | None, storage: Path | None, force: bool) -> Path | None
     return storage or out / JOURNAL
 
 
-def _info(scenario: Scenario, tuned: Tuned) -> dict[str, Any]:
-    """tune.json: what was asked and what came out. Nothing of when or where it ran."""
-    profile = scenario.loaded_profile()
-    asked = {
-        "dsim": __version__,
-        "trace": scenario.source().name,
-        "arrival": scenario.arrival,
-        "rate": scenario.rate,
-        "profile": profile.name,
-        "estimated": profile.is_estimate,
-        "slos": list(scenario.slos),
-        "seed": scenario.seed,
-    }
-    return {**tuned.to_json(), **asked}
-
-
-def _write(out: Path, tuned: Tuned, info: dict[str, Any]) -> list[str]:
-    # Imported here: a search without a folder draws nothing and need not load Plotly.
-    from ..report.tune_page import page
-
+def _write(out: Path, tuned: Tuned, info: dict[str, Any], page: Page) -> list[str]:
     files = {
         "policy.toml": tuned.policy_toml,
         "tune.json": json.dumps(info, indent=1) + "\n",
         "trials.csv": tuned.trials.to_csv(index=False),
-        "report.html": page(info, tuned.trials),
+        "report.html": to_html(page),
     }
     for i, finalist in enumerate(tuned.front, 1):
         files[f"front-{i}.toml"] = to_toml(finalist.candidate.policy, finalist.candidate.preset)
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
     return list(files)
-
-
-def _render(info: dict[str, Any], console: Console) -> None:
-    console.print(answer(info), markup=False, style="bold")
-    if info["estimated"]:
-        console.print(f"Profile {info['profile']} is estimated, not measured.", markup=False, style="yellow")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in columns(info):
-        table.add_column(name, justify="right")
-    for role, finalist in finalists(info):
-        table.add_row(role, *row(info, finalist))
-    for role, finalist in finalists(info):
-        console.print(f"  {role}: {spelt(finalist)}", markup=False)
-    console.print(table)
-    for note in info["notes"]:
-        console.print(f"Note: {note}", markup=False, style="yellow")
 
 
 def _show(bar: Bar, doing: str, done: int, of: int, best: str) -> None:

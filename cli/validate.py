@@ -19,7 +19,8 @@ from ..planner.validate import LOADS, POLICIES, validate
 from ..profiler.profile import load, save
 from ..report.compare import files as compare_files
 from ..report.compare.bounds import Bound
-from ..report.compare.text import render
+from ..report.compare.page import spoken
+from ..report.text import render
 from ..sim.twin import Progress
 from . import options
 from .bar import Bar
@@ -126,12 +127,12 @@ def validate_command(
         prompts=prompts, bounds=bounds, more=lambda: time.monotonic() - begin < total, watch=watch,
     )  # fmt: skip
     (out / "validation.json").write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
-    compare_files.write(out / "comparison", found.comparison, found.pairs, force=True)
+    compare_files.write(out / "comparison", found.comparison, found.pairs, force=True, command=options.command())
     if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
     else:
         console = Console(soft_wrap=not sys.stdout.isatty())
-        render(found.comparison, console)
+        render(spoken(found.comparison), console)
         for line in found.noise_lines():
             console.print(line, markup=False)
     if found.left:

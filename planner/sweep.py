@@ -70,13 +70,14 @@ def sweep(
     force: bool = False,
     quality: Quality | None = None,
     progress: Callable[[int, int], None] | None = None,
+    command: str = "",
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
     With `out`, each finished cell is on the disk before the next is counted, and a sweep into the same folder runs
     only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `Pool`; the results do not depend on
     them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
-    Ctrl-C ends the sweep early, with what is done.
+    Ctrl-C ends the sweep early, with what is done. `command` is what the report says it was made with.
     """
     plan = read_plan(config)
     with Pool(backend, jobs, address) as pool, _Journal(None if out is None else Path(out), force) as journal:
@@ -106,7 +107,7 @@ def sweep(
         finally:
             outcomes.close()
         columns = _columns(plan, done, quality)
-        journal.finish(plan, columns, interrupted)
+        journal.finish(plan, columns, interrupted, command)
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted)
 
 
@@ -178,20 +179,25 @@ class _Journal:
         except OSError as error:
             raise DsimError(f"{self._folder}/cells.jsonl: cannot be written: {error.strerror}") from error
 
-    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool) -> None:
+    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str) -> None:
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
         if self._folder is None:
             return
         # Imported here: a sweep without a folder draws nothing.
-        from ..report.sweep import Page, page
+        from ..report.html import to_html
+        from ..report.sweep import Swept, sweep_page
 
         try:
             self._write("results.csv", _csv(columns))
             self._write("results.parquet", _parquet(columns))
             rows = _rows_of(columns)
+            swept = Swept(
+                plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan), command,
+                __version__,
+            )  # fmt: skip
             self._write(
                 "report.html",
-                page(Page(plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted)).encode(),
+                to_html(sweep_page(swept)).encode(),
             )
             self._write("sweep.json", _manifest(plan, not interrupted))
         except OSError as error:
@@ -281,6 +287,16 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What stays the same in every cell, as the configuration has it; not where its files lie."""
+    base = plan.config.get("base", {})
+    return tuple(
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in base.items()
+        if name not in plan.varied and not isinstance(value, Mapping)
+    )
 
 
 def _manifest(plan: Plan, complete: bool) -> bytes:

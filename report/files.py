@@ -113,7 +113,7 @@ class RunWriter:
 
     def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         # Imported here: a run without a folder draws nothing and need not load Plotly.
-        from .html import write_html
+        from .run_page import write_html
 
         self._steps.close()
         self._requests.close()

@@ -4,9 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from .manifest import CommitInfo, Manifest
-from .table import number
+from .page import Page, Row, Section, Table
+from .table import Row as Compared
+from .table import compare, number
 
 Json = dict[str, Any]
+
+QUESTION = "Which scheduler settings meet the latency target for this traffic?"
+
+
+def words(policies: Sequence[Json], info: Manifest) -> Page:
+    """What a terminal says of a run: everything but the figures."""
+    return Page(
+        name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
+        question=info.get("question", QUESTION),
+        answer=answer(policies),
+        alarms=tuple(warnings(policies, info)),
+        facts=tuple(setting(info)),
+        sections=(Section("Every number", (_table(policies),)),) if policies else (),
+        notes=tuple(notes(info)),
+    )
 
 
 def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
@@ -105,6 +122,37 @@ def notes(manifest: Manifest) -> list[str]:
     if manifest.get("closed_loop"):
         lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
     return lines
+
+
+def _table(policies: Sequence[Json]) -> Table:
+    """Metrics down and policies across, or turned around."""
+    names, rows = [policy["policy"] for policy in policies], compare(policies)
+    brief = [row for row in rows if row.brief]
+    heads = tuple(f"{row.label}\n{row.unit}" for row in brief)
+    turned = Table(
+        head=("policy", *heads),
+        rows=tuple(
+            Row(
+                (name, *(row.cells[i] for row in brief)),
+                frozenset(k + 1 for k, row in enumerate(brief) if i in row.best),
+            )
+            for i, name in enumerate(names)
+        ),
+        spare=heads[::-1],
+    )
+    return Table(
+        head=("", "unit", *names),
+        rows=tuple(_down(row) for row in rows),
+        caption="Bold: the best of the policies, or within 0.5 % of it.",
+        left=frozenset({0, 1}),
+        coloured=2,
+        turned=turned,
+    )
+
+
+def _down(row: Compared) -> Row:
+    best = frozenset(i + 2 for i in row.best)
+    return Row((row.label, row.unit, *row.cells), best, row.group, row.about)
 
 
 def _rejections(policies: Sequence[Json]) -> list[str]:

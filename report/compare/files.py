@@ -4,24 +4,26 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ... import __version__
 from ...engine.errors import DsimError
+from ..html import to_html
 from ..run import Run
 from .comparison import Comparison
+from .page import compare_page
 
 FILES = ("compare.json", "report.html")
 
 
-def write(folder: str | Path, found: Comparison, pairs: Sequence[tuple[Run, Run]], *, force: bool = False) -> None:
+def write(
+    folder: str | Path, found: Comparison, pairs: Sequence[tuple[Run, Run]], *, force: bool = False, command: str = ""
+) -> None:
     """Write compare.json and report.html; the same comparison gives the same bytes."""
-    # Imported here: an answer on the terminal draws nothing and need not load Plotly.
-    from .page import page
-
     folder = check(folder, force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(found.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
         (folder / FILES[0]).write_text(text + "\n", encoding="utf-8")
-        (folder / FILES[1]).write_text(page(found, pairs), encoding="utf-8")
+        (folder / FILES[1]).write_text(to_html(compare_page(found, pairs, command, __version__)), encoding="utf-8")
     except OSError as error:
         raise DsimError(f"{folder}: cannot be written: {error.strerror}") from error
 
