@@ -7,7 +7,7 @@ const element = (name, text = "", about = {}) => Object.assign(document.createEl
 
 // A chart is drawn when it is laid out: it takes the width that its card has then, so folded ones wait.
 function draw(plot) {
-  if (plot.data || !plot.offsetParent) return;
+  if (plot.data || !plot.checkVisibility()) return;
   Plotly.newPlot(plot, figures[plot.id].data, figures[plot.id].layout, CONFIG);
   for (const button of all("nav button[aria-pressed=false]")) show(plot, button.dataset.policy, false);
   if (plot.classList.contains("time")) plot.on("plotly_relayout", change => brushed(plot, change));

@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,14 @@ from typing import Any
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
+# Chromium reads commands from descriptor 3 and answers on 4.
+LAUNCH = """
+import fcntl, os, sys
+ours = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 100) for fd in sys.argv[1:3]]
+for there, fd in zip((3, 4), ours):
+    os.dup2(fd, there)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 PATIENCE = 120  # s for an answer: it ends a test that hangs, and times nothing
 
 
@@ -30,9 +39,8 @@ class Browser:
             "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={self._folder.name}",
             "--remote-debugging-pipe", "about:blank",
         ]  # fmt: skip
-        # Chromium reads commands from descriptor 3 and answers on 4.
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}', *command],
+            [sys.executable, "-c", LAUNCH, str(theirs_in), str(theirs_out), *command],
             pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
