@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError
-from . import capacity, compare, lists, live, metrics, profile, replay, sweep, trace, tune, validate
+from . import capacity, compare, lists, live, metrics, profile, replay, sweep, trace, trace_view, tune, validate
 from .options import INTERRUPTED
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
@@ -31,6 +31,7 @@ app.command("compare")(compare.compare_command)
 app.command("validate")(validate.validate_command)
 app.command("profile")(profile.profile_command)
 app.add_typer(trace.app, name="trace")
+app.command("trace-view")(trace_view.trace_view)
 app.command("policies")(lists.policies)
 app.command("profiles")(profile.profiles_command)
 app.command("metrics")(metrics.metrics_command)

@@ -1,5 +1,6 @@
 """Close-ups of a journal: what the engine did step by step, and what became of single requests."""
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,16 +82,12 @@ def parts(
 def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Figure | None:
     """Rows over time from `at` (s) on, coloured by phase: some steps of the replica that works then."""
     found: list[Part] = []
-    width = 2.0
-    while len({part.step for part in found}) < NUM_STEPS and width < 1e4:
-        all_parts = list(parts(run, policy, [(at, at + width)]))
-        replica = all_parts[0].replica if all_parts else 0
-        found, before = [part for part in all_parts if part.replica == replica], len(found)
-        width *= 4
-        if before == len(found) and found:
+    for part in parts(run, policy, [(at, math.inf)]):
+        first = found[0] if found else part
+        if part.replica == first.replica and part.step >= first.step + NUM_STEPS:
             break
-    steps = sorted({part.step for part in found})[:NUM_STEPS]
-    found = [part for part in found if steps and part.step <= steps[-1]]
+        if part.replica == first.replica:
+            found.append(part)
     if not found:
         return None
     lanes = _lanes(found)
@@ -117,8 +114,9 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
     chart.layout |= {"barmode": "overlay", "bargap": 0}
     chart.y |= {"autorange": "reversed", "showticklabels": False, "ticks": "", "showgrid": False}
     left_out = len(lanes) - len({part.request for part in shown})
+    num_steps = len({part.step for part in found})
     caption = (
-        f"{len(steps)} steps of replica {found[0].replica} from {begin:,.1f} s on, {why}. Each bar is a row in a step, "
+        f"{num_steps} steps of replica {found[0].replica} from {begin:,.1f} s on, {why}. Each bar is a row in a step, "
         "darker the more of its positions it commits. Drag to zoom, double-click to reset."
     )
     if left_out:
@@ -157,35 +155,43 @@ def _story(request: Mapping[str, Any], mine: Sequence[Part], block_length: int) 
             found["prefill"].append([*span, part.num_tokens])
         else:
             found["steps"].append([*span, part.num_committed, PHASES[part.phase][0]])
-    blocks = _blocks(mine, int(request["input_length"]), block_length, arrival)
-    each = [part.end - arrival for part in mine if part.commits]
     known = [float(request[name]) - arrival for name in ("first_emission", "last_emission")]
-    for times in ([block[1] for block in blocks], each):
+    each = [[0.0, part.end - arrival, 1, part.num_committed] for part in mine if part.commits]
+    by_block = [
+        _blocks(mine, int(request["input_length"]), block_length, arrival, flushed) for flushed in (False, True)
+    ]
+    for blocks in (*by_block, each):
+        times = [block[1] for block in blocks]
         if len(times) == request["num_emissions"] and times and np.allclose([times[0], times[-1]], known, atol=NEAR):
             found["emissions"] = times
-            found["blocks"] = blocks
+            found["blocks"] = [] if blocks is each else blocks
             return found
     found["emissions"] = sorted({time for time in known if not math.isnan(time)})
     return found
 
 
-def _blocks(mine: Sequence[Part], prompt: int, length: int, arrival: float) -> list[list[Any]]:
-    """[start, end, steps, tokens] of each block; the first begins in the prompt's last one."""
+def _blocks(mine: Sequence[Part], prompt: int, length: int, arrival: float, flushed: bool) -> list[list[Any]]:
+    """[start, end, steps, tokens] of each block; the first begins in the prompt's last one.
+
+    flushed: a block that decode steps completed ends with the last pass over its committed tokens that follows.
+    """
     if length < 2:
         return []
     whole = (1 << length) - 1
     before = (1 << (prompt % length)) - 1
     blocks: list[list[Any]] = []
     union, num_steps, tokens, start = before, 0, 0, math.nan
-    for part in mine:
-        if part.phase == Phase.PREFILL and not part.commits:
-            continue
+    for part, after in itertools.zip_longest(mine, mine[1:]):
+        if not num_steps and not part.commits and part.phase != Phase.DENOISE:
+            continue  # the block before, or a prompt without a partial one
         if not num_steps:
             start = part.start
         num_steps += 1
         tokens += part.num_committed
         union |= part.commits
         if union & whole == whole:
+            if flushed and part.phase != Phase.PREFILL and after is not None and after.phase == Phase.FLUSH:
+                continue
             blocks.append([start - arrival, part.end - arrival, num_steps, tokens])
             union, num_steps, tokens = 0, 0, 0
     if tokens:

@@ -121,6 +121,7 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges
             chart.line(middle, getattr(steps[policy], name), policy, i, hover=form)
     for name in ("utilization", "kv"):
         del drawn[name].y["range"]  # as far as the data goes
+    del drawn["chunk"].y["rangemode"]  # it may hardly move
     first = next(iter(requests.values()), None)
     found = [Figure("queue", "Queue", "Requests that have arrived and not begun, over all replicas.", queue, time=True)]
     found += [Figure(name, title, f"{about[0].upper()}{about[1:]}.", drawn[name], time=True)

@@ -83,7 +83,8 @@ function moment() {
     line.append(element("th", `${row.label} (${row.unit})`, {className: "words"}));
     for (const values of row.values) {
       const then = mean(values, bins), ever = mean(values, edges.slice(0, -1).map((_, i) => i));
-      line.append(element("td", bins.length ? `${number(then)} (run ${number(ever)})` : "–"));
+      const beside = low > 0 || high < end ? ` (run ${number(ever)})` : "";
+      line.append(element("td", bins.length ? `${number(then)}${beside}` : "–"));
     }
     body.append(line);
   }
