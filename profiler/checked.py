@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from ..engine.errors import ProfileError
 
@@ -106,7 +106,7 @@ class Section:
         Numbers are at least 0 where no limits are. `known`: fields that are worked out already. Fields that are
         dataclasses, lists of them, and lists are read alike.
         """
-        own, hints = limits.get(kind, {}), _hints(kind)
+        own, hints = limits.get(kind, {}), _hints(cast(Any, kind))
         found = {
             name: known[name] if name in known else self._field(name, hint, own.get(name, ()), limits)
             for name, hint in hints.items()
@@ -121,14 +121,14 @@ class Section:
             [hint] = (arm for arm in get_args(hint) if arm is not types.NoneType)
         if hint in self._PLAIN:
             return self._PLAIN[hint](self, key, *limit)
-        if is_dataclass(hint):
-            return self.section(key, names(hint)).read(hint, limits)
+        if isinstance(hint, type) and is_dataclass(hint):
+            return self.section(key, names(hint)).read(cast(type[Any], hint), limits)
         if get_origin(hint) is dict:
             part = self.free(key)
             return part.all_numbers() if get_args(hint)[1] is float else part.all_plain()
         [item, _] = get_args(hint)  # a tuple of any length
-        if is_dataclass(item):
-            return tuple(part.read(item, limits) for part in self.sections(key, names(item)))
+        if isinstance(item, type) and is_dataclass(item):
+            return tuple(part.read(cast(type[Any], item), limits) for part in self.sections(key, names(item)))
         return tuple(self.texts(key, *limit) if item is str else self.numbers(key, *limit))
 
     def is_null(self, key: str) -> bool:
