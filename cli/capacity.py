@@ -14,7 +14,7 @@ from rich.status import Status
 from ..engine.errors import DsimError
 from ..planner.capacity import MOST, Capacity, Interrupted, capacity, fewest_replicas
 from ..planner.replicate import Interval
-from ..planner.scenario import asked
+from ..planner.scenario import asked, replicas_of
 from ..profiler.profile import DEFAULT
 from ..report import capacity as report
 from ..report.text import render
@@ -28,7 +28,9 @@ def capacity_command(
     policy: Annotated[str, option("SPEC", "name[:value][,field=value...] or a TOML file.")] = "optimus",
     profile: options.ProfileName = DEFAULT,
     workload: options.Workload = None,
-    replicas: Annotated[int | None, option("N", "Replicas behind the router; 1 by default.")] = None,
+    replicas: Annotated[
+        int | None, option("N", "Replicas behind the router; by default what a policy file asks for, or 1.")
+    ] = None,
     router: options.Router = "round-robin",
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
@@ -73,7 +75,7 @@ def capacity_command(
         raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
     if out is not None:
         report.check(out, force=force)
-    one = 1 if replicas is None else replicas
+    one = 1 if rate is not None else replicas_of([policy], replicas)
     scenario = options.scenario(given, replicas=one, rate=None, slos=tuple(slo or ()))
     search = partial(capacity, scenario)
     if rate is not None:

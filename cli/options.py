@@ -37,7 +37,9 @@ Workload = Annotated[
     str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
 ]
 Router = Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.", "--router")]
-Replicas = Annotated[int, option("N", "Replicas behind the router.", "--replicas")]
+Replicas = Annotated[
+    int | None, option("N", "Replicas behind the router; by default what a policy file asks for, or 1.", "--replicas")
+]
 
 # Its traffic.
 Arrival = Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.", "--arrival")]

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..planner.record import FILES, in_twin, record
+from ..planner.scenario import replicas_of
 from ..profiler.profile import DEFAULT
 from ..report.story import words
 from ..report.text import render
@@ -30,7 +31,7 @@ def replay(
     ] = None,
     profile: options.ProfileName = DEFAULT,
     workload: options.Workload = None,
-    replicas: options.Replicas = 1,
+    replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
@@ -67,7 +68,7 @@ def replay(
         raise DsimError(f"--fit is {fit} and --arrival is {arrival}, expected burstgpt-like")
     if concurrency is not None and (arrival != "trace" or rate is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
-    first = options.scenario(given, policy=specs[0])
+    first = options.scenario(given, policy=specs[0], replicas=replicas_of(specs, replicas))
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins
         commit_model_of(scenario.parsed_policy(), first.loaded_profile(), workload)

@@ -11,14 +11,13 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..engine.policy import to_toml
 from ..planner.objective import LATENCY_METRIC, OBJECTIVES
 from ..planner.quality import load_table, parse_share
-from ..planner.scenario import Scenario, asked
+from ..planner.scenario import Scenario, asked, replicas_of
 from ..planner.search import SAMPLERS
 from ..planner.space import candidate_of, load_space, runs_on
 from ..planner.tune import BASELINE, OF_FULL_SEQUENCE, tune
-from ..planner.tuned import Tuned
+from ..planner.tuned import Tuned, toml_of
 from ..profiler.profile import DEFAULT
 from ..report.html import to_html
 from ..report.page import Page
@@ -63,7 +62,7 @@ def tune_command(
     address: options.Address = None,
     profile: options.ProfileName = DEFAULT,
     workload: options.Workload = None,
-    replicas: options.Replicas = 1,
+    replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
@@ -86,7 +85,8 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
-    scenario = options.scenario(locals(), policy=Scenario.policy)
+    given, replicas = locals(), replicas_of([policy or ""], replicas)
+    scenario = options.scenario(given, policy=Scenario.policy, replicas=replicas)
     check = runs_on(scenario.loaded_profile(), workload)
     declared = None if space is None else load_space(space, check)
     table = None if quality_table is None else load_table(quality_table)
@@ -154,7 +154,7 @@ def _write(out: Path, tuned: Tuned, info: dict[str, Any], page: Page) -> list[st
         "report.html": to_html(page),
     }
     for i, finalist in enumerate(tuned.front, 1):
-        files[f"front-{i}.toml"] = to_toml(finalist.candidate.policy, finalist.candidate.preset)
+        files[f"front-{i}.toml"] = toml_of(finalist.candidate)
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
     return list(files)

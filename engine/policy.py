@@ -161,6 +161,7 @@ def _from_toml(path: str) -> Policy:
         raise PolicyError(f"{path}: no such policy file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {e}") from None
+    table.pop("replicas", None)  # the fleet's: planner/scenario.py reads it
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {name!r}, expected a preset\'s name such as "optimus"')

@@ -1,6 +1,8 @@
 """One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
 
 import hashlib
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
+from ..engine.errors import PolicyError
 from ..engine.policy import Policy, parse
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
@@ -166,6 +169,28 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
         "gpu_hour": gpu_hour,
         "currency": currency,
     }
+
+
+def replicas_of(policies: Sequence[str], given: int | None) -> int:
+    """The replicas that are given, or else what the policies' files ask for, or one."""
+    if given is not None:
+        return given
+    asked: dict[int, str] = {}
+    for policy in policies:
+        try:
+            table = tomllib.loads(Path(policy).read_text(encoding="utf-8")) if policy.endswith(".toml") else {}
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            continue  # `parse` says so
+        count = table.get("replicas")
+        if count is None:
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise PolicyError(f"{policy}: replicas is {count!r}, expected a whole number of at least 1")
+        asked.setdefault(count, policy)
+    if len(asked) > 1:
+        (one, first), (two, second), *_ = asked.items()
+        raise PolicyError(f"{first} asks for {one} replicas and {second} for {two}, expected --replicas N")
+    return next(iter(asked), 1)
 
 
 def digest(trace: Trace) -> str:
