@@ -1,6 +1,7 @@
 """dsim replay: a trace through the twin, one or several policies side by side."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ def replay(
     drop_warmup: options.DropWarmup = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
+    gpu_hour: options.GpuHour = None,
+    currency: options.Currency = "USD",
     seed: options.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
@@ -81,8 +84,13 @@ def replay(
         with Bar(screen, name, "requests", len(requests), "starting (the first run compiles)") as bar:
             yield partial(_show, bar) if screen.is_terminal else None
 
-    about = partial(_about, options.command())
-    recorded = record(scenarios, requests, in_twin, out=out, force=force, about=about, watch=watch)
+    known: dict[str, Any] = {"command": options.command()}
+    if gpu_hour is not None:
+        if not 0 <= gpu_hour < math.inf:
+            raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
+        gpus = first.replicas * first.loaded_profile().device.count
+        known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
+    recorded = record(scenarios, requests, in_twin, out=out, force=force, about=lambda _: known, watch=watch)
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
     if as_json:
@@ -101,10 +109,6 @@ def replay(
         screen.print(f"Wrote {out}/ ({FILES})", markup=False)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _about(command: str, _results: object) -> dict[str, Any]:
-    return {"command": command}
 
 
 def _show(bar: Bar, ended: int, now: float) -> None:

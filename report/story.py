@@ -92,6 +92,8 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         lines.append(("Serving", ", ".join(serving)))
     if manifest.get("slos"):
         lines.append(("SLOs", ", ".join(manifest["slos"])))
+    if "cost" in manifest:
+        lines.append(("Cost", _cost(manifest)))
     return lines
 
 
@@ -186,6 +188,19 @@ def _profile(manifest: Manifest) -> str:
     about = ", ".join(str(profile[key]) for key in ("model", "device", "implementation") if profile.get(key))
     name = profile.get("name", "unnamed")
     return (f"{name} ({about})" if about else name) + (": estimated, not measured" if estimated(manifest) else "")
+
+
+def _cost(manifest: Manifest) -> str:
+    """The fleet's price, and what a million good requests cost: without an SLO, all that completed."""
+    cost = manifest["cost"]
+    text = f"{cost['per_hour']:,.2f} {cost['currency']} an hour for {cost['gpus']} GPU{'s' * (cost['gpus'] != 1)}"
+    each = []
+    for p in manifest.get("policies", []):
+        rate = p["request_throughput"] if p["goodput"] is None else p["goodput"]
+        if rate:
+            each.append(f"{p['policy']} {cost['per_hour'] / (3600 * rate) * 1e6:,.2f}")
+    kind = "good" if any(p["goodput"] is not None for p in manifest.get("policies", [])) else "completed"
+    return text + (f"; a million {kind} requests: {', '.join(each)}" if each else "")
 
 
 def _commit(commit: CommitInfo) -> str:
