@@ -134,8 +134,8 @@ def test_a_row_has_one_unit() -> None:
 
 def test_a_price_is_told_with_what_a_million_good_requests_cost() -> None:
     cost = {"gpus": 2, "per_hour": 4.0, "currency": "EUR"}
-    [told] = [line for line in printed([summary("p")], {"cost": cost, "policies": [summary("p").to_json()]}).splitlines()
-              if line.startswith("Cost: ")]  # fmt: skip
+    lines = printed([summary("p")], {"cost": cost, "policies": [summary("p").to_json()]}).splitlines()
+    [told] = [line for line in lines if line.startswith("Cost: ")]
     goodput = summary("p").goodput
     million = 4.0 / (3600 * goodput) * 1e6
     assert told == f"Cost: 4.00 EUR an hour for 2 GPUs; a million good requests: p {million:,.2f}"
