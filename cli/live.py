@@ -93,8 +93,11 @@ def live_command(
             yield partial(_show, bar) if screen.is_terminal else None
 
     serve = partial(on_device, loaded, held, commits, prompts)
-    about = about_live(loaded, held, commits, prompts)
-    recorded = record(scenarios, requests, serve, out=out, force=force, about=about, watch=watch)
+    of_device, told = about_live(loaded, held, commits, prompts), {"command": options.command()}
+    recorded = record(
+        scenarios, requests, serve, out=out, force=force, about=lambda results: {**of_device(results), **told},
+        watch=watch,
+    )  # fmt: skip
     summaries, manifest = recorded.summaries, recorded.manifest
     if as_json:
         shown = {
