@@ -11,7 +11,8 @@ import time
 
 from joblib.externals.loky import get_reusable_executor
 
-from dsim.planner import Capacity, Scenario, capacity
+from dsim.planner.capacity import Capacity, capacity
+from dsim.planner.scenario import Scenario
 
 SLO = "p90:tpot_chunk=50ms"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
-from dsim.planner import Scenario
+from dsim.planner.scenario import Scenario
 from dsim.report.metrics import Summary
 from dsim.traces import synth
 

@@ -18,7 +18,7 @@ from typing import Any
 from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
 
-from dsim.planner import sweep
+from dsim.planner.sweep import sweep
 
 POLICIES = ["ar", "lmdeploy-bd32", "chunk:8", "optimus", "optimus,obs=true"]
 

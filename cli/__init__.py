@@ -19,7 +19,6 @@ LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
 app = typer.Typer(
     help="Which scheduler settings, on how many GPUs, meet a latency target for a diffusion language model's traffic?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("replay")(replay.replay)
@@ -53,13 +52,13 @@ def of_all_commands(
 def main() -> None:
     """Run the command line: a user's error is one line and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="dsim", standalone_mode=False)
     except DsimError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in LIVE:
             raise
-        _fail(f"{error.name} is not installed, which a device's runs need: pip install 'dsim[live]'")
+        _fail(f"{error.name} is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()

@@ -1,7 +1,18 @@
-"""A progress bar on a terminal, nothing in a pipe."""
+"""Progress of long work: a bar on a terminal, a line every half minute on standard error in a pipe."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .duration import words_of
+
+EVERY = 30.0  # s between lines in a pipe
 
 
 class Bar:
@@ -9,6 +20,12 @@ class Bar:
 
     def __init__(self, screen: Console, name: str, unit: str = "", total: int | None = None, note: str = "") -> None:
         self._screen = screen
+        self._name, self._unit, self._note = name, unit, note
+        self._done, self._total = 0, total
+        self._share: float | None = None  # of all the work, where done of total does not tell
+        self._begin = time.monotonic()
+        self._from: tuple[float, float] | None = None  # when the first share was done, and what it was
+        self._over = threading.Event()
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -24,15 +41,81 @@ class Bar:
     def __enter__(self) -> "Bar":
         if self._screen.is_terminal:
             self._bar.start()
+        else:
+            # A thread: work that tells nothing for a while, such as compiling, is still seen to go on.
+            threading.Thread(target=self._speak, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         if self._screen.is_terminal:
             self._bar.stop()
 
-    def update(self, done: int, total: int | None = None, name: str | None = None, note: str | None = None) -> None:
-        """So much is done; what is not given stays as it is."""
-        if note is None:
-            self._bar.update(self._task, completed=done, total=total, description=name)
-        else:
-            self._bar.update(self._task, completed=done, total=total, description=name, note=note)
+    def update(
+        self,
+        done: int,
+        total: int | None = None,
+        name: str | None = None,
+        note: str | None = None,
+        share: float | None = None,
+    ) -> None:
+        """So much is done; what is not given stays as it is.
+
+        share: of all the work, 0 to 1, where `done` of `total` is not it: says how long the rest will take.
+        """
+        self._done, self._share = done, share
+        self._total = self._total if total is None else total
+        self._name = self._name if name is None else name
+        self._note = self._note if note is None else note
+        if self._from is None and self._part() > 0:
+            self._from = time.monotonic(), self._part()
+        if self._screen.is_terminal:
+            self._bar.update(
+                self._task, completed=done, total=self._total, description=self._name, note=self._note
+            )  # fmt: skip
+
+    def line(self) -> str:
+        """The progress in words: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
+
+        What is left is told by the pace since the first share was done: what came before, such as compiling, is over.
+        """
+        of = "" if self._total is None else f" of {self._total:,}"
+        done = f"{self._done:,}{of} {self._unit}".rstrip()
+        note = f", {self._note}" if self._note else ""
+        now, share, left = time.monotonic(), self._part(), ""
+        if self._from is not None and share > self._from[1]:
+            began, first = self._from
+            left = f", about {words_of((now - began) * (1 - share) / (share - first))} left"
+        return f"{self._name}: {done}{note}; {words_of(now - self._begin)}{left}"
+
+    def _part(self) -> float:
+        if self._share is not None:
+            return self._share
+        return self._done / self._total if self._total else 0.0
+
+    def _speak(self) -> None:
+        while not self._over.wait(EVERY):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+                self._screen.print(self.line(), markup=False)
+
+
+def watch_runs(
+    bar: Bar, num_runs: int, num_requests: int, begins: str, clock: str = ""
+) -> Callable[[str], AbstractContextManager[Callable[[int, float], None]]]:
+    """Tell a bar of runs one after another: by a run's name, a context that gives what to call as its requests end.
+
+    begins: the note until the first request has ended. clock: said behind the time.
+    """
+    runs = count()
+
+    @contextmanager
+    def watch(name: str) -> Iterator[Callable[[int, float], None]]:
+        index = next(runs)
+        bar.update(0, num_requests, name, begins, index / num_runs)
+
+        def told(ended: int, now: float) -> None:
+            bar.update(ended, note=f"{now:,.0f} s{clock}", share=(index + ended / num_requests) / num_runs)
+
+        yield told
+
+    return watch

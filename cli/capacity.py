@@ -4,33 +4,31 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.status import Status
 
 from ..engine.errors import DsimError
-from ..planner.capacity import MOST, Capacity, Interrupted, capacity, fewest_replicas
-from ..planner.replicate import Interval
-from ..planner.scenario import asked, replicas_of
-from ..profiler.profile import DEFAULT
 from ..report import capacity as report
-from ..report.text import render
-from . import options
+from . import choices, options
+from .bar import Bar
 from .options import INTERRUPTED, option
+
+if TYPE_CHECKING:
+    from ..planner.capacity import Capacity
+    from ..planner.replicate import Interval
 
 
 def capacity_command(
     trace: options.TraceName,
     slo: options.Slos = None,
-    policy: Annotated[str, option("SPEC", "name[:value][,field=value...] or a TOML file.")] = "optimus",
-    profile: options.ProfileName = DEFAULT,
+    policy: Annotated[
+        str, option("SPEC", "name[:value][,field=value...] or a TOML file.", values=options.policies)
+    ] = "optimus",
+    profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
-    replicas: Annotated[
-        int | None, option("N", "Replicas behind the router; by default what a policy file asks for, or 1.")
-    ] = None,
+    replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
@@ -48,7 +46,9 @@ def capacity_command(
         int | None,
         option("N", "Consecutive requests that are resampled together; a quarter by default."),
     ] = None,
-    max_replications: Annotated[int, option("N", "Stop after N replications, however wide the interval.")] = MOST,
+    max_replications: Annotated[
+        int, option("N", "Stop after N replications, however wide the interval.")
+    ] = choices.MAX_REPLICATIONS,
     arrival: options.Arrival = "trace",
     cv: options.Cv = None,
     lengths: options.Lengths = None,
@@ -68,6 +68,10 @@ def capacity_command(
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     """
+    from ..planner.capacity import Interrupted, capacity, fewest_replicas
+    from ..planner.scenario import asked, replicas_of
+    from ..report.text import render
+
     given = locals()
     if rate is None and max_replicas is not None:
         raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
@@ -77,6 +81,7 @@ def capacity_command(
         report.check(out, force=force)
     one = 1 if rate is not None else replicas_of([policy], replicas)
     scenario = options.scenario(given, replicas=one, rate=None, slos=tuple(slo or ()))
+    width = percent("--precision", precision)
     search = partial(capacity, scenario)
     if rate is not None:
         search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
@@ -84,9 +89,9 @@ def capacity_command(
     options.warn(screen, scenario)
     found: Capacity | None
     try:
-        with _Shown(screen) as shown:
+        with Bar(screen, "capacity", "replays", note="starting (the first run compiles)") as bar:
             found = search(
-                precision=percent("--precision", precision),
+                precision=width,
                 confidence=percent("--confidence", confidence),
                 attainment=percent("--attainment", attainment),
                 num_requests=num_requests,
@@ -96,7 +101,7 @@ def capacity_command(
                 jobs=jobs,
                 backend=backend,
                 address=address,
-                progress=shown.update if screen.is_terminal else None,
+                progress=partial(_show, bar, width),
             )
     except Interrupted as stop:
         found = stop.found
@@ -128,26 +133,14 @@ def percent(name: str, text: str) -> float:
     return value
 
 
-class _Shown:
-    """Replays and the interval so far on a terminal, nothing in a pipe."""
-
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-        self._status = Status("starting (the first run compiles)", console=screen)
-
-    def __enter__(self) -> "_Shown":
-        if self._screen.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._screen.is_terminal:
-            self._status.stop()
-
-    def update(self, replays: int, known: Interval | None, replicas: int) -> None:
-        """So many replays are done, and this is what they say."""
-        text = "looking for the range"
-        if known is not None:
-            rate = {"value": known.value, "low": known.low, "high": known.high}
-            text = f"{report.span(rate)}, ±{100 * known.half_width:.2g}%"
-        self._status.update(f"{replicas} replica{'s' if replicas > 1 else ''}, {replays} replays: {text}")
+def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
+    """So many replays are done, and this is what they say."""
+    name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
+    if known is None:
+        bar.update(replays, name=name, note="looking for the range")
+        return
+    rate = {"value": known.value, "low": known.low, "high": known.high}
+    note = f"{report.span(rate)}, ±{100 * known.half_width:.2g}% of ±{100 * precision:.2g}%"
+    # The half-width falls as the root of the replays.
+    share = min(1.0, (precision / known.half_width) ** 2) if known.half_width > 0 else 1.0
+    bar.update(replays, name=name, note=note, share=share)

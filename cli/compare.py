@@ -4,22 +4,18 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..profiler.profile import Profile, load
-from ..report.compare import files as compare_files
-from ..report.compare.bounds import Bound
-from ..report.compare.comparison import compare_runs
-from ..report.compare.page import spoken
-from ..report.run import read_run
-from ..report.text import render
 from . import options
 from .bar import Bar
 from .options import option
+
+if TYPE_CHECKING:
+    from ..profiler.profile import Profile
 
 MISSED = 1
 
@@ -54,6 +50,14 @@ def compare_command(
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     """
+    from ..profiler.profile import load
+    from ..report.compare import files as compare_files
+    from ..report.compare.bounds import Bound
+    from ..report.compare.comparison import compare_runs
+    from ..report.compare.page import spoken
+    from ..report.run import read_run
+    from ..report.text import render
+
     if len(runs) % 2:
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
     bounds = [Bound.parse(text) for text in bound or []]
@@ -84,8 +88,10 @@ def compare_command(
         raise typer.Exit(MISSED)
 
 
-def _profile(given: dict[str, Profile], name: str) -> Profile:
+def _profile(given: dict[str, "Profile"], name: str) -> "Profile":
     """The profile that a run names."""
+    from ..profiler.profile import load
+
     if name in given:
         return given[name]
     try:

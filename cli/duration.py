@@ -15,3 +15,10 @@ def seconds_of(text: str) -> float:
     if not seconds > 0:
         raise DsimError(f"duration is {text!r}, expected more than 0 as in 90s, 5m or 1h")
     return seconds
+
+
+def words_of(seconds: float) -> str:
+    """Seconds as people say them: `45 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from ..engine.policy import PRESETS, describe, settings_of
-
 
 def policies(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List the policies' presets and the fields that a SPEC can set."""
+    from ..engine.policy import PRESETS, describe, settings_of
+
     if as_json:
         typer.echo(json.dumps({name: describe(preset.policy) for name, preset in PRESETS.items()}, indent=2))
         return

@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,23 +11,15 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..planner.on_device import about_live, check_live, on_device
-from ..planner.record import FILES, record
-from ..profiler.profile import DEFAULT
-from ..report.story import words
-from ..report.text import render
-from ..sim.twin import Progress
-from . import options
-from .bar import Bar
+from . import choices, options
+from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
 
 
 def live_command(
     trace: options.TraceName,
     model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
-    policy: Annotated[
-        list[str] | None, option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy")
-    ] = None,
+    policy: options.Policies = None,
     commits: Annotated[
         str | None,
         option(
@@ -67,8 +57,13 @@ def live_command(
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     """
+    from ..planner.on_device import about_live, check_live, on_device
+    from ..planner.record import FILES, record
+    from ..report.story import words
+    from ..report.text import render
+
     given, specs = locals(), options.different(policy or ["lmdeploy-bd32"])
-    first = options.scenario(given, policy=specs[0], profile=profile or DEFAULT)
+    first = options.scenario(given, policy=specs[0], profile=profile or choices.PROFILE)
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:
         scenario.parsed_policy()
@@ -87,17 +82,14 @@ def live_command(
     for scenario in scenarios:  # every mistake is told before the work begins
         check_live(scenario, loaded, held, commits)
 
-    @contextmanager
-    def watch(name: str) -> Iterator[Progress | None]:
-        with Bar(screen, name, "requests", len(requests), "warming up") as bar:
-            yield partial(_show, bar) if screen.is_terminal else None
-
     serve = partial(on_device, loaded, held, commits, prompts)
     of_device, told = about_live(loaded, held, commits, prompts), {"command": options.command()}
-    recorded = record(
-        scenarios, requests, serve, out=out, force=force, about=lambda results: {**of_device(results), **told},
-        watch=watch,
-    )  # fmt: skip
+    with Bar(screen, "live", "requests") as bar:
+        watch = watch_runs(bar, len(specs), len(requests), "warming up")
+        recorded = record(
+            scenarios, requests, serve, out=out, force=force, about=lambda results: {**of_device(results), **told},
+            watch=watch,
+        )  # fmt: skip
     summaries, manifest = recorded.summaries, recorded.manifest
     if as_json:
         shown = {
@@ -120,8 +112,3 @@ def live_command(
         raise recorded.failure
     if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _show(bar: Bar, ended: int, now: float) -> None:
-    """So many requests have ended at this time."""
-    bar.update(ended, note=f"{now:,.1f} s")

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..profiler.profile import Profile, load, save
 from . import options
 from .bar import Bar
 from .duration import seconds_of
+
+if TYPE_CHECKING:
+    from ..profiler.profile import Profile
 
 
 def measure_profile(
@@ -29,8 +32,10 @@ def measure_profile(
     force: bool,
     full_sequence: bool,
     screen: Console,
-) -> Profile:
+) -> "Profile":
     """Measure, fit, and write the profile and its page. `prompts`: files, or NAME=FILE to name the workload."""
+    from ..profiler.profile import load, save
+
     total = seconds_of(budget)
     wanted = [_threshold(part) for part in thresholds.split(",")]
     if output.exists() and not force:  # told before minutes are spent
@@ -57,7 +62,7 @@ def measure_profile(
             max_context=max_context,
             seed=seed,
             full_sequence=full_sequence,
-            told=lambda what, share: bar.update(round(share * total), note=what),
+            told=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
     save(profile, output, force)
     write_page(output.with_suffix(".html"), profile, taken.steps, taken.logs, options.command())

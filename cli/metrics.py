@@ -9,13 +9,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..report.metrics import METRICS
-
 
 def metrics_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Print what every number of a report means."""
+    from ..report.metrics import METRICS
+
     if json:
         print(json_format.dumps({name: asdict(metric) for name, metric in METRICS.items()}, indent=2))
         return

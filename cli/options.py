@@ -3,21 +3,19 @@
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ..engine.engine import EMIT
 from ..engine.errors import DsimError, PolicyError
-from ..planner.backend import BACKENDS
-from ..planner.scenario import Scenario
-from ..report.slo import Slo
-from ..sim.router import ROUTERS
-from ..traces import ARRIVALS, LENGTHS, shipped_names
-from ..traces.lengths import FORMS
+from . import choices
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..planner.scenario import Scenario
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 # Options that say where results go and how fast, not what they are, with the values that follow each.
@@ -25,29 +23,71 @@ PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--stor
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
 
-def option(metavar: str, text: str, *names: str) -> Any:
-    """An option that takes a value."""
-    return typer.Option(*names, metavar=metavar, help=text)
+def option(metavar: str, text: str, *names: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
+    """An option that takes a value. values: those that a shell completes."""
+    return typer.Option(*names, metavar=metavar, help=text, autocompletion=values and _completes(values))
+
+
+def policies() -> Iterable[str]:
+    """The presets that a SPEC begins with."""
+    from ..engine.policy import PRESETS
+
+    return PRESETS
+
+
+def profiles() -> Iterable[str]:
+    """The shipped profiles."""
+    from ..profiler.profile import shipped
+
+    return shipped()
+
+
+def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def begun(incomplete: str) -> list[str]:
+        """What begins so; where nothing does, the shell completes a file."""
+        return [value for value in values() if value.startswith(incomplete)]
+
+    return begun
 
 
 # What is replayed.
-TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=f"A trace file, or: {', '.join(shipped_names())}.")]
-ProfileName = Annotated[str, option("P", "A profile file, or one that `dsim profiles` lists.", "--profile")]
+TraceName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRACE", help=f"A trace file, or: {', '.join(choices.TRACES)}.",
+        autocompletion=_completes(lambda: choices.TRACES),
+    ),
+]  # fmt: skip
+Policies = Annotated[
+    list[str] | None,
+    option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy", values=policies),
+]
+ProfileName = Annotated[
+    str, option("P", "A profile file, or one that `dsim profiles` lists.", "--profile", values=profiles)
+]
 Workload = Annotated[
     str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
 ]
-Router = Annotated[str, option("R", f"One of: {', '.join(ROUTERS)}.", "--router")]
+Router = Annotated[
+    str, option("R", f"One of: {', '.join(choices.ROUTERS)}.", "--router", values=lambda: choices.ROUTERS)
+]
 Replicas = Annotated[
     int | None, option("N", "Replicas behind the router; by default what a policy file asks for, or 1.", "--replicas")
 ]
 
 # Its traffic.
-Arrival = Annotated[str, option("A", f"One of: {', '.join(ARRIVALS)}.", "--arrival")]
+Arrival = Annotated[
+    str, option("A", f"One of: {', '.join(choices.ARRIVALS)}.", "--arrival", values=lambda: choices.ARRIVALS)
+]
 Rate = Annotated[float | None, option("R", "Requests per second; the trace's own by default.", "--rate")]
 Cv = Annotated[float | None, option("C", "Coefficient of variation of gamma or weibull gaps.", "--cv")]
 Lengths = Annotated[
     str | None,
-    option("L", f"Other lengths than the trace's: {', '.join(LENGTHS)}, {FORMS}, or a trace.", "--lengths"),
+    option(
+        "L",
+        f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace.",
+        "--lengths",
+    ),
 ]
 NumRequests = Annotated[int | None, option("N", "How many requests to replay.", "--num-requests")]
 TimeScale = Annotated[float | None, option("X", "Multiply the trace's gaps.", "--time-scale")]
@@ -59,7 +99,9 @@ Slos = Annotated[
     list[str] | None,
     option("SLO", "\\[class/]\\[stat:]metric=bound: ttft=2s, p90:tpot_chunk=50ms, chat/95%:ttft=2s; repeat.", "--slo"),
 ]
-Emit = Annotated[str, option("E", f"What reaches the client when: {', '.join(EMIT)}.", "--emit")]
+Emit = Annotated[
+    str, option("E", f"What reaches the client when: {', '.join(choices.EMIT)}.", "--emit", values=lambda: choices.EMIT)
+]
 Eos = Annotated[
     bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
 ]
@@ -68,7 +110,9 @@ MissingFails = Annotated[
 ]
 
 # Where it runs, and what comes out.
-Backend = Annotated[str, option("B", f"One of: {', '.join(BACKENDS)}.", "--backend")]
+Backend = Annotated[
+    str, option("B", f"One of: {', '.join(choices.BACKENDS)}.", "--backend", values=lambda: choices.BACKENDS)
+]
 Address = Annotated[str | None, option("ADDR", "HOST:PORT of a running Ray cluster, or auto.", "--address")]
 Jobs = Annotated[int | None, option("N", "Replays at once; by default all cores, on Ray all its CPUs.", "--jobs")]
 GpuHour = Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.", "--gpu-hour")]
@@ -78,8 +122,11 @@ Currency = Annotated[str, option("C", "Of the price.", "--currency")]
 DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]
 
 
-def scenario(given: Mapping[str, Any], **other: Any) -> Scenario:
+def scenario(given: Mapping[str, Any], **other: Any) -> "Scenario":
     """The scenario of a command's arguments, which are named as its fields are; `other` replaces some of them."""
+    from ..planner.scenario import Scenario
+    from ..report.slo import Slo
+
     known = {field.name: given[field.name] for field in fields(Scenario) if field.name in given}
     known["slos"] = tuple(str(Slo.parse(text)) for text in given["slo"] or [])
     known["missing_passes"] = not given["missing_fails"]
@@ -96,7 +143,7 @@ def different(specs: list[str]) -> list[str]:
     return specs
 
 
-def warn(screen: Console, scenario: Scenario) -> None:
+def warn(screen: "Console", scenario: "Scenario") -> None:
     """Say what is odd about a scenario's trace."""
     for warning in scenario.source().notes.warnings:
         screen.print(f"Warning: {warning}", style="yellow", markup=False)

@@ -4,19 +4,18 @@ import dataclasses
 import json as json_format
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError, ProfileError
-from ..profiler import hardware, models
-from ..profiler import roofline as rooflines
-from ..profiler.profile import Profile, gb, save, shipped
-from ..profiler.steplog import profile_of_log, read_log
 from . import options
 from .measured import measure_profile
 from .options import option
+
+if TYPE_CHECKING:
+    from ..profiler.profile import Profile
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
 NOT_VALID = 1
@@ -104,12 +103,14 @@ def profile_command(
         raise typer.Exit(NOT_VALID)
 
 
-def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> Profile:
+def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> "Profile":
     """Fit a step log, and write the profile and its page."""
+    from ..profiler.profile import save
+    from ..profiler.steplog import profile_of_log, read_log
+    from ..report.profile_page import write_page
+
     log = read_log(path)
     profile = profile_of_log(log, output.stem, str(path))
-    from ..report.profile_page import write_page  # imported here: it loads Plotly
-
     save(profile, output, force)
     key = log.header.workload, log.header.threshold
     write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {}, options.command())
@@ -119,6 +120,10 @@ def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> Profile:
 def _derive(
     roofline: str, model: str | None, tp: int, eager: bool, output: Path | None, force: bool, json: bool
 ) -> None:
+    from ..profiler import hardware, models
+    from ..profiler import roofline as rooflines
+    from ..profiler.profile import save
+
     if model is None:
         raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
     gpu, shape = hardware.gpu(roofline), models.model(model)
@@ -141,6 +146,8 @@ def profiles_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """List the shipped profiles."""
+    from ..profiler.profile import shipped
+
     held = shipped()
     if json:
         print(json_format.dumps(held, indent=2))
@@ -150,8 +157,10 @@ def profiles_command(
         print(f"{name:{width}}  {description}")
 
 
-def _facts(profile: Profile, knee: float) -> dict[str, object]:
+def _facts(profile: "Profile", knee: float) -> dict[str, object]:
     """What was derived, in the units of the profile."""
+    from ..profiler import roofline as rooflines
+
     latency, memory = profile.latency, profile.memory
     pages, prefill = memory.fit(rooflines.PAGE, profile.default_max_batch, MAX_PREFILL_TOKENS)
     return {
@@ -172,7 +181,9 @@ def _facts(profile: Profile, knee: float) -> dict[str, object]:
     }
 
 
-def _lines(profile: Profile, facts: dict[str, object]) -> list[str]:
+def _lines(profile: "Profile", facts: dict[str, object]) -> list[str]:
+    from ..profiler.profile import gb
+
     f = {key: value for key, value in facts.items() if isinstance(value, int | float)}
     bound = "kernel launches" if facts["floor_is_launch"] else "reading the weights"
     workloads = facts["workloads"]
@@ -189,7 +200,7 @@ def _lines(profile: Profile, facts: dict[str, object]) -> list[str]:
     ]
 
 
-def _fitted(profile: Profile) -> dict[str, object]:
+def _fitted(profile: "Profile") -> dict[str, object]:
     """What was fitted, in the units of the profile."""
     fit = profile.fit
     return {
@@ -208,7 +219,7 @@ def _fitted(profile: Profile) -> dict[str, object]:
     }
 
 
-def _fitted_lines(profile: Profile) -> list[str]:
+def _fitted_lines(profile: "Profile") -> list[str]:
     fit, judged = profile.fit, profile.fit.held_out
     parts = [f"{y * 1e3:.3g} ms at {x:.0f}" for x, y in profile.latency.knots]
     held = (
@@ -249,7 +260,7 @@ def _fitted_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def _no_commits(profile: Profile) -> str:
+def _no_commits(profile: "Profile") -> str:
     if profile.family == "full-sequence":
         return "none: policies commit fixed numbers (strategy=low_confidence_static)"
     return "none: it can run `ar` only"

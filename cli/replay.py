@@ -3,10 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,23 +11,15 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..planner.record import FILES, in_twin, record
-from ..planner.scenario import replicas_of
-from ..profiler.profile import DEFAULT
-from ..report.story import words
-from ..report.text import render
-from ..sim.twin import Progress, commit_model_of
-from . import options
-from .bar import Bar
+from . import choices, options
+from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
 
 
 def replay(
     trace: options.TraceName,
-    policy: Annotated[
-        list[str] | None, option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy")
-    ] = None,
-    profile: options.ProfileName = DEFAULT,
+    policy: options.Policies = None,
+    profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
     replicas: options.Replicas = None,
     router: options.Router = "round-robin",
@@ -66,6 +55,12 @@ def replay(
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     """
+    from ..planner.record import FILES, in_twin, record
+    from ..planner.scenario import replicas_of
+    from ..report.story import words
+    from ..report.text import render
+    from ..sim.twin import commit_model_of
+
     given, specs = locals(), options.different(policy or ["optimus"])
     if fit is not None and arrival != "burstgpt-like":
         raise DsimError(f"--fit is {fit} and --arrival is {arrival}, expected burstgpt-like")
@@ -78,19 +73,15 @@ def replay(
     requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     options.warn(screen, first)
-
-    @contextmanager
-    def watch(name: str) -> Iterator[Progress | None]:
-        with Bar(screen, name, "requests", len(requests), "starting (the first run compiles)") as bar:
-            yield partial(_show, bar) if screen.is_terminal else None
-
     known: dict[str, Any] = {"command": options.command()}
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
         gpus = first.replicas * first.loaded_profile().device.count
         known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
-    recorded = record(scenarios, requests, in_twin, out=out, force=force, about=lambda _: known, watch=watch)
+    with Bar(screen, "replay", "requests") as bar:
+        watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
+        recorded = record(scenarios, requests, in_twin, out=out, force=force, about=lambda _: known, watch=watch)
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
     if as_json:
@@ -109,8 +100,3 @@ def replay(
         screen.print(f"Wrote {out}/ ({FILES})", markup=False)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _show(bar: Bar, ended: int, now: float) -> None:
-    """So many requests have ended at this simulated time."""
-    bar.update(ended, note=f"{now:,.0f} s simulated")

@@ -2,17 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..planner.sweep import FILES, Sweep
-from ..planner.sweep import sweep as run_sweep
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED
+
+if TYPE_CHECKING:
+    from ..planner.sweep import Sweep
 
 
 def sweep(
@@ -31,6 +32,9 @@ def sweep(
 
     dsim sweep examples/sweep.toml -o runs/sweep
     """
+    from ..planner.sweep import FILES
+    from ..planner.sweep import sweep as run_sweep
+
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     with Bar(screen, "sweep", "cells") as bar:
         done = run_sweep(
@@ -59,7 +63,7 @@ def sweep(
         raise DsimError(f"every cell failed; the first: {failed['error'].iloc[0]}")
 
 
-def _account(done: Sweep) -> str:
+def _account(done: "Sweep") -> str:
     said = done.to_json()
     parts = [f"{done.num_cells} cells", f"{done.num_run} run"]
     if done.num_reused:

@@ -4,29 +4,29 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..engine.errors import TraceError
-from ..traces import ARRIVALS, LENGTHS, describe, fit, load, shipped_names, synth, write
-from ..traces.burstgpt import BurstGPTLike, fit_burstgpt_like
-from ..traces.fetch import RELEASES
-from ..traces.fetch import fetch as fetch_file
-from ..traces.fits import GammaFit
-from ..traces.formats import FORMATS, TICKS_PER_SECOND
-from ..traces.lengths import FORMS
-from ..traces.trace import Trace
-from ..traces.write import refuse_overwrite
+from . import choices
+
+if TYPE_CHECKING:
+    from ..traces import GammaFit, Trace
+    from ..traces.burstgpt import BurstGPTLike
 
 app = typer.Typer(help="Look at, convert, make up and fetch workload traces.", no_args_is_help=True)
 
-TraceArgument = Annotated[str, typer.Argument(metavar="TRACE", help=f"A file, or: {', '.join(shipped_names())}.")]
+TraceArgument = Annotated[str, typer.Argument(metavar="TRACE", help=f"A file, or: {', '.join(choices.TRACES)}.")]
 TimeUnit = Annotated[
-    str | None, typer.Option(metavar="|".join(TICKS_PER_SECOND), help="Unit of the file's times, if not its format's.")
+    str | None,
+    typer.Option(metavar="|".join(choices.TIME_UNITS), help="Unit of the file's times, if not its format's."),
 ]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", metavar="NAME", help=f"Told by the keys unless given: {', '.join(FORMATS)}.")
+    str | None,
+    typer.Option(
+        "--format", metavar="NAME", help=f"Told by the keys unless given: {', '.join(choices.TRACE_FORMATS)}."
+    ),
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
@@ -43,6 +43,8 @@ def info(
     format: FormatOption = None,
 ) -> None:
     """Show a trace's rate, burstiness and lengths."""
+    from ..traces import describe, load
+
     found = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
     facts = describe(found)
     typer.echo(json.dumps(facts, indent=2) if as_json else table(facts))
@@ -59,6 +61,9 @@ def convert(
     force: Force = False,
 ) -> None:
     """Write a trace as JSON lines with Mooncake's keys and whole milliseconds."""
+    from ..traces import load, write
+    from ..traces.write import refuse_overwrite
+
     refuse_overwrite(out, force)
     trace = load(source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
     warn(trace.notes.warnings)
@@ -69,12 +74,17 @@ def convert(
 @app.command("synth")
 def make(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
-    arrival: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(ARRIVALS[1:])}.")] = "poisson",
+    arrival: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.ARRIVALS[1:])}.")
+    ] = "poisson",
     rate: Annotated[float | None, typer.Option(help="Requests per second; --fit has one of its own.")] = None,
     cv: Annotated[float | None, typer.Option(help="Coefficient of variation of the gaps.")] = None,
     burstiness: Annotated[float | None, typer.Option(help="As vLLM has it: cv^-2, below 1 is bursty.")] = None,
     lengths: Annotated[
-        str | None, typer.Option(help=f"One of: {', '.join(LENGTHS)}; {FORMS}; or a trace to draw pairs from.")
+        str | None,
+        typer.Option(
+            help=f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from."
+        ),
     ] = None,
     num_requests: Annotated[int | None, typer.Option(help="How many; 1000 unless --duration is given.")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds.")] = None,
@@ -85,6 +95,10 @@ def make(
     force: Force = False,
 ) -> None:
     """Make a trace up."""
+    from ..traces import describe, fit, load, synth, write
+    from ..traces.burstgpt import fit_burstgpt_like
+    from ..traces.write import refuse_overwrite
+
     refuse_overwrite(out, force)
     parameters: BurstGPTLike | None = None
     source: Trace | None = None
@@ -119,9 +133,9 @@ def make(
 
 @app.command()
 def fetch(
-    dataset: Annotated[str, typer.Argument(help=f"One of: {', '.join(RELEASES)}.")],
+    dataset: Annotated[str, typer.Argument(help="One of: burstgpt.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The folder to fetch into.")] = Path("."),
-    file: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(RELEASES['burstgpt'])}.")] = (
+    file: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.BURSTGPT_FILES)}.")] = (
         "BurstGPT_1.csv"
     ),
     from_file: Annotated[
@@ -130,6 +144,8 @@ def fetch(
     force: Force = False,
 ) -> None:
     """Fetch a published trace and verify it."""
+    from ..traces.fetch import fetch as fetch_file
+
     path = fetch_file(dataset, out, file=file, from_file=from_file, force=force, progress=show_progress)
     typer.echo(f"Verified {path} ({file}, CC BY 4.0, https://github.com/HPMLL/BurstGPT); next: dsim trace info {path}")
 
@@ -170,7 +186,7 @@ def table(facts: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def fit_line(trace: Trace, found: GammaFit) -> str:
+def fit_line(trace: "Trace", found: "GammaFit") -> str:
     """A Gamma fit and whether to believe it."""
     fanos = ", ".join(f"{f:.3g} at {w} s" for w, f in found.fano.items() if f is not None)
     verdict = "" if found.believable else ": a poor fit, better replay the trace itself"
@@ -181,17 +197,17 @@ def fit_line(trace: Trace, found: GammaFit) -> str:
     )
 
 
-def parameter_line(parameters: BurstGPTLike) -> str:
+def parameter_line(parameters: "BurstGPTLike") -> str:
     """The parameters of burstgpt-like arrivals on one line."""
     return ", ".join(f"{name} {getattr(parameters, name):.3g}" for name in parameters.__slots__)
 
 
-def wrote(path: Path, trace: Trace, how: str) -> None:
+def wrote(path: Path, trace: "Trace", how: str) -> None:
     """Say what a command did."""
     typer.echo(f"Wrote {path} ({len(trace):,} requests, {how})")
 
 
-def dropped(trace: Trace) -> str:
+def dropped(trace: "Trace") -> str:
     """What was left out of a trace on loading."""
     notes = trace.notes
     counts = {

@@ -5,27 +5,19 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..planner.objective import LATENCY_METRIC, OBJECTIVES
-from ..planner.quality import load_table, parse_share
-from ..planner.scenario import Scenario, asked, replicas_of
-from ..planner.search import SAMPLERS
-from ..planner.space import candidate_of, load_space, runs_on
-from ..planner.tune import BASELINE, OF_FULL_SEQUENCE, tune
-from ..planner.tuned import Tuned, toml_of
-from ..profiler.profile import DEFAULT
-from ..report.html import to_html
-from ..report.page import Page
-from ..report.text import render
-from ..report.tune import tune_page
-from . import options
+from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
+
+if TYPE_CHECKING:
+    from ..planner.tuned import Tuned
+    from ..report.page import Page
 
 JOURNAL = "study.journal"
 
@@ -34,12 +26,16 @@ def tune_command(
     trace: options.TraceName,
     slo: options.Slos = None,
     objective: Annotated[
-        list[str] | None, option("O", f"One of: {', '.join(OBJECTIVES)}; repeat for a Pareto front.", "--objective")
+        list[str] | None,
+        option("O", f"One of: {', '.join(choices.OBJECTIVES)}; repeat for a Pareto front.", "--objective"),
     ] = None,
     trials: Annotated[int, option("N", "Settings to try, those kept in the storage included.")] = 60,
     policy: Annotated[
         str | None,
-        option("SPEC", f"The policy to beat: what you run today.  [default: {BASELINE}, or {OF_FULL_SEQUENCE}]"),
+        option(
+            "SPEC",
+            f"The policy to beat: what you run today.  [default: {choices.BASELINE}, or {choices.FULL_BASELINE}]",
+        ),
     ] = None,
     space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,
     storage: Annotated[
@@ -52,15 +48,15 @@ def tune_command(
     ] = False,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
-    latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = LATENCY_METRIC,
+    latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = choices.LATENCY_METRIC,
     train: Annotated[float, option("X", "Share of the trace, by time, that the search sees.")] = 0.6,
     replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
-    sampler: Annotated[str, option("S", f"One of: {', '.join(SAMPLERS)}.")] = "tpe",
+    sampler: Annotated[str, option("S", f"One of: {', '.join(choices.SAMPLERS)}.")] = "tpe",
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials early.")] = True,
     jobs: Annotated[int, option("N", "Replays at once; the search depends on it.")] = 1,
     backend: options.Backend = "local",
     address: options.Address = None,
-    profile: options.ProfileName = DEFAULT,
+    profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
     replicas: options.Replicas = None,
     router: options.Router = "round-robin",
@@ -85,6 +81,13 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
+    from ..planner.quality import load_table, parse_share
+    from ..planner.scenario import Scenario, asked, replicas_of
+    from ..planner.space import candidate_of, load_space, runs_on
+    from ..planner.tune import tune
+    from ..report.text import render
+    from ..report.tune import tune_page
+
     given, replicas = locals(), replicas_of([policy or ""], replicas)
     scenario = options.scenario(given, policy=Scenario.policy, replicas=replicas)
     check = runs_on(scenario.loaded_profile(), workload)
@@ -92,7 +95,7 @@ def tune_command(
     table = None if quality_table is None else load_table(quality_table)
     kept = _prepare(out, storage, force)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    bar = Bar(screen, "searching")
+    bar = Bar(screen, "searching", note="starting (the first run compiles)")
     try:
         with bar:
             tuned = tune(
@@ -146,7 +149,10 @@ def _prepare(out: Path | None, storage: Path | None, force: bool) -> Path | None
     return storage or out / JOURNAL
 
 
-def _write(out: Path, tuned: Tuned, info: dict[str, Any], page: Page) -> list[str]:
+def _write(out: Path, tuned: "Tuned", info: dict[str, Any], page: "Page") -> list[str]:
+    from ..planner.tuned import toml_of
+    from ..report.html import to_html
+
     files = {
         "policy.toml": tuned.policy_toml,
         "tune.json": json.dumps(info, indent=1) + "\n",

@@ -1,34 +1,33 @@
 """dsim validate: profile, replay, live and compare over policies and loads, in one go."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..engine.policy import parse
-from ..planner.scenario import Scenario
-from ..planner.validate import LOADS, POLICIES, validate
-from ..profiler.profile import load, save
-from ..report.compare import files as compare_files
-from ..report.compare.bounds import Bound
-from ..report.compare.page import spoken
-from ..report.text import render
-from ..sim.twin import Progress
-from . import options
+from . import choices, options
 from .bar import Bar
-from .duration import seconds_of
+from .duration import seconds_of, words_of
 from .options import option
 
+if TYPE_CHECKING:
+    from ..profiler.profile import Profile
+    from ..sim.twin import Progress
+
 MISSED = 1
-PROFILE_SHARE = 0.4  # of the budget, where the profile is not given
+PILOT_SHARE, PROFILE_SHARE = 0.05, 0.4  # of the budget, where the profile is not given
+CELLS_SHARE = 0.75  # of the rest: a cell's requests go on being served after the last has come
+ENOUGH = 30  # requests in a cell
 
 
 def validate_command(
@@ -46,12 +45,15 @@ def validate_command(
         str | None, option("P", "A profile whose commit models are drawn from: for random weights.", "--yields")
     ] = None,
     policy: Annotated[
-        list[str] | None, option("SPEC", f"A policy; repeat. By default {', '.join(POLICIES)}.", "--policy")
+        list[str] | None,
+        option("SPEC", f"A policy; repeat. By default {', '.join(choices.VALIDATE_POLICIES)}.", "--policy"),
     ] = None,
     load_: Annotated[
         list[float] | None,
         option(
-            "X", f"Share of the least predicted capacity; repeat. By default {', '.join(map(str, LOADS))}.", "--load"
+            "X",
+            f"Share of the least predicted capacity; repeat. By default {', '.join(map(str, choices.VALIDATE_LOADS))}.",
+            "--load",
         ),
     ] = None,
     seconds: Annotated[
@@ -74,6 +76,15 @@ def validate_command(
 
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
     """
+    from ..engine.policy import parse
+    from ..planner.scenario import Scenario
+    from ..planner.validate import LOADS, POLICIES, least_time, validate
+    from ..profiler.profile import load, save
+    from ..report.compare import files as compare_files
+    from ..report.compare.bounds import Bound
+    from ..report.compare.page import spoken
+    from ..report.text import render
+
     begin = time.monotonic()
     total = seconds_of(budget)
     bounds = [Bound.parse(text) for text in bound or []]
@@ -93,39 +104,66 @@ def validate_command(
     loaded = open_model(model, device, 0, graphs)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     file = out / "profile.json" if profile is None else Path(profile)
-    if profile is None and not file.is_file():
-        out.mkdir(parents=True, exist_ok=True)
-        with Bar(screen, "profile", "s", round(PROFILE_SHARE * total)) as bar:
-            made, _ = profile_model(
-                loaded,
-                name=f"{out.name}-profile",
-                budget=PROFILE_SHARE * total,
-                workloads={} if full_sequence else default_workloads(loaded, prompts),
-                thresholds=(0.9,),
-                yields=load(yields).commits if yields else (),
-                full_sequence=full_sequence,
-                told=lambda what, share: bar.update(round(share * PROFILE_SHARE * total), note=what),
-            )
-        save(made, file)
-    held = load(str(file))
-    if seconds is None:
-        # A cell's requests take a while to be served after the last has come, and the middle load runs twice.
-        num_runs = len(policies) * (len(loads) + 1)
-        seconds = max(2.0, 0.75 * (total - (time.monotonic() - begin)) / num_runs)
+    given = profile is not None or file.is_file()
+    num_runs = len(policies) * (len(loads) + 1)  # the middle load's twice
     base = Scenario(
         trace=trace, policy=policies[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
         seed=seed,
     )  # fmt: skip
+    with Bar(screen, "validate", "s", round(total)) as bar:
 
-    @contextmanager
-    def watch(name: str) -> Iterator[Progress | None]:
-        with Bar(screen, name, "requests") as bar:
-            yield partial(_show, bar) if screen.is_terminal else None
+        def told(what: str) -> None:
+            bar.update(min(round(time.monotonic() - begin), round(total)), note=what)
 
-    found = validate(
-        out / "cells", base, loaded, held, policies=policies, loads=loads, seconds=seconds, commits=commits,
-        prompts=prompts, bounds=bounds, more=lambda: time.monotonic() - begin < total, watch=watch,
-    )  # fmt: skip
+        def measure(within: float) -> "Profile":
+            made, _ = profile_model(
+                loaded,
+                name=f"{out.name}-profile",
+                budget=within,
+                workloads={} if full_sequence else default_workloads(loaded, prompts),
+                thresholds=(0.9,),
+                yields=load(yields).commits if yields else (),
+                full_sequence=full_sequence,
+                told=lambda what, _: told(f"profile: {what}"),
+            )
+            return made
+
+        if seconds is None and not (out / "cells").is_dir():
+            # Of what the cells take, a pilot says enough to refuse a budget before most of it is spent.
+            with TemporaryDirectory() as folder:
+                pilot = file if given else Path(folder) / file.name
+                if not given:
+                    save(measure(PILOT_SHARE * total), pilot)
+                cells = least_time(replace(base, profile=str(pilot)), policies, loads)
+            least = cells / (CELLS_SHARE * (1 if given else 1 - PROFILE_SHARE - PILOT_SHARE))
+            if total < least:
+                raise DsimError(
+                    f"--budget is {words_of(total)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
+                    f"runs of {', '.join(policies)}: give more, or fewer --policy and --load"
+                )
+        if not given:
+            out.mkdir(parents=True, exist_ok=True)
+            save(measure(PROFILE_SHARE * total), file)
+        held = load(str(file))
+        if seconds is None:
+            seconds = CELLS_SHARE * (total - (time.monotonic() - begin)) / num_runs
+
+        @contextmanager
+        def watch(name: str) -> Iterator["Progress"]:
+            told(f"{name}: warming up")
+            yield lambda ended, now: told(f"{name}: {ended} requests, {now:,.1f} s")
+
+        found = validate(
+            out / "cells", base, loaded, held, policies=policies, loads=loads, seconds=seconds, commits=commits,
+            prompts=prompts, bounds=bounds, more=lambda: time.monotonic() - begin < total, watch=watch,
+        )  # fmt: skip
+    fewest = min(cell.num_requests for cell in found.cells)
+    if fewest < ENOUGH:
+        screen.print(
+            f"Warning: {fewest} requests in a cell show little, expected {ENOUGH} or more: give a longer --budget or "
+            "--seconds, or fewer policies and loads",
+            style="yellow", markup=False,
+        )  # fmt: skip
     (out / "validation.json").write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     compare_files.write(out / "comparison", found.comparison, found.pairs, force=True, command=options.command())
     if as_json:
@@ -143,8 +181,3 @@ def validate_command(
         screen.print(str(judged), style="bold red", markup=False)
     if missed:
         raise typer.Exit(MISSED)
-
-
-def _show(bar: Bar, ended: int, now: float) -> None:
-    """So many requests have ended at this time."""
-    bar.update(ended, note=f"{now:,.1f} s")

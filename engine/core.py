@@ -139,7 +139,7 @@ class Core:
         return made
 
 
-_ENTRIES = {
+_ENTRIES: dict[str, Any] = {
     "schedule": schedule, "commit": commit, "run": run, "choose_rows": choose_rows, "plan": plan, "predict": predict,
     "end_step": end_step,
 }  # fmt: skip

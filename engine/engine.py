@@ -186,7 +186,8 @@ class Engine:
             length = prompt + -(-request.output_length // block) * block
             if not policy.batching.fits(policy, length):
                 return False
-            tokens = int(policy.cache.held(np.array([prompt]), np.array([length]), limits.state_tokens)[0])
+            cache: Any = policy.cache  # of such a policy it is an ApproximateCache
+            tokens = int(cache.held(np.array([prompt]), np.array([length]), limits.state_tokens)[0])
         else:
             length = prompt + request.output_length
             tokens = policy.batching.reserved(policy, length)
@@ -274,7 +275,8 @@ class Engine:
         slots = w.lists[ROWS, : int(c["num_rows"])].copy()
         q = w.q[slots]
         features = Features(*(int(c[name]) for name in Features._fields))
-        evicting = self.policy.eviction.evicting(self._x.s[slots]) if c["evicting"] else None
+        eviction: Any = self.policy.eviction  # one that evicts on the way says what it goes by
+        evicting = eviction.evicting(self._x.s[slots]) if c["evicting"] else None
         return StepPlan(
             float(c["now"]), int(c["num_steps"]) - 1, bool(c["kind"] == PREFILL_STEP), q["request"].copy(),
             q["phase"].copy(), q["num_tokens"].copy(), q["num_keys"].copy(), w.window[slots], w.status[slots],

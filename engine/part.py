@@ -89,6 +89,10 @@ class Scheduler(Part):
         block = policy.block_length
         return -(-length // block) * block
 
+    def group_steps(self, page_size: int, block_length: int) -> int:
+        """Steps that a batch is frozen for."""
+        return 1
+
     def fits(self, policy: "Policy", length: int) -> bool:
         """Whether it could ever run a request of so many tokens, its output in whole blocks."""
         return True

@@ -106,7 +106,8 @@ def preset_of(name: str, spec: str = "") -> Preset:
     if name in PRESETS:
         return PRESETS[name]
     if ".py:" in name:
-        return _from_file(*name.rsplit(":", 1), spec)
+        path, attribute = name.rsplit(":", 1)
+        return _from_file(path, attribute, spec)
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name in found:
         try:

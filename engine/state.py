@@ -140,7 +140,7 @@ def new_world(fixed: Any, requests: Any) -> World:
     c["step_max"] = c["gap_max"] = -np.inf
     width = int(fixed["width"][0])
     cells = ((0, width), np.uint8), ((0, width), np.uint16), *(((0, width), np.bool_),) * 3
-    return World(
+    return World(  # type: ignore[call-arg]  # it counts no starred ones
         c, fixed, records(0, SEQUENCE), *(np.zeros(shape, kind) for shape, kind in cells), as_records(requests),
         np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 2), np.int32), np.zeros((2, NUM_BINS), np.int64),
         np.zeros((2, width + 1), np.int64),

@@ -54,7 +54,7 @@ class ModelExecutor:
         self._prompts = prompts
         self._draws = draws  # None: the weights decide
         self._block = policy.block_length
-        self._listed = policy.eviction.delayed and policy.eviction.visible == "listed"
+        self._listed = policy.eviction.delayed and getattr(policy.eviction, "visible", "") == "listed"
         # A long prompt's chunks end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token

@@ -272,7 +272,9 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise DsimError("backend is ray, and Ray is not installed: pip install 'dsim[cluster]'") from None
+        raise DsimError(
+            "backend is ray, and Ray is not installed: pip install '.[cluster]' in a clone of dsim"
+        ) from None
 
 
 def _check_answers(address: str, own_address: str) -> None:

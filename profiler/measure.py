@@ -162,6 +162,7 @@ def check_same_model(profile: Profile, config: ModelConfig) -> None:
 
 REPEATS = 7  # steps of a shape: its latency is their median
 ROUND = 24  # shapes measured between two fits
+FEWEST = 8  # shapes, however short the budget: fewer fit nothing
 PAGE = 64
 
 Told = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
@@ -200,7 +201,7 @@ def measure_steps(
             if told is not None:
                 told(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
             taken.append(measure_shape(forward, shape, block, REPEATS))
-            if time.monotonic() - begin > budget:
+            if time.monotonic() - begin > budget and len(taken) >= FEWEST:
                 return _samples(taken, loaded.on_gpu)
         left = [shape for shape in left if shape not in order]
         expected = [features_of(shape, block) for shape in left]

@@ -1,7 +1,34 @@
-"""What every test may count on."""
+"""What every test may count on, and how the tests share the cores."""
 
+import os
 import signal
+import sys
+
+import pytest
+
+# Compiled modules are kept, or each of the many processes that tests start would compile them all again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A core a worker: threads of PyTorch that wait for a core by spinning made some tests ten times as slow.
+for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")
+
+MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
+# Begun first, so that no worker is left alone with one of them at the end.
+LONGEST = ("tests/test_clean.py", "tests/kernels/test_compile.py")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Workers of `-n auto`: as many as there are cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; the others as they are written, which keeps a file's shared worlds together."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))

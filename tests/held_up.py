@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 90  # s, for what must come
+PATIENCE = 600  # s, for what must come: only a test that would never end meets it
 
 # Functions of a program given as text travel to workers by value, and so take the gate with them.
 GATE = """
@@ -33,7 +33,10 @@ def take_a_pass():
             os._exit(1)  # the one that it worked for was killed
         time.sleep(0.01)
 
+import dsim.cli.bar, dsim.planner.sweep, dsim.planner.tune
 from dsim.cli import main
+
+dsim.cli.bar.EVERY = 3600.0  # s: no line of progress, however long this takes
 """
 SWEEP = """
 module = sys.modules["dsim.planner.sweep"]

@@ -26,11 +26,12 @@ class Ran:
         return json.loads(self.out)
 
 
-def dsim(*arguments: object) -> Ran:
-    """Run `dsim` with these arguments."""
+def dsim(*arguments: object, line_every: float = 3600.0) -> Ran:
+    """Run `dsim` with these arguments. line_every: seconds between lines of progress; none comes unless asked for."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with (
+        mock.patch("dsim.cli.bar.EVERY", line_every),
         mock.patch.object(sys, "argv", ["dsim", *map(str, arguments)]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

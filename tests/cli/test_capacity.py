@@ -114,7 +114,7 @@ def test_a_share_is_a_percentage_or_a_number() -> None:
 
 
 def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[Search.__module__]  # in the package, `capacity` is the function
+    module = sys.modules[Search.__module__]
     search, calls = module._own_capacity, iter(range(1000))
 
     def stopped_after(some: int) -> Callable[..., Found]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.planner import Scenario
 from dsim.planner.objective import traffic
+from dsim.planner.scenario import Scenario
 from dsim.traces import synth, write
 
 from .command import dsim

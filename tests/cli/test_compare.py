@@ -1,7 +1,9 @@
 """dsim compare, from arguments to what is printed, written and refused."""
 
+import contextlib
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,23 @@ from .command import dsim, held, rows
 UNTIMED = ("knots", "early", "graph_tokens", "upkeep")  # not seconds, or of tokens
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs `a`, and `b` with every step a twentieth slower."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with contextlib.chdir(folder):
+        _record()
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def _two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs `a`, and `b` with every step a twentieth slower."""
+def _two_runs(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two runs in a folder of the test's own."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+
+
+def _record() -> None:
     Path("small.jsonl").write_text(rows(12))
     base = load("a100-sdar-8b")
     latency = base.latency

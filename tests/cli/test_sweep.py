@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsim.planner import sweep
+from dsim.planner.sweep import sweep
 
 from ..held_up import PATIENCE, SWEEP, start, wait_until
 from .command import dsim, held

@@ -1,6 +1,7 @@
 """dsim validate and dsim profile --model, from arguments to files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,33 @@ def test_lengths_of_time_are_read_as_people_write_them() -> None:
     for text in ("", "0", "-1s", "5 days", "m"):
         with pytest.raises(DsimError, match="duration is"):
             seconds_of(text)
+
+
+def test_a_budget_that_cannot_do_is_refused_with_what_would() -> None:
+    ran = dsim("profile", "--model", "model", "--full-sequence", "--budget", "2s", "--max-batch", 4, "-o", "p.json")
+    assert ran.code in (0, 1), ran.err
+    command = [
+        "validate", "--model", "model", "--profile", "p.json", "--lengths", "fixed:12,8", "--policy",
+        "sparse-dllm,block_length=4", "--load", 0.9, "-o", "v",
+    ]  # fmt: skip
+    ran = dsim(*command, "--budget", "0.01s")
+    assert (ran.code, ran.out) == (2, "")
+    assert re.fullmatch(
+        r"Error: --budget is 0 s, expected at least \d+ s for 2 runs of sparse-dllm,block_length=4: "
+        r"give more, or fewer --policy and --load\n",
+        ran.err,
+    )
+    assert held(Path()) == [
+        "ids.jsonl",
+        "model",
+        *(f"model/{name}" for name in held(Path("model"))),
+        "p.html",
+        "p.json",
+    ]
+    # What it asked for is enough for every cell; so few requests are said to show little.
+    needed = int(re.findall(r"at least (\d+) s", ran.err)[0])
+    ran = dsim(*command, "--budget", f"{needed + 1}s", "--seconds", 0.2)
+    assert ran.code == 0, ran.err
+    assert "Warning: " in ran.err
+    assert " requests in a cell show little, expected 30 or more: " in ran.err
+    assert Path("v/cells/validation.json").is_file()

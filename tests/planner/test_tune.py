@@ -18,11 +18,11 @@ from scipy.stats import norm
 from dsim.engine import chance
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse, settings_of
-from dsim.planner import Scenario, tune
 from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluate, Outcome, Part, Replays, split
 from dsim.planner.quality import NEUTRAL, load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
+from dsim.planner.scenario import Scenario
 from dsim.planner.search import Search, _explained
 from dsim.planner.space import (
     Candidate,
@@ -35,6 +35,7 @@ from dsim.planner.space import (
     runs_on,
     space_of,
 )
+from dsim.planner.tune import tune
 from dsim.profiler.profile import load
 from dsim.traces import synth
 

@@ -14,7 +14,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model, save_model
 from dsim.planner.scenario import Scenario
-from dsim.planner.validate import Cell, Validated, plan_cells, predicted_capacity, validate
+from dsim.planner.validate import Cell, Validated, least_time, plan_cells, predicted_capacity, validate
 from dsim.profiler.measure import Loaded, open_model, shape_of
 from dsim.profiler.profile import Profile, load, save
 
@@ -99,13 +99,25 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenari
 def test_what_the_budget_leaves_out_is_said_and_done_by_the_next_call(
     world: tuple[Scenario, Loaded], tmp_path: Path
 ) -> None:
-    turns = iter([True, True, False, False])
+    turns = iter([True, False, False])  # the first measurement is not asked about
     found = run(world, tmp_path / "v", more=lambda: next(turns))
     assert found.left == [f"{found.cells[1].name}/measured", f"{found.cells[1].name}/again"]
     assert [cell.policy for cell in found.comparison.cells] == POLICIES[:1]
     assert run(world, tmp_path / "v").left == []
-    with pytest.raises(DsimError, match=r"no cell was measured within the budget"):
-        run(world, tmp_path / "w", more=lambda: False)
+
+
+def test_however_short_the_budget_one_cell_is_measured(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
+    found = run(world, tmp_path / "v", more=lambda: False)
+    assert [cell.policy for cell in found.comparison.cells] == POLICIES[:1]
+    assert (found.noise, len(found.left)) == (None, 3)
+
+
+def test_the_least_time_is_that_of_the_fewest_requests_of_every_cell(world: tuple[Scenario, Loaded]) -> None:
+    base = world[0]
+    least = min(predicted_capacity(replace(base, policy=policy)) for policy in POLICIES)
+    # Two policies: twice at the load of 0.5, which is measured again, and once at 0.25.
+    expected = 2 * (2 * 8 / (0.5 * least) + 8 / (0.25 * least))
+    assert least_time(base, POLICIES, [0.25, 0.5]) == pytest.approx(expected)
 
 
 def test_a_folder_of_something_else_is_left_alone(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:

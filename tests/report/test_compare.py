@@ -76,6 +76,12 @@ def traffic(n: int = 40, seed: int = 0, gap: float = 0.3) -> Trace:
     return toy_trace(arrival - arrival[0], rng.integers(1, 50, n), rng.integers(2, 40, n))
 
 
+@pytest.fixture(autouse=True)
+def _runs_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dozens of runs are written here and their own pages never read: drawing them took half of the time."""
+    monkeypatch.setattr("dsim.report.run_page.write_html", lambda path, run: path.touch())
+
+
 def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model: Profile, **manifest: Any) -> None:
     replicas = manifest.get("replicas", 1)
     summaries = []

@@ -446,6 +446,6 @@ def test_a_file_goes_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.M
 
 def test_azure_loads_in_a_blink() -> None:
     load(SHIPPED["azure-conv"])
-    start = time.perf_counter()
+    start = time.process_time()
     load(SHIPPED["azure-conv"])
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5

@@ -1,0 +1,30 @@
+"""What options take by name, and their defaults: copies, so that help and a mistyped option load none of the parts.
+
+tests/cli/test_start.py holds each to the part that it is copied from.
+"""
+
+TRACES = ("azure-conv", "mooncake-conv")
+TRACE_FORMATS = (
+    "mooncake", "guidellm", "azure", "burstgpt", "vidur", "splitwise", "llmservingsim", "blis", "baseten", "weka",
+)  # fmt: skip
+TIME_UNITS = ("s", "ms", "us", "ns")
+ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant", "burstgpt-like")
+LENGTHS = ("sharegpt", "lmsys", "longbench", "gsm8k", "humaneval", "mbpp", "ifeval")
+LENGTH_FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
+BURSTGPT_FILES = (
+    "BurstGPT_1.csv", "BurstGPT_2.csv", "BurstGPT_without_fails_1.csv", "BurstGPT_without_fails_2.csv",
+)  # fmt: skip
+
+PROFILE = "a100-sdar-8b"
+ROUTERS = ("round-robin", "least-tokens", "jsq")
+EMIT = ("block", "step", "end")
+
+BACKENDS = ("local", "ray")
+MAX_REPLICATIONS = 64
+OBJECTIVES = ("goodput", "throughput", "cost", "latency")
+LATENCY_METRIC = "p90:norm_latency"
+SAMPLERS = ("tpe", "nsga2", "random")
+BASELINE = "lmdeploy-bd32"
+FULL_BASELINE = "dllm-serve"
+VALIDATE_POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
+VALIDATE_LOADS = (0.3, 0.6, 0.8)

@@ -1,0 +1,128 @@
+"""Long work says how far it is: a bar on a terminal, a line every half minute in a pipe."""
+
+import io
+import re
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dsim.cli import bar as module
+from dsim.cli.bar import EVERY, Bar, watch_runs
+from dsim.cli.duration import words_of
+
+from .command import dsim, rows
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def pipe() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, soft_wrap=True, highlight=False), text
+
+
+def test_a_line_says_what_is_done_of_what_how_long_it_took_and_how_long_it_will(clock: Clock) -> None:
+    bar = Bar(pipe()[0], "sweep", "cells")
+    assert bar.line() == "sweep: 0 cells; 0 s"
+    bar.update(0, 1200)
+    clock.now += 30
+    assert bar.line() == "sweep: 0 of 1,200 cells; 30 s"
+    bar.update(120, note="ar")
+    assert bar.line() == "sweep: 120 of 1,200 cells, ar; 30 s"
+    clock.now += 20
+    bar.update(360)  # 240 in 20 s: the 30 s before the first were not like them
+    assert bar.line() == "sweep: 360 of 1,200 cells, ar; 50 s, about 70 s left"
+    bar.update(361, name="other", share=0.2)
+    assert bar.line() == "other: 361 of 1,200 cells, ar; 50 s, about 3 min left"
+
+
+def test_what_is_left_of_several_runs_is_of_them_all(clock: Clock) -> None:
+    bar = Bar(pipe()[0], "replay", "requests")
+    watch = watch_runs(bar, 2, 1000, "compiling", " simulated")
+    with watch("ar") as told:
+        assert bar.line() == "ar: 0 of 1,000 requests, compiling; 0 s"
+        told(100, 1.0)
+        clock.now += 10
+        told(500, 7.0)
+        assert bar.line() == "ar: 500 of 1,000 requests, 7 s simulated; 10 s, about 38 s left"
+    with watch("optimus") as told:
+        told(1000, 1234.5)
+        assert bar.line() == "optimus: 1,000 of 1,000 requests, 1,234 s simulated; 10 s, about 0 s left"
+
+
+def test_lengths_of_time_are_said_as_people_say_them() -> None:
+    assert [words_of(s) for s in (0.4, 119, 120, 7199, 7200)] == ["0 s", "119 s", "2 min", "120 min", "2.0 h"]
+
+
+def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EVERY == 30.0
+    monkeypatch.setattr(module, "EVERY", 0.001)
+    screen, text = pipe()
+    with Bar(screen, "work", "steps", note="compiling"):
+        while text.getvalue().count("\n") < 3:
+            time.sleep(0.001)
+    assert set(text.getvalue().splitlines()) == {"work: 0 steps, compiling; 0 s"}
+
+
+def test_a_pipe_gets_no_line_of_short_work() -> None:
+    screen, text = pipe()
+    with Bar(screen, "work", "steps") as bar:
+        bar.update(1, 2)
+    assert text.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.001)
+    text = io.StringIO()
+    screen = Console(file=text, force_terminal=True, width=80)
+    with Bar(screen, "work", "steps") as bar:
+        bar.update(1, 2)
+        time.sleep(0.02)
+    assert "1/2" in text.getvalue()
+    assert " of 2" not in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["replay", "t.jsonl", "--json"], r"(replay|optimus): 0 (of 80 )?requests"),
+        (
+            ["capacity", "azure-conv", "--policy", "ar,max_batch=1", "--arrival", "poisson", "--lengths", "fixed:512,1",
+             "--slo", "mean:e2el=150ms", "--num-requests", "100", "--precision", "50%", "--jobs", "1", "--json"],
+            r"capacity( of 1 replica)?: \d+ replays, ",
+        ),
+        (["sweep", "c.toml", "-o", "s", "--jobs", "1", "--json"], r"sweep: \d of 2 cells; "),
+        (
+            ["tune", "t.jsonl", "--slo", "e2el=9s", "--trials", "2", "--replications", "2", "--space", "s.toml",
+             "--json"],
+            r"(searching|confirming): \d( of 2)?",
+        ),
+    ],
+    ids=["replay", "capacity", "sweep", "tune"],
+)  # fmt: skip
+def test_the_long_commands_say_so_on_standard_error_alone(
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.jsonl").write_text(rows(80))
+    Path("c.toml").write_text('[base]\ntrace = "t.jsonl"\n[grid]\nseed = [0, 1]\n')
+    Path("s.toml").write_text('policy = ["optimus", "chunk"]\n')
+    ran = dsim(*arguments, line_every=0.0005)
+    assert ran.code == 0, ran.err
+    assert any(re.match(line, said) for said in ran.err.splitlines()), ran.err
+    assert isinstance(ran.json, dict)

@@ -1,0 +1,96 @@
+"""The command line starts in a moment: help, the version and mistakes load none of the parts."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from dsim.cli import choices
+from dsim.engine.engine import EMIT
+from dsim.planner.backend import BACKENDS
+from dsim.planner.capacity import MOST
+from dsim.planner.objective import LATENCY_METRIC, OBJECTIVES
+from dsim.planner.search import SAMPLERS
+from dsim.planner.tune import BASELINE, OF_FULL_SEQUENCE
+from dsim.planner.validate import LOADS, POLICIES
+from dsim.profiler.profile import DEFAULT
+from dsim.sim.router import ROUTERS
+from dsim.traces import ARRIVALS, LENGTHS, shipped_names
+from dsim.traces.fetch import RELEASES
+from dsim.traces.formats import FORMATS, TICKS_PER_SECOND
+from dsim.traces.lengths import FORMS
+
+from .command import dsim
+
+HEAVY = ("joblib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy", "simpy", "torch")
+COMMANDS = (
+    "capacity", "compare", "live", "metrics", "policies", "profile", "profiles", "replay", "sweep", "trace", "tune",
+    "validate",
+)  # fmt: skip
+
+
+MISTAKES = (
+    ["repaly"], ["replay"], ["replay", "azure-conv", "--polcy", "ar"], ["replay", "azure-conv", "--replicas", "two"],
+)  # fmt: skip
+# Runs commands one after another, and prints which of the heavy modules there are after each.
+SAYS_WHAT_IS_LOADED = """
+import contextlib, io, json, sys
+from dsim.cli import main
+
+heavy, commands = json.loads(sys.argv[1])
+for command in commands:
+    sys.argv = ["dsim", *command]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):
+            main()
+    print(json.dumps([command, [name for name in heavy if name in sys.modules]]))
+"""
+
+
+def test_help_and_mistakes_load_none_of_the_parts() -> None:
+    commands = [["--version"], ["--help"], [], *([command, "--help"] for command in COMMANDS), *MISTAKES]
+    code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED, json.dumps([HEAVY, commands])]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[command, []] for command in commands]
+
+
+def test_every_command_is_among_them() -> None:
+    listed = dsim("--help").out.partition("Commands")[2]
+    assert set(re.findall(r"^│ (\w+) ", listed, flags=re.MULTILINE)) == set(COMMANDS)
+
+
+def test_it_starts_where_nothing_can_be_written(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "dsim", "--version"], capture_output=True, text=True,
+        env={"HOME": gone, "XDG_CACHE_HOME": gone, "NUMBA_CACHE_DIR": "/proc/none", "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
+    assert tuple(shipped_names()) == choices.TRACES
+    assert tuple(FORMATS) == choices.TRACE_FORMATS
+    assert tuple(TICKS_PER_SECOND) == choices.TIME_UNITS
+    assert choices.ARRIVALS == ARRIVALS
+    assert tuple(LENGTHS) == choices.LENGTHS
+    assert choices.LENGTH_FORMS == FORMS
+    assert {name: tuple(files) for name, files in RELEASES.items()} == {"burstgpt": choices.BURSTGPT_FILES}
+    assert choices.PROFILE == DEFAULT
+    assert tuple(ROUTERS) == choices.ROUTERS
+    assert choices.EMIT == EMIT
+    assert choices.BACKENDS == BACKENDS
+    assert choices.MAX_REPLICATIONS == MOST
+    assert tuple(OBJECTIVES) == choices.OBJECTIVES
+    assert choices.LATENCY_METRIC == LATENCY_METRIC
+    assert choices.SAMPLERS == SAMPLERS
+    assert (choices.BASELINE, choices.FULL_BASELINE) == (BASELINE, OF_FULL_SEQUENCE)
+    assert (choices.VALIDATE_POLICIES, choices.VALIDATE_LOADS) == (POLICIES, LOADS)
+
+
+def test_each_choice_is_held_to_its_part_above() -> None:
+    names = [name for name in vars(choices) if name.isupper()]
+    held = inspect.getsource(test_the_choices_that_help_lists_are_those_of_the_parts)
+    assert [name for name in names if f"choices.{name}" not in held] == []
