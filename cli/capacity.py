@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..report import capacity as report
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
@@ -70,6 +69,7 @@ def capacity_command(
     """
     from ..planner.capacity import Interrupted, capacity, fewest_replicas
     from ..planner.scenario import asked, replicas_of
+    from ..report import capacity as report
     from ..report.text import render
 
     given = locals()
@@ -139,8 +139,10 @@ def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", re
     if known is None:
         bar.update(replays, name=name, note="looking for the range")
         return
+    from ..report.capacity import span
+
     rate = {"value": known.value, "low": known.low, "high": known.high}
-    note = f"{report.span(rate)}, ±{100 * known.half_width:.2g}% of ±{100 * precision:.2g}%"
+    note = f"{span(rate)}, ±{100 * known.half_width:.2g}% of ±{100 * precision:.2g}%"
     # The half-width falls as the root of the replays.
     share = min(1.0, (precision / known.half_width) ** 2) if known.half_width > 0 else 1.0
     bar.update(replays, name=name, note=note, share=share)

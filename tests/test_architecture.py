@@ -135,7 +135,7 @@ def test_only_the_engine_and_what_is_standard_is_needed_to_schedule() -> None:
     ("imported", "never"),
     [
         ("dsim.sim.twin", ["torch", "triton", "dsim.live"]),
-        ("dsim.cli", ["torch", "triton", "plotly", "matplotlib"]),
+        ("dsim.cli", ["torch", "triton", "plotly", "matplotlib", "jinja2", "numpy"]),
         ("dsim.live.loop, dsim.live.stub", ["simpy", "dsim.sim", "pandas"]),
         ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),
         ("dsim", ["numpy"]),
