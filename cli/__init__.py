@@ -1,5 +1,6 @@
 """The command line: arguments, progress and printing. One file a command."""
 
+import logging
 import os
 import sys
 from typing import Any, NoReturn
@@ -51,6 +52,9 @@ def of_all_commands(
 
 def main() -> None:
     """Run the command line: a user's error is one line and exit code 2."""
+    if sys.stderr.isatty():  # such as that a policy is compiled, which takes a while
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("dsim").setLevel(logging.INFO)
     try:
         code = app(prog_name="dsim", standalone_mode=False)
     except DsimError as error:

@@ -1,8 +1,8 @@
 """A replica's step, and a replica's life: decide, plan, draw, price, commit, until something from outside is due."""
 
 import inspect
+import logging
 from collections.abc import Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .admission import drop_finished, release
@@ -17,6 +17,8 @@ from .state import NOTHING, PREFILL_STEP, ROWS
 
 if TYPE_CHECKING:
     from .part import Policy
+
+LOG = logging.getLogger("dsim")
 
 # Why `run` returns.
 IDLE_NOW = 0  # nothing waits and nothing runs, at w.c[0].clock
@@ -130,13 +132,22 @@ class Core:
     Each is compiled when it is first called: the twin needs `run` alone, a live executor the others.
     """
 
-    def __init__(self, answers: Mapping[Any, Any]) -> None:
+    def __init__(self, answers: Mapping[Any, Any], name: str) -> None:
         self._answers = answers
+        self._name = name
+        self._said = False
 
     def __getattr__(self, name: str) -> Any:
-        made = bind(_ENTRIES[name], self._answers)
+        if name not in _ENTRIES:
+            raise AttributeError(name)
+        made = bind(_ENTRIES[name], self._answers, self._say)
         setattr(self, name, made)
         return made
+
+    def _say(self) -> None:
+        if not self._said:
+            LOG.info("Compiling %s, once: about ten seconds", self._name)
+        self._said = True
 
 
 _ENTRIES: dict[str, Any] = {
@@ -169,7 +180,10 @@ def core_of(policy: "Policy") -> Core:
             )
         if settle not in answers:
             raise PolicyError(f"policy {policy.name}: {type(policy.eviction).__name__} does not answer settle")
-    return _core(tuple(sorted(answers.items(), key=lambda item: item[0].__name__)))
+    made = tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
+    if made not in _CORES:
+        _CORES[made] = Core(answers, policy.name)
+    return _CORES[made]
 
 
 def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
@@ -181,6 +195,4 @@ def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
         )
 
 
-@cache
-def _core(answers: tuple[tuple[Any, Any], ...]) -> Core:
-    return Core(dict(answers))
+_CORES: dict[tuple[tuple[Any, Any], ...], Core] = {}

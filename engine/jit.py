@@ -7,6 +7,7 @@ of the sources it was made from, so that an edit never meets yesterday's code, a
 """
 
 import hashlib
+import shutil
 import tempfile
 import types
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from numba.core.typed_passes import NativeLowering
 F = TypeVar("F", bound=Callable[..., Any])
 
 JIT = not config.DISABLE_JIT
+MONTH = 30 * 86400  # s
 HERE = Path(__file__).parent
 
 
@@ -38,13 +40,21 @@ def rule(function: F) -> F:
     return made
 
 
-def bind(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
-    """A compiled copy of a rule, in which placeholders stand for these rules, in all that it calls as well."""
+def bind(
+    function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]], on_new: Callable[[], None] = lambda: None
+) -> Callable[..., Any]:
+    """A compiled copy of a rule, in which placeholders stand for these rules, in all that it calls as well.
+
+    on_new: called where nothing of it is on disk yet, so that its first call will take seconds.
+    """
     h = hashlib.sha256(_sources().encode())
     for placeholder in sorted(answers, key=_name):
         h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
     key = f"{_name(function)}-{h.hexdigest()[:16]}"
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
+    if JIT and not (_home() / key).exists():
+        _forget_old(_home())
+        on_new()
     return _compiled(_copy(function, by_id, {}), key, counted=False)
 
 
@@ -245,4 +255,16 @@ def _home() -> Path:
                 return folder
         except OSError:
             continue
-    return Path(tempfile.mkdtemp(prefix="dsim-"))
+    _PRIVATE.append(tempfile.TemporaryDirectory(prefix="dsim-"))
+    return Path(_PRIVATE[0].name)
+
+
+_PRIVATE: list[tempfile.TemporaryDirectory[str]] = []  # removed as the process ends
+
+
+def _forget_old(home: Path) -> None:
+    """Remove what was compiled from sources that nobody has run for a month."""
+    with suppress(OSError):
+        for folder in home.iterdir():
+            if folder.stat().st_mtime < home.stat().st_mtime - MONTH:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -80,6 +80,7 @@ class Scheduler(Part):
     """When requests join and leave the batch. Those of block-diffusion models have a limit on a prefill's tokens."""
 
     full_sequence = False  # whether it schedules passes of full-sequence models
+    first_token = False  # whether a block's first step commits its first token, however confident the others are
 
     max_batch: int | None
     max_prefill_tokens: int
@@ -286,7 +287,9 @@ def _kind(hint: Any) -> str:
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     """x.p: every field that is a number or a word of a Choice (its place in it), and what parts add; None is -1."""
-    held: dict[str, Any] = {"given": policy.granularity.given, "listed": False, "sample_block": False}
+    held: dict[str, Any] = {
+        "given": policy.granularity.given, "listed": False, "sample_block": False, "once_more": False,
+    }  # fmt: skip
     for part in policy.parts():
         hints = typing.get_type_hints(type(part), include_extras=True)
         for f in dataclasses.fields(part):  # type: ignore[arg-type]

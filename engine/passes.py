@@ -203,7 +203,7 @@ def commit_passes(w: Any, x: Any, now: Any) -> None:
         q = w.q[slot]
         if q.end == q.prompt:
             finish(w, slot, now)
-        elif q.start < q.end and not _has_masks(w.status[slot]):
+        elif q.start < q.end and not _has_masks(w.status[slot]) and not _once_more(q.block_steps, p):
             gaps += publish(w, slot, now)
             if q.start + f.block >= q.end:
                 finish(w, slot, now)
@@ -217,11 +217,11 @@ def commit_passes(w: Any, x: Any, now: Any) -> None:
 @rule
 def _end_together(w: Any, x: Any, now: Any) -> None:
     """A static batch goes from block to block as one, and hands out nothing before its longest request is done."""
-    c, f = w.c[0], w.f[0]
+    c, f, p = w.c[0], w.f[0], x.p[0]
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         # Who has no block left is carried along.
-        if w.q[slot].start < w.q[slot].end and _has_masks(w.status[slot]):
+        if w.q[slot].start < w.q[slot].end and (_has_masks(w.status[slot]) or _once_more(w.q[slot].block_steps, p)):
             return
     goes_on = False
     for i in range(c.num_rows):
@@ -247,6 +247,12 @@ def _end_together(w: Any, x: Any, now: Any) -> None:
         finish(w, slot, now)
     c.gap_sum += gaps
     release(w, ROWS, c.num_rows)
+
+
+@rule
+def _once_more(block_steps: Any, p: Any) -> bool:
+    """Whether a block is computed again though its first pass has finished it (Fast-dLLM's loop with a threshold)."""
+    return p.once_more and block_steps == 1
 
 
 @rule

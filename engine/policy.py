@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import hashlib
 import importlib.util
 import re
 import sys
@@ -135,11 +136,12 @@ def _from_file(path: str, name: str, spec: str) -> Preset:
 @cache
 def _module(path: str, stamp: int, spec: str) -> types.ModuleType:
     """A policy file, run once for each of its versions."""
-    found = importlib.util.spec_from_file_location(Path(path).stem, path)
+    name = f"dsim_policy_{hashlib.sha256(path.encode()).hexdigest()[:12]}_{Path(path).stem}"
+    found = importlib.util.spec_from_file_location(name, path)
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules.setdefault(found.name, module)  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     try:
         found.loader.exec_module(module)
     except Exception as error:  # whatever the file raises

@@ -57,14 +57,18 @@ def unmask(
     masked: npt.NDArray[np.bool_],
     block_length: int,
     step: npt.NDArray[np.int64] | None = None,
+    first_token: bool = False,
 ) -> npt.NDArray[np.bool_]:
     """The masks that commit, of the computed ones `masked` [rows, width]; of equal confidences the leftmost wins.
 
     step [rows]: steps that each row's block has had, by LLaDA's schedule; None: n is the same in all of them.
+    first_token: a block that has had none commits its first token, and others as far as n goes.
     """
     if not masked.size:
         return masked.copy()
     score = np.where(masked, confidence, -np.inf)
+    if first_token and step is not None:
+        score[(step == 0) & masked[:, 0], 0] = np.inf
     steps = rule.denoising_steps or block_length
     num: int | npt.NDArray[np.int64] = max(1, block_length // steps)
     if step is not None:

@@ -289,7 +289,8 @@ class FullSequenceExecutor(ModelExecutor):
             masked = plan.window & (plan.status == MASKED)
             # Every mask left was computed in each of the block's steps.
             step = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
-            committed = unmask(self._policy.unmasking, confidence, masked, self._block, step)
+            first = self._policy.batching.first_token
+            committed = unmask(self._policy.unmasking, confidence, masked, self._block, step, first)
         rows, columns = np.nonzero(committed)
         self._tokens[plan.slots[rows], plan.block_start[rows] + columns] = tokens[rows, columns]
         return committed

@@ -366,7 +366,7 @@ def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
     """Where, between two log rates, readings are likely to cease to hold."""
     if above.worst < 0:
         # The queue grows: the rate that is sustained is the one at which requests leave.
-        return max(low, math.log(above.sustained))
+        return max(low, math.log(above.sustained)) if above.sustained > 0 else low
     s, t = max(below.severities), max(above.severities)
     if not (math.isfinite(s) and math.isfinite(t) and t > s):
         return (low + high) / 2

@@ -31,6 +31,9 @@ class PhaseMultiplexed(Scheduler):
     admit_past_stalled: Annotated[bool, "a waiting request may take the budget that a stalled one could not use"] = True
     newcomers_first: Annotated[bool, "... and stands before the stalled one from then on"] = True
     look_ahead: Annotated[bool, "admit only whom every step of the next block has room for"] = False
+    first_token: Annotated[bool, "a block's first step commits its first token, as the code does (not the paper)"] = (
+        True
+    )
 
     full_sequence = True
     neutral = frozenset(

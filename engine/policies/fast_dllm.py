@@ -37,6 +37,10 @@ class FastCache(NoCache):
 
     reuse: Annotated[str, Choice(REUSES), "compute the block, or the block and all after it"] = "dual"
 
+    extra_pass: Annotated[
+        bool, "with a threshold, a block that its full pass finishes is computed once more, as the code does"
+    ] = True
+
     rules: ClassVar[dict[Any, Any]] = {work: first_whole, held: all_held}
 
     def __post_init__(self) -> None:
@@ -50,7 +54,8 @@ class FastCache(NoCache):
         return self.reuse == "dual"
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        return {**super().numbers(policy), "dual": self.dual}
+        by_threshold = not policy.unmasking.scheduled(policy)
+        return {**super().numbers(policy), "dual": self.dual, "once_more": self.extra_pass and by_threshold}
 
 
 PRESETS = {

@@ -3,6 +3,11 @@
 import numpy as np
 import pytest
 
+from dsim.engine.part import numbers_of
+from dsim.engine.policy import parse
+from dsim.engine.step import Phase, StepOutcome
+from dsim.engine.unmasking import unmask
+
 from ..worlds import World
 
 BEFORE = ",fetch_nothing=false,reserve_at_prefill=true,reserve_past_end=false,preempts=admitted"
@@ -65,3 +70,26 @@ def test_a_prefetch_that_can_let_nobody_in_fetches_nothing(fields: str, rows: li
     # Request 2 takes the place of request 0; from then on the two groups of one are one, or take turns.
     assert held[5:7] == [[0, 1], [2]]
     assert held[7:] == rows
+
+
+@pytest.mark.parametrize(("extra", "phases"), [("true", "FULL REUSE FULL REUSE"), ("false", "FULL FULL")])
+def test_a_block_that_its_full_pass_finishes_is_computed_once_more(extra: str, phases: str) -> None:
+    w = World(f"fast-dllm,block_length=4,strategy=low_confidence_dynamic,extra_pass={extra}")
+    w.submit(0, 6, 8)
+    told = []
+    while (plan := w.engine.schedule(w.now)) is not None:
+        told.append(Phase(plan.phases[0]).name)
+        w.now += 1.0
+        w.engine.commit(StepOutcome(1.0, plan.window & (plan.status == 0)), w.now)
+    assert " ".join(told) == phases
+    # A schedule takes as many steps as it has, and none more.
+    assert not numbers_of(parse("fast-dllm"))["once_more"]
+
+
+def test_the_first_step_of_a_block_commits_its_first_token_under_dllm_serve() -> None:
+    rule, masked = parse("dllm-serve").unmasking, np.ones((2, 4), np.bool_)
+    confidence = np.array([[0.1, 0.2, 0.3, 0.9]] * 2, np.float32)
+    steps = np.array([0, 1])
+    assert parse("dllm-serve").batching.first_token
+    assert unmask(rule, confidence, masked, 4, steps, True).argmax(axis=1).tolist() == [0, 3]
+    assert unmask(rule, confidence, masked, 4, steps).argmax(axis=1).tolist() == [3, 3]

@@ -18,15 +18,16 @@ from dsim.engine.policy import PRESETS, Policy, describe, parse, settings_of, to
 STREAM = DelayedCache(neighbour_aware=False, prefill_counts=True, visible="listed", sample_block=False)
 FOCUS = DelayedCache(neighbour_aware=False, prefill_counts=False, visible="prefix", sample_block=True)
 EVERY_STEP = Continuous(max_batch=None, max_prefill_tokens=4096, num_loops=1, decide_ahead=False)
+AHEAD = dataclasses.replace(EVERY_STEP, decide_ahead=True)
 
 MEANT = {
-    "ar": (EVERY_STEP, Autoregressive(), NoEviction()),
+    "ar": (dataclasses.replace(EVERY_STEP, preempts="admitted"), Autoregressive(), NoEviction()),
     "lmdeploy-bd32": (Continuous(num_loops=None, decide_ahead=True), FixedBlock(32), NoEviction()),
     "sglang-bd32": (BlockSynchronous(), FixedBlock(32), NoEviction()),
     "chunk": (EVERY_STEP, FixedChunk(8, 32, False, "pending-first"), STREAM),
     "optimus": (EVERY_STEP, ElasticChunk(32, 32, (), False, "pending-first", "robust"), STREAM),
-    "delayed-cache": (EVERY_STEP, FixedBlock(32), FOCUS),
-    "delayed-cache-plus": (EVERY_STEP, FixedBlock(32), dataclasses.replace(FOCUS, neighbour_aware=True)),
+    "delayed-cache": (AHEAD, FixedBlock(32), FOCUS),
+    "delayed-cache-plus": (AHEAD, FixedBlock(32), dataclasses.replace(FOCUS, neighbour_aware=True)),
 }
 
 
@@ -116,7 +117,8 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
 
 
 AR_FIELDS = (
-    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, threshold, "
+    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, fetch_nothing, reserve_at_prefill, "
+    "reserve_past_end, preempts, threshold, "
     "temperature, strategy, denoising_steps, strict, page_size, "
     "num_pages"
 )
