@@ -9,13 +9,29 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError
-from . import capacity, compare, lists, live, metrics, profile, replay, sweep, trace, trace_view, tune, validate
+from . import (
+    capacity,
+    compare,
+    importing,
+    lists,
+    live,
+    metrics,
+    profile,
+    replay,
+    serve,
+    sweep,
+    trace,
+    trace_view,
+    tune,
+    validate,
+)  # fmt: skip
 from .options import INTERRUPTED
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
+SERVE = ("starlette", "uvicorn")  # the serve extra's
 
 app = typer.Typer(
     help="Which scheduler settings, on how many GPUs, meet a latency target for a diffusion language model's traffic?",
@@ -24,10 +40,12 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("live")(live.live_command)
+app.command("serve")(serve.serve_command)
 app.command("sweep")(sweep.sweep)
 app.command("capacity")(capacity.capacity_command)
 app.command("tune")(tune.tune_command)
 app.command("compare")(compare.compare_command)
+app.command("import")(importing.import_command)
 app.command("validate")(validate.validate_command)
 app.command("profile")(profile.profile_command)
 app.add_typer(trace.app, name="trace")
@@ -60,7 +78,10 @@ def main() -> None:
     except DsimError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in LIVE:
+        missing = (error.name or "").split(".")[0]
+        if missing in SERVE:
+            _fail(f"{error.name} is not installed, which the server needs: pip install '.[serve]' in a clone of dsim")
+        if missing not in LIVE:
             raise
         _fail(f"{error.name} is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim")
     except UsageError as error:

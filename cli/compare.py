@@ -12,10 +12,12 @@ from rich.console import Console
 from ..engine.errors import DsimError
 from . import options
 from .bar import Bar
+from .importing import requested
 from .options import option
 
 if TYPE_CHECKING:
     from ..profiler.profile import Profile
+    from ..report.run import Run
 
 MISSED = 1
 
@@ -25,7 +27,8 @@ def compare_command(
         list[Path],
         typer.Argument(
             metavar="PREDICTED MEASURED [PREDICTED MEASURED ...]",
-            help="Run folders, in pairs of the same requests: the twin's first, then the device's.",
+            help="Run folders, in pairs of the same requests: the twin's first, then the device's, or a load "
+            "generator's file (dsim import).",
             show_default=False,
         ),
     ],
@@ -42,6 +45,13 @@ def compare_command(
             "BOUND", "\\[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "--bound"
         ),
     ] = None,
+    trace: Annotated[
+        str | None, option("T", "The trace that a load generator replayed; the predicted run's by default.", "--trace")
+    ] = None,
+    policy: Annotated[
+        str | None, option("P", "Which policy of the predicted run a load generator measured.", "--policy")
+    ] = None,
+    across: Annotated[bool, typer.Option("--across", help="Compare different models or devices.")] = False,
     out: Annotated[Path | None, option("DIR", "Write compare.json and report.html.", "-o", "--out")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
@@ -55,7 +65,6 @@ def compare_command(
     from ..report.compare.bounds import Bound
     from ..report.compare.comparison import compare_runs
     from ..report.compare.page import spoken
-    from ..report.run import read_run
     from ..report.text import render
 
     if len(runs) % 2:
@@ -64,7 +73,7 @@ def compare_command(
     if out is not None:
         compare_files.check(out, force=force)
     given = {found.name: found for found in map(load, profile or [])}
-    pairs = [(read_run(p), read_run(m)) for p, m in zip(runs[::2], runs[1::2], strict=True)]
+    pairs = [_pair(p, m, trace, policy) for p, m in zip(runs[::2], runs[1::2], strict=True)]
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     with Bar(screen, "reading", "steps") as bar:
         found = compare_runs(
@@ -72,6 +81,7 @@ def compare_command(
             partial(_profile, given),
             bounds,
             with_parts=parts,
+            across=across,
             progress=lambda policy, done, total: bar.update(done, total, policy),
         )
     if as_json:
@@ -86,6 +96,22 @@ def compare_command(
         screen.print(str(judged), style="bold red", markup=False)
     if missed:
         raise typer.Exit(MISSED)
+
+
+def _pair(predicted: Path, measured: Path, trace: str | None, policy: str | None) -> "tuple[Run, Run]":
+    """Two runs; a load generator's file is read in the terms of the other run, or of its trace."""
+    from ..report.clients.measured import measured_beside, measured_run
+    from ..report.clients.read import read_client
+    from ..report.run import read_run
+
+    asked = None if trace is None else requested(trace)
+    if predicted.is_file():
+        first: Run = measured_run(read_client(predicted), asked, policy=policy or "server")
+    else:
+        first = read_run(predicted)
+    if measured.is_file():
+        return first, measured_beside(first, read_client(measured), asked, policy)
+    return first, read_run(measured)
 
 
 def _profile(given: dict[str, "Profile"], name: str) -> "Profile":

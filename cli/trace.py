@@ -58,14 +58,21 @@ def convert(
     skip_bad: SkipBad = False,
     keep_failed: KeepFailed = False,
     format: FormatOption = None,
+    hash_ids: Annotated[
+        bool,
+        typer.Option("--hash-ids", help="Give each request hash_ids of its own, which `vllm bench serve` needs."),
+    ] = False,
     force: Force = False,
 ) -> None:
     """Write a trace as JSON lines with Mooncake's keys and whole milliseconds."""
     from ..traces import load, write
+    from ..traces.hashes import with_hash_ids
     from ..traces.write import refuse_overwrite
 
     refuse_overwrite(out, force)
     trace = load(source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
+    if hash_ids:
+        trace = with_hash_ids(trace)
     warn(trace.notes.warnings)
     notes = trace.notes
     wrote(write(trace, out, force=force), trace, f"from {notes.num_rows:,} rows of {notes.format}{dropped(trace)}")

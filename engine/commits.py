@@ -155,11 +155,8 @@ class CommitDraws:
         d = self.arrays = _draws(len(index), width, block)
         pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
         d.requests["factor"] = np.exp(model.request_spread * _QUANTILES)[pick]
-        last_block = (input_length + np.maximum(output_length, 1) - 1) // block
-        d.requests["last_block"] = last_block
-        blocks = last_block - input_length // block + 1
-        padding = np.floor(model.padding_share * blocks + uniform(key(seed, PADDING, index)))
-        d.requests["num_padding"] = np.minimum(padding, blocks)
+        self._padding = model.padding_share, seed
+        self.seat(index, input_length, output_length)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         chance = np.array(model.for_block(width).pass_probability)
         with np.errstate(divide="ignore"):
@@ -175,6 +172,17 @@ class CommitDraws:
         """Blocks of each request, its last ones, that are padding."""
         padding: npt.NDArray[np.int32] = self.arrays.requests["num_padding"]
         return padding
+
+    def seat(
+        self, index: npt.NDArray[np.int64], input_length: npt.NDArray[np.int64], output_length: npt.NDArray[np.int64]
+    ) -> None:
+        """Take in the lengths of these requests: a server learns them as they arrive."""
+        share, seed = self._padding
+        last = (input_length + np.maximum(output_length, 1) - 1) // self.block_length
+        blocks = last - input_length // self.block_length + 1
+        padding = np.floor(share * blocks + uniform(key(seed, PADDING, index)))
+        self.arrays.requests["last_block"][index] = last
+        self.arrays.requests["num_padding"][index] = np.minimum(padding, blocks)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit when all of the window goes through all layers, [rows, width]."""

@@ -77,9 +77,7 @@ def run(
         begin = time.monotonic()
         try:
             if isinstance(forward, GraphForward):
-                batches = [1 << i for i in range(bucket(limits.max_batch).bit_length())]
-                windows = [w for w in (1, 2, 4, 8, 16, width) if w <= width]
-                forward.prepare(batches, windows, width, policy.block_length)
+                _prepare(forward, policy, limits)
             _warm_up(forward, policy, limits, latency, requests, prompts)
             begin = time.monotonic()
             serve(
@@ -92,6 +90,27 @@ def run(
     if recorder is not None:
         recorder.flush()
     return LiveRun(table, engine.totals, seconds, told.is_set(), failure)
+
+
+def open_executor(
+    model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts, *,
+    draws: CommitDraws | ScheduledCommits | None = None, latency: LatencyModel | None = None, warm_up: Prompts,
+    max_num_logits: int = 8192, graphs: bool = False,
+) -> ModelExecutor:  # fmt: skip
+    """An executor for requests that are yet to come, none of them larger than `requests`, on a model that is warm."""
+    forward = _forward(model, policy, limits, requests, max_num_logits, graphs)
+    if isinstance(forward, GraphForward):
+        _prepare(forward, policy, limits)
+    _warm_up(forward, policy, limits, latency, requests, warm_up)
+    return _executor(forward, policy, limits, prompts, draws)
+
+
+def _prepare(forward: GraphForward, policy: Policy, limits: Limits) -> None:
+    """Capture the graphs of a policy's decode steps."""
+    width = policy.width
+    batches = [1 << i for i in range(bucket(limits.max_batch).bit_length())]
+    windows = [w for w in (1, 2, 4, 8, 16, width) if w <= width]
+    forward.prepare(batches, windows, width, policy.block_length)
 
 
 def _forward(

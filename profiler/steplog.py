@@ -16,23 +16,27 @@ from .checked import Section, names
 from .commit_log import Bools, CommitLog
 from .fit import fit_latency
 from .fit_commits import fit_commits
+from .logged import Logged, Requests
 from .models import ModelShape, model
 from .pieces import digits
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, model_shape
 from .samples import Samples, samples
 
 SCHEMA = "dsim-steplog"
-VERSION = 1
-KINDS = ("step", "request", "sequence")
+VERSIONS = (1, 2)
+KINDS = ("step", "request", "sequence", "finish")
 # What a line may leave out, and what it then means; None: worked out from the others, or not known.
 HEADER: dict[str, Any] = {
     "num_devices": 1, "weight_bytes": None, "kv_bytes_per_token": None, "num_pages": None, "page_size": 64,
     "temperature": None, "strategy": "low_confidence_dynamic", "prompts": None, "date": "", "torch": None,
-    "driver": None, "clocks": None, "settings": {},
+    "driver": None, "clocks": None, "settings": {}, "preset": None, "started": None,
 }  # fmt: skip
 STEP: dict[str, Any] = {
     "device": None, "sum_q_kv": None, "prefill_tokens": 0, "head_rows": None, "sampled_rows": None, "num_forwards": 1,
+    "start": None, "requests": None, "phases": None, "row_tokens": None, "row_keys": None, "emitted": None,
+    "graph": None, "waiting": None, "running": None, "pages": None,
 }  # fmt: skip
+REQUEST: dict[str, Any] = {"id": None, "output_length": None, "received": None, "arrival": None}
 SEQUENCE: dict[str, Any] = {"computed": None}
 LIMITS: dict[str, tuple[float, ...]] = {
     "num_devices": (1,), "memory_bytes": (1,), "num_pages": (1,), "page_size": (1,), "block_length": (1,),
@@ -64,6 +68,8 @@ class Header:
     torch: str | None
     driver: str | None
     clocks: str | None
+    preset: str | None  # the policy that the engine's scheduler is
+    started: float | None  # when the log was opened, s since 1970
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
@@ -74,6 +80,7 @@ class StepLog:
     header: Header
     steps: Samples
     commits: CommitLog
+    requests: Logged
 
 
 def read_log(path: str | Path) -> StepLog:
@@ -82,24 +89,30 @@ def read_log(path: str | Path) -> StepLog:
     header = _header(*next(lines, (f"{path}:1", {})))
     features: list[Features] = []
     times: list[tuple[float, float]] = []
-    sequences = _Sequences(header.block_length)
+    sequences, requests = _Sequences(header.block_length), Requests()
     for where, values in lines:
         kind = Section(where, "", values, tuple(values)).text("kind", *KINDS) if "kind" in values else None
         if kind is None:
             raise ProfileError(f"{where}: kind is missing, expected one of {', '.join(KINDS)}")
         if kind == "step":
-            found, time = _step(where, values, header.block_length)
+            found, time, s = _step(where, values, header.block_length)
             features.append(found)
             times.append(time)
+            if not s.is_null("requests"):
+                start = s.number("start")
+                requests.step(s, start, start + time[0], found.batch)
         elif kind == "request":
-            s = Section(where, "", values, ("kind", "request", "input_length"))
+            s = _filled(where, values, ("kind", "request", "input_length"), REQUEST)
             sequences.open(s, s.integer("request"), s.integer("input_length"))
+            requests.open(s, s.integer("request"), s.integer("input_length"))
+        elif kind == "finish":
+            requests.finish(Section(where, "", values, ("kind", "request", "time")))
         else:
             sequences.step(_filled(where, values, ("kind", "request", "step", "block_start", "committed"), SEQUENCE))
     if not features:
         raise ProfileError(f"{path} holds no step lines")
     latency, device = np.array(times).T
-    return StepLog(header, samples(features, latency, device), sequences.log())
+    return StepLog(header, samples(features, latency, device), sequences.log(), requests.read())
 
 
 def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
@@ -179,8 +192,9 @@ def _header(where: str, values: dict[str, Any]) -> Header:
         raise ProfileError(
             f"{where}: schema is {str(values.get('schema'))[:80]!r}, expected {SCHEMA!r} in the first line"
         )
-    if values.get("version") != VERSION:
-        raise ProfileError(f"{where}: version is {str(values.get('version'))[:80]}, this dsim reads {VERSION}")
+    if values.get("version") not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
+        raise ProfileError(f"{where}: version is {str(values.get('version'))[:80]}, this dsim reads {known}")
     needed = (
         "schema", "version", "synthetic", "engine", "device", "memory_bytes", "model", "block_length", "threshold",
         "workload",
@@ -207,8 +221,8 @@ def _named(where: str, name: str) -> ModelShape:
         raise ProfileError(f"{where}: {error}; or give its shape as an object") from None
 
 
-def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float]]:
-    """A step's features, and its latency and device time."""
+def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float], Section]:
+    """A step's features, its latency and device time, and its checked line."""
     s = _filled(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
     s.integer("step")
     batch, tokens, sum_kv = s.integer("batch", 1), s.integer("tokens", 1), s.integer("sum_kv")
@@ -224,17 +238,21 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
         raise s.error("latency", latency, "more than 0 s")
     if device <= 0 or device > latency:
         raise s.error("device", device, f"more than 0 and at most latency, {latency:g}")
-    return Features(
-        tokens=tokens,
-        # Every row computes as many positions as any other, unless the log says better.
-        sum_q_kv=s.integer("sum_q_kv") if not s.is_null("sum_q_kv") else round(sum_kv * tokens / batch),
-        sum_kv=sum_kv,
-        head_rows=heads,
-        sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows"),
-        batch=batch,
-        prefill_tokens=prefill,
-        num_forwards=s.integer("num_forwards", 1),
-    ), (latency, device)
+    return (
+        Features(
+            tokens=tokens,
+            # Every row computes as many positions as any other, unless the log says better.
+            sum_q_kv=s.integer("sum_q_kv") if not s.is_null("sum_q_kv") else round(sum_kv * tokens / batch),
+            sum_kv=sum_kv,
+            head_rows=heads,
+            sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows"),
+            batch=batch,
+            prefill_tokens=prefill,
+            num_forwards=s.integer("num_forwards", 1),
+        ),
+        (latency, device),
+        s,
+    )
 
 
 class _Sequences:

@@ -74,7 +74,8 @@ class RunWriter:
     As a context manager it aborts unless `finish` was called.
     """
 
-    def __init__(self, folder: str | Path, *, force: bool = False) -> None:
+    def __init__(self, folder: str | Path, *, force: bool = False, more: Sequence[str] = ()) -> None:
+        """more: request columns beside the journal's, of seconds."""
         # Without `..`: a parent that is made on the way must not turn the path into another's.
         self.folder = Path(os.path.normpath(Path(folder).absolute()))
         self._force = force
@@ -87,7 +88,8 @@ class RunWriter:
             self._remove_parents()
             raise DsimError(f"{folder}: cannot be created: {error.strerror}") from error
         self._steps = pq.ParquetWriter(self._build / "steps.parquet", STEP_SCHEMA, **_ENCODING)
-        self._requests = pq.ParquetWriter(self._build / "requests.parquet", REQUEST_SCHEMA, **_ENCODING)
+        self._request_schema = pa.schema([*REQUEST_SCHEMA, *((name, pa.float64()) for name in more)])
+        self._requests = pq.ParquetWriter(self._build / "requests.parquet", self._request_schema, **_ENCODING)
         self._open = True
 
     def steps(self, policy: str) -> StepSink:
@@ -95,13 +97,16 @@ class RunWriter:
         return StepSink(policy, self._steps)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
-        """Write all requests of one policy (REQUEST_COLUMNS)."""
+        """Write all requests of one policy (REQUEST_COLUMNS, and what `more` names)."""
         n = len(columns["request"])
         arrays = [_names(np.zeros(n, np.int32), [policy])]
         for name, dtype in REQUEST_COLUMNS.items():
             column = np.asarray(columns[name], dtype)
             arrays.append(_names(column.astype(np.int32), STATUSES) if name == "status" else pa.array(column))
-        self._requests.write_batch(pa.record_batch(arrays, schema=REQUEST_SCHEMA))
+        arrays += [
+            pa.array(np.asarray(columns[name], np.float64)) for name in self._request_schema.names[len(arrays) :]
+        ]
+        self._requests.write_batch(pa.record_batch(arrays, schema=self._request_schema))
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         """Write run.json and report.html, and move the folder to its place, replacing the run that was there.

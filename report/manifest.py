@@ -43,9 +43,11 @@ class Manifest(TypedDict, total=False):
     question: str
     command: str
     dsim: str  # version
-    driver: str  # "twin" or "live"; a run that does not say is the twin's
+    driver: str  # "twin", "live" or "client", a load generator's file; a run that does not say is the twin's
     commits: str  # live: "model", the weights decided what commits, or "twin", a profile's keyed draws did
     live: dict[str, Any]  # live: device, versions, model and settings, and the host's time beside the device's
+    client: dict[str, Any]  # client: tool, file, failures, how late it sent, and its own figures where they differ
+    server: dict[str, Any]  # what the server's Prometheus metrics say of the same time
     trace: TraceInfo
     profile: ProfileInfo
     commit_models: list[CommitInfo]

@@ -160,7 +160,8 @@ def summarize(
         num_decode_steps=totals.num_decode_steps,
         num_prefill_steps=totals.num_prefill_steps,
         prefill_time_share=_per(totals.prefill_time, busy),
-        busy_share=_per(busy, replicas * run_time),
+        # Steps may outlast the last completion, and so the run.
+        busy_share=float(np.minimum(_per(busy, replicas * run_time), 1.0)),
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,

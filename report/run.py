@@ -44,7 +44,8 @@ class Run:
         """A policy's request columns, `status` as an index into STATUSES."""
         names = list(columns or REQUEST_COLUMNS)
         table = pq.read_table(self.folder / "requests.parquet", columns=names, filters=pc.field("policy") == policy)
-        return {name: _numpy(table[name].combine_chunks(), REQUEST_COLUMNS[name]) for name in names}
+        # Columns beside the journal's, as of a load generator's file, are of seconds.
+        return {name: _numpy(table[name].combine_chunks(), REQUEST_COLUMNS.get(name, "float64")) for name in names}
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
         """A policy's steps, some thousands at a time; scalar columns only."""

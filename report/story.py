@@ -39,10 +39,14 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
             )
         elif not p["stable"]:
             wait = p["queue_time_ms"]["p99"]
+            how_long = "" if wait is None else f" (p99 wait {number(wait / 1e3)} s)"
             lines.append(
-                f"OVERLOADED {p['policy']}: the queue grows without bound (p99 wait {number(wait / 1e3)} s); its "
+                f"OVERLOADED {p['policy']}: the queue grows without bound{how_long}; its "
                 "latencies say how long the trace is, not how the policy serves"
             )
+    if manifest.get("driver") == "client":
+        failed = [p for p in policies if p["rejected"]]
+        return lines + [f"FAILED {p['rejected']:,} of {p['num_requests']:,} requests had no answer" for p in failed]
     return lines + _rejections(policies)
 
 
@@ -75,6 +79,8 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         lines.append(("Trace", ", ".join(part for part in parts if part)))
     if manifest.get("driver") == "live":
         lines.append(("Measured on", _device(manifest)))
+    if manifest.get("driver") == "client":
+        lines.append(("Measured by", manifest.get("client", {}).get("tool", "a client")))
     if "profile" in manifest:
         lines.append(("Profile", _profile(manifest)))
     lines += [("Commit model", text) for text in dict.fromkeys(map(_commit, manifest.get("commit_models", [])))]
@@ -99,7 +105,7 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
 
 def estimated(manifest: Manifest) -> bool:
     """Whether the profile was derived or calibrated; so it is unless the profile says that it was measured."""
-    return manifest.get("driver") != "live" and bool(manifest.get("profile", {}).get("estimated", True))
+    return manifest.get("driver") not in ("live", "client") and bool(manifest.get("profile", {}).get("estimated", True))
 
 
 def notes(manifest: Manifest) -> list[str]:

@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "live": {"engine", "kernels"},
     "planner": {"sim", "profiler", "traces", "engine", "report"},
     "report": {"engine", "profiler"},
-    "cli": {"engine", "traces", "kernels", "profiler", "sim", "live", "planner", "report"},
+    "serve": {"engine", "traces", "profiler", "sim", "live", "planner", "report"},
+    "cli": {"engine", "traces", "kernels", "profiler", "sim", "live", "planner", "report", "serve"},
 }
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {"profiler.measure": {"live"}, "planner.on_device": {"live"}, "planner.validate": {"live"}}
@@ -33,6 +34,8 @@ ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli", "report"},
     "plotly": {"report"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
 }
 # What would bring a clock, a device, the environment or hidden randomness into the engine.
 NOT_IN_ENGINE = {
@@ -135,7 +138,8 @@ def test_only_the_engine_and_what_is_standard_is_needed_to_schedule() -> None:
     ("imported", "never"),
     [
         ("dsim.sim.twin", ["torch", "triton", "dsim.live"]),
-        ("dsim.cli", ["torch", "triton", "plotly", "matplotlib", "jinja2", "numpy"]),
+        ("dsim.cli", ["torch", "triton", "plotly", "matplotlib", "jinja2", "numpy", "starlette", "uvicorn"]),
+        ("dsim.serve.app, dsim.serve.open", ["torch", "triton", "plotly"]),
         ("dsim.live.loop, dsim.live.stub", ["simpy", "dsim.sim", "pandas"]),
         ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),
         ("dsim", ["numpy"]),

@@ -1,5 +1,6 @@
 """Load a trace: find it, tell its format by its keys, read it, sort it and start it at 0."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from ..engine.errors import TraceError
 from .formats import TICKS_PER_SECOND, Format, named, recognise, shown_keys
 from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
 from .rows import (
+    Rows,
     container,
     csv_frame,
     csv_header,
@@ -23,6 +25,8 @@ from .sharegpt import columns_of_conversations, is_sharegpt
 from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
 
+# The request lines of a step log. By name it cannot be asked for: its first line says what it is.
+STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", {"id": "id"})
 PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s: outside these the time unit is probably another
 
 
@@ -80,10 +84,22 @@ def read(path: Path, format: str | None, skip_bad: bool) -> tuple[Columns, Forma
             raise TraceError(f"{where} holds no rows, expected a trace")
         raise TraceError(f"{found.place(0)}: {found.rows[0] if isinstance(found.rows[0], str) else 'row has no keys'}")
     first = found.rows[whole]
+    # An engine's own log: its requests, as they came.
+    if format is None and isinstance(first, dict) and first.get("schema") == "dsim-steplog":
+        found, wanted = requests_of_log(found), STEP_LOG
+        return columns_of_good_rows(found.rows, wanted) or columns_of_rows(found, wanted, skip_bad), wanted
     if format == "sharegpt" or (format is None and is_sharegpt(first)):
         return columns_of_conversations(found), None
     form = choose(found.place(whole), list(first), wanted)
     return columns_of_good_rows(found.rows, form) or columns_of_rows(found, form, skip_bad), form
+
+
+def requests_of_log(found: Rows) -> Rows:
+    """The request lines of a step log (docs/steplog.md), whose arrivals are the engine's."""
+    kept = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
+    if not kept:
+        raise TraceError(f"{found.path} holds no request lines, expected a step log that names its requests")
+    return replace(found, numbers=[found.numbers[i] for i in kept], rows=[found.rows[i] for i in kept])
 
 
 def read_csv(where: str, data: bytes, wanted: Format | None, skip_bad: bool) -> tuple[Columns, Format]:

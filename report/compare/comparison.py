@@ -18,6 +18,7 @@ from .parts import COMPLETED, Parts, parts, per_request
 from .ranking import DEFINITIONS as RANKING_DEFINITIONS
 from .ranking import Verdict, pooled_taus, rankings, value
 from .steps import Steps, compare_steps
+from .summaries import is_client, summary
 
 Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
 
@@ -35,6 +36,9 @@ TOTALS = {
     "kv_utilization": "kv_utilization", "preemptions": "preemptions",
 }  # fmt: skip
 DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
+UNKNOWN = "unknown"
+SAME_ARRIVAL = 1e-9  # s
+CLOSE_ARRIVAL = 0.01  # s: arrivals may differ by so much, and it is told
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,12 @@ class Side:
     """Where a run's numbers come from."""
 
     folder: str
-    driver: str  # "twin" or "live"
+    driver: str  # "twin", "live" or "client"
     device: str
     model: str
     profile: str  # its name; empty for a live run that used none
     estimated: bool  # the profile was derived or calibrated: nobody measured it
-    commits: str  # "twin": a profile's keyed draws; "model": the weights'
+    commits: str  # "twin": a profile's keyed draws; "model": the weights'; "server": nobody says
     interrupted: bool
 
 
@@ -84,7 +88,7 @@ class Cell:
     left_out: dict[str, int]  # requests, by reason
     metrics: dict[str, Metric]
     totals: dict[str, Total]
-    steps: Steps
+    steps: Steps | None  # None where one of the runs has no step journal
     parts: Parts | None
     no_parts: str  # why there is no decomposition; empty where there is
 
@@ -127,11 +131,14 @@ def compare_runs(
     bounds: Sequence[Bound] = (),
     *,
     with_parts: bool = True,
+    across: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare pairs of (predicted, measured) runs; a DsimError says where a pair is not of the same requests.
 
-    profiles: a profile by the name that a run gives. with_parts: re-run each policy to decompose its error.
+    profiles: a profile by the name that a run gives. with_parts: re-run each policy to decompose its error. across:
+    the runs of a pair may be of different models or devices. A run whose summary is not of its own requests is
+    refused.
     """
     cells: list[Cell] = []
     notes: list[str] = []
@@ -139,19 +146,21 @@ def compare_runs(
     served: dict[bytes, list[int]] = {}
     summaries: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
     for i, (p, m) in enumerate(pairs):
-        _check_pair(p, m)
+        _check_pair(p, m, across)
         shared = [name for name in p.policies if name in m.policies]
         alone = [name for name in (*p.policies, *m.policies) if name not in shared]
         if alone:
             notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
         for policy in shared:
-            cell, values, traffic = _cell(i, p, m, policy, profiles, with_parts, progress)
+            sides = summary(p, policy), summary(m, policy)
+            cell, values, traffic, told = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
+            notes += told
             if not cell.unpaired:
-                for name, sides in values.items():
-                    relative.setdefault(name, []).append(sides)
+                for name, both in values.items():
+                    relative.setdefault(name, []).append(both)
             served.setdefault(traffic, []).append(len(cells))
             cells.append(cell)
-            summaries.append((_summary(p, policy), _summary(m, policy)))
+            summaries.append(sides)
     ranked: list[Ranking] = []
     groups = []
     for members in served.values():
@@ -161,7 +170,7 @@ def compare_runs(
         if found:
             ranked.append(Ranking(names, found))
             groups.append((p_sides, m_sides))
-    overall = {name: errors(*map(np.concatenate, zip(*sides, strict=True))) for name, sides in relative.items()}
+    overall = {name: errors(*map(np.concatenate, zip(*both, strict=True))) for name, both in relative.items()}
     verdicts = [judge(bound, cell.name, cell.metrics, cell.unpaired) for bound in bounds for cell in cells]
     tau = pooled_taus(groups) if groups else {}
     return Comparison([(side(p), side(m)) for p, m in pairs], cells, overall, ranked, tau, verdicts, notes)
@@ -172,24 +181,26 @@ def side(run: Run) -> Side:
     info = run.info
     profile, live = info.get("profile", {}), info.get("live", {})
     driver = info.get("driver", "twin")
-    device = live.get("device", profile.get("device", "unknown"))
+    device = live.get("device", profile.get("device", UNKNOWN))
     return Side(
         str(run.folder),
         driver,
         str(device),
-        str(live.get("model", profile.get("model", "unknown"))),
+        str(live.get("model", profile.get("model", UNKNOWN))),
         profile.get("name", ""),
         bool(profile.get("estimated", True)),
-        info.get("commits", "twin"),
+        info.get("commits", "server" if driver == "client" else "twin"),
         bool(info.get("interrupted", False)),
     )
 
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
-    if parse(policy).autoregressive:
+    if not is_client(predicted) and parse(policy).autoregressive:
         return ""
     for run in (predicted, measured):
+        if is_client(run):
+            return f"nobody says what decided the commits of {run.folder}"
         if run.info.get("commits", "twin") == "model":
             return f"the weights decided the commits of {run.folder}"
     seeds = [run.info.get("seed") for run in (predicted, measured)]
@@ -199,18 +210,17 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
 
 
 def _cell(
-    pair: int, p: Run, m: Run, policy: str, profiles: Callable[[str], Profile], with_parts: bool,
-    progress: Progress | None,
-) -> tuple[Cell, dict[str, tuple[Floats, Floats]], bytes]:  # fmt: skip
+    pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
+    profiles: Callable[[str], Profile], with_parts: bool, progress: Progress | None,
+) -> tuple[Cell, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
-    index, left_out, traffic = _shared_requests(p, m, policy, *requests)
+    index, left_out, traffic, told = _shared_requests(p, m, policy, *requests)
     values = [per_request(columns, index) for columns in requests]
     both = {name: (values[0][name], values[1][name]) for name in PER_REQUEST}
     unpaired = not_paired(p, m, policy)
-    summaries = _summary(p, policy), _summary(m, policy)
     metrics = {}
     for name in DISTRIBUTIONS:
-        sides = [{stat: s[f"{name}_ms"][stat] for stat in STATS} for s in summaries]
+        sides = [{stat: value(s, f"{name}_ms.{stat}") for stat in STATS} for s in summaries]
         metrics[name] = Metric(
             METRICS[name].unit,
             sides[0],
@@ -226,7 +236,7 @@ def _cell(
             totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
     latency, found, why = None, None, "not asked for"
     if with_parts:
-        why = _no_parts(p, m)
+        why = _no_parts(p, m, policy)
         if not why:
             p_profile = profiles(side(p).profile)
             # A live run whose weights decide may have none.
@@ -234,21 +244,30 @@ def _cell(
             latency = p_profile.latency
             tick = None if progress is None else lambda done, total: progress(policy, done, total)
             found = parts(p, m, policy, p_profile, m_profile, index, tick)
-    steps = compare_steps(
-        p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), m.requests(policy),
-        parse(policy), latency,
-    )  # fmt: skip
+    steps = None
+    if has_steps(p, policy) and has_steps(m, policy):
+        steps = compare_steps(
+            p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), m.requests(policy),
+            parse(policy), latency,
+        )  # fmt: skip
     cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
                 steps, found, why)  # fmt: skip
-    return cell, both, traffic
+    return cell, both, traffic, told
 
 
-def _shared_requests(p: Run, m: Run, policy: str, a: Columns, b: Columns) -> tuple[Any, dict[str, int], bytes]:
-    """Indices of the requests that both runs saw after the warm-up, how many were left out and why, and their traffic.
+def has_steps(run: Run, policy: str) -> bool:
+    """Whether a run kept a journal of the policy's steps."""
+    return next(run.step_batches(policy, ["step"]), None) is not None
 
-    A DsimError where they are not the same requests.
+
+def _shared_requests(
+    p: Run, m: Run, policy: str, a: Columns, b: Columns
+) -> tuple[Any, dict[str, int], bytes, list[str]]:
+    """Indices of the requests that both runs saw after the warm-up, how many were left out and why, their traffic, and
+    what is to be told of their arrivals. A DsimError where they are not the same requests.
     """
-    cut = side(p).interrupted or side(m).interrupted
+    clients = is_client(p) or is_client(m)
+    cut = side(p).interrupted or side(m).interrupted or clients
     if len(a["request"]) != len(b["request"]) and not cut:
         raise DsimError(
             f"{p.folder} holds {len(a['request'])} requests of {policy}, {m.folder} holds {len(b['request'])}: "
@@ -257,17 +276,26 @@ def _shared_requests(p: Run, m: Run, policy: str, a: Columns, b: Columns) -> tup
     index, i, j = np.intersect1d(a["request"], b["request"], return_indices=True)
     if not len(index):
         raise DsimError(f"{p.folder} and {m.folder} share no request of {policy}")
-    closed = bool(p.info.get("closed_loop"))
+    told = []
     for name in ("input_length", "output_length", "arrival"):
-        x, y = a[name][i], b[name][j]
-        if name == "arrival" and closed:
+        x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
+        if name == "arrival" and p.info.get("closed_loop"):
             continue  # they follow from latencies
-        other = np.flatnonzero(~np.isclose(x, y, rtol=1e-9, atol=1e-9))
+        if name == "input_length" and clients:
+            continue  # a server counts a prompt's tokens in its own way; the import has told of it
+        off = np.abs(x - y)
+        other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
         if len(other):
             k = other[0]
             raise DsimError(
                 f"request {index[k]} has {name} {x[k]:g} in {p.folder} and {y[k]:g} in {m.folder}: expected two runs "
-                "of the same trace"
+                "of the same trace" + (" (dsim import --trace)" if clients else "")
+            )
+        apart = off > SAME_ARRIVAL + 1e-9 * np.abs(y)
+        if apart.any():
+            told.append(
+                f"{policy}: {int(apart.sum())} of {len(index)} arrivals differ in the two runs, by at most "
+                f"{1e3 * off.max():.3g} ms"
             )
     traffic = b"".join(b[name][j].tobytes() for name in ("request", "input_length", "output_length", "arrival"))
     warm = b["arrival"][j] >= b["arrival"].min() + m.info.get("drop_warmup", 0.0)
@@ -277,32 +305,42 @@ def _shared_requests(p: Run, m: Run, policy: str, a: Columns, b: Columns) -> tup
         "not completed in both": int((warm & ~done).sum()),
         "not arrived in both": len(a["request"]) + len(b["request"]) - 2 * len(index),
     }
-    return index[warm].astype(np.int64), left_out, traffic
+    return index[warm].astype(np.int64), left_out, traffic, told
 
 
-def _check_pair(p: Run, m: Run) -> None:
+def _check_pair(p: Run, m: Run, across: bool) -> None:
     """That a pair of runs can be compared at all."""
-    if side(p).driver == "live" and side(m).driver == "twin":
-        raise DsimError(f"{p.folder} is a live run and {m.folder} a twin's: expected PREDICTED before MEASURED")
+    if side(p).driver != "twin" and side(m).driver == "twin":
+        what = "a live run" if side(p).driver == "live" else "a client's"
+        raise DsimError(f"{p.folder} is {what} and {m.folder} a twin's: expected PREDICTED before MEASURED")
+    for key in ("model", "device"):
+        x, y = (getattr(side(run), key) for run in (p, m))
+        if x != y and UNKNOWN not in (x, y) and not across:
+            raise DsimError(
+                f"{key} is {x} in {p.folder} and {y} in {m.folder}: expected the same, or --across to compare them"
+            )
     if not set(p.policies) & set(m.policies):
         raise DsimError(
             f"{p.folder} holds policies {', '.join(p.policies)}, {m.folder} holds {', '.join(m.policies)}: "
             "expected at least one in both"
         )
-    for key, default in (("emit", "block"), ("replicas", 1), ("closed_loop", False), ("drop_warmup", 0.0)):
+    same: list[tuple[str, Any]] = [("closed_loop", False), ("drop_warmup", 0.0)]
+    if not (is_client(p) or is_client(m)):  # of a server nobody says
+        same += [("emit", "block"), ("replicas", 1)]
+    for key, default in same:
         x, y = (run.info.get(key, default) for run in (p, m))
         if x != y:
             raise DsimError(f"{key} is {x} in {p.folder} and {y} in {m.folder}: expected the same in both")
 
 
-def _no_parts(p: Run, m: Run) -> str:
+def _no_parts(p: Run, m: Run, policy: str) -> str:
     """Why an error cannot be decomposed; empty where it can."""
-    if side(p).driver == "live":
-        return f"{p.folder} is a live run: there is no prediction to take apart"
+    if side(p).driver != "twin":
+        what = "a live run" if side(p).driver == "live" else "a client's"
+        return f"{p.folder} is {what}: there is no prediction to take apart"
+    for run in (p, m):
+        if not has_steps(run, policy):
+            return f"{run.folder} has no step journal"
     if p.info.get("closed_loop"):
         return "in a closed loop arrivals follow from latencies"
     return ""
-
-
-def _summary(run: Run, policy: str) -> dict[str, Any]:
-    return next(summary for summary in run.info["policies"] if summary["policy"] == policy)

@@ -43,7 +43,7 @@ def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
             Figure(f"requests-{i}", "Requests", "Each point a request; on the line they agree.",
                    _scatter(m[known], p[known], i, [f"e2el {head} (s)" for head in heads]))
         )  # fmt: skip
-    if cell.steps.same:
+    if cell.steps is not None and cell.steps.same:
         figures.append(_steps(i, cell, pair, heads))
     figures += [_distribution(i, name, p, m, heads) for name, (p, m) in values.items() if not np.isnan(m).all()]
     return figures

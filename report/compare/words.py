@@ -20,13 +20,15 @@ def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
     drivers = [side.driver for side in pair]
     return (
         ("predicted", "measured")
-        if drivers == ["twin", "live"]
+        if drivers in (["twin", "live"], ["twin", "client"])
         else (f"first ({drivers[0]})", f"second ({drivers[1]})")
     )
 
 
 def about(side: Side) -> str:
     """What made a run, in words."""
+    if side.driver == "client":
+        return f"{side.folder}: a server, measured by its client"
     what = f"{side.model} on {side.device}"
     if side.driver == "twin":
         verdict = "estimated, not measured" if side.estimated else "measured"
@@ -39,9 +41,9 @@ def warnings(found: Comparison) -> list[str]:
     """What a reader must know before any number."""
     lines = []
     for p, m in found.pairs:
-        if m.driver != "live":
+        if m.driver == "twin":
             lines.append(f"NOT MEASURED: {m.folder} was made by the twin, so both sides are predictions")
-        elif p.driver == "live":
+        elif p.driver != "twin":
             lines.append(f"NOT PREDICTED: {p.folder} was measured too, so the error is the device's own noise")
         lines += [f"INTERRUPTED: {side.folder} was stopped before its end" for side in (p, m) if side.interrupted]
     for cell in found.cells:
@@ -166,6 +168,8 @@ def ranking_table(found: Comparison, ranking: Ranking) -> Table:
 def step_lines(found: Comparison, cell: Cell) -> list[str]:
     """What the steps say."""
     steps, folder = cell.steps, found.pairs[cell.pair][1].folder
+    if steps is None:
+        return ["One of the runs has no step journal: steps are not compared."]
     num = steps.decode.num_measured + steps.prefill.num_measured
     if steps.same:
         lines = [f"Both runs planned the same {num:,} steps."]

@@ -26,8 +26,8 @@ from .command import dsim
 
 HEAVY = ("joblib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy", "simpy", "torch")
 COMMANDS = (
-    "capacity", "compare", "live", "metrics", "policies", "profile", "profiles", "replay", "sweep", "trace", "tune",
-    "validate",
+    "capacity", "compare", "import", "live", "metrics", "policies", "profile", "profiles", "replay", "serve", "sweep",
+    "trace", "tune", "validate",
 )  # fmt: skip
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import dsim
-from dsim.engine.errors import ProfileError
+from dsim.engine.errors import DsimError, ProfileError
 from dsim.profiler.profile import load, save
 from dsim.profiler.steplog import profile_of_log, read_log
+from dsim.report.clients.measured import measured_run
+from dsim.report.clients.read import read_client
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 HEADER: dict[str, Any] = {
@@ -51,7 +53,7 @@ def test_lines_become_steps_and_rows(tmp_path: Path) -> None:
 BAD = [
     ((), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
     ((STEP,), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
-    (({**HEADER, "version": 2},), "log.jsonl:1: version is 2, this dsim reads 1"),
+    (({**HEADER, "version": 3},), "log.jsonl:1: version is 3, this dsim reads 1 and 2"),
     (({**HEADER, "colour": 1},), "log.jsonl:1: colour is unknown, expected keys schema, version, synthetic,"),
     (({**HEADER, "model": "x"},), "log.jsonl:1: no model is named x; the known ones are"),
     (({**HEADER, "synthetic": 0},), "log.jsonl:1: synthetic is 0, expected true or false"),
@@ -151,3 +153,84 @@ def test_the_lines_of_the_document_are_a_log(tmp_path: Path) -> None:
     log = read_log(written(tmp_path, *text.split("```\n")[1].splitlines()))
     assert log.steps.features.tolist() == [[352, 67584, 352, 32, 32, 1, 352, 1]]
     assert np.flatnonzero(log.commits.committed).tolist() == [13, 14]
+
+
+# ---- version 2: requests, rows and emissions -------------------------------------------------------------------
+
+HEADER2: dict[str, Any] = {**HEADER, "version": 2, "preset": "lmdeploy-bd4", "started": 1.7e9}
+ARRIVED: list[dict[str, Any]] = [
+    {"kind": "request", "request": 0, "id": "a", "input_length": 4, "output_length": 9, "arrival": 0.5,
+     "received": 0.4},
+    {"kind": "request", "request": 1, "id": "b", "input_length": 8, "arrival": 0.25},
+]  # fmt: skip
+
+
+def rows(start: float, requests: list[int], phases: list[str], emitted: list[int]) -> dict[str, Any]:
+    """A step of blocks of four, a tenth of a second long."""
+    n = len(requests)
+    return {
+        "kind": "step", "step": 0, "start": start, "latency": 0.1, "batch": n, "tokens": 4 * n, "sum_kv": 8 * n,
+        "requests": requests, "phases": phases, "row_tokens": [4] * n, "row_keys": [8] * n, "emitted": emitted,
+        "graph": True, "waiting": 0, "running": n, "pages": n,
+    }  # fmt: skip
+
+
+def test_requests_of_a_log_have_their_arrivals_and_emissions(tmp_path: Path) -> None:
+    log = read_log(
+        written(
+            tmp_path, HEADER2, *ARRIVED, rows(1.0, [1, 0], ["prefill", "prefill"], [0, 0]),
+            rows(1.1, [1, 0], ["denoise", "denoise"], [0, 4]), rows(1.25, [1, 0], ["denoise", "denoise"], [4, 0]),
+            rows(1.5, [0], ["denoise"], [3]), {"kind": "finish", "request": 0, "time": 1.61},
+        )
+    )  # fmt: skip
+    r = log.requests
+    assert (log.header.preset, log.header.started) == ("lmdeploy-bd4", 1.7e9)
+    assert r.request.tolist() == [1, 0]  # in order of arrival
+    assert r.output_length.tolist() == [4, 9]  # what came out where nobody said what was asked for
+    assert r.scheduled.tolist() == [1.0, 1.0]
+    assert r.first_emission.tolist() == pytest.approx([1.35, 1.2])
+    assert r.last_emission.tolist() == pytest.approx([1.35, 1.6])
+    assert (r.num_first.tolist(), r.num_tokens.tolist(), r.num_emissions.tolist()) == ([4, 4], [4, 7], [1, 2])
+    assert np.isnan(r.received[0])
+    assert np.isnan(r.finish[0])
+    assert r.finish[1] == 1.61
+    assert r.gaps.tolist() == pytest.approx([0.4])
+    assert r.canvas_steps.tolist() == [1, 2, 2]
+
+
+BAD2 = [
+    (rows(0.0, [7], ["decode"], [1]), "requests[0] is 7, expected one that a request line has named before"),
+    (rows(0.0, [0], ["dream"], [1]), 'phases[0] is "dream", expected one of prefill, decode, denoise, flush'),
+    (rows(0.0, [0, 1], ["decode", "decode"], [1]), "emitted has 1 values, expected 2"),
+    ({**rows(0.0, [0], ["decode"], [1]), "row_keys": [3]}, "row_keys[0] is 3, expected at least row_tokens[0], 4"),
+    ({**rows(0.0, [0], ["decode"], [1]), "start": None}, "start is null, expected a number"),
+    ({"kind": "finish", "request": 7, "time": 1.0}, "request is 7, expected one that a request line has named before"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BAD2)
+def test_a_wrong_account_of_rows_is_refused(tmp_path: Path, line: Any, said: str) -> None:
+    with pytest.raises(ProfileError) as error:
+        read_log(written(tmp_path, HEADER2, *ARRIVED, line))
+    assert said in str(error.value)
+
+
+def test_a_log_of_version_1_says_nothing_of_when_requests_came(tmp_path: Path) -> None:
+    log = read_log(written(tmp_path, HEADER, STEP, REQUEST, FIRST))
+    assert np.isnan(log.requests.arrival).all()
+    assert len(log.requests) == 1
+
+
+def test_an_engines_own_log_is_a_measured_run(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, HEADER2, *ARRIVED, rows(1.0, [1, 0], ["decode", "decode"], [1, 1]),
+        rows(1.1, [1, 0], ["decode", "decode"], [1, 1]), {"kind": "finish", "request": 1, "time": 1.2},
+    )  # fmt: skip
+    run = measured_run(read_client(path))
+    summary = run.info["policies"][0]
+    assert (summary["completed"], summary["unfinished"]) == (1, 1)
+    assert run.columns["arrival"].tolist() == [0.0, 0.25]
+    assert summary["ttft_ms"]["mean"] == pytest.approx(1e3 * (1.1 - 0.25))
+    assert summary["e2el_ms"]["mean"] == pytest.approx(1e3 * (1.2 - 0.25))
+    with pytest.raises(DsimError, match="request 5 has no arrival, expected a step log of version 2"):
+        read_client(written(tmp_path, HEADER, STEP, REQUEST, FIRST))

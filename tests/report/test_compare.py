@@ -88,7 +88,8 @@ def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model
     for policy, (table, totals) in policies.items():
         columns = {name: column[table["replica"] >= 0] for name, column in table.items()}
         writer.requests(policy, columns)
-        summaries.append(summarize(policy, columns, totals, replicas=replicas).to_json())
+        warm_up = manifest.get("drop_warmup", 0.0)
+        summaries.append(summarize(policy, columns, totals, replicas=replicas, drop_warmup=warm_up).to_json())
     about = {"name": model.name, "device": "toy", "model": "toy", "estimated": True}
     writer.finish({"profile": about, "seed": 0, "emit": "block", "replicas": 1, **manifest, "policies": summaries})
 
@@ -148,7 +149,7 @@ def live(
         requests = [trace.request(i) for i in range(len(trace))]
         serve(engine, device, requests, recorder=recorder, clock=lambda: device.now, sleep=device.sleep)
         recorder.flush()
-        about = {"driver": "live", "commits": "twin", "live": {"device": "toy GPU", "model": "toy"}}
+        about = {"driver": "live", "commits": "twin", "live": {"device": "toy", "model": "toy"}}
         finish(writer, {policy: (table.columns, engine.totals)}, model, **(about | manifest))
     return read_run(folder)
 
@@ -457,7 +458,7 @@ def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(tmp
     assert files[0] == files[1]
     assert set(files[0]) == {"compare.json", "report.html"}
     text = files[0]["report.html"].decode()
-    assert "live, toy on toy GPU; the draws of profile twin decide what commits" in text
+    assert "live, toy on toy; the draws of profile twin decide what commits" in text
     assert "the twin, toy on toy, by profile twin (estimated, not measured)" in text
     assert "NOT MEASURED" not in text
     assert "e2el=1%: " in text
@@ -474,3 +475,110 @@ def test_a_twin_in_the_measured_place_is_never_called_measured(tmp_path: Path) -
     assert "NOT MEASURED" in text
     assert "second (twin) mean" in text
     assert '<th scope="col">measured mean' not in text
+
+
+# ---- what must not be compared ---------------------------------------------------------------------------------
+
+
+def edited(run: Run, change: Callable[[Any], object]) -> Run:
+    """A run with something changed in its run.json."""
+    path = run.folder / "run.json"
+    info = json.loads(path.read_text())
+    change(info)
+    path.write_text(json.dumps(info))
+    return read_run(run.folder)
+
+
+def test_another_runs_summary_is_refused_with_both_values(tmp_path: Path) -> None:
+    fast, slow = twin(tmp_path / "a"), twin(tmp_path / "b", "slower")
+    stale = edited(slow, lambda info: info.update(policies=fast.info["policies"]))
+    with pytest.raises(DsimError) as error:
+        compared(fast, stale)
+    stored, own = (run.info["policies"][0]["duration_s"] for run in (fast, slow))
+    assert str(error.value) == (
+        f"{tmp_path}/b/run.json: duration_s of {CHUNK} is {stored}, requests.parquet beside it gives {own}: the "
+        "summary was edited or is another run's"
+    )
+
+
+@pytest.mark.parametrize("name", ["e2el_ms", "ttft_ms", "output_throughput", "num_decode_steps"])
+def test_an_edited_number_is_refused(tmp_path: Path, name: str) -> None:
+    def edit(info: Any) -> None:
+        held = info["policies"][0]
+        if isinstance(held[name], dict):
+            held[name]["p90"] *= 1.001
+        else:
+            held[name] += 1
+
+    run = twin(tmp_path / "a")
+    with pytest.raises(DsimError, match=f"{name}.*the summary was edited or is another run's"):
+        compared(run, edited(twin(tmp_path / "b"), edit))
+
+
+def test_a_metric_that_an_older_run_lacks_is_worked_out_or_missing(tmp_path: Path) -> None:
+    def older(info: Any) -> None:
+        for name in ("ttfs_ms", "tpot_chunk_ms", "step_latency_ms"):
+            del info["policies"][0][name]
+
+    whole, old = twin(tmp_path / "a"), edited(twin(tmp_path / "b"), older)
+    (cell,) = cells(whole, old)
+    for name in ("ttfs", "tpot_chunk"):
+        assert cell.metrics[name].measured == whole.info["policies"][0][f"{name}_ms"]
+    assert cell.metrics["step_latency"].measured == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
+
+
+def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(tmp_path: Path) -> None:
+    fast, slow = twin(tmp_path / "a"), twin(tmp_path / "b", "slower")
+
+    def bare(folder: Path, run: Run) -> Run:
+        with RunWriter(folder) as writer:
+            writer.requests(CHUNK, run.requests(CHUNK))
+            summary = {k: v for k, v in run.info["policies"][0].items() if k not in NUM_STEPS}
+            writer.finish({**run.info, "policies": [summary]})
+        return read_run(folder)
+
+    for p, m in ((fast, bare(tmp_path / "c", slow)), (bare(tmp_path / "d", fast), slow)):
+        (cell,) = cells(p, m)
+        assert cell.steps is None
+        assert cell.parts is None
+        assert cell.no_parts in (f"{tmp_path}/c has no step journal", f"{tmp_path}/d has no step journal")
+        assert cell.metrics["e2el"].requests == cells(fast, slow)[0].metrics["e2el"].requests
+        write(tmp_path / f"page-{p.folder.name}", compared(p, m), [(p, m)])
+
+
+NUM_STEPS = ("num_decode_steps", "num_prefill_steps")
+
+
+def test_arrivals_that_were_rounded_are_told_and_others_are_refused(tmp_path: Path) -> None:
+    trace = traffic()
+    rounded = toy_trace(np.round(trace.arrival, 3), trace.input_length, trace.output_length)
+    found = compared(twin(tmp_path / "a", trace=trace), twin(tmp_path / "b", trace=rounded))
+    (note,) = found.notes
+    assert note.startswith(f"{CHUNK}: ")
+    off = 1e3 * np.abs(trace.arrival - rounded.arrival)
+    assert note.endswith(f"{(off > 1e-6).sum()} of 40 arrivals differ in the two runs, by at most {off.max():.3g} ms")
+    moved = trace.arrival.copy()
+    moved[-1] += 0.02
+    other = twin(tmp_path / "c", trace=toy_trace(moved, trace.input_length, trace.output_length))
+    with pytest.raises(DsimError, match=r"request 39 has arrival .* expected two runs of the same trace"):
+        compared(twin(tmp_path / "d", trace=trace), other)
+
+
+def test_other_models_and_devices_are_compared_only_when_asked(tmp_path: Path) -> None:
+    run = twin(tmp_path / "a")
+    for key in ("model", "device"):
+        other = twin(tmp_path / key)
+        other = edited(other, lambda info, key=key: info["profile"].update({key: "another"}))  # type: ignore[misc]
+        with pytest.raises(DsimError, match=rf"{key} is toy in .* and another in .*, or --across to compare them"):
+            compared(run, other)
+        assert len(compared(run, other, across=True).cells) == 1
+
+
+def test_a_device_is_never_busy_for_more_than_the_run() -> None:
+    totals = StepTotals()
+    totals.decode_time = 3.0
+    columns = {name: column[:0] for name, column in RequestTable(0).columns.items()}
+    assert np.isnan(summarize("ar", columns, totals).busy_share)
+    table = RequestTable(1).columns
+    table["status"][:], table["arrival"][:], table["finish"][:] = 0, 0.0, 2.0
+    assert summarize("ar", table, totals).busy_share == 1.0

@@ -449,3 +449,23 @@ def test_azure_loads_in_a_blink() -> None:
     start = time.process_time()
     load(SHIPPED["azure-conv"])
     assert time.process_time() - start < 0.5
+
+
+def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"schema": "dsim-steplog", "version": 2},
+        {"kind": "request", "request": 0, "id": "a", "input_length": 7, "output_length": 3, "arrival": 2.5},
+        {"kind": "step", "step": 0, "latency": 0.1, "batch": 1, "tokens": 7, "sum_kv": 7},
+        {"kind": "request", "request": 1, "id": "b", "input_length": 5, "output_length": 4, "arrival": 3.25},
+    ]
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = load(path)
+    assert (trace.arrival.tolist(), trace.notes.format) == ([0.0, 0.75], "steplog")
+    assert (trace.input_length.tolist(), trace.output_length.tolist()) == ([7, 5], [3, 4])
+    path.write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(TraceError, match="holds no request lines, expected a step log that names its requests"):
+        load(path)
+    path.write_text(json.dumps(lines[0]) + '\n{"kind": "request", "input_length": 5}\n')
+    with pytest.raises(TraceError, match=r"steps.jsonl:2: arrival is missing"):
+        load(path)

@@ -1,0 +1,99 @@
+"""dsim import: what a load generator measured of a server, as a run that every report reads."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from ..engine.errors import DsimError
+from . import options
+from .options import option
+
+if TYPE_CHECKING:
+    from ..report.clients.measured import Requested
+
+FILES = "run.json, requests.parquet, steps.parquet, report.html"
+
+
+def import_command(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl).",
+            show_default=False,
+        ),
+    ],
+    trace: Annotated[
+        str | None, option("T", "The trace that the client replayed: its arrivals and lengths.", "--trace")
+    ] = None,
+    time_unit: options.TimeUnit = None,
+    policy: Annotated[
+        str, option("NAME", "What to call the server's policy: a twin's, to compare with it.")
+    ] = "server",
+    metrics: Annotated[
+        Path | None, option("FILE", "The server's Prometheus metrics after the run, to check against.", "--metrics")
+    ] = None,
+    metrics_before: Annotated[
+        Path | None, option("FILE", "The same from before it, to be subtracted.", "--metrics-before")
+    ] = None,
+    replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
+    drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
+    slo: options.Slos = None,
+    missing_fails: options.MissingFails = False,
+    out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
+    as_json: options.AsJson = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
+) -> None:
+    """Read what a load generator measured of a server into a run, by dsim's definitions.
+
+    dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
+    """
+    from ..report.clients.measured import measured_run, write_measured
+    from ..report.clients.prometheus import differences, read_samples, summary_of
+    from ..report.clients.read import read_client
+    from ..report.clients.words import client_lines
+    from ..report.slo import Slo
+    from ..report.story import words
+    from ..report.text import render
+
+    if metrics_before is not None and metrics is None:
+        raise DsimError(f"--metrics-before is {metrics_before} and --metrics is missing: expected both or neither")
+    if not 0 <= drop_warmup < float("inf"):
+        raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
+    run = measured_run(
+        read_client(file), None if trace is None else requested(trace, time_unit), policy=policy,
+        slos=[Slo.parse(text) for text in slo or []], missing_passes=not missing_fails, drop_warmup=drop_warmup,
+        replicas=replicas,
+    )  # fmt: skip
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    if metrics is not None:
+        before = None if metrics_before is None else read_samples(metrics_before)
+        server = summary_of(read_samples(metrics), before)
+        run.info["server"] = server
+        for line in differences(server, run.columns, run.info):
+            screen.print(f"Warning: {line}", style="yellow", markup=False)
+    for line in run.info["client"]["warnings"]:
+        screen.print(f"Warning: {line}", style="yellow", markup=False)
+    if as_json:
+        shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}
+        print(json.dumps(shown, allow_nan=False))
+    else:
+        render(words(run.info["policies"], run.info), Console(soft_wrap=not sys.stdout.isatty()))
+        for line in client_lines(run):
+            print(line)
+    if out is not None:
+        write_measured(run, out, force=force)
+        screen.print(f"Wrote {out}/ ({FILES})", markup=False)
+
+
+def requested(trace: str, time_unit: str | None = None) -> "Requested":
+    """What a trace asks."""
+    from ..report.clients.measured import Requested
+    from ..traces import load
+
+    found = load(trace, time_unit=time_unit)
+    return Requested(found.name, found.arrival, found.input_length, found.output_length)

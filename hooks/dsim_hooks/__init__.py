@@ -1,0 +1,1 @@
+"""Step logs from serving engines, in dsim's format."""

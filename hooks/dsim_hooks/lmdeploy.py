@@ -1,0 +1,157 @@
+"""LMDeploy's PyTorch engine: patches around its model agent, unmasking and loop (against 0.18.0).
+
+LMDeploy loads no plug-ins. `python -m dsim_hooks.lmdeploy ARGS` patches it and runs its command line with ARGS; other
+programs call `patch()` before they make an engine. Engines of one process only.
+"""
+
+import functools
+import inspect
+import sys
+from collections import deque
+
+from . import log as steplog
+
+_STATE = {"log": None, "end": None, "forwards": deque(), "unmasked": deque()}
+MASKED = 0  # lmdeploy.pytorch.consts.DLLM_MASKED
+OVER = ("STOPPED", "TO_BE_MIGRATED")
+
+
+def patch():
+    """Put the hooks in place, once."""
+    if steplog.wanted() is None:
+        return
+    from lmdeploy.pytorch.engine.engine_loop import EngineLoop
+    from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
+    from lmdeploy.pytorch.messages import SchedulerSession
+    from lmdeploy.pytorch.strategies.dllm.unmasking import UnmaskingProcessor
+
+    if getattr(EngineLoop, "_dsim_hooked", False):
+        return
+    EngineLoop._dsim_hooked = True
+    hook_class(BaseModelAgent, "__init__", _build)
+    hook_class(SchedulerSession, "add_sequence", _arrival)
+    hook_class(BaseModelAgent, "_async_model_forward", _forward)
+    hook_class(UnmaskingProcessor, "__call__", _unmask)
+    hook_class(EngineLoop, "_finish_forward_output", _output)
+
+
+def hook_class(kind, name, around):
+    """Replace a method by `around`, which is given the method."""
+    original = getattr(kind, name)
+    if inspect.iscoroutinefunction(original):
+
+        async def hooked(self, *args, **kwargs):
+            return await around(self, original, *args, **kwargs)
+    else:
+
+        def hooked(self, *args, **kwargs):
+            return around(self, original, *args, **kwargs)
+
+    setattr(kind, name, functools.wraps(original)(hooked))
+
+
+def _build(agent, original, *args, **kwargs):
+    """The engine's model agent is made: the log is opened."""
+    original(agent, *args, **kwargs)
+    if _STATE["log"] is None:
+        _STATE["log"] = steplog.StepLog(steplog.wanted(), header(agent))
+
+
+def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs):
+    """A request has come."""
+    seq = original(session, token_ids, sampling_param, *args, **kwargs)
+    if _STATE["log"] is None:
+        return seq
+    asked = None if sampling_param is None else sampling_param.max_new_tokens
+    _STATE["log"].request(seq.seq_id, len(token_ids), asked)
+    return seq
+
+
+async def _forward(agent, original, inputs, *args, **kwargs):
+    """A forward is queued: what it computes is read when its output is here, not now."""
+    log = _STATE["log"]
+    if log is not None and not inputs.is_dummy:
+        _STATE["forwards"].append((log.now(), inputs.is_decoding, inputs.seq_length, inputs.history_lengths))
+    return await original(agent, inputs, *args, **kwargs)
+
+
+def _unmask(processor, original, logits, input_ids, token_ids, dllm_mask):
+    """The masks of each row's block before and after a step; copies stay on the device until its output is here."""
+    if _STATE["log"] is None:
+        return original(processor, logits, input_ids, token_ids, dllm_mask)
+    before = dllm_mask.clone()
+    found = original(processor, logits, input_ids, token_ids, dllm_mask)
+    after = found[0] if isinstance(found, tuple) else found
+    _STATE["unmasked"].append((before, after.clone(), processor.dllm_config.block_length))
+    return found
+
+
+def _output(loop, original, out, running, model_inputs, delta):
+    """A step's output is here: tell of it."""
+    log = _STATE["log"]
+    if log is None or out is None or out.next_token_ids is None or not _STATE["forwards"]:
+        return original(loop, out, running, model_inputs, delta)
+    began, decoding, lengths, history = _STATE["forwards"].popleft()
+    before = [seq.num_new_tokens for seq in running]
+    found = original(loop, out, running, model_inputs, delta)
+    end = log.now()
+    begin = began if _STATE["end"] is None else _STATE["end"]
+    masks = _STATE["unmasked"].popleft() if _STATE["unmasked"] else None
+    block = 1 if masks is None else masks[2]
+    rows, heads = [], 0
+    for seq, n, past, had in zip(running, lengths.tolist(), history.tolist(), before, strict=True):
+        phase = "prefill" if not decoding else "decode" if masks is None else "denoise"
+        rows.append((seq.seq_id, phase, n, past + n, max(0, seq.num_new_tokens - had)))
+        heads += min(n, block)
+    pairs = sum(n * keys if masks is not None else n * (2 * keys - n + 1) // 2 for _, _, n, keys, _ in rows)
+    number = log.step(
+        begin, end - begin, rows, sum_q_kv=pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
+        head_rows=heads, sampled_rows=heads, running=len(running),
+    )  # fmt: skip
+    if masks is not None:
+        was, now = (m.view(len(rows), block).tolist() for m in masks[:2])
+        for row, one, other in zip(rows, was, now, strict=True):
+            settled = [i for i in range(block) if one[i] == MASKED and other[i] != MASKED]
+            if MASKED in one:
+                log.sequence(number, row[0], row[3] - block, settled)
+    over = [seq for seq in running if seq.status.name in OVER]
+    for seq in over:
+        log.finished(seq.seq_id)
+    _STATE["end"] = end if loop.scheduler.has_unfinished() or len(over) < len(running) else None
+    return found
+
+
+def header(agent):
+    """The log's first line, from a model agent's configuration."""
+    import lmdeploy
+    import torch
+
+    model, cache = agent.model_config, agent.cache_config
+    dllm = getattr(agent.misc_config, "dllm_config", None)
+    blocks = dllm is not None and dllm.block_length > 1
+    device, memory = steplog.device_of(torch)
+    return {
+        "synthetic": False, "engine": f"LMDeploy {lmdeploy.__version__}, PyTorch", "device": device,
+        "memory_bytes": memory, "num_devices": agent.dist_config.attn_tp, "model": steplog.shape_of(model.hf_config),
+        "block_length": dllm.block_length if blocks else 1,
+        "threshold": float(dllm.confidence_threshold) if blocks else 1.0, "torch": torch.__version__,
+        "page_size": cache.block_size, "num_pages": cache.num_gpu_blocks if (cache.num_gpu_blocks or 0) > 0 else None,
+        "preset": f"lmdeploy-bd{dllm.block_length}" if blocks else None,
+        "settings": {
+            "max_batches": cache.max_batches,
+            "max_prefill_token_num": getattr(cache, "max_prefill_token_num", None),
+        },
+    }  # fmt: skip
+
+
+def main():
+    """LMDeploy's command line, patched."""
+    patch()
+    from lmdeploy.cli.entrypoint import run
+
+    sys.argv[0] = "lmdeploy"
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The log: an engine's thread takes numbers down, and a thread of its own makes lines of them and writes them."""
+
+import atexit
+import json
+import os
+import queue
+import signal
+import threading
+import time
+
+SCHEMA, VERSION = "dsim-steplog", 2
+FLUSH = 0.5  # s
+
+
+def wanted():
+    """The file to write, or None where nobody asked for a log."""
+    path = os.environ.get("DSIM_STEPLOG")
+    return path.replace("{pid}", str(os.getpid())) if path else None
+
+
+class StepLog:
+    """One engine's log. Times are seconds since it was opened, on a monotonic clock.
+
+    header: what the first line says beside the schema; a callable is asked when the first line is due.
+    """
+
+    def __init__(self, path, header):
+        self.on = os.environ.get("DSIM_STEPLOG_SIGNAL") != "1"
+        self._skip = int(os.environ.get("DSIM_STEPLOG_SKIP", "20"))
+        self._zero, self._wall = time.perf_counter(), time.time()
+        self._lines = queue.SimpleQueue()
+        self._ids = {}
+        self._step = 0
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the engine runs
+        first = {"schema": SCHEMA, "version": VERSION, **header, "started": self._wall}
+        first.setdefault("workload", os.environ.get("DSIM_STEPLOG_WORKLOAD", "live"))
+        self._file.write(json.dumps(first, separators=(",", ":")) + "\n")
+        self._file.flush()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._toggle)
+        self._writer = threading.Thread(target=self._write, name="dsim-steplog", daemon=True)
+        self._writer.start()
+        atexit.register(self.close)
+
+    def now(self):
+        """s since the log was opened."""
+        return time.perf_counter() - self._zero
+
+    def request(self, name, input_length, output_length=None, received=None):
+        """An engine's request has arrived. received: when its server took it, s since 1970.
+
+        One that comes while nothing is logged stays unknown, and so do the steps that it takes part in.
+        """
+        if name in self._ids or not self.on or self._step < self._skip:
+            return
+        number = self._ids[name] = len(self._ids)
+        line = {"kind": "request", "request": number, "id": name, "input_length": input_length, "arrival": self.now()}
+        if output_length is not None:
+            line["output_length"] = output_length
+        if received is not None:
+            line["received"] = received - self._wall
+        self._lines.put(line)
+
+    def step(self, start, latency, rows, **more):
+        """A step. rows: (request's name, phase, tokens, keys, tokens emitted) of each sequence; more: other keys.
+
+        Returns the step's number, or None where it is not logged.
+        """
+        self._step += 1
+        if not self.on or latency <= 0 or not rows or any(row[0] not in self._ids for row in rows):
+            return None
+        names, phases, tokens, keys, emitted = zip(*rows, strict=True)
+        self._lines.put(
+            {
+                "kind": "step", "step": self._step, "start": start, "latency": latency, "batch": len(rows),
+                "tokens": sum(tokens), "sum_kv": sum(keys), "requests": [self._ids[name] for name in names],
+                "phases": phases, "row_tokens": tokens, "row_keys": keys, "emitted": emitted, **more,
+            }
+        )  # fmt: skip
+        return self._step
+
+    def sequence(self, step, name, block_start, committed, computed=None):
+        """What a step did to a sequence's block: positions in it, from 0."""
+        if step is None or name not in self._ids:
+            return
+        line = {
+            "kind": "sequence", "request": self._ids[name], "step": step, "block_start": block_start,
+            "committed": committed,
+        }  # fmt: skip
+        self._lines.put(line if computed is None else line | {"computed": computed})
+
+    def finished(self, name):
+        """A request is over."""
+        if name in self._ids:
+            self._lines.put({"kind": "finish", "request": self._ids[name], "time": self.now()})
+
+    def close(self):
+        """Write what is left."""
+        self._lines.put(None)
+        self._writer.join(timeout=5)
+
+    def _toggle(self, _signum, _frame):
+        self.on = not self.on
+
+    def _write(self):
+        while True:
+            time.sleep(FLUSH)  # lines gather: the engine's thread is woken for none of them
+            while not self._lines.empty():
+                line = self._lines.get()
+                if line is None:
+                    self._file.close()
+                    return
+                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+
+
+def shape_of(config, context_limit=None):
+    """A model's dimensions, from the attributes of its Hugging Face configuration."""
+    config = getattr(config, "text_config", None) or config
+
+    def known(*names, default=None):
+        for name in names:
+            value = getattr(config, name, None)
+            if value is not None:
+                return value
+        return default
+
+    heads, hidden = known("num_attention_heads"), known("hidden_size")
+    return {
+        "name": str(known("_name_or_path", "model_type", default="model") or "model"),
+        "layers": known("num_hidden_layers"), "hidden": hidden, "heads": heads,
+        "kv_heads": known("num_key_value_heads", default=heads), "head_dim": known("head_dim", default=hidden // heads),
+        "ffn": known("intermediate_size"), "vocab": known("vocab_size"),
+        "context_limit": context_limit or known("max_position_embeddings"),
+        "tied": bool(known("tie_word_embeddings", default=False)),
+        "qk_norm": "qwen3" in str(known("model_type", default="")),
+        "qkv_bias": bool(known("attention_bias", default=False)), "experts": None,
+    }  # fmt: skip
+
+
+def device_of(torch):
+    """The device's name and memory, as torch knows them; the machine's where it knows none."""
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return found.name, found.total_memory
+    return "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

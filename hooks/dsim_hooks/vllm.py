@@ -1,0 +1,182 @@
+"""vLLM: a general plug-in around EngineCore and its scheduler (written against 0.32.0, V1)."""
+
+import functools
+import weakref
+
+from . import log as steplog
+
+
+def register():
+    """Called by vLLM in each of its processes; only one that runs an EngineCore opens a log."""
+    if steplog.wanted() is None:
+        return
+    from vllm.v1.engine.core import EngineCore
+
+    if getattr(EngineCore, "_dsim_hooked", False):
+        return
+    EngineCore._dsim_hooked = True
+    build = EngineCore.__init__
+
+    @functools.wraps(build)
+    def init(self, vllm_config, *args, **kwargs):
+        build(self, vllm_config, *args, **kwargs)
+        hook(self, vllm_config)
+
+    # An engine loads its plug-ins as its first act: the one being built is hooked by the class's other methods.
+    EngineCore.__init__ = init
+    add = EngineCore.add_request
+
+    @functools.wraps(add)
+    def add_request(self, request, *args, **kwargs):
+        hooked = hook(self, self.vllm_config)
+        params = request.sampling_params
+        hooked.log.request(
+            request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
+            request.arrival_time,
+        )  # fmt: skip
+        return add(self, request, *args, **kwargs)
+
+    EngineCore.add_request = add_request
+
+
+_HOOKED = weakref.WeakKeyDictionary()
+
+
+def hook(engine, config):
+    """The hooks of an engine, put in place once."""
+    if engine not in _HOOKED:
+        _HOOKED[engine] = Hooks(engine, config)
+    return _HOOKED[engine]
+
+
+class Hooks:
+    """Takes down each step of an engine.
+
+    A step begins when it is scheduled, or where the last one ended if there was work left then: the time between two
+    steps is the later one's. It ends when the scheduler has taken its output in. With asynchronous scheduling steps
+    overlap, and each is as long as the time between two ends.
+    """
+
+    def __init__(self, engine, config):
+        self.log = steplog.StepLog(steplog.wanted(), header(config))
+        self._scheduler = scheduler = engine.scheduler
+        self._diffusion = bool(getattr(config.model_config, "is_diffusion", False))
+        self._plans = {}  # id of a scheduler's output -> (when, rows, waiting, running, pages, preempted)
+        self._end = None  # of the last step, where work was left
+        self._device = DeviceTime(engine.model_executor)
+        self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
+        scheduler.schedule, scheduler.update_from_output = self.schedule, self.update
+
+    def schedule(self, *args, **kwargs):
+        begin = self.log.now()
+        output = self._schedule(*args, **kwargs)
+        if self.log.on and output.total_num_scheduled_tokens:
+            self._plans[id(output)] = (begin, self._rows(output), self._state(), self._device.begin())
+        return output
+
+    def update(self, output, model_output, *args, **kwargs):
+        found = self._update(output, model_output, *args, **kwargs)
+        end = self.log.now()
+        plan = self._plans.pop(id(output), None)
+        if plan is not None:
+            begin, rows, state, events = plan
+            start = begin if self._end is None else self._end
+            emitted, over = {}, []
+            for outputs in found.values():
+                for one in outputs.outputs:
+                    emitted[one.request_id] = len(one.new_token_ids)
+                    if one.finish_reason is not None:
+                        over.append(one.request_id)
+            told = [(name, phase, n, keys, emitted.get(name, 0)) for name, phase, n, keys, _ in rows]
+            more = {
+                "prefill_tokens": sum(row[4] for row in rows), "sum_q_kv": sum(self._pairs(row) for row in rows),
+                "head_rows": self._heads(rows), "sampled_rows": self._heads(rows), **state,
+            }  # fmt: skip
+            graph = getattr(model_output, "cudagraph_stats", None)
+            if graph is not None:
+                more["graph"] = "NONE" not in str(graph.runtime_mode)
+            device = self._device.end(events)
+            if device is not None and 0 < device <= end - start:
+                more["device"] = device
+            self.log.step(start, end - start, told, **more)
+            for name in over:
+                self.log.finished(name)
+        self._end = end if self._scheduler.has_requests() else None
+        return found
+
+    def _rows(self, output):
+        """(request, phase, tokens, keys, tokens of the prompt) of each row. A scheduled request counts as computed."""
+        rows = []
+        for name, n in output.num_scheduled_tokens.items():
+            request = self._scheduler.requests[name]
+            keys = request.num_computed_tokens
+            of_prompt = max(0, min(n, request.num_prompt_tokens - (keys - n)))
+            phase = "prefill" if of_prompt else "denoise" if self._diffusion else "decode"
+            rows.append((name, phase, n, keys, of_prompt))
+        return rows
+
+    def _pairs(self, row):
+        """Queries times the keys that they see: a canvas sees itself whole, other queries what is before them."""
+        _, phase, n, keys, _ = row
+        return n * keys if phase == "denoise" else n * (2 * keys - n + 1) // 2
+
+    def _heads(self, rows):
+        """Rows through the LM head: a canvas whole, of other rows the last."""
+        return sum(n if phase == "denoise" else 1 for _, phase, n, _, _ in rows)
+
+    def _state(self):
+        scheduler = self._scheduler
+        found = {"waiting": len(scheduler.waiting), "running": len(scheduler.running)}
+        pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
+        if pool is not None:
+            found["pages"] = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+        return found
+
+
+class DeviceTime:
+    """CUDA events around a step's forward, where the executor runs in this process; read when the step is over."""
+
+    def __init__(self, executor):
+        import torch
+
+        self._torch = torch
+        self.known = torch.cuda.is_available() and type(executor).__name__ == "UniProcExecutor"
+
+    def begin(self):
+        if not self.known:
+            return None
+        pair = [self._torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        pair[0].record()
+        return pair
+
+    def end(self, pair):
+        """s; None where nobody knows. The step's output is here, so that the events wait for little."""
+        if pair is None:
+            return None
+        pair[1].record()
+        pair[1].synchronize()
+        return pair[0].elapsed_time(pair[1]) / 1e3
+
+
+def header(config):
+    """The log's first line, from vLLM's configuration."""
+    import torch
+    import vllm
+
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    device, memory = steplog.device_of(torch)
+    shape = steplog.shape_of(model.hf_config, model.max_model_len)
+    served = model.served_model_name
+    shape["name"] = str(served[0] if isinstance(served, list) else served)
+    canvas = getattr(model.hf_config, "canvas_length", None) if getattr(model, "is_diffusion", False) else None
+    return {
+        "synthetic": False, "engine": f"vLLM {vllm.__version__}, V1" + (", eager" if model.enforce_eager else ""),
+        "device": device, "memory_bytes": memory, "num_devices": config.parallel_config.tensor_parallel_size,
+        "model": shape, "block_length": int(canvas or 1), "threshold": 1.0, "temperature": 0.0,
+        "page_size": cache.block_size, "num_pages": cache.num_gpu_blocks, "torch": torch.__version__,
+        "preset": None if canvas else "vllm-ar",
+        "settings": {
+            "max_num_seqs": scheduler.max_num_seqs, "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "prefix_caching": bool(cache.enable_prefix_caching), "dtype": str(model.dtype).replace("torch.", ""),
+        },
+    }  # fmt: skip

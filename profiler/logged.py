@@ -1,0 +1,120 @@
+"""What a step log says of its requests: when they arrived, when tokens came out, and how many steps a canvas took."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .checked import Section
+
+PHASES = ("prefill", "decode", "denoise", "flush")
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Logged:
+    """One entry a request, in order of arrival. Times are s since the log was opened; NaN: the log does not say."""
+
+    request: Ints
+    input_length: Ints
+    output_length: Ints  # tokens asked for; what came out where the log does not say
+    received: Floats  # by the server's front end
+    arrival: Floats  # at the engine
+    scheduled: Floats  # begin of its first step
+    first_emission: Floats
+    last_emission: Floats
+    finish: Floats  # NaN: it was not over when the log ended
+    num_first: Ints
+    num_tokens: Ints
+    num_emissions: Ints
+    gaps: Floats  # between emissions of a request, of all requests together
+    canvas_steps: Ints  # of each emission of a denoising row, the steps since the one before
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+
+class Requests:
+    """Requests as their lines and their steps are read."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[str, float]] = {}
+        self._gaps: list[float] = []
+        self._steps: dict[int, int] = {}
+        self._canvas: list[int] = []
+
+    def open(self, s: Section, request: int, input_length: int) -> None:
+        """Take in a request's line."""
+        row = {"input_length": float(input_length), "num_first": 0.0, "num_tokens": 0.0, "num_emissions": 0.0}
+        for name in ("received", "arrival"):
+            if not s.is_null(name):
+                # What was received before the log was opened came at a time below zero.
+                row[name] = s.number(name, -1e9)
+        if not s.is_null("output_length"):
+            row["output_length"] = float(s.integer("output_length"))
+        self._rows[request] = row
+
+    def step(self, s: Section, start: float, end: float, batch: int) -> None:
+        """Take in the rows of a step."""
+        lists = {name: s.items(name, batch) for name in ("requests", "row_tokens", "row_keys", "emitted")}
+        whole = s.part({f"{name}[{i}]": value for name, values in lists.items() for i, value in enumerate(values)})
+        phases = s.texts("phases", *PHASES, length=batch)
+        for i, phase in enumerate(phases):
+            request = whole.integer(f"requests[{i}]")
+            tokens, keys = whole.integer(f"row_tokens[{i}]", 1), whole.integer(f"row_keys[{i}]", 1)
+            if keys < tokens:
+                raise s.error(f"row_keys[{i}]", keys, f"at least row_tokens[{i}], {tokens}")
+            emitted = whole.integer(f"emitted[{i}]")
+            row = self._rows.get(request)
+            if row is None:
+                raise s.error(f"requests[{i}]", request, "one that a request line has named before")
+            row.setdefault("scheduled", start)
+            if phase in ("denoise", "flush"):
+                self._steps[request] = self._steps.get(request, 0) + 1
+            if not emitted:
+                continue
+            if "last_emission" in row:
+                self._gaps.append(end - row["last_emission"])
+            else:
+                row["first_emission"], row["num_first"] = end, float(emitted)
+            if request in self._steps:
+                self._canvas.append(self._steps.pop(request))
+            row["last_emission"] = end
+            row["num_tokens"] += emitted
+            row["num_emissions"] += 1
+
+    def finish(self, s: Section) -> None:
+        """Take in the end of a request."""
+        request = s.integer("request")
+        if request not in self._rows:
+            raise s.error("request", request, "one that a request line has named before")
+        self._rows[request]["finish"] = s.number("time")
+
+    def read(self) -> Logged:
+        """All of it."""
+        rows = sorted(self._rows.items(), key=lambda item: (item[1].get("arrival", 0.0), item[0]))
+
+        def times(name: str) -> Floats:
+            return np.array([row.get(name, np.nan) for _, row in rows], np.float64)
+
+        def counts(name: str, other: str = "") -> Ints:
+            return np.array([row.get(name, row.get(other, 0.0)) for _, row in rows], np.float64).astype(np.int64)
+
+        return Logged(
+            request=np.array([request for request, _ in rows], np.int64),
+            input_length=counts("input_length"),
+            output_length=counts("output_length", "num_tokens"),
+            received=times("received"),
+            arrival=times("arrival"),
+            scheduled=times("scheduled"),
+            first_emission=times("first_emission"),
+            last_emission=times("last_emission"),
+            finish=times("finish"),
+            num_first=counts("num_first"),
+            num_tokens=counts("num_tokens"),
+            num_emissions=counts("num_emissions"),
+            gaps=np.array(self._gaps),
+            canvas_steps=np.array(self._canvas, np.int64),
+        )

@@ -1,0 +1,269 @@
+"""A load generator's file as a measured run: its requests in the trace's terms, without a journal of steps."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import __version__
+from ...engine.errors import DsimError
+from ...engine.journal import REQUEST_COLUMNS, STATUSES, StepTotals
+from ..files import RunWriter
+from ..manifest import Manifest
+from ..metrics import latencies, stable, summarize
+from ..run import Array, Columns, Run
+from ..slo import Slo
+from .read import ClientLog, Floats, Sent
+
+COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(s) for s in ("completed", "rejected", "unfinished"))
+# Request columns of a measured run beside the journal's: s, NaN where unknown.
+OWN = ("ttft", "tpot", "e2el")
+CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN))
+NEIGHBOURS = 0.05  # s: requests that follow each other so closely may have been sent in another order
+DIFFERS = 1e-3  # relative: the client's own figure is told beside dsim's from here on
+# Of a summary, what only a journal of steps tells.
+OF_STEPS = (
+    "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "preemptions", "busy_share", "kv_utilization",
+    "prefill_time_share", "kv_pages",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Requested:
+    """What a trace asks, in order of arrival: one entry a request."""
+
+    name: str
+    arrival: Floats  # s
+    input_length: npt.NDArray[np.int64]
+    output_length: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MeasuredRun(Run):
+    """A run that is held in memory, as its file is read. There are no steps."""
+
+    columns: Columns = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return 0
+
+    def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
+        return {name: self.columns[name] for name in columns or REQUEST_COLUMNS}
+
+    def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
+        return iter(())
+
+    def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
+        raise DsimError(f"{self.folder} has no step journal")
+
+
+def measured_run(
+    log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
+    missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1,
+) -> MeasuredRun:  # fmt: skip
+    """The run that a client's file tells of; a DsimError where it cannot be of the trace.
+
+    A request arrives when the trace says, and its times follow from there as they followed when it was sent: a client
+    that is late changes no latency, and its lateness is a column. Without a trace a request arrives when it was sent.
+    """
+    requests = log.requests
+    if not requests:
+        raise DsimError(f"{log.path}: holds no requests, expected at least 1")
+    rows = np.arange(len(requests)) if trace is None else match(log, trace)
+    columns, warnings = _columns(log, trace, rows)
+    for_stability = {**columns, "scheduled": columns["first_emission"]}  # nobody says when a prefill began
+    totals = StepTotals()
+    for sent in requests:
+        totals.itl.add_many(np.array(sent.gaps))
+    summary = summarize(
+        policy, columns, totals, slos, missing_passes=missing_passes, drop_warmup=drop_warmup, replicas=replicas
+    ).to_json()
+    summary |= dict.fromkeys(OF_STEPS)
+    summary["stable"] = stable(for_stability)
+    arrival = columns["arrival"]
+    duration = float(arrival[-1] - arrival[0])
+    info = Manifest(
+        question="What did its clients see?",
+        dsim=__version__,
+        driver="client",
+        client=_about(log, columns, warnings),
+        trace={
+            "name": Path(log.path).name if trace is None else trace.name,
+            "num_requests": len(arrival),
+            "arrival": "as sent" if trace is None else "trace",
+            "rate": (len(arrival) - 1) / duration if duration > 0 else 0.0,
+        },
+        replicas=replicas,
+        slos=[str(slo) for slo in slos],
+        missing_passes=missing_passes,
+        drop_warmup=drop_warmup,
+        interrupted=False,
+        policies=[summary],
+    )
+    return MeasuredRun(Path(log.path), info, columns)
+
+
+def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:
+    """The run that a client's file tells of, in the terms of a predicted one: of its requests unless a trace is given.
+
+    policy: which of the predicted policies the server runs; a DsimError where that must be said.
+    """
+    names = predicted.policies if policy is None else [policy]
+    if len(names) != 1 or names[0] not in predicted.policies:
+        raise DsimError(
+            f"{predicted.folder} holds policies {', '.join(predicted.policies)}, and {log.path} is of one server: "
+            "expected the one that it runs, --policy"
+        )
+    if trace is None:
+        held = predicted.requests(names[0])
+        order = np.lexsort((held["request"], held["arrival"]))
+        asked = (held[name][order] for name in ("arrival", "input_length", "output_length"))
+        trace = Requested(str(predicted.folder), *asked)
+    info = predicted.info
+    return measured_run(
+        log, trace, policy=names[0], slos=[Slo.parse(text) for text in info.get("slos", [])],
+        missing_passes=info.get("missing_passes", True), drop_warmup=info.get("drop_warmup", 0.0),
+    )  # fmt: skip
+
+
+def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
+    """The trace's request that each of the client's is: by the trace's time where the file repeats it, else by order.
+
+    Where requests follow each other within 50 ms, or arrive at once, their lengths decide. A DsimError where the file
+    cannot be of this trace.
+    """
+    found, n = log.requests, len(trace.arrival)
+    if len(found) > n:
+        raise DsimError(f"{log.path}: holds {len(found)} requests, {trace.name} holds {n}: expected at most as many")
+    due = np.array([sent.due for sent in found])
+    rows = np.arange(len(found))
+    if len(found) < n and not np.isnan(due).any():
+        rows = _by_time(log, trace, due)
+    asked = np.stack([trace.input_length, trace.output_length])[:, rows]
+    got = np.array([[s.input_length, s.output_length] for s in found]).T
+    known = np.array([not s.error for s in found])  # of a request that failed nobody counted the tokens
+    group = np.concatenate([[0], np.cumsum(np.diff(trace.arrival[rows]) > NEIGHBOURS)])
+    for members in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
+        if len(members) > 1 and (asked[:, members] != got[:, members]).any():
+            rows[members] = rows[members][_assign(asked[:, members], got[:, members], known[members])]
+    return rows
+
+
+def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.int64]:
+    """The trace's request at each of these times, the n-th of equal ones for the n-th."""
+    rows = np.zeros(len(due), np.int64)
+    taken = -1
+    for i, when in enumerate(due.tolist()):
+        row = max(taken + 1, int(np.searchsorted(trace.arrival, when - 1e-3)))
+        if row >= len(trace.arrival) or abs(trace.arrival[row] - when) > 1e-3:
+            raise DsimError(f"{log.path}: a request is of {when:g} s, and {trace.name} has none (left) at that time")
+        rows[i] = taken = row
+    return rows
+
+
+def _assign(
+    asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Which of the requests asked each of those got is, so that their lengths differ least in sum."""
+    # Imported here: few files need it, and SciPy takes a while to load.
+    from scipy.optimize import linear_sum_assignment
+
+    cost = np.abs(asked[:, None, :] - got[:, :, None]).sum(axis=0).astype(np.float64)  # [got, asked]
+    cost[~known] = 0.0
+    n = len(known)
+    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # of equals, the order decides
+    chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
+    return chosen
+
+
+def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
+    """Request columns in the trace's order, and what is doubtful about them."""
+    n, warnings = len(rows), []
+    sent = np.array([r.sent for r in log.requests])
+    arrival = sent - sent.min() if trace is None else trace.arrival[rows]
+    # A client cannot be early: its clock's zero is where the least late request is on time.
+    lateness = np.full(n, np.nan) if trace is None else sent - arrival - (sent - arrival).min()
+    columns: Columns = {}
+    for name, dtype in REQUEST_COLUMNS.items():
+        columns[name] = np.full(n, np.nan if dtype == "float64" else 0, dtype)
+    done = np.array([not r.error for r in log.requests])
+    tokens = np.array([r.output_length for r in log.requests])
+    chunks = np.array([r.num_chunks for r in log.requests])
+    told_input = np.array([r.input_length for r in log.requests])
+    columns["request"][:] = rows
+    columns["arrival"][:] = arrival
+    columns["status"][:] = [_status(r) for r in log.requests]
+    asked_input = told_input if trace is None else trace.input_length[rows]
+    columns["input_length"][:] = np.where(done, told_input, asked_input)
+    columns["output_length"][:] = tokens if trace is None else trace.output_length[rows]
+    for name, key in (("first_emission", "first"), ("last_emission", "last"), ("finish", "last")):
+        columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
+    columns["num_tokens"][:] = columns["num_committed"][:] = tokens
+    columns["num_emissions"][:] = chunks
+    # One token a chunk is told; else nobody counted those of the first, and `tpot_chunk` is missing.
+    columns["num_first"][:] = np.where(tokens == chunks, 1, tokens)
+    columns["lateness"] = lateness
+    for name in OWN:
+        columns[f"client_{name}"] = np.array([getattr(r, name) for r in log.requests])
+    if trace is not None:
+        for what, asked, got in (
+            ("prompt", asked_input, told_input), ("output", trace.output_length[rows], tokens),
+        ):  # fmt: skip
+            other = done & (asked != got)
+            if other.any():
+                mean = float(got[done].mean()) / float(asked[done].mean()) - 1
+                warnings.append(
+                    f"{int(other.sum())} of {int(done.sum())} requests have {what} lengths other than the trace's "
+                    f"(in sum {100 * mean:+.1f} %)"
+                )
+    empty = done & (tokens == 0)
+    if empty.any():
+        warnings.append(f"{int(empty.sum())} requests completed without a token")
+    order = np.lexsort((columns["request"], columns["arrival"]))
+    return {name: column[order] for name, column in columns.items()}, warnings
+
+
+def _status(sent: Sent) -> int:
+    """A request that failed had no answer; one that the client gave up was not finished."""
+    if not sent.error:
+        return COMPLETED
+    return UNFINISHED if sent.error.startswith(("incomplete", "cancelled")) else REJECTED
+
+
+def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, Any]:
+    """What run.json says of the client."""
+    done = columns["status"] == COMPLETED
+    ours = latencies(columns)
+    own = {}
+    for name in OWN:
+        theirs = columns[f"client_{name}"]
+        known = done & ~np.isnan(theirs) & ~np.isnan(ours[name])
+        if not known.any():
+            continue
+        mean, mine = float(theirs[known].mean()), float(ours[name][known].mean())
+        if abs(mean - mine) > DIFFERS * mine:
+            own[name] = {"client_ms": 1e3 * mean, "dsim_ms": 1e3 * mine}
+    errors: dict[str, int] = {}
+    for sent in log.requests:
+        if sent.error:
+            errors[sent.error] = errors.get(sent.error, 0) + 1
+    lateness = columns["lateness"]
+    late = None
+    if not np.isnan(lateness).any():
+        p50, p99 = (float(q) for q in 1e3 * np.percentile(lateness, [50, 99]))
+        late = {"p50": p50, "p99": p99, "max": float(1e3 * lateness.max())}
+    return {
+        "tool": log.tool, "file": Path(log.path).name, "model": log.model, "failed": int((~done).sum()),
+        "errors": errors, "lateness_ms": late, "own": own, "warnings": warnings,
+    }  # fmt: skip
+
+
+def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
+    """Write a measured run's folder, which every report reads; its steps.parquet is empty."""
+    with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
+        writer.requests(run.policies[0], run.columns)
+        writer.finish(run.info)

@@ -1,0 +1,318 @@
+"""Reads what a load generator wrote of its requests, vLLM's `bench serve`, guidellm or aiperf, or the engine itself."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...engine.errors import DsimError
+from ...profiler import steplog
+
+Floats = npt.NDArray[np.float64]
+Json = dict[str, Any]
+
+MAX_TOKENS = 10_000_000  # of a request: more is a mistake
+HOW = {
+    "vllm": "vllm bench serve --save-result --save-detailed",
+    "guidellm": "guidellm's JSON output",
+    "aiperf": "aiperf's profile_export.jsonl",
+    "engine": "a step log of version 2 (docs/steplog.md)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request as its client saw it. Times are seconds on the client's clock; NaN where there is none."""
+
+    sent: float
+    first: float  # first chunk with text
+    last: float  # last chunk with text
+    input_length: int  # the server's count
+    output_length: int  # the server's count
+    num_chunks: int  # with text; 0 where nobody counted
+    error: str = ""  # empty: it completed
+    due: float = math.nan  # place in its trace, as the client repeats it: s from the trace's start
+    gaps: tuple[float, ...] = ()  # between chunks; empty where the file has none
+    ttft: float = math.nan  # the client's own figures
+    tpot: float = math.nan
+    e2el: float = math.nan
+
+
+@dataclass(frozen=True)
+class ClientLog:
+    """A file of a load generator, its requests in the order of the trace as far as the file tells."""
+
+    path: str
+    tool: str  # with its version where the file says it
+    model: str
+    requests: tuple[Sent, ...]
+
+
+def read_client(path: str | Path) -> ClientLog:
+    """The requests in a load generator's file; a DsimError names the file, the request and both values."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DsimError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DsimError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return _reader(str(path), text)(str(path), text)
+
+
+def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
+    """Who wrote the file, by the keys of its first object."""
+    head, _, rest = text.strip().partition("\n")
+    whole = _object(head)
+    if whole is None or not rest.strip():
+        whole = _object(text)
+    elif whole.get("schema") == steplog.SCHEMA:
+        return _engine
+    elif {"metadata", "metrics"} <= set(whole):
+        return _aiperf
+    if whole is None:
+        raise DsimError(f"{path}: is no JSON object, expected {_expected()}")
+    if whole.get("schema") == steplog.SCHEMA:
+        return _engine
+    if isinstance(whole.get("benchmarks"), list):
+        return _guidellm
+    if {"metadata", "metrics"} <= set(whole):
+        return _aiperf
+    if {"completed", "total_output_tokens"} <= set(whole):
+        return _vllm
+    if "aiperf_version" in whole:
+        raise DsimError(f"{path}: is aiperf's summary, expected its requests: profile_export.jsonl beside it")
+    raise DsimError(f"{path}: holds {', '.join(list(whole)[:4]) or 'nothing'}, expected {_expected()}")
+
+
+def _expected() -> str:
+    return "; or ".join(HOW.values())
+
+
+def _object(text: str) -> Json | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+# ---- vLLM -----------------------------------------------------------------------------------------------------
+
+
+def _vllm(path: str, text: str) -> ClientLog:
+    whole = _object(text) or {}
+    names = ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")
+    for name in names:
+        if not isinstance(whole.get(name), list):
+            raise DsimError(f"{path}: {name} is missing, expected a file of {HOW['vllm']}")
+    sizes = {name: len(whole[name]) for name in names}
+    if len(set(sizes.values())) != 1:
+        raise DsimError(f"{path}: {', '.join(f'{n} has {k}' for n, k in sizes.items())} entries, expected one number")
+    found = []
+    for i in range(sizes["errors"]):
+        row = _Row(f"{path}: request {i}", {name: whole[name][i] for name in names})
+        error = row.text("errors")
+        sent = row.number("start_times")
+        if error:
+            found.append(_failed(sent, row.count("input_lens"), error))
+            continue
+        gaps = tuple(row.numbers("itls"))
+        ttft, e2el, tokens = row.number("ttfts"), row.number("latencies"), row.count("output_lens")
+        tpot = (e2el - ttft) / (tokens - 1) if tokens > 1 else math.nan
+        found.append(
+            Sent(
+                sent, sent + ttft, sent + e2el, row.count("input_lens"), tokens, len(gaps) + 1, gaps=gaps, ttft=ttft,
+                tpot=tpot, e2el=e2el,
+            )
+        )  # fmt: skip
+    return ClientLog(path, "vllm bench serve", str(whole.get("model_id", "")), tuple(found))
+
+
+# ---- guidellm -------------------------------------------------------------------------------------------------
+
+
+def _guidellm(path: str, text: str) -> ClientLog:
+    whole = _Row(path, _object(text) or {})
+    runs = whole.rows("benchmarks")
+    if len(runs) != 1:
+        raise DsimError(f"{path}: holds {len(runs)} benchmarks, expected 1: write one a file")
+    requests = runs[0].at("requests")
+    scale = runs[0].maybe("config", "strategy", "time_scale")
+    scale = scale if isinstance(scale, int | float) and scale > 0 else 1.0
+    found = []
+    for kind in ("successful", "errored", "incomplete"):
+        for row in requests.rows(kind):
+            due = row.maybe("info", "settings", "relative_timestamp")
+            due = float(due) * scale if isinstance(due, int | float) else math.nan
+            times = row.at("info", "timings")
+            if kind != "successful":
+                sent = times.maybe("request_start")
+                sent = float(sent) if isinstance(sent, int | float) else times.number("targeted_start")
+                why = "incomplete: the benchmark ended" if kind == "incomplete" else row.maybe("info", "error")
+                tokens = row.maybe("prompt_tokens")
+                found.append(_failed(sent, tokens if isinstance(tokens, int) else 0, str(why or "errored"), due))
+                continue
+            sent = times.number("request_start")
+            found.append(
+                Sent(
+                    sent, times.number("first_token_iteration"), times.number("last_token_iteration"),
+                    row.count("prompt_tokens"), row.count("output_tokens"), times.count("token_iterations"),
+                    due=due, ttft=row.ms("time_to_first_token_ms"), tpot=row.ms("inter_token_latency_ms"),
+                    e2el=row.number("request_latency"),
+                )
+            )  # fmt: skip
+    found.sort(key=lambda r: (r.due if r.due == r.due else r.sent, r.sent))
+    version = whole.maybe("metadata", "guidellm_version") or ""
+    model = whole.maybe("config", "spec", "backend", "model") or ""
+    return ClientLog(path, f"guidellm {version}".strip(), str(model), tuple(found))
+
+
+# ---- aiperf ---------------------------------------------------------------------------------------------------
+
+
+def _aiperf(path: str, text: str) -> ClientLog:
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        values = _object(line)
+        if values is None:
+            raise DsimError(f"{where}: is no JSON object, expected a request's record")
+        row = _Row(where, values)
+        about, metrics = row.at("metadata"), row.at("metrics")
+        if about.maybe("benchmark_phase") == "warmup":
+            continue
+        sent = about.number("request_start_ns") / 1e9
+        if values.get("error") or about.maybe("was_cancelled"):
+            error = values.get("error")
+            why = error.get("message") if isinstance(error, dict) else error
+            code = error.get("code") if isinstance(error, dict) else None
+            what = "cancelled" if about.maybe("was_cancelled") else " ".join(str(x) for x in (code, why) if x)
+            found.append(_failed(sent, 0, what or "failed"))
+            continue
+        value = {name: metrics.at(name) for name in ("request_latency", "time_to_first_token")}
+        e2el, ttft = (value[name].ms("value") for name in value)
+        gaps = (
+            tuple(1e-3 * g for g in metrics.at("inter_chunk_latency").numbers("value"))
+            if "inter_chunk_latency" in metrics.values
+            else ()
+        )
+        tpot = metrics.at("inter_token_latency").ms("value") if "inter_token_latency" in metrics.values else math.nan
+        # The last chunk with text: what follows it is the usage. A request of one chunk has no duration.
+        decode = metrics.at("decode_duration").ms("value") if "decode_duration" in metrics.values else 0.0
+        tokens = metrics.at("usage_completion_tokens").count("value")
+        found.append(
+            Sent(
+                sent, sent + ttft, sent + ttft + decode, metrics.at("usage_prompt_tokens").count("value"), tokens,
+                len(gaps) + 1, gaps=gaps, ttft=ttft, tpot=tpot, e2el=e2el,
+            )
+        )  # fmt: skip
+    found.sort(key=lambda r: r.sent)
+    return ClientLog(path, "aiperf", "", tuple(found))
+
+
+# ---- the engine's own step log ---------------------------------------------------------------------------------
+
+
+def _engine(path: str, _text: str) -> ClientLog:
+    """What an engine saw: a request is sent when it reaches the engine, and a token is there when its step ends."""
+    log = steplog.read_log(path)
+    r = log.requests
+    found = []
+    for i in range(len(r)):
+        sent = float(r.arrival[i])
+        if math.isnan(sent):
+            raise DsimError(f"{path}: request {r.request[i]} has no arrival, expected {HOW['engine']}")
+        if math.isnan(r.finish[i]) or not r.num_tokens[i]:
+            found.append(_failed(sent, int(r.input_length[i]), "incomplete: the log ended"))
+            continue
+        first, last = float(r.first_emission[i]), float(r.last_emission[i])
+        found.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
+    # Gaps are of all requests together.
+    if found:
+        found[0] = replace(found[0], gaps=tuple(r.gaps.tolist()))
+    return ClientLog(path, log.header.engine, log.header.model.name, tuple(found))
+
+
+# ---- values ---------------------------------------------------------------------------------------------------
+
+
+def _failed(sent: float, input_length: int, error: str, due: float = math.nan) -> Sent:
+    nan = math.nan
+    return Sent(sent, nan, nan, input_length, 0, 0, " ".join(error.split())[:200] or "failed", due)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An object of the file and where it stands; every value is checked as it is taken out."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    def at(self, *keys: str) -> "_Row":
+        """An object inside."""
+        value: Any = self.values
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            raise DsimError(f"{self.where}: {'.'.join(keys)} is {_shown(value)}, expected an object")
+        return _Row(self.where if len(self.where) > 300 else f"{self.where}: {'.'.join(keys)}", value)
+
+    def maybe(self, *keys: str) -> Any:
+        """A value inside; None where there is none."""
+        value: Any = self.values
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def rows(self, key: str) -> "list[_Row]":
+        """The objects of a list."""
+        value = self.values.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+            raise DsimError(f"{self.where}: {key} is {_shown(value)}, expected a list of objects")
+        return [_Row(f"{self.where}: {key}[{i}]", item) for i, item in enumerate(value)]
+
+    def number(self, key: str) -> float:
+        """A finite number."""
+        return _number(f"{self.where}: {key}", self.values.get(key))
+
+    def ms(self, key: str) -> float:
+        """A number of ms, in seconds; NaN where it is null, as of a request of one token."""
+        return math.nan if self.values.get(key) is None else 1e-3 * self.number(key)
+
+    def numbers(self, key: str) -> Sequence[float]:
+        """A list of finite numbers."""
+        values = self.values.get(key)
+        if not isinstance(values, list):
+            raise DsimError(f"{self.where}: {key} is {_shown(values)}, expected a list of numbers")
+        return [_number(f"{self.where}: {key}", value) for value in values]
+
+    def count(self, key: str) -> int:
+        """A number of tokens or chunks."""
+        value = self.number(key)
+        if value != int(value) or not 0 <= value <= MAX_TOKENS:
+            raise DsimError(f"{self.where}: {key} is {value:g}, expected a whole number from 0 to {MAX_TOKENS}")
+        return int(value)
+
+    def text(self, key: str) -> str:
+        """A text; nothing is an empty one."""
+        value = self.values.get(key)
+        return "" if value is None else str(value)
+
+
+def _number(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DsimError(f"{where} is {_shown(value)}, expected a finite number")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return "missing" if value is None else text if len(text) <= 40 else text[:37] + "..."

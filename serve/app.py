@@ -1,0 +1,280 @@
+"""The routes: OpenAI's completions and chat, streamed or whole, and what a gateway and Prometheus ask for."""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from . import metrics
+from .fleet import BusyError, Emission, Fleet, Stream, TooLongError
+from .words import Pieces, Words
+
+DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
+RETRY_AFTER = 1  # s
+STOPPED = "the server stopped before the reply's end"
+ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the routes go by."""
+
+    model: str  # the name that is served
+    about: str  # what stands behind it, in a header of every reply
+    max_body: int  # bytes
+    api_key: str | None = None
+
+
+class RefusedError(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
+    """The ASGI application. No path of a file is ever served, and no other origin is let in."""
+    routes = _Routes(fleet, words, settings)
+    return Starlette(
+        routes=[
+            Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/v1/models", routes.models),
+            Route("/health", routes.health),
+            Route("/metrics", routes.metrics),
+        ],
+        exception_handlers={
+            RefusedError: _refused,
+            404: lambda request, error: _error(404, f"there is no {request.url.path[:80]}"),
+            405: lambda request, error: _error(405, f"{request.method} is not for {request.url.path[:80]}"),
+        },
+    )
+
+
+class _Routes:
+    def __init__(self, fleet: Fleet, words: Words, settings: Settings) -> None:
+        self._fleet = fleet
+        self._words = words
+        self._settings = settings
+        self._headers = {"x-dsim": settings.about}
+
+    async def completions(self, request: Request) -> Response:
+        body = await self._body(request)
+        return await self._answer(request, body, self._prompt(body.get("prompt")), "text_completion")
+
+    async def chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        return await self._answer(request, body, self._words.encode(_conversation(body)), "chat.completion")
+
+    async def models(self, request: Request) -> Response:
+        self._check_key(request)
+        limit = self._fleet.engines[0].limits.context_limit
+        model = {
+            "id": self._settings.model, "object": "model", "created": 0, "owned_by": "dsim",
+            "root": self._settings.model, "max_model_len": limit,
+        }  # fmt: skip
+        return JSONResponse({"object": "list", "data": [model]}, headers=self._headers)
+
+    async def health(self, request: Request) -> Response:
+        alive = all(replica.alive for replica in self._fleet.replicas)
+        return PlainTextResponse("" if alive else "a replica does not serve\n", 200 if alive else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        text = metrics.exposition(self._fleet, self._settings.model)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _check_key(self, request: Request) -> None:
+        key = self._settings.api_key
+        given = request.headers.get("authorization", "")
+        if key is not None and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise RefusedError(401, "the API key is missing or wrong", {"www-authenticate": "Bearer"})
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """The JSON object that was sent; its size is bounded as it comes in."""
+        self._check_key(request)
+        data, most = bytearray(), self._settings.max_body
+        try:
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > most:
+                    raise RefusedError(413, f"the request is larger than {most} bytes")
+        except ClientDisconnect:
+            raise RefusedError(400, "the client went away") from None
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            raise RefusedError(400, "the request is not JSON") from None
+        if not isinstance(body, dict):
+            raise RefusedError(400, f"the request is a {type(body).__name__}, expected an object")
+        model = body.get("model")
+        if model is not None and model != self._settings.model:
+            raise RefusedError(404, f"model {str(model)[:80]!r} is not served, expected {self._settings.model!r}")
+        for name, only in (("n", 1), ("best_of", 1), ("echo", False)):
+            if body.get(name, only) not in (only, None):
+                raise RefusedError(400, f"{name} is {str(body[name])[:40]}, expected {json.dumps(only)}")
+        return body
+
+    def _prompt(self, prompt: Any) -> list[int]:
+        """The token ids of a completion's prompt: a text, ids, or one of either in a list."""
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return self._words.encode(prompt)
+        if isinstance(prompt, list) and all(type(i) is int and 0 <= i < 2**31 for i in prompt):
+            return prompt
+        raise RefusedError(400, "prompt is missing or several, expected one text or one list of token ids")
+
+    async def _answer(self, request: Request, body: dict[str, Any], prompt: list[int], kind: str) -> Response:
+        most = _max_tokens(body, kind)
+        if not prompt:
+            raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
+        try:
+            stream = self._fleet.submit(prompt, most)
+        except TooLongError as error:
+            raise RefusedError(400, str(error)) from None
+        except BusyError as error:
+            raise RefusedError(503, str(error), {"retry-after": str(RETRY_AFTER)}) from None
+        reply = _Reply(stream, self._words.pieces(), kind, self._settings.model)
+        if body.get("stream"):
+            return StreamingResponse(
+                self._events(reply), media_type="text/event-stream",
+                headers={**self._headers, "cache-control": "no-cache"},
+            )  # fmt: skip
+        return await self._whole(request, reply)
+
+    async def _events(self, reply: "_Reply") -> AsyncIterator[bytes]:
+        """One event an emission, then the usage, then the end. A client that goes away cancels its request."""
+        try:
+            while True:
+                emission = await reply.stream.emissions.get()
+                if emission is None:
+                    yield _event({"error": {"message": STOPPED, "code": 503}})
+                    return
+                yield _event(reply.chunk(emission))
+                if emission.last:
+                    break
+            yield _event(reply.usage_chunk())
+            yield b"data: [DONE]\n\n"
+        finally:
+            self._fleet.cancel(reply.stream)
+
+    async def _whole(self, request: Request, reply: "_Reply") -> Response:
+        gone = asyncio.create_task(_disconnected(request))
+        text = ""
+        try:
+            while True:
+                coming = asyncio.create_task(reply.stream.emissions.get())
+                await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    raise RefusedError(400, "the client went away")
+                emission = coming.result()
+                if emission is None:
+                    raise RefusedError(503, STOPPED, {"retry-after": str(RETRY_AFTER)})
+                text += reply.text(emission)
+                if emission.last:
+                    return JSONResponse(reply.whole(text), headers=self._headers)
+        finally:
+            gone.cancel()
+            self._fleet.cancel(reply.stream)
+
+
+class _Reply:
+    """The objects of one request's reply."""
+
+    def __init__(self, stream: Stream, pieces: Pieces, kind: str, model: str) -> None:
+        self.stream = stream
+        self._pieces = pieces
+        self._chat = kind == "chat.completion"
+        self._kind = kind
+        self._num = 0
+        self._head = {"id": f"{ID_PREFIX[kind]}-{stream.index}", "created": int(time.time()), "model": model}
+
+    def text(self, emission: Emission) -> str:
+        """The text of an emission."""
+        self._num += len(emission.tokens)
+        return self._pieces.more(emission.tokens)
+
+    def chunk(self, emission: Emission) -> dict[str, Any]:
+        """An emission as a chunk of a stream."""
+        first = self._num == 0
+        text, reason = self.text(emission), "length" if emission.last else None
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
+        if self._chat:
+            choice["delta"] = ({"role": "assistant"} if first else {}) | {"content": text}
+        else:
+            choice["text"] = text
+        return self._object([choice])
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk after the last, which holds no choice."""
+        return self._object([]) | {"usage": self._usage()}
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """The whole reply at once."""
+        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        choice = {"index": 0, "logprobs": None, "finish_reason": "length", **said}
+        return {**self._head, "object": self._kind, "choices": [choice], "usage": self._usage()}
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk" if self._chat else self._kind, "choices": choices}
+
+    def _usage(self) -> dict[str, int]:
+        asked = self.stream.input_length
+        return {"prompt_tokens": asked, "completion_tokens": self._num, "total_tokens": asked + self._num}
+
+
+def _max_tokens(body: Mapping[str, Any], kind: str) -> int:
+    for name in ("max_completion_tokens", "max_tokens"):
+        most = body.get(name)
+        if most is not None:
+            if type(most) is not int or not 1 <= most < 2**31:
+                raise RefusedError(400, f"{name} is {str(most)[:40]}, expected a whole number of at least 1")
+            return most
+    return DEFAULT_MAX_TOKENS[kind]
+
+
+def _conversation(body: Mapping[str, Any]) -> str:
+    """A chat's messages as one text: each one's role and what it says."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RefusedError(400, "messages is missing, expected a list of at least 1")
+    lines = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+            content = "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+        if not isinstance(content, str):
+            raise RefusedError(400, "a message has no text, expected content as a text or as parts of text")
+        lines.append(content)
+    return "\n".join(lines)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status, headers=headers)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return _error(error.status, str(error), error.headers)

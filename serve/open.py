@@ -1,0 +1,225 @@
+"""What stands behind a server, opened and warm: the twin in real time, or the executor on a device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import __version__
+from ..engine.commits import CommitDraws, CommitModel
+from ..engine.engine import Engine, Limits
+from ..engine.errors import DsimError
+from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
+from ..engine.policy import Policy
+from ..engine.request import Request
+from ..live.loop import Executor
+from ..planner.on_device import check_live
+from ..planner.scenario import Scenario
+from ..profiler.profile import Profile
+from ..report.manifest import Manifest
+from ..report.metrics import Columns, Summary, summarize
+from ..report.slo import Slo
+from ..sim.router import router
+from ..sim.step_model import StepModel
+from ..sim.twin import commit_model_of, draws_of, limits_of, limits_on
+from ..traces import Trace
+from .driver import PacedTwin
+from .fleet import Fleet, Text
+from .words import Bytes, Filler, Tokenized, Words
+
+if TYPE_CHECKING:
+    from ..profiler.measure import Loaded
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much a server takes."""
+
+    max_requests: int = 100_000  # in its life: the journal's table has so many rows
+    max_waiting: int = 256  # requests that wait; beyond, clients are told to come again
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A fleet that is ready to start, and what a run of it will be called."""
+
+    fleet: Fleet
+    executors: Sequence[Executor]
+    text: Text | None
+    words: Words
+    spec: str
+    about: str  # in a line
+    header: str
+    manifest: Manifest = field(default_factory=Manifest)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self.fleet.start(self.executors, self.text)
+
+    def columns(self) -> Columns:
+        """The requests that came, as the journal has them."""
+        return {name: column[: self.fleet.num_requests] for name, column in self.fleet.table.columns.items()}
+
+    def summarize(self, totals: StepTotals, slos: Sequence[Slo]) -> Summary:
+        """The metrics of what was served."""
+        return summarize(self.spec, self.columns(), totals, slos, replicas=len(self.fleet.engines))
+
+    def run_json(self, summary: Summary, slos: Sequence[Slo]) -> Manifest:
+        """run.json of what was served."""
+        n = self.fleet.num_requests
+        arrival = self.columns()["arrival"]
+        duration = float(arrival[-1] - arrival[0]) if n else 0.0
+        trace: Any = {
+            "name": "what clients sent", "num_requests": n, "arrival": "as received",
+            "rate": (n - 1) / duration if duration > 0 else 0.0,
+        }  # fmt: skip
+        more: Any = {"trace": trace, "slos": [str(slo) for slo in slos], "policies": [summary.to_json()]}
+        return Manifest(**{**self.manifest, **more})
+
+
+def open_twin(
+    scenario: Scenario, bounds: Bounds, *, speed: float = 1.0, tokenizer: str | None = None,
+    append: Append | None = None,
+) -> Behind:  # fmt: skip
+    """The twin of a scenario's policy, profile and replicas, in real time; its text is filler."""
+    if not 0 < speed < float("inf"):
+        raise DsimError(f"speed is {speed}, expected above 0 and finite")
+    profile, policy = scenario.loaded_profile(), scenario.parsed_policy()
+    limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, scenario.workload)
+    draws = draws_of(policy, profile, commits, scenario.seed, _unknown(bounds))
+    table = RequestTable(bounds.max_requests)
+    engines = [
+        Engine(policy, limits, table, replica=r, latency=profile.latency, emit=scenario.emit)
+        for r in range(_replicas(scenario))
+    ]
+    model = StepModel(profile.latency, draws, policy.cache)
+    _warm_up(policy, limits, profile, model)
+    begin = time.monotonic()
+
+    def clock() -> float:
+        return time.monotonic() - begin
+
+    fleet = Fleet(
+        engines, router(scenario.router), table, clock, max_waiting=bounds.max_waiting,
+        draws=draws if isinstance(draws, CommitDraws) else None, append=append,
+    )  # fmt: skip
+    words = Filler(None if tokenizer is None else Tokenized(_tokenizer_file(tokenizer)))
+    about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
+    manifest = _manifest(
+        scenario, policy, limits, commits, profile, "twin",
+        {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
+    )  # fmt: skip
+    executors = [PacedTwin(model, clock, speed) for _ in engines]
+    return Behind(fleet, executors, None, words, scenario.policy, about, "twin; the text is filler", manifest)
+
+
+def open_live(
+    loaded: Loaded, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
+    append: Append | None = None,
+) -> Behind:  # fmt: skip
+    """A model on its device under a scenario's policy. profile: for commits that it draws and for elastic chunks."""
+    from ..live.prompts import random_prompts  # imported here: they load PyTorch
+    from ..live.session import open_executor
+
+    commits = commits or ("model" if loaded.trained else "twin")
+    check_live(scenario, loaded, profile, commits)
+    policy, config = scenario.parsed_policy(), loaded.model.config
+    memory, device = loaded.memory, loaded.device.name
+    limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
+    found = draws = None
+    if commits == "twin" and profile is not None:
+        found = commit_model_of(policy, profile, scenario.workload)
+        draws = draws_of(policy, profile, found, scenario.seed, _unknown(bounds))
+    latency = None if profile is None else profile.latency
+    table = RequestTable(bounds.max_requests)
+    engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit)
+    begin = time.monotonic()
+    fleet = Fleet(
+        [engine], router("round-robin"), table, lambda: time.monotonic() - begin, max_waiting=bounds.max_waiting,
+        draws=draws if isinstance(draws, CommitDraws) else None, append=append,
+    )  # fmt: skip
+    half = limits.context_limit // 2
+    largest = [Request(0, 0.0, limits.context_limit - half, half)]
+    executor = open_executor(
+        loaded.model, policy, limits, largest, fleet.prompt, draws=draws, latency=latency,
+        warm_up=random_prompts(config, scenario.seed), graphs=loaded.graphs,
+    )  # fmt: skip
+    words: Words = Bytes() if config.vocab < 512 else Tokenized(_tokenizer_file(loaded.name))
+    about = f"{config.name} on {device}, {scenario.policy}"
+    manifest = _manifest(scenario, policy, limits, found, profile, commits, loaded.settings)
+    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
+
+
+def _manifest(
+    scenario: Scenario, policy: Policy, limits: Limits, commits: CommitModel | None, profile: Profile | None,
+    decided: str, settings: dict[str, Any],
+) -> Manifest:  # fmt: skip
+    found = Manifest(
+        question="What did its clients see?", dsim=__version__, driver="live", commits=decided, live=settings,
+        limits=[{"policy": scenario.policy, **asdict(limits)}], replicas=scenario.replicas, router=scenario.router,
+        emit=scenario.emit, seed=scenario.seed, closed_loop=False, interrupted=False, drop_warmup=0.0,
+        missing_passes=True,
+    )  # fmt: skip
+    if profile is not None:
+        found["profile"] = {
+            "name": profile.name, "device": profile.device.name, "model": profile.model.name,
+            "implementation": profile.implementation, "estimated": profile.is_estimate,
+        }  # fmt: skip
+    if commits is not None:
+        found["commit_models"] = [
+            {
+                "policy": policy.name, "workload": commits.workload, "block_length": commits.block_length,
+                "threshold": commits.threshold, "source": commits.source,
+                "extrapolated_from": commits.extrapolated_from,
+            }
+        ]  # fmt: skip
+    return found
+
+
+_WARM = 8  # requests of the warm-up
+
+
+def _warm_up(policy: Policy, limits: Limits, profile: Profile, model: StepModel) -> None:
+    """Serve a few requests in no time, one joining the other, so that no client waits for a compilation."""
+    lengths = 30 + 7 * np.arange(_WARM)
+    if isinstance(model.draws, CommitDraws):
+        model.draws.seat(np.arange(_WARM), lengths, lengths)
+    engine = Engine(policy, limits, RequestTable(_WARM), latency=profile.latency)
+    coming = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
+    recorder = StepRecorder(lambda columns, lists: None, policy.width, 16)
+    now = 0.0
+    while coming or not engine.idle:
+        if coming:
+            engine.submit(coming.pop(0))
+        plan = engine.schedule(now)
+        if plan is None:
+            break
+        outcome = model.step(plan)
+        now += outcome.latency
+        recorder.record(0, plan, outcome, engine.commit(outcome, now))
+
+
+def _unknown(bounds: Bounds) -> Trace:
+    """As many requests as may come, whose lengths are learnt later."""
+    if not 1 <= bounds.max_requests <= 10_000_000:
+        raise DsimError(f"max requests is {bounds.max_requests}, expected 1 to 10000000")
+    if bounds.max_waiting < 1:
+        raise DsimError(f"max waiting is {bounds.max_waiting}, expected at least 1")
+    ones = np.ones(max(bounds.max_requests, _WARM), np.int64)
+    return Trace("served", np.zeros(len(ones)), ones, ones)
+
+
+def _replicas(scenario: Scenario) -> int:
+    if not 1 <= scenario.replicas <= 64:
+        raise DsimError(f"replicas is {scenario.replicas}, expected 1 to 64: each is a thread")
+    return scenario.replicas
+
+
+def _tokenizer_file(name: str) -> Path:
+    path = Path(name)
+    return path / "tokenizer.json" if path.is_dir() else path

@@ -1,0 +1,92 @@
+"""dsim import, and dsim compare on a load generator's file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .command import dsim
+
+FILES = Path(__file__).parents[1] / "report" / "clients"
+VLLM, TRACE = FILES / "vllm_bench.json", FILES / "vllm_trace.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_file_becomes_a_run_with_the_metrics_of_its_requests() -> None:
+    ran = dsim("import", VLLM, "--trace", TRACE, "--slo", "ttft=110ms", "-o", "m", "--json")
+    assert (ran.code, ran.err) == (0, "Wrote m/ (run.json, requests.parquet, steps.parquet, report.html)\n")
+    (summary,) = ran.json["policies"]
+    assert summary["completed"] == 8
+    ttfts = json.loads(VLLM.read_text())["ttfts"]
+    assert summary["slo_attainment"] == sum(ttft <= 0.11 for ttft in ttfts) / 8
+    assert sorted(p.name for p in Path("m").iterdir()) == [
+        "report.html", "requests.parquet", "run.json", "steps.parquet",
+    ]  # fmt: skip
+
+
+def test_the_report_tells_of_the_client() -> None:
+    ran = dsim("import", FILES / "aiperf.jsonl", "--trace", FILES / "trace.jsonl")
+    assert ran.code == 0
+    assert "Measured by: aiperf" in ran.out
+    assert "Client: aiperf, 0 requests failed" in ran.out
+    assert "Lateness: requests were sent " in ran.out
+    assert "Own figure: mean tpot is " in ran.out
+
+
+def test_metrics_that_disagree_with_the_file_are_warned_of() -> None:
+    Path("metrics").write_text("vllm:request_success_total 9\n")
+    ran = dsim("import", VLLM, "--metrics", "metrics")
+    assert ran.code == 0
+    assert ran.err == "Warning: requests is 9 by the server's metrics and 8 by the client's file\n"
+    assert "Server's metrics: requests 9.00" in ran.out
+
+
+def test_a_file_compares_with_a_prediction_of_its_trace_directly() -> None:
+    assert dsim("replay", TRACE, "--policy", "ar", "-o", "predicted").code == 0
+    ran = dsim("compare", "predicted", VLLM, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    (cell,) = ran.json["cells"]
+    assert cell["policy"] == "ar"
+    assert cell["metrics"]["e2el"]["requests"]["num"] == 8
+    assert cell["no_parts"] == f"{VLLM} has no step journal"
+    assert ran.json["pairs"][0]["measured"]["driver"] == "client"
+    # The same by way of a folder.
+    assert dsim("import", VLLM, "--trace", TRACE, "--policy", "ar", "-o", "m").code == 0
+    by_folder = dsim("compare", "predicted", "m", "--json", "-o", "c").json["cells"][0]
+    assert by_folder["metrics"] == cell["metrics"]
+    text = dsim("compare", "predicted", VLLM).out
+    assert "The error is not decomposed" in text
+    assert "a server, measured by its client" in text
+
+
+def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> None:
+    assert dsim("replay", TRACE, "--policy", "ar", "--policy", "chunk:8", "-o", "predicted").code == 0
+    ran = dsim("compare", "predicted", VLLM)
+    assert ran.code == 2
+    assert ran.err == (
+        f"Error: predicted holds policies ar, chunk:8, and {VLLM} is of one server: expected the one that it runs, "
+        "--policy\n"
+    )
+    ran = dsim("compare", "predicted", VLLM, "--policy", "chunk:8", "--json")
+    (cell,) = ran.json["cells"]
+    assert cell["unpaired"] == f"nobody says what decided the commits of {VLLM}"
+
+
+def test_two_clients_files_give_the_noise_between_them() -> None:
+    ran = dsim("compare", VLLM, VLLM, "--trace", TRACE, "--json")
+    assert ran.code == 0
+    (cell,) = ran.json["cells"]
+    assert cell["metrics"]["e2el"]["error"]["mean"] == 0.0
+
+
+def test_hash_ids_are_as_many_as_a_prompt_has_blocks_and_no_one_elses() -> None:
+    assert dsim("trace", "convert", "--hash-ids", TRACE, "out.jsonl").code == 0
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [len(row["hash_ids"]) for row in rows] == [-(-row["input_length"] // 16) for row in rows]
+    ids = [i for row in rows for i in row["hash_ids"]]
+    assert len(set(ids)) == len(ids)
+    assert {row["block_size"] for row in rows} == {16}

@@ -1,0 +1,316 @@
+"""The hooks around stand-ins for the engines: objects with the names that the engines' sources have, and no engine."""
+
+import asyncio
+import importlib
+import json
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dsim
+from dsim.profiler.steplog import StepLog, read_log
+
+torch = pytest.importorskip("torch")
+
+HOOKS = Path(dsim.__file__).parent / "hooks"
+CONFIG = types.SimpleNamespace(
+    model_type="qwen3", num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    intermediate_size=128, vocab_size=256, max_position_embeddings=512, tie_word_embeddings=False,
+)  # fmt: skip
+Hook = Callable[[str], Any]
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+    """A hook's module, fresh, with a log that is wanted."""
+    monkeypatch.syspath_prepend(str(HOOKS))
+    monkeypatch.setenv("DSIM_STEPLOG", str(tmp_path / "steps.jsonl"))
+    monkeypatch.setenv("DSIM_STEPLOG_SKIP", "0")
+    monkeypatch.delenv("DSIM_STEPLOG_SIGNAL", raising=False)
+    yield lambda name: importlib.import_module(f"dsim_hooks.{name}")
+    for name in [n for n in sys.modules if n.startswith("dsim_hooks")]:
+        del sys.modules[name]
+
+
+def modules(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
+    """Modules of an engine: dots are double underscores."""
+    for name, values in found.items():
+        module = types.ModuleType(name.replace("__", "."))
+        for key, value in values.items():
+            setattr(module, key, value)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def read(tmp_path: Path) -> tuple[StepLog, list[Any]]:
+    path = tmp_path / "steps.jsonl"
+    return read_log(path), [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_nothing_is_hooked_where_no_log_is_asked_for(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DSIM_STEPLOG")
+    hook("vllm").register()  # it would import vllm
+    hook("sglang").register()
+    hook("lmdeploy").patch()
+
+
+def test_requests_and_steps_while_nothing_is_logged_leave_no_line(
+    hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSIM_STEPLOG_SKIP", "1")
+    log = hook("log").StepLog(tmp_path / "steps.jsonl", {"synthetic": True, "engine": "x", "device": "d"})
+    log.request("warm", 4)
+    log.step(0.0, 0.1, [("warm", "prefill", 4, 4, 1)])
+    log.request("a", 8, 2)
+    log.step(0.1, 0.1, [("warm", "decode", 1, 5, 1), ("a", "prefill", 8, 8, 1)])  # of one that is not known
+    log.step(0.2, 0.1, [("a", "decode", 1, 9, 1)])
+    log.finished("a")
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line.get("kind") for line in lines] == [None, "request", "step", "finish"]
+    assert lines[2]["step"] == 3
+
+
+class VllmRequest(types.SimpleNamespace):
+    pass
+
+
+def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scheduler:
+        """Runs the whole prompt of whoever waits, then a token each."""
+
+        def __init__(self) -> None:
+            self.requests: dict[str, Any] = {}
+            self.waiting: list[str] = []
+            self.running: list[str] = []
+
+        def schedule(self, throttle: bool = False) -> Any:
+            tokens = {}
+            for name in self.waiting + self.running:
+                request = self.requests[name]
+                n = max(1, request.num_prompt_tokens - request.num_computed_tokens)
+                tokens[name] = n
+                request.num_computed_tokens += n
+            self.running, self.waiting = self.running + self.waiting, []
+            return types.SimpleNamespace(num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()))
+
+        def update_from_output(self, output: Any, model_output: Any) -> Any:
+            outputs = []
+            for name in output.num_scheduled_tokens:
+                request = self.requests[name]
+                request.left -= 1
+                over = None if request.left else "length"
+                outputs.append(types.SimpleNamespace(request_id=name, new_token_ids=[7], finish_reason=over))
+                if over:
+                    self.running.remove(name)
+            return {0: types.SimpleNamespace(outputs=outputs)}
+
+        def has_requests(self) -> bool:
+            return bool(self.waiting or self.running)
+
+    class EngineCore:
+        def __init__(self, vllm_config: Any) -> None:
+            self.vllm_config = vllm_config
+            self.scheduler = Scheduler()
+            self.model_executor = object()
+
+        def add_request(self, request: Any) -> None:
+            self.scheduler.requests[request.request_id] = request
+            self.scheduler.waiting.append(request.request_id)
+
+        def step(self) -> None:
+            output = self.scheduler.schedule(False)
+            self.scheduler.update_from_output(output, types.SimpleNamespace(cudagraph_stats=None))
+
+    modules(monkeypatch, vllm={"__version__": "0.32.0"}, vllm__v1={}, vllm__v1__engine={},
+            vllm__v1__engine__core={"EngineCore": EngineCore})  # fmt: skip
+    vllm = hook("vllm")
+    vllm.register()
+    vllm.register()  # vLLM may load a plug-in more than once
+    config = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(
+            hf_config=CONFIG, max_model_len=256, served_model_name=["tiny"], enforce_eager=True, dtype="torch.bfloat16"
+        ),
+        cache_config=types.SimpleNamespace(block_size=16, num_gpu_blocks=100, enable_prefix_caching=False),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
+        parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
+    )
+    engine = EngineCore(config)
+
+    def add(name: str, prompt: int, output: int) -> None:
+        engine.add_request(
+            VllmRequest(
+                request_id=name, num_prompt_tokens=prompt, num_computed_tokens=0, left=output, arrival_time=time.time(),
+                sampling_params=types.SimpleNamespace(max_tokens=output),
+            )
+        )  # fmt: skip
+
+    add("a", 5, 3)
+    engine.step()
+    add("b", 4, 1)
+    engine.step()
+    engine.step()
+    vllm._HOOKED[engine].log.close()
+    log, lines = read(tmp_path)
+    steps = [line for line in lines if line.get("kind") == "step"]
+    assert [s["phases"] for s in steps] == [["prefill"], ["prefill", "decode"], ["decode"]]
+    assert [s["row_tokens"] for s in steps] == [[5], [4, 1], [1]]
+    assert [s["row_keys"] for s in steps] == [[5], [4, 6], [7]]
+    # A prompt's tokens see what is before them: 1 + 2 + .. + 5.
+    assert [s["sum_q_kv"] for s in steps] == [15, 16, 7]
+    assert [s["prefill_tokens"] for s in steps] == [5, 4, 0]
+    assert (log.header.preset, log.header.model.name, log.header.settings["max_num_seqs"]) == ("vllm-ar", "tiny", 4)
+    r = log.requests
+    assert r.num_tokens.tolist() == r.output_length.tolist() == [3, 1]
+    assert (r.finish >= r.last_emission).all()
+    # One step ends where the next begins while there is work.
+    assert steps[1]["start"] == pytest.approx(steps[0]["start"] + steps[0]["latency"])
+
+
+def test_sglangs_forwards_of_a_round_are_steps(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules(monkeypatch, sglang={"__version__": "0.5.23"})
+    sglang = hook("sglang")
+    mask = 99
+
+    class LowConfidence:
+        block_size, mask_id, fdfo = 4, mask, False
+
+        def step(self, forward: Any, logits: Any, states: Any) -> list[bool]:
+            ids = forward.input_ids.view(-1, 4)
+            done = (ids == mask).sum(dim=1) == 0
+            for row in ids:
+                left = (row == mask).nonzero().flatten()
+                if len(left):
+                    row[left[0]] = 1
+            return done.tolist()
+
+        def run(self, runner: Any, forward: Any, states: Any = None) -> Any:
+            if not (forward.input_ids == mask).any():
+                return None, [], None, None, False
+            while not all(self.step(forward, None, None)):
+                pass
+            return None, [], None, None, False
+
+    class Req(types.SimpleNamespace):
+        def finished(self) -> bool:
+            return bool(self.over)
+
+    reqs = [Req(rid="a", output_ids=[], over=False), Req(rid="b", output_ids=[], over=False)]
+    batch = types.SimpleNamespace(
+        reqs=reqs, is_dllm=lambda: True, forward_mode=types.SimpleNamespace(is_extend=lambda: True), extend_lens=[4, 4],
+        prefix_lens=[0, 4],
+    )  # fmt: skip
+    scheduler = types.SimpleNamespace(
+        waiting_queue=[],
+        server_args=types.SimpleNamespace(
+            tp_size=1, served_model_name="m", model_path="m", page_size=1, max_running_requests=8,
+            chunked_prefill_size=64,
+        ),
+        model_config=types.SimpleNamespace(hf_config=CONFIG, context_len=512),
+        dllm_config=types.SimpleNamespace(
+            algorithm_config={"threshold": 0.9}, block_size=4, first_done_first_out_mode=False
+        ),
+    )  # fmt: skip
+    for name, prompt in (("a", 2), ("b", 8)):
+        asked = types.SimpleNamespace(
+            rid=name, input_ids=[0] * prompt, sampling_params=types.SimpleNamespace(max_new_tokens=2)
+        )
+        sglang.around_request(lambda *a, **k: None, scheduler, asked)
+    # Request a denoises the end of its block; b's second block is all prompt.
+    forward = types.SimpleNamespace(
+        input_ids=torch.tensor([5, 5, mask, mask, 6, 6, 6, 6]), batch_size=2, dllm_prompt_mask=None, rids=["a", "b"],
+        extend_prefix_lens_cpu=[0, 4],
+    )  # fmt: skip
+    algorithm = LowConfidence()
+
+    def forwards(s: Any, b: Any) -> Any:
+        return sglang.around_blocks(LowConfidence.run, algorithm, None, forward)
+
+    def result(s: Any, b: Any, r: Any) -> None:
+        reqs[0].over = True
+
+    sglang.around_run(forwards, scheduler, batch)
+    sglang.around_result(result, scheduler, batch, None)
+    sglang._STATE["log"].close()
+    log, lines = read(tmp_path)
+    steps = [line for line in lines if line.get("kind") == "step"]
+    assert [s["phases"] for s in steps] == [["denoise", "flush"], ["denoise", "flush"], ["flush", "flush"]]
+    assert [s["row_keys"] for s in steps] == [[4, 8]] * 3
+    assert [s["emitted"] for s in steps] == [[0, 0], [0, 0], [2, 0]]
+    assert [line["committed"] for line in lines if line.get("kind") == "sequence"] == [[2], [3]]
+    assert log.commits.committed.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
+    assert (log.header.preset, log.header.block_length, log.header.threshold) == ("sglang-sync", 4, 0.9)
+    assert log.requests.canvas_steps.tolist() == [3]
+
+
+def test_lmdeploys_outputs_are_read_with_their_masks(
+    hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules(monkeypatch, lmdeploy={"__version__": "0.18.0"})
+
+    class Agent:
+        def __init__(self) -> None:
+            self.model_config = types.SimpleNamespace(hf_config=CONFIG)
+            self.cache_config = types.SimpleNamespace(block_size=64, num_gpu_blocks=0, max_batches=8)
+            dllm = types.SimpleNamespace(block_length=4, confidence_threshold=0.9)
+            self.misc_config = types.SimpleNamespace(dllm_config=dllm)
+            self.dist_config = types.SimpleNamespace(attn_tp=1)
+
+        async def _async_model_forward(self, inputs: Any) -> str:
+            return "out"
+
+    class Unmasking:
+        dllm_config = types.SimpleNamespace(block_length=4)
+
+        def __call__(self, logits: Any, ids: Any, tokens: Any, mask: Any) -> Any:
+            mask[(mask == 0).nonzero().flatten()[:1]] = 1
+            return mask, tokens
+
+    class Session:
+        def add_sequence(self, token_ids: Any, sampling_param: Any = None) -> Any:
+            return types.SimpleNamespace(seq_id=3, num_new_tokens=0, status=types.SimpleNamespace(name="RUNNING"))
+
+    class Loop:
+        scheduler = types.SimpleNamespace(has_unfinished=lambda: True)
+
+        def _finish_forward_output(self, out: Any, running: Any, model_inputs: Any, delta: Any) -> None:
+            running[0].num_new_tokens += out.new
+            if out.new:
+                running[0].status.name = "STOPPED"
+
+    modules(
+        monkeypatch, lmdeploy__pytorch={}, lmdeploy__pytorch__engine={},
+        lmdeploy__pytorch__engine__engine_loop={"EngineLoop": Loop}, lmdeploy__pytorch__engine__model_agent={},
+        lmdeploy__pytorch__engine__model_agent__agent={"BaseModelAgent": Agent},
+        lmdeploy__pytorch__messages={"SchedulerSession": Session}, lmdeploy__pytorch__strategies={},
+        lmdeploy__pytorch__strategies__dllm={},
+        lmdeploy__pytorch__strategies__dllm__unmasking={"UnmaskingProcessor": Unmasking},
+    )  # fmt: skip
+    lmdeploy = hook("lmdeploy")
+    lmdeploy.patch()
+    lmdeploy.patch()
+    agent, loop, unmask = Agent(), Loop(), Unmasking()
+    seq = Session().add_sequence([1] * 6, types.SimpleNamespace(max_new_tokens=2))
+    mask = torch.tensor([2, 2, 0, 0])
+    for decoding, length, history, new in ((False, 8, 0, 0), (True, 4, 4, 2)):
+        inputs = types.SimpleNamespace(
+            is_dummy=False, is_decoding=decoding, seq_length=torch.tensor([length]),
+            history_lengths=torch.tensor([history]),
+        )  # fmt: skip
+        assert asyncio.run(agent._async_model_forward(inputs)) == "out"
+        unmask(None, None, None, mask)
+        loop._finish_forward_output(types.SimpleNamespace(next_token_ids=[0], new=new), [seq], None, None)
+    lmdeploy._STATE["log"].close()
+    log, lines = read(tmp_path)
+    steps = [line for line in lines if line.get("kind") == "step"]
+    assert [(s["phases"], s["row_tokens"], s["row_keys"], s["emitted"]) for s in steps] == [
+        (["prefill"], [8], [8], [0]), (["denoise"], [4], [8], [2]),
+    ]  # fmt: skip
+    assert [line["committed"] for line in lines if line.get("kind") == "sequence"] == [[2], [3]]
+    assert log.commits.committed.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
+    assert log.requests.num_tokens.tolist() == [2]
+    assert (log.header.preset, log.header.page_size) == ("lmdeploy-bd4", 64)

@@ -1,0 +1,107 @@
+"""A server of this process, in a thread of its own, and clients of the standard library."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dsim.engine.journal import STEP_COLUMNS, STEP_LISTS, StepTotals
+from dsim.serve.app import Settings, application
+from dsim.serve.open import Behind
+from dsim.serve.server import Server
+
+
+@dataclass
+class Journal:
+    """Steps as they are handed on, in memory."""
+
+    batches: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
+
+    def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+        self.batches.append((columns, lists))
+
+    def read(self) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+        """The steps' columns, and each list column's values and offsets."""
+        steps = {name: np.concatenate([columns[name] for columns, _ in self.batches]) for name in STEP_COLUMNS}
+        lists = {}
+        for name in STEP_LISTS:
+            sizes = [np.diff(held[name][1]) for _, held in self.batches]
+            values = np.concatenate([held[name][0] for _, held in self.batches])
+            lists[name] = (values, np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
+        return steps, lists
+
+
+@dataclass
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def chunks(self) -> list[Any]:
+        """The objects of a stream, which must end as it should."""
+        events = self.body.decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""], events[-3:]
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+class Running:
+    """A server that runs, and its clients' side."""
+
+    def __init__(self, behind: Behind, server: Server) -> None:
+        self.behind = behind
+        self.server = server
+        self.port = 0
+        self.totals: StepTotals | None = None
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> Reply:
+        """One request and its whole reply."""
+        connection = self.connect()
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        got = connection.getresponse()
+        reply = Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
+        connection.close()
+        return reply
+
+    def complete(self, **body: Any) -> Reply:
+        """A completion."""
+        return self.ask("POST", "/v1/completions", body)
+
+
+@contextmanager
+def serving(behind: Behind, *, max_body: int = 1 << 16, api_key: str | None = None) -> Iterator[Running]:
+    """Serve on a free port of the loopback; at the end what is in flight is served, and the replicas stop."""
+    up = threading.Event()
+
+    def started(url: str) -> None:
+        running.port = int(url.rsplit(":", 1)[1])
+        up.set()
+
+    settings = Settings("a model", behind.header, max_body, api_key)
+    server = Server(application(behind.fleet, behind.words, settings), "127.0.0.1", 0, 30.0, started)
+    running = Running(behind, server)
+    behind.start()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert up.wait(60)
+        yield running
+    finally:
+        server.should_exit = True
+        thread.join()
+        running.totals = behind.fleet.stop()

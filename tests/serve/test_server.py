@@ -1,0 +1,360 @@
+"""dsim serve, asked by plain HTTP clients: what is answered, refused, journalled and kept. Nothing here is timed."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.journal import RequestTable
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.planner.scenario import Scenario
+from dsim.profiler.profile import save
+from dsim.report.clients.prometheus import read_samples, summary_of
+from dsim.report.run import read_run
+from dsim.serve import driver
+from dsim.serve.open import Behind, Bounds, open_live, open_twin
+
+from ..worlds import TOY_MODEL, toy_profile
+from .serving import Journal, Running, serving
+
+FAST = LatencyModel(((0.0, 0.002), (16.0, 0.003), (32.0, 0.004)), 0.0)
+BOUNDS = Bounds()
+SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
+CHUNK = "chunk:2,block_length=4,max_batch=4,num_pages=64,page_size=8"
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> Callable[..., Behind]:
+    """A twin of a toy, ready to serve."""
+
+    def opened(
+        latency: LatencyModel = FAST, *, policy: str = CHUNK, bounds: Bounds = BOUNDS, append: Any = None,
+        **scenario: Any,
+    ) -> Behind:  # fmt: skip
+        save(dataclasses.replace(toy_profile(TOY_MODEL, latency), name="toy"), tmp_path / "toy.json", force=True)
+        found = Scenario(trace="", policy=policy, profile=str(tmp_path / "toy.json"), **scenario)
+        return open_twin(found, bounds, append=append)
+
+    return opened
+
+
+def test_a_stream_is_a_chunk_an_emission_then_the_usage_then_done(twin: Callable[..., Behind]) -> None:
+    with serving(twin()) as server:
+        reply = server.complete(prompt="12345678", max_tokens=10, stream=True)
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert reply.headers["x-dsim"] == "twin; the text is filler"
+    *chunks, usage = reply.chunks
+    choices = [chunk["choices"][0] for chunk in chunks]
+    # Two tokens of prompt lie in the first block of four.
+    assert [len(choice["text"].split()) for choice in choices] == [2, 4, 4]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, "length"]
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 2, "completion_tokens": 10, "total_tokens": 12}
+    assert len({chunk["id"] for chunk in (*chunks, usage)}) == 1
+
+
+def test_a_chats_stream_names_its_role_once(twin: Callable[..., Behind]) -> None:
+    with serving(twin()) as server:
+        asked = [{"role": "system", "content": "1234567"}, {"role": "user", "content": [{"type": "text", "text": "1"}]}]
+        body = {"messages": asked, "max_completion_tokens": 6, "stream": True, "model": "a model"}
+        *chunks, usage = server.ask("POST", "/v1/chat/completions", body).chunks
+        whole = server.ask("POST", "/v1/chat/completions", {**body, "stream": False}).json
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert ["role" in delta for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+    assert {chunk["object"] for chunk in (*chunks, usage)} == {"chat.completion.chunk"}
+    text = "".join(delta["content"] for delta in deltas)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": text}
+    assert whole["usage"] == usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+
+
+@pytest.mark.parametrize("emit", ["block", "step", "end"])
+def test_every_client_gets_all_its_tokens_however_they_are_emitted(twin: Callable[..., Behind], emit: str) -> None:
+    with serving(twin(emit=emit)) as server:
+
+        def client(i: int) -> tuple[int, int]:
+            reply = server.complete(prompt=list(range(1, 2 + i)), max_tokens=3 + i, stream=True)
+            *chunks, usage = reply.chunks
+            assert usage["usage"]["completion_tokens"] == 3 + i
+            sizes = [len(chunk["choices"][0]["text"].split()) for chunk in chunks]
+            assert all(sizes[:-1])  # the last may say no more than that it is the last
+            return sum(size > 0 for size in sizes), sum(sizes)
+
+        with ThreadPoolExecutor(12) as pool:
+            found = list(pool.map(client, range(12)))
+    assert [tokens for _, tokens in found] == [3 + i for i in range(12)]
+    if emit == "end":
+        assert {chunks for chunks, _ in found} == {1}
+    table = server.behind.columns()
+    order = np.argsort(table["output_length"])
+    assert table["num_emissions"][order].tolist() == [chunks for chunks, _ in found]
+
+
+def test_the_journal_replays_plan_for_plan(twin: Callable[..., Behind]) -> None:
+    for policy in (CHUNK, "optimus,block_length=4,max_batch=4,num_pages=64,page_size=8"):
+        journal = Journal()
+        behind = twin(policy=policy, replicas=2, router="jsq", append=journal.append)
+        with serving(behind) as server:
+            lengths = np.random.default_rng(0).integers(1, 40, (24, 2)).tolist()
+
+            def client(pair: list[int], server: Running = server) -> int:
+                return server.complete(prompt=[0] * pair[0], max_tokens=pair[1]).status
+
+            with ThreadPoolExecutor(8) as pool:
+                assert set(pool.map(client, lengths)) == {200}
+        columns, (steps, lists) = behind.columns(), journal.read()
+        assert len(columns["request"]) == 24
+        assert set(steps["replica"]) == {0, 1}
+        engines = behind.fleet.engines
+        for r in (0, 1):
+            fresh = Engine(parse(policy), engines[r].limits, RequestTable(24), replica=r, latency=FAST)
+            assert list(replay(fresh, r, columns, steps, lists)) == []
+
+
+def test_too_many_waiting_are_told_to_come_again(twin: Callable[..., Behind]) -> None:
+    one = "chunk:2,block_length=4,max_batch=1,num_pages=64,page_size=8"
+    with serving(twin(SLOW, policy=one, bounds=Bounds(max_waiting=2))) as server:
+        first = threading.Thread(target=server.complete, kwargs={"prompt": [0], "max_tokens": 12})
+        first.start()
+        until(lambda: server.behind.fleet.engines[0].num_running == 1)
+        rest = [threading.Thread(target=server.complete, kwargs={"prompt": [0], "max_tokens": 1}) for _ in range(2)]
+        for thread in rest:
+            thread.start()
+        until(lambda: server.behind.fleet.replicas[0].num_waiting == 2)
+        refused = server.complete(prompt=[0], max_tokens=1)
+        for thread in (first, *rest):
+            thread.join()
+        assert server.complete(prompt=[0], max_tokens=1).status == 200
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json["error"]["message"] == "2 requests wait, expected fewer than 2"
+    assert server.behind.fleet.num_refused == 1
+    assert server.behind.fleet.num_requests == 4
+
+
+def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind]) -> None:
+    with serving(twin(bounds=Bounds(max_requests=2))) as server:
+        found = [server.complete(prompt=[0], max_tokens=1).status for _ in range(3)]
+    assert found == [200, 200, 503]
+    assert server.behind.columns()["status"].tolist() == [0, 0]
+
+
+def test_a_client_that_goes_away_cancels_its_request(
+    twin: Callable[..., Behind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[int] = []
+    monkeypatch.setattr(driver, "cancel", lambda engine, request, now: gone.append(request))
+    with serving(twin(SLOW)) as server:
+        for stream in (True, False):
+            connection = server.connect()
+            body = json.dumps({"prompt": [0], "max_tokens": 200, "stream": stream})
+            connection.request("POST", "/v1/completions", body)
+            if stream:
+                connection.getresponse().read(10)
+            else:
+                until(lambda: server.behind.fleet.engines[0].num_running == 2)
+            connection.sock.close()
+            connection.close()
+            until(lambda stream=stream: len(gone) == (1 if stream else 2))
+        # Another is served beside them.
+        assert server.complete(prompt=[0], max_tokens=1).status == 200
+        for replica in server.behind.fleet.replicas:
+            replica.stop()
+    assert gone == [0, 1]
+
+
+def test_an_engine_that_can_cancel_is_asked_to(twin: Callable[..., Behind]) -> None:
+    class Cancelling:
+        def cancel(self, request: int, now: float) -> bool:
+            self.asked = request, now
+            return True
+
+    engine = Cancelling()
+    driver.cancel(engine, 3, 1.5)  # type: ignore[arg-type]
+    assert engine.asked == (3, 1.5)
+
+
+def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
+    replies = []
+    with serving(twin(SLOW)) as server:
+        thread = threading.Thread(target=lambda: replies.append(server.complete(prompt=[0], max_tokens=8, stream=True)))
+        thread.start()
+        until(lambda: server.behind.fleet.engines[0].num_running == 1)
+        server.server.should_exit = True
+        thread.join()
+    assert replies[0].chunks[-1]["usage"]["completion_tokens"] == 8
+    assert server.behind.columns()["status"].tolist() == [0]
+
+
+def test_a_replica_that_fails_ends_its_clients_and_is_not_healthy(twin: Callable[..., Behind]) -> None:
+    behind = twin()
+
+    class Broken:
+        def step(self, plan: object) -> Any:
+            raise ValueError("a fault")
+
+    with serving(dataclasses.replace(behind, executors=[Broken()])) as server:
+        assert server.ask("GET", "/health").status == 200
+        assert server.complete(prompt=[0], max_tokens=4).status == 503
+        streamed = server.complete(prompt=[0], max_tokens=4)
+        assert streamed.status == 503
+        assert server.ask("GET", "/health").status == 503
+    assert str(behind.fleet.replicas[0].failure) == "a fault"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "the request is not JSON"),
+        (b"[" * 100_000, 413, "the request is larger than 65536 bytes"),
+        (b"[" * 60_000, 400, "the request is not JSON"),
+        (b"[1]", 400, "the request is a list, expected an object"),
+        ({"max_tokens": 1}, 400, "prompt is missing or several, expected one text or one list of token ids"),
+        ({"prompt": ["a", "b"]}, 400, "prompt is missing or several, expected one text or one list of token ids"),
+        ({"prompt": [1, -2]}, 400, "prompt is missing or several, expected one text or one list of token ids"),
+        ({"prompt": ""}, 400, "the prompt holds no tokens, expected at least 1"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0, expected a whole number of at least 1"),
+        ({"prompt": "a", "max_tokens": True}, 400, "max_tokens is True, expected a whole number of at least 1"),
+        ({"prompt": "a", "n": 2}, 400, "n is 2, expected 1"),
+        ({"prompt": "a", "model": "gpt"}, 404, "model 'gpt' is not served, expected 'a model'"),
+        ({"prompt": [0], "max_tokens": 600}, 400, "prompt and output are 1 + 600 tokens, expected at most"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_with_both_values(
+    twin: Callable[..., Behind], body: object, status: int, said: str
+) -> None:
+    with serving(twin()) as server:
+        reply = server.ask("POST", "/v1/completions", body)
+        assert reply.status == status
+        assert reply.json["error"]["message"].startswith(said)
+    assert server.behind.fleet.num_requests == 0
+
+
+def test_only_the_api_is_served(twin: Callable[..., Behind]) -> None:
+    with serving(twin()) as server:
+        for path in ("/", "/docs", "/openapi.json", "/static/../../etc/passwd", "/v1/engines", "/%2e%2e/etc/passwd"):
+            assert server.ask("GET", path).status == 404, path
+        assert server.ask("GET", "/v1/completions").status == 405
+        (model,) = server.ask("GET", "/v1/models").json["data"]
+        assert (model["id"], model["root"]) == ("a model", "a model")
+        origin = server.ask("OPTIONS", "/v1/completions", origin="http://evil.example")
+        assert "access-control-allow-origin" not in origin.headers
+
+
+def test_an_api_key_is_asked_for_where_there_is_one(twin: Callable[..., Behind]) -> None:
+    with serving(twin(), api_key="secret") as server:
+        body = {"prompt": [0], "max_tokens": 1}
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            assert server.ask("POST", "/v1/completions", body, **headers).status == 401
+            assert server.ask("GET", "/v1/models", **headers).status == 401
+        assert server.ask("POST", "/v1/completions", body, authorization="Bearer secret").status == 200
+        assert server.ask("GET", "/health").status == 200
+
+
+def test_the_metrics_are_the_journals(twin: Callable[..., Behind], tmp_path: Path) -> None:
+    with serving(twin(replicas=2)) as server:
+        for i in range(6):
+            assert server.complete(prompt=[0] * (1 + i), max_tokens=8).status == 200
+        (tmp_path / "metrics").write_bytes(server.ask("GET", "/metrics").body)
+    table, totals = server.behind.columns(), server.totals
+    assert totals is not None
+    found = summary_of(read_samples(tmp_path / "metrics"))
+    assert (found["requests"], found["prompt_tokens"], found["generation_tokens"]) == (6, 21, 48)
+    assert found["denoising_steps"] == totals.forwards
+    assert found["committed_tokens"] == totals.committed
+    assert found["ttft_ms"] == pytest.approx(1e3 * np.mean(table["first_emission"] - table["arrival"]))
+    assert found["e2el_ms"] == pytest.approx(1e3 * np.mean(table["finish"] - table["arrival"]))
+    samples = read_samples(tmp_path / "metrics")
+    assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == 0
+
+
+def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
+    pytest.importorskip("torch")
+    from dsim.profiler.measure import open_model
+
+    prompt = "def add(a, b):\n    return"
+    for policy in ("chunk:8,block_length=8,max_batch=4", "lmdeploy-bd32,block_length=8,max_batch=4"):
+        behind = open_live(open_model("tiny", "cpu"), Scenario(trace="", policy=policy), Bounds())
+        with serving(behind) as server:
+            whole = server.complete(prompt=prompt, max_tokens=24).json
+            *chunks, usage = server.complete(prompt=list(prompt.encode()), max_tokens=24, stream=True).chunks
+        streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        # The same weights and the same prompt, as text and as ids, alone in a batch.
+        assert whole["choices"][0]["text"] == streamed
+        assert usage["usage"] == whole["usage"]
+        assert usage["usage"]["prompt_tokens"] == len(prompt)
+        assert len(streamed.encode()) == 24  # bytes are tokens
+
+
+def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:8", "--speed", "50",
+        "--port", "0", "--slo", "ttft=1s", "-o", str(tmp_path / "run"),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("Serving SDAR-8B: the twin of SDAR-8B on A100-80GB, chunk:8, on http://127.0.0.1:")
+    server = Running(None, None)  # type: ignore[arg-type]
+    server.port = int(line.rsplit(":", 1)[1])
+    assert server.complete(prompt="hello", max_tokens=40).json["usage"]["completion_tokens"] == 40
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "SLO attainment" in out
+    assert err == f"Wrote {tmp_path}/run/ (run.json, requests.parquet, steps.parquet, report.html)\n"
+    run = read_run(tmp_path / "run")
+    assert run.requests("chunk:8")["num_tokens"].tolist() == [40]
+    assert run.num_steps == run.info["policies"][0]["num_decode_steps"] + 1
+    assert run.info["live"]["device"] == "twin of A100-80GB"
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    for _ in range(6000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+def test_a_replica_alone_serves_an_engine() -> None:
+    """The driver needs no server: what is submitted is told of as it is committed."""
+    policy, table = parse(CHUNK), RequestTable(1)
+    engine = Engine(policy, Limits(64, 256, 4), table)
+    told, over = [], threading.Event()
+
+    class AllAtOnce:
+        def step(self, plan: Any) -> Any:
+            from dsim.engine.state import MASKED
+            from dsim.engine.step import StepOutcome
+
+            return StepOutcome(0.0, plan.window & (plan.status == MASKED))
+
+    def tell(plan: Any, done: Any) -> None:
+        told.append(int(table["num_tokens"][0]))
+        if len(done):
+            over.set()
+
+    replica = driver.Replica(engine, AllAtOnce(), time.monotonic, tell, lambda: None)
+    replica.start()
+    from dsim.engine.request import Request
+
+    replica.submit(Request(0, time.monotonic(), 4, 8))
+    assert over.wait(60)
+    replica.stop()
+    assert told[-1] == 8
+    assert sorted(told) == told
+    assert not replica.alive
