@@ -27,6 +27,7 @@ from . import (
     serve,
     sweep,
     trace,
+    trace_view,
     tune,
     validate,
 )
@@ -55,6 +56,7 @@ app.command("validate")(validate.validate_command)
 app.command("profile")(profile.profile_command)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
+app.command("trace-view")(trace_view.trace_view)
 app.command("policies")(lists.policies)
 app.command("profiles")(profile.profiles_command)
 app.command("metrics")(metrics.metrics_command)

@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..engine.errors import DsimError
-from ..report import capacity as report
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
@@ -31,11 +27,12 @@ def capacity_command(
     ] = "optimus",
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
-    replicas: Annotated[int | None, option("N", "Replicas behind the router; 1 by default.")] = None,
+    replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
     gpu_hour: options.GpuHour = None,
+    currency: options.Currency = "USD",
     attainment: Annotated[
         str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
     ] = "99%",
@@ -71,38 +68,25 @@ def capacity_command(
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     """
     from ..planner.capacity import Interrupted, capacity, fewest_replicas
-    from ..planner.scenario import Scenario
+    from ..planner.scenario import asked, replicas_of
+    from ..report import capacity as report
+    from ..report.text import render
 
+    given = locals()
     if rate is None and max_replicas is not None:
         raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
     if rate is not None and replicas is not None:
         raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
     if out is not None:
         report.check(out, force=force)
-    scenario = Scenario(
-        trace=trace,
-        policy=policy,
-        profile=profile,
-        workload=workload,
-        replicas=1 if replicas is None else replicas,
-        router=router,
-        arrival=arrival,
-        cv=cv,
-        lengths=lengths,
-        time_unit=time_unit,
-        skip_bad=skip_bad,
-        emit=emit,
-        slos=tuple(slo or ()),
-        missing_passes=not missing_fails,
-        seed=seed,
-    )
+    one = 1 if rate is not None else replicas_of([policy], replicas)
+    scenario = options.scenario(given, replicas=one, rate=None, slos=tuple(slo or ()))
     width = percent("--precision", precision)
     search = partial(capacity, scenario)
     if rate is not None:
         search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    for warning in scenario.source().notes.warnings:
-        screen.print(f"Warning: {warning}", style="yellow", markup=False)
+    options.warn(screen, scenario)
     found: Capacity | None
     try:
         with Bar(screen, "capacity", "replays", note="starting (the first run compiles)") as bar:
@@ -124,11 +108,11 @@ def capacity_command(
         if found is None:
             screen.print("Interrupted before two replications were done: nothing is known yet", style="bold red")
             raise typer.Exit(INTERRUPTED) from None
-    data = found.to_json()
+    data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
     if as_json:
         print(json.dumps(data, allow_nan=False))
     else:
-        _render(data, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+        render(report.capacity_page(data), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
         report.write(out, data, force=force)
         screen.print(f"Wrote {out}/ ({', '.join(report.FILES)})", markup=False)
@@ -149,31 +133,16 @@ def percent(name: str, text: str) -> float:
     return value
 
 
-def _render(found: report.Json, console: Console) -> None:
-    for line in report.warnings(found):
-        console.print(Text(line, style="bold red"))
-    console.print(Text(report.answer(found), style="bold"))
-    for name, value in report.facts(found):
-        console.print(Text(f"{name}: ", style="dim") + Text(value, style="yellow" if "not measured" in value else ""))
-    if not found["curve"]:
-        return
-    head, rows = report.curve_rows(found)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in head:
-        table.add_column(Text(title), justify="right")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
-
-
 def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
     """So many replays are done, and this is what they say."""
     name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
     if known is None:
         bar.update(replays, name=name, note="looking for the range")
         return
+    from ..report.capacity import span
+
     rate = {"value": known.value, "low": known.low, "high": known.high}
-    note = f"{report.span(rate)}, ±{100 * known.half_width:.2g}% of ±{100 * precision:.2g}%"
+    note = f"{span(rate)}, ±{100 * known.half_width:.2g}% of ±{100 * precision:.2g}%"
     # The half-width falls as the root of the replays.
     share = min(1.0, (precision / known.half_width) ** 2) if known.half_width > 0 else 1.0
     bar.update(replays, name=name, note=note, share=share)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from . import options
 from .bar import Bar
 from .importing import requested
 from .options import option
@@ -63,7 +64,8 @@ def compare_command(
     from ..report.compare import files as compare_files
     from ..report.compare.bounds import Bound
     from ..report.compare.comparison import compare_runs
-    from ..report.compare.text import render
+    from ..report.compare.page import spoken
+    from ..report.text import render
 
     if len(runs) % 2:
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
@@ -85,9 +87,9 @@ def compare_command(
     if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
     else:
-        render(found, Console(soft_wrap=not sys.stdout.isatty()))
+        render(spoken(found), Console(soft_wrap=not sys.stdout.isatty()))
     if out is not None:
-        compare_files.write(out, found, pairs, force=force)
+        compare_files.write(out, found, pairs, force=force, command=options.command())
         screen.print(f"Wrote {out}/ ({', '.join(compare_files.FILES)})", markup=False)
     missed = [judged for judged in found.bounds if not judged.met]
     for judged in missed:

@@ -40,7 +40,7 @@ def import_command(
     metrics_before: Annotated[
         Path | None, option("FILE", "The same from before it, to be subtracted.", "--metrics-before")
     ] = None,
-    replicas: options.Replicas = 1,
+    replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
     drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
@@ -57,6 +57,7 @@ def import_command(
     from ..report.clients.read import read_client
     from ..report.clients.words import client_lines
     from ..report.slo import Slo
+    from ..report.story import words
     from ..report.text import render
 
     if metrics_before is not None and metrics is None:
@@ -81,7 +82,7 @@ def import_command(
         shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}
         print(json.dumps(shown, allow_nan=False))
     else:
-        render(run.info["policies"], run.info, Console(soft_wrap=not sys.stdout.isatty()))
+        render(words(run.info["policies"], run.info), Console(soft_wrap=not sys.stdout.isatty()))
         for line in client_lines(run):
             print(line)
     if out is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..engine.errors import DsimError, PolicyError
+from ..engine.errors import DsimError
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
@@ -61,7 +61,7 @@ def live_command(
     time_unit: options.TimeUnit = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
-    drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
+    drop_warmup: options.DropWarmup = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
     seed: options.Seed = 0,
@@ -78,29 +78,17 @@ def live_command(
     """
     from ..planner.on_device import Answers, about_live, check_live, on_device
     from ..planner.record import FILES, record
-    from ..planner.scenario import Scenario
-    from ..report.slo import Slo
+    from ..report.story import words
     from ..report.text import render
 
-    specs = policy or ["lmdeploy-bd32"]
-    for spec in specs:
-        if specs.count(spec) > 1:
-            raise PolicyError(f"policy {spec} is given {specs.count(spec)} times, expected once")
-    if not 0 <= drop_warmup < float("inf"):
-        raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
-    first = Scenario(
-        trace=trace, policy=specs[0], profile=profile or choices.PROFILE, workload=workload, arrival=arrival,
-        rate=rate, cv=cv, lengths=lengths, num_requests=num_requests, time_scale=time_scale, time_unit=time_unit,
-        skip_bad=skip_bad, emit=emit, slos=tuple(str(Slo.parse(text)) for text in slo or []),
-        missing_passes=not missing_fails, drop_warmup=drop_warmup, seed=seed,
-    )  # fmt: skip
+    given, specs = locals(), options.different(policy or ["lmdeploy-bd32"])
+    first = options.scenario(given, policy=specs[0], profile=profile or choices.PROFILE)
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:
         scenario.parsed_policy()
     requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    for warning in first.source().notes.warnings:
-        screen.print(f"Warning: {warning}", style="yellow", markup=False)
+    options.warn(screen, first)
     from ..live.config_file import Given  # imported here: they load PyTorch
     from ..live.sampling import Sampling
     from ..profiler.measure import open_model
@@ -129,10 +117,13 @@ def live_command(
         return
 
     serve = partial(on_device, loaded, held, commits, prompts, answers=answers)
-    about = about_live(loaded, held, commits, prompts, answers)
+    of_device, told = about_live(loaded, held, commits, prompts, answers), {"command": options.command()}
     with Bar(screen, "live", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
-        recorded = record(scenarios, requests, serve, out=out, force=force, about=about, watch=watch)
+        recorded = record(
+            scenarios, requests, serve, out=out, force=force, about=lambda results: {**of_device(results), **told},
+            watch=watch,
+        )  # fmt: skip
     summaries, manifest = recorded.summaries, recorded.manifest
     if as_json:
         shown = {
@@ -141,7 +132,7 @@ def live_command(
         }  # fmt: skip
         print(json.dumps(shown))
     else:
-        render(summaries, manifest, Console(soft_wrap=not sys.stdout.isatty()))
+        render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if recorded.interrupted:
         line = (
             f"Interrupted: {specs[len(summaries) - 1]} had served {summaries[-1].completed} of {len(requests)} requests"

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.read import printable
+from . import options
 from .bar import Bar
 from .duration import seconds_of
 
@@ -67,7 +68,7 @@ def measure_profile(
             told=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
     save(profile, output, force)
-    write_page(beside, profile, taken.steps, taken.logs)
+    write_page(beside, profile, taken.steps, taken.logs, options.command())
     return profile
 
 

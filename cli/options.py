@@ -1,13 +1,26 @@
 """The options that several commands share, each with one name, one help text and one check."""
 
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..engine.errors import DsimError, PolicyError
 from . import choices
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..planner.scenario import Scenario
+
 INTERRUPTED = 130  # the exit code after Ctrl-C
+# Options that say where results go and how fast, not what they are, with the values that follow each.
+PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}
+SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
 
 def option(metavar: str, text: str, *names: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
@@ -58,7 +71,9 @@ Workload = Annotated[
 Router = Annotated[
     str, option("R", f"One of: {', '.join(choices.ROUTERS)}.", "--router", values=lambda: choices.ROUTERS)
 ]
-Replicas = Annotated[int, option("N", "Replicas behind the router.", "--replicas")]
+Replicas = Annotated[
+    int | None, option("N", "Replicas behind the router; by default what a policy file asks for, or 1.", "--replicas")
+]
 
 # A model's directory.
 MaskTokenId = Annotated[int | None, option("N", "The mask, where the directory does not say it.", "--mask-token-id")]
@@ -109,3 +124,47 @@ Jobs = Annotated[int | None, option("N", "Replays at once; by default all cores,
 GpuHour = Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.", "--gpu-hour")]
 Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Currency = Annotated[str, option("C", "Of the price.", "--currency")]
+DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]
+
+
+def scenario(given: Mapping[str, Any], **other: Any) -> "Scenario":
+    """The scenario of a command's arguments, which are named as its fields are; `other` replaces some of them."""
+    from ..planner.scenario import Scenario
+    from ..report.slo import Slo
+
+    known = {field.name: given[field.name] for field in fields(Scenario) if field.name in given}
+    known["slos"] = tuple(str(Slo.parse(text)) for text in given["slo"] or [])
+    known["missing_passes"] = not given["missing_fails"]
+    if not 0 <= known.get("drop_warmup", 0.0) < math.inf:
+        raise DsimError(f"--drop-warmup is {known['drop_warmup']} s, expected at least 0 and finite")
+    return Scenario(**{**known, **other})
+
+
+def different(specs: list[str]) -> list[str]:
+    """The policies, each given once."""
+    for spec in specs:
+        if specs.count(spec) > 1:
+            raise PolicyError(f"policy {spec} is given {specs.count(spec)} times, expected once")
+    return specs
+
+
+def warn(screen: "Console", scenario: "Scenario") -> None:
+    """Say what is odd about a scenario's trace."""
+    for warning in scenario.source().notes.warnings:
+        screen.print(f"Warning: {warning}", style="yellow", markup=False)
+
+
+def command(left_out: Mapping[str, int] | None = None) -> str:
+    """The command as it was given, for a page: without the options that change nothing on it."""
+    drop = PLACES if left_out is None else {**PLACES, **left_out}
+    kept, skip = [], 0
+    for word in sys.argv[1:]:
+        name, equals, _ = word.partition("=")
+        if skip:
+            skip -= 1
+        elif name in drop:
+            skip = 0 if equals else drop[name]
+        else:
+            kept.append(word)
+    return shlex.join(["dsim", *kept])

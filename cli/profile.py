@@ -116,7 +116,7 @@ def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> "Profile":
     profile = profile_of_log(log, printable(output.stem), str(path))
     save(profile, output, force)
     key = log.header.workload, log.header.threshold
-    write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {})
+    write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {}, options.command())
     return profile
 
 

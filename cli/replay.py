@@ -5,12 +5,12 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..engine.errors import DsimError, PolicyError
+from ..engine.errors import DsimError
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
@@ -21,7 +21,7 @@ def replay(
     policy: options.Policies = None,
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
-    replicas: options.Replicas = 1,
+    replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
@@ -41,9 +41,11 @@ def replay(
     drain: Annotated[
         bool, typer.Option("--drain/--no-drain", help="Serve what is in flight after the last arrival, or count it.")
     ] = True,
-    drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
+    drop_warmup: options.DropWarmup = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
+    gpu_hour: options.GpuHour = None,
+    currency: options.Currency = "USD",
     seed: options.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
@@ -54,67 +56,39 @@ def replay(
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     """
     from ..planner.record import FILES, in_twin, record
-    from ..planner.scenario import Scenario
-    from ..report.slo import Slo
+    from ..planner.scenario import replicas_of
+    from ..report.story import words
     from ..report.text import render
     from ..sim.twin import commit_model_of
 
-    specs = policy or ["optimus"]
-    for spec in specs:
-        if specs.count(spec) > 1:
-            raise PolicyError(f"policy {spec} is given {specs.count(spec)} times, expected once")
+    given, specs = locals(), options.different(policy or ["optimus"])
     if fit is not None and arrival != "burstgpt-like":
         raise DsimError(f"--fit is {fit} and --arrival is {arrival}, expected burstgpt-like")
     if concurrency is not None and (arrival != "trace" or rate is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
-    if not 0 <= drop_warmup < math.inf:
-        raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
-    first = Scenario(
-        trace=trace,
-        policy=specs[0],
-        profile=profile,
-        workload=workload,
-        replicas=replicas,
-        router=router,
-        arrival=arrival,
-        rate=rate,
-        cv=cv,
-        burstiness=burstiness,
-        fit=fit,
-        lengths=lengths,
-        concurrency=concurrency,
-        num_requests=num_requests,
-        time_scale=time_scale,
-        jitter=jitter,
-        time_unit=time_unit,
-        skip_bad=skip_bad,
-        keep_failed=keep_failed,
-        emit=emit,
-        eos=eos,
-        drain=drain,
-        slos=tuple(str(Slo.parse(text)) for text in slo or []),
-        missing_passes=not missing_fails,
-        drop_warmup=drop_warmup,
-        seed=seed,
-    )
+    first = options.scenario(given, policy=specs[0], replicas=replicas_of(specs, replicas))
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins
         commit_model_of(scenario.parsed_policy(), first.loaded_profile(), workload)
     requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    for warning in first.source().notes.warnings:
-        screen.print(f"Warning: {warning}", style="yellow", markup=False)
-
+    options.warn(screen, first)
+    known: dict[str, Any] = {"command": options.command()}
+    if gpu_hour is not None:
+        if not 0 <= gpu_hour < math.inf:
+            raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
+        gpus = first.replicas * first.loaded_profile().device.count
+        known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
-        recorded = record(scenarios, requests, in_twin, out=out, force=force, watch=watch)
+        recorded = record(scenarios, requests, in_twin, out=out, force=force, about=lambda _: known, watch=watch)
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
     if as_json:
         shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
         print(json.dumps(shown))
     else:
-        render(summaries, manifest, Console(soft_wrap=not sys.stdout.isatty()))
+        render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if interrupted:
         line = (
             f"Interrupted: {results[-1].policy.name} had served {summaries[-1].completed} of {len(requests)} requests"

@@ -23,7 +23,7 @@ def serve_command(
     policy: Annotated[
         str, option("SPEC", "name[:value][,field=value...] or a TOML file.", "--policy", values=options.policies)
     ] = "optimus",
-    replicas: options.Replicas = 1,
+    replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
     router: options.Router = "round-robin",
     speed: Annotated[float, option("X", "The twin's: how much faster than real time.")] = 1.0,
     workload: options.Workload = None,
@@ -71,6 +71,7 @@ def serve_command(
     from ..profiler.profile import load as load_profile
     from ..report.files import RunWriter
     from ..report.slo import Slo
+    from ..report.story import words
     from ..report.text import render
     from ..serve.app import Settings, application
     from ..serve.open import Bounds, open_live, open_twin
@@ -112,7 +113,7 @@ def serve_command(
         if writer is not None:
             writer.requests(policy, behind.columns())
             writer.finish(manifest)
-    render([summary], manifest, Console(soft_wrap=not sys.stdout.isatty()))
+    render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if behind.fleet.num_refused:
         screen.print(f"{behind.fleet.num_refused:,} requests were told to come again", style="yellow", markup=False)
     if out is not None:

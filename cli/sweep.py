@@ -38,7 +38,8 @@ def sweep(
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     with Bar(screen, "sweep", "cells") as bar:
         done = run_sweep(
-            config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update
+            config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update,
+            command=options.command(options.SPEED),
         )  # fmt: skip
     failed = done.table[done.table["error"].notna()]
     if as_json:

@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from .. import __version__
 from ..files.place import Kind, check_folder, has_keys, take_folder
 from ..files.write import write_whole
-from ..report.slo import Slo
-from ..report.tune import answer, columns, finalists, row, spelt
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
 
 if TYPE_CHECKING:
-    from ..planner.scenario import Scenario
     from ..planner.tuned import Tuned
+    from ..report.page import Page
 
 JOURNAL = "study.journal"
 FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
@@ -57,6 +53,7 @@ def tune_command(
         bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality nobody measured.")
     ] = False,
     gpu_hour: options.GpuHour = None,
+    currency: options.Currency = "USD",
     latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = choices.LATENCY_METRIC,
     train: Annotated[float, option("X", "Share of the trace, by time, that the search sees.")] = 0.6,
     replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
@@ -67,7 +64,7 @@ def tune_command(
     address: options.Address = None,
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
-    replicas: options.Replicas = 1,
+    replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
@@ -91,31 +88,14 @@ def tune_command(
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
     from ..planner.quality import load_table, parse_share
-    from ..planner.scenario import Scenario
+    from ..planner.scenario import Scenario, asked, replicas_of
     from ..planner.space import candidate_of, load_space, runs_on
     from ..planner.tune import tune
+    from ..report.text import render
+    from ..report.tune import tune_page
 
-    scenario = Scenario(
-        trace=trace,
-        profile=profile,
-        workload=workload,
-        replicas=replicas,
-        router=router,
-        arrival=arrival,
-        rate=rate,
-        cv=cv,
-        lengths=lengths,
-        num_requests=num_requests,
-        time_scale=time_scale,
-        time_unit=time_unit,
-        skip_bad=skip_bad,
-        emit=emit,
-        eos=eos,
-        slos=tuple(str(Slo.parse(text)) for text in slo or []),
-        missing_passes=not missing_fails,
-        drop_warmup=drop_warmup,
-        seed=seed,
-    )
+    given, replicas = locals(), replicas_of([policy or ""], replicas)
+    scenario = options.scenario(given, policy=Scenario.policy, replicas=replicas)
     check = runs_on(scenario.loaded_profile(), workload)
     declared = None if space is None else load_space(space, check)
     table = None if quality_table is None else load_table(quality_table)
@@ -146,8 +126,10 @@ def tune_command(
                 progress=partial(_show, bar),
                 begin=None if out is None else lambda: stack.callback(take_folder(out, TUNE, force=force).close),
             )
-            info = _info(scenario, tuned)
-            written = [] if out is None else _write(out, tuned, info)
+            told = options.command({"--backend": 1, "--address": 1})
+            info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
+            page = tune_page(info, tuned.trials)
+            written = [] if out is None else _write(out, tuned, info, page)
     except KeyboardInterrupt:
         where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"
         screen.print(f"Interrupted: {where}", style="bold red", markup=False)
@@ -155,7 +137,7 @@ def tune_command(
     if as_json:
         print(json.dumps(info))
     else:
-        _render(info, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+        render(page, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
         screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
 
@@ -172,58 +154,24 @@ def _check_place(out: Path | None, storage: Path | None, force: bool) -> Path | 
     return storage or out / JOURNAL
 
 
-def _info(scenario: "Scenario", tuned: "Tuned") -> dict[str, Any]:
-    """tune.json: what was asked and what came out. Nothing of when or where it ran."""
-    profile = scenario.loaded_profile()
-    asked = {
-        "dsim": __version__,
-        "trace": scenario.source().name,
-        "arrival": scenario.arrival,
-        "rate": scenario.rate,
-        "profile": profile.name,
-        "estimated": profile.is_estimate,
-        "slos": list(scenario.slos),
-        "seed": scenario.seed,
-    }
-    return {**tuned.to_json(), **asked}
-
-
-def _write(out: Path, tuned: "Tuned", info: dict[str, Any]) -> list[str]:
-    # Imported here: a search without a folder draws nothing and need not load Plotly.
-    from ..engine.policy import to_toml
-    from ..report.tune_page import page
+def _write(out: Path, tuned: "Tuned", info: dict[str, Any], page: "Page") -> list[str]:
+    from ..planner.tuned import toml_of
+    from ..report.html import to_html
 
     files = {
         "policy.toml": tuned.policy_toml,
         "tune.json": json.dumps(info, indent=1) + "\n",
         "trials.csv": tuned.trials.to_csv(index=False),
-        "report.html": page(info, tuned.trials),
+        "report.html": to_html(page),
     }
     for i, finalist in enumerate(tuned.front, 1):
-        files[f"front-{i}.toml"] = to_toml(finalist.candidate.policy, finalist.candidate.preset)
+        files[f"front-{i}.toml"] = toml_of(finalist.candidate)
     for name, text in files.items():
         write_whole(out / name, text)
     for path in out.glob("front-*.toml"):
         if path.name not in files:  # of a search with a longer front
             path.unlink()
     return list(files)
-
-
-def _render(info: dict[str, Any], console: Console) -> None:
-    console.print(answer(info), markup=False, style="bold")
-    if info["estimated"]:
-        console.print(f"Profile {info['profile']} is estimated, not measured.", markup=False, style="yellow")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in columns(info):
-        table.add_column(name, justify="right")
-    for role, finalist in finalists(info):
-        table.add_row(role, *row(info, finalist))
-    for role, finalist in finalists(info):
-        console.print(f"  {role}: {spelt(finalist)}", markup=False)
-    console.print(table)
-    for note in info["notes"]:
-        console.print(f"Note: {note}", markup=False, style="yellow")
 
 
 def _show(bar: Bar, doing: str, done: int, of: int, best: str) -> None:

@@ -84,7 +84,8 @@ def validate_command(
     from ..profiler.profile import load, save
     from ..report.compare import files as compare_files
     from ..report.compare.bounds import Bound
-    from ..report.compare.text import render
+    from ..report.compare.page import spoken
+    from ..report.text import render
 
     begin = time.monotonic()
     total = seconds_of(budget)
@@ -166,13 +167,13 @@ def validate_command(
             style="yellow", markup=False,
         )  # fmt: skip
     write_whole(out / "validation.json", json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
-    compare_files.write(out / "comparison", found.comparison, found.pairs, force=True)
+    compare_files.write(out / "comparison", found.comparison, found.pairs, force=True, command=options.command())
     lock.close()
     if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
     else:
         console = Console(soft_wrap=not sys.stdout.isatty())
-        render(found.comparison, console)
+        render(spoken(found.comparison), console)
         for line in found.noise_lines():
             console.print(line, markup=False)
     if found.left:

@@ -164,6 +164,7 @@ def _from_toml(path: str) -> Policy:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {str(e)[:80]}") from None
+    table.pop("replicas", None)  # the fleet's: planner/scenario.py reads it
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {name!r}, expected a preset\'s name such as "optimus"')

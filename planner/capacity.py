@@ -12,8 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ..engine.errors import DsimError
-from ..report.metrics import no_nan
+from ..report.metrics import latencies, no_nan
 from ..report.slo import Slo
 from ..sim.twin import limits_of
 from . import replicate
@@ -39,6 +42,9 @@ PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth,
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
 GRID_REPLICATIONS = 4  # at each of these rates
 STABILITY = "stability"
+SEEN = ("ttft", "tpot_chunk")  # what clients see at capacity
+
+Latency = dict[str, dict[str, float] | None]
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class Capacity:
     policy: str
     profile: str
     estimated: bool  # the profile was not measured
+    latency_ms: dict[str, dict[str, float] | None]  # at capacity: p50, p90 and p99 of ttft and tpot_chunk, None: none
     cost: Cost | None = None
     asked_rate: float | None = None  # req/s: the traffic that the replicas were sized for
     one_fewer: Interval | None = None  # the capacity of a fleet with one replica less
@@ -286,7 +293,7 @@ class _Run:
 
     def interrupt(self) -> Interrupted:
         """What is known so far, without a curve."""
-        return Interrupted(None if len(self.found) < 2 else _result(self, {}, Limit("unknown"), ()))
+        return Interrupted(None if len(self.found) < 2 else _result(self, {}, Limit("unknown"), (), {}))
 
     def tell(self) -> None:
         if self._progress is not None:
@@ -405,7 +412,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
     """What limits at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
-        [(shares, limit)] = run.pool.map(partial(_at_capacity, search), [rate])
+        [(shares, limit, latency)] = run.pool.map(partial(_at_capacity, search), [rate])
         run.num_replays += 1
         points = []
         if curve:
@@ -421,7 +428,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
             ]
     except KeyboardInterrupt:
         raise run.interrupt() from None
-    found = _result(run, shares, limit, tuple(points))
+    found = _result(run, shares, limit, tuple(points), latency)
     if gpu_hour is not None:
         gpus = found.replicas * search.scenario.loaded_profile().device.count
         hourly = gpus * gpu_hour
@@ -429,7 +436,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
     return replace(found, asked_rate=asked)
 
 
-def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...]) -> Capacity:
+def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
     search, profile = run.search, run.search.scenario.loaded_profile()
     criteria = search.criteria
     # The most frequent, the first given of those that tie.
@@ -457,12 +464,13 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
         policy=search.policy,
         profile=profile.name,
         estimated=profile.is_estimate,
+        latency_ms=latency,
         interrupted=not shares,
     )
 
 
-def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit]:
-    """Where the busy time goes at a rate, and what that says."""
+def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit, Latency]:
+    """Where the busy time goes at a rate, what that says, and what clients see (ms)."""
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
     policy, profile = own.parsed_policy(), own.loaded_profile()
     shares = Shares(profile.latency, limits_of(policy, profile))
@@ -470,7 +478,17 @@ def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit]:
     if result.interrupted:
         raise KeyboardInterrupt
     found = shares.shares()
-    return found, limited_by(found, result.totals.preemptions / len(requests), policy, profile)
+    limit = limited_by(found, result.totals.preemptions / len(requests), policy, profile)
+    seen = replicate.judged(len(requests))
+    known = latencies({name: column[seen] for name, column in result.table.columns.items()})
+    return found, limit, {name: _percentiles(1e3 * known[name]) for name in SEEN}
+
+
+def _percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return None
+    return {f"p{share}": float(np.percentile(known, share)) for share in (50, 90, 99)}
 
 
 def _one(search: Search, at: tuple[float, int]) -> Reading:

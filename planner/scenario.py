@@ -1,6 +1,9 @@
 """One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
 
+import hashlib
 import os
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.errors import DsimError
+from .. import __version__
+from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
@@ -150,6 +154,64 @@ class Scenario:
         """Replay and summarize."""
         requests = self.requests() if requests is None else requests
         return self.summarize(self.simulate(requests), requests)
+
+
+def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:
+    """What a page and its JSON say of the question: inputs, SLOs, price, version. Nothing of when or where it ran."""
+    source, profile = scenario.source(), scenario.loaded_profile()
+    trace = f"{source.name}, {len(source):,} requests"
+    if scenario.arrival != "trace":
+        trace += f", arrivals: {scenario.arrival}"
+    if scenario.lengths is not None:
+        trace += f", lengths: {scenario.lengths}"
+    return {
+        "dsim": __version__,
+        "command": command,
+        "trace": source.name,
+        "traffic": trace,
+        "trace_sha256": digest(source),
+        "arrival": scenario.arrival,
+        "profile": profile.name,
+        "estimated": profile.is_estimate,
+        "device": profile.device.name,
+        "model": profile.model.name,
+        "profile_version": profile.provenance.tool_version,
+        "workload": scenario.workload or next(iter(profile.workloads), None),
+        "router": scenario.router,
+        "emit": scenario.emit,
+        "slos": list(scenario.slos),
+        "seed": scenario.seed,
+        "gpu_hour": gpu_hour,
+        "currency": currency,
+    }
+
+
+def replicas_of(policies: Sequence[str], given: int | None) -> int:
+    """The replicas that are given, or else what the policies' files ask for, or one."""
+    if given is not None:
+        return given
+    asked: dict[int, str] = {}
+    for policy in policies:
+        try:
+            table = tomllib.loads(Path(policy).read_text(encoding="utf-8")) if policy.endswith(".toml") else {}
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            continue  # `parse` says so
+        count = table.get("replicas")
+        if count is None:
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise PolicyError(f"{policy}: replicas is {count!r}, expected a whole number of at least 1")
+        asked.setdefault(count, policy)
+    if len(asked) > 1:
+        (one, first), (two, second), *_ = asked.items()
+        raise PolicyError(f"{first} asks for {one} replicas and {second} for {two}, expected --replicas N")
+    return next(iter(asked), 1)
+
+
+def digest(trace: Trace) -> str:
+    """Of the times and lengths: the same for the same requests, wherever their file lies."""
+    columns = (trace.arrival, trace.input_length, trace.output_length)
+    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
 
 
 def classes(requests: Trace) -> set[str]:

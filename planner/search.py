@@ -14,6 +14,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from scipy.stats import rankdata
 
 from ..engine import chance
 from ..files.interrupt import uninterrupted
@@ -158,7 +159,11 @@ class Search:
         return pd.DataFrame(rows)
 
     def importance(self, preset: str) -> dict[str, float]:
-        """How much of the first objective each of a preset's parameters explains (PED-ANOVA)."""
+        """How much each choice explains of what tells good settings from others (see `_cost`), in shares of one.
+
+        The policy has its share of the variance of the ranks of all trials, a preset's parameters (PED-ANOVA, over
+        its own trials) share the rest. Empty where too little was tried.
+        """
         counted = [t for t in self._counted() if t.state == TrialState.COMPLETE]
         complete = [t for t in counted if self._candidate_of(t).preset == preset]
         if len(complete) < 10 or len({t.values[0] for t in complete}) < 3:
@@ -166,13 +171,27 @@ class Search:
         shared = set.intersection(*(set(t.params) for t in complete)) - {"policy"}
         if len(shared) < 2:
             return {}
+        costs = self._costs(counted)
         try:
             found = optuna.importance.get_param_importances(
-                self.study, evaluator=PedAnovaImportanceEvaluator(), params=sorted(shared), target=lambda t: t.values[0]
-            )
+                self.study, evaluator=PedAnovaImportanceEvaluator(), params=sorted(shared),
+                target=lambda t: costs.get(t.number, max(costs.values())),
+            )  # fmt: skip
         except (ValueError, RuntimeError):  # nothing varied
             return {}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        found = {name: value for name, value in found.items() if math.isfinite(value)}
+        presets = [self._candidate_of(t).preset for t in counted]
+        if len(set(presets)) == 1:
+            return found
+        policy = _explained(np.array([costs[t.number] for t in counted]), presets)
+        return {"policy": policy, **{name: (1 - policy) * value for name, value in found.items()}}
+
+    def _costs(self, trials: Sequence[FrozenTrial]) -> dict[int, float]:
+        """By trial, less is better: the first objective, and beyond all of those whoever misses an SLO on the run."""
+        costs = {t.number: -self.signs[0] * t.values[0] for t in trials}
+        low, high = min(costs.values()), max(costs.values())
+        misses = {t.number: v for t in trials if (v := float(t.user_attrs.get("violation", 0.0))) > 0}
+        return costs | {number: high + (1 + v) * ((high - low) or 1.0) for number, v in misses.items()}
 
     def _finished(self) -> list[FrozenTrial]:
         """Trials that ended by themselves."""
@@ -321,6 +340,17 @@ def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:
         step = 1 if dimension.step is None else int(dimension.step)
         return trial.suggest_int(name, int(dimension.low), int(dimension.high), step=step, log=dimension.log)
     return trial.suggest_float(name, dimension.low, dimension.high, step=dimension.step, log=dimension.log)
+
+
+def _explained(values: "np.ndarray[Any, Any]", groups: Sequence[str]) -> float:
+    """The share of the variance of the values' ranks that lies between groups."""
+    ranks = rankdata(values)
+    whole = float(((ranks - ranks.mean()) ** 2).sum())
+    names = np.array(groups)
+    between = sum(
+        float((names == name).sum()) * (float(ranks[names == name].mean()) - ranks.mean()) ** 2 for name in set(groups)
+    )
+    return between / whole if whole > 0 else 0.0
 
 
 def _violation(trial: FrozenTrial) -> tuple[float, ...]:

@@ -77,13 +77,14 @@ def sweep(
     force: bool = False,
     quality: Quality | None = None,
     progress: Callable[[int, int], None] | None = None,
+    command: str = "",
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
     With `out`, each finished cell is on the disk before the next is counted, and a sweep into the same folder runs
     only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `Pool`; the results do not depend on
     them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
-    Ctrl-C ends the sweep early, with what is done.
+    Ctrl-C ends the sweep early, with what is done. `command` is what the report says it was made with.
     """
     plan = read_plan(config)
     with Pool(backend, jobs, address) as pool, _Journal(None if out is None else Path(out), force) as journal:
@@ -113,7 +114,7 @@ def sweep(
         finally:
             outcomes.close()
         columns = _columns(plan, done, quality)
-        journal.finish(plan, columns, interrupted)
+        journal.finish(plan, columns, interrupted, command)
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted)
 
 
@@ -181,17 +182,21 @@ class _Journal:
         except OSError as error:
             raise fault(f"{self._folder}/{KEPT}", error) from None
 
-    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool) -> None:
+    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str) -> None:
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
         if self._folder is None:
             return
         # Imported here: a sweep without a folder draws nothing.
-        from ..report.sweep import Page, page
+        from ..report.html import to_html
+        from ..report.sweep import Swept, sweep_page
 
-        shown = Page(plan.title, plan.varied, _rows_of(columns), len(plan.cells), plan.estimated, interrupted)
+        swept = Swept(
+            plan.title, plan.varied, _rows_of(columns), len(plan.cells), plan.estimated, interrupted, _facts(plan),
+            command, __version__,
+        )  # fmt: skip
         write_whole(self._folder / "results.csv", _csv(columns))
         write_whole(self._folder / "results.parquet", _parquet(columns))
-        write_whole(self._folder / "report.html", page(shown))
+        write_whole(self._folder / "report.html", to_html(sweep_page(swept)))
         write_whole(self._folder / "sweep.json", _manifest(plan, not interrupted))
 
     def _read(self, path: Path) -> None:
@@ -273,6 +278,16 @@ def _check_version(folder: Path) -> None:
     version = info.get("version", VERSION)
     if not isinstance(version, int) or version > VERSION:
         raise DsimError(f"{path}: version is {cut(version)}, this dsim reads up to {VERSION}: upgrade dsim")
+
+
+def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What stays the same in every cell, as the configuration has it; not where its files lie."""
+    base = plan.config.get("base", {})
+    return tuple(
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in base.items()
+        if name not in plan.varied and not isinstance(value, Mapping)
+    )
 
 
 def _manifest(plan: Plan, complete: bool) -> bytes:

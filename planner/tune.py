@@ -12,7 +12,7 @@ from .backend import Pool
 from .confirm import chosen, confirm, verdict
 from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Measure, Replays, traffic
 from .quality import Quality, QualityTable, quality_of
-from .scenario import Scenario
+from .scenario import Scenario, digest
 from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, runs_on
 from .tuned import Finalist, Tuned
@@ -73,7 +73,7 @@ def tune(
     share = None
     if evaluate is None:
         evaluate = Replays(scenario, tuple(objectives), gpu_hour, latency_metric, train)
-        content = _digest(scenario)
+        content = digest(scenario.source())
         if prune and len(objectives) == 1 and len(traffic(scenario, False, train)) >= PRUNE_FROM:
             share = PRUNE_SHARE
     else:
@@ -174,11 +174,6 @@ def _refusal(judge: Judge, min_quality: float | None, allow_unknown: bool) -> Re
         )
 
     return refuse
-
-
-def _digest(scenario: Scenario) -> str:
-    trace = scenario.source()
-    return _hash(b"".join(c.tobytes() for c in (trace.arrival, trace.input_length, trace.output_length)))
 
 
 def _hash(data: bytes) -> str:

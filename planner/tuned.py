@@ -27,6 +27,11 @@ class Finalist:
     attainment: float  # mean share of arrivals that were good
 
 
+def toml_of(candidate: Candidate) -> str:
+    """A setting as a policy file: the policy's fields, and how many replicas serve it."""
+    return f"{to_toml(candidate.policy, candidate.preset)}replicas = {candidate.replicas}\n"
+
+
 @dataclass(frozen=True)
 class Tuned:
     """What a search found, and how sure that is."""
@@ -48,8 +53,8 @@ class Tuned:
 
     @property
     def policy_toml(self) -> str:
-        """The recommended policy as a file that `dsim replay --policy` takes."""
-        return to_toml(self.recommended.policy, self.recommended.preset)
+        """The recommended policy and its replicas as a file that `dsim replay --policy` takes."""
+        return toml_of(self.recommended)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints and tune.json holds."""

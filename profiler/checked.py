@@ -2,12 +2,20 @@
 
 import json
 import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from ..engine.errors import ProfileError
 from ..files import read
 from ..files.read import cut, shown
+
+T = TypeVar("T")
+Limit = tuple[Any, ...]  # the least of a number, and the most; or the words that a text may be
+AllLimits = Mapping[type, Mapping[str, Limit]]  # by dataclass and field
 
 
 class Section:
@@ -25,7 +33,7 @@ class Section:
             if key not in keys:
                 raise ProfileError(f"{path}: {self._key(cut(key))} is unknown, expected keys {', '.join(keys)}")
 
-    def text(self, key: str, choices: tuple[str, ...] = ()) -> str:
+    def text(self, key: str, *choices: str) -> str:
         value = self.values[key]
         if not isinstance(value, str):
             raise self.error(key, value, "a string")
@@ -54,10 +62,10 @@ class Section:
         values = self.items(key, length)
         return [self._number(f"{key}[{i}]", value, least, most) for i, value in enumerate(values)]
 
-    def texts(self, key: str, choices: tuple[str, ...] = (), length: int | None = None) -> list[str]:
+    def texts(self, key: str, *choices: str, length: int | None = None) -> list[str]:
         values = self.items(key, length)
         parts = self.part({f"{key}[{i}]": value for i, value in enumerate(values)})
-        return [parts.text(k, choices) for k in parts.values]
+        return [parts.text(k, *choices) for k in parts.values]
 
     def items(self, key: str, length: int | None = None) -> list[object]:
         value = self.values[key]
@@ -94,11 +102,44 @@ class Section:
         """A section of other values under the same name: the elements of a list, say."""
         return Section(self.path, self.name, values, tuple(values))
 
+    def read(self, kind: type[T], limits: "AllLimits", **known: Any) -> T:
+        """An object of a dataclass, each field checked by its type and by `limits` of its class and name.
+
+        Numbers are at least 0 where no limits are. `known`: fields that are worked out already. Fields that are
+        dataclasses, lists of them, and lists are read alike.
+        """
+        own, hints = limits.get(kind, {}), _hints(cast(Any, kind))
+        found = {
+            name: known[name] if name in known else self._field(name, hint, own.get(name, ()), limits)
+            for name, hint in hints.items()
+        }
+        return kind(**found)
+
+    def _field(self, key: str, hint: Any, limit: "Limit", limits: "AllLimits") -> Any:
+        """A value of one of the types that files hold."""
+        if isinstance(hint, types.UnionType) and types.NoneType in get_args(hint):
+            if self.is_null(key):
+                return None
+            [hint] = (arm for arm in get_args(hint) if arm is not types.NoneType)
+        if hint in self._PLAIN:
+            return self._PLAIN[hint](self, key, *limit)
+        if isinstance(hint, type) and is_dataclass(hint):
+            return self.section(key, names(hint)).read(cast(type[Any], hint), limits)
+        if get_origin(hint) is dict:
+            part = self.free(key)
+            return part.all_numbers() if get_args(hint)[1] is float else part.all_plain()
+        [item, _] = get_args(hint)  # a tuple of any length
+        if isinstance(item, type) and is_dataclass(item):
+            return tuple(part.read(cast(type[Any], item), limits) for part in self.sections(key, names(item)))
+        return tuple(self.texts(key, *limit) if item is str else self.numbers(key, *limit))
+
     def is_null(self, key: str) -> bool:
         return self.values[key] is None
 
     def error(self, key: str, value: object, expected: str) -> ProfileError:
         return ProfileError(f"{self.path}: {self._key(key)} is {shown(value)}, expected {expected}")
+
+    _PLAIN: ClassVar[dict[Any, Any]] = {str: text, bool: flag, int: integer, float: number}
 
     def _number(self, key: str, value: object, least: float, most: float) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -113,6 +154,17 @@ class Section:
 
     def _key(self, key: str) -> str:
         return cut(f"{self.name}.{key}" if self.name else key)
+
+
+def names(of: type) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    return tuple(f.name for f in fields(of))
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in names(kind)}
 
 
 def read_json(path: Path) -> object:

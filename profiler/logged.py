@@ -60,7 +60,7 @@ class Requests:
         """Take in the rows of a step."""
         lists = {name: s.items(name, batch) for name in ("requests", "row_tokens", "row_keys", "emitted")}
         whole = s.part({f"{name}[{i}]": value for name, values in lists.items() for i, value in enumerate(values)})
-        phases = s.texts("phases", PHASES, batch)
+        phases = s.texts("phases", *PHASES, length=batch)
         for i, phase in enumerate(phases):
             request = whole.integer(f"requests[{i}]")
             tokens, keys = whole.integer(f"row_tokens[{i}]", 1), whole.integer(f"row_keys[{i}]", 1)

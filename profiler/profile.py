@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..engine.latency import LatencyModel, Upkeep
 from ..engine.upkeep import CACHES, PHASES
 from ..files.read import cut
 from ..files.write import check_file, write_whole
-from .checked import Section, read_json, write_json
+from .checked import AllLimits, Section, names, read_json, write_json
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 
@@ -191,6 +191,31 @@ class Profile:
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
+SHARE = (0.0, 1.0)
+SIGNED = (-math.inf,)
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
+# What a file's values may be, beside their types; numbers are at least 0 where nothing is said.
+LIMITS: AllLimits = {
+    Profile: {"origin": ORIGINS, "family": FAMILIES},
+    Device: {"count": (1,), "memory_bytes": (1,)},
+    Experts: {"num": (1,), "top_k": (1,), "ffn": (1,)},
+    ModelShape: dict.fromkeys(SHAPE, (1,)),
+    LatencyModel: {"early": SHARE},
+    Upkeep: {"cache": CACHES, "phase": PHASES},
+    Fit: {"num_points": (1,), "drift": (-1.0,)},
+    HeldOut: {"num_points": (1,)},
+    MemoryModel: {
+        "capacity_bytes": (1,), "kv_bytes_per_token": (1,), "vocab": (1,), "utilisation": SHARE,
+        "fixed_num_pages": (1,),
+    },
+    CommitModel: {
+        "threshold": SHARE, "stage_gain": (-100.0, 100.0), "padding_share": SHARE, "extrapolated_from": (1,),
+    },
+    CommitFit: {"block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,)},
+    FocusDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},
+}  # fmt: skip
+
+
 def load(name: str | Path) -> Profile:
     """The profile in that file, or the shipped one of that name."""
     path = Path(name)
@@ -242,23 +267,15 @@ def from_json(data: object, path: str) -> Profile:
         data = _of_version_2(data, path)
     if version <= 3 and isinstance(data.get("latency"), dict):
         data = data | {"latency": data["latency"] | {"upkeep": []}}
-    top = Section(path, "", data, ("schema", "version", *(f for f in _names(Profile) if f != "fit")))
-    latency = top.section("latency", _names(LatencyModel) + _names(Fit))
-    return Profile(
-        name=top.text("name"),
-        description=top.text("description"),
-        origin=top.text("origin", ORIGINS),
-        family=top.text("family", FAMILIES),
-        implementation=top.text("implementation"),
-        device=_device(top.section("device", _names(Device))),
-        model=model_shape(top.section("model", _names(ModelShape))),
+    top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
+    latency = top.section("latency", names(LatencyModel) + names(Fit))
+    return top.read(
+        Profile,
+        LIMITS,
+        model=model_shape(top.section("model", names(ModelShape))),
         latency=_latency(latency),
         fit=_fit(latency),
-        memory=_memory(top.section("memory", _names(MemoryModel))),
-        commits=tuple(_commits(s) for s in top.sections("commits", _names(CommitModel))),
-        provenance=_provenance(top.section("provenance", _names(Provenance))),
-        commit_fits=tuple(_commit_fit(s) for s in top.sections("commit_fits", _names(CommitFit))),
-        focus=None if top.is_null("focus") else _focus(top.section("focus", _names(FocusDeltas))),
+        commits=tuple(_commits(s) for s in top.sections("commits", names(CommitModel))),
     )
 
 
@@ -285,7 +302,7 @@ def _of_version_2(data: dict[str, Any], path: str) -> dict[str, Any]:
         return data
     if "model" not in data:
         return data  # which the reader of the whole file says
-    shape = model_shape(Section(path, "", data, tuple(data)).section("model", _names(ModelShape)))
+    shape = model_shape(Section(path, "", data, tuple(data)).section("model", names(ModelShape)))
     data = data | {"latency": data["latency"] | {"early": shape.early, "eviction": 0.0, "graph_tokens": 0}}
     if isinstance(data.get("focus"), dict):
         data["focus"] = data["focus"] | {"distance_slope": 0.0}
@@ -294,40 +311,18 @@ def _of_version_2(data: dict[str, Any], path: str) -> dict[str, Any]:
 
 def model_shape(s: Section) -> ModelShape:
     """A model's dimensions, each checked."""
-    experts = None
-    if not s.is_null("experts"):
-        e = s.section("experts", _names(Experts))
-        num = e.integer("num", 1)
-        experts = Experts(
-            num, e.integer("top_k", 1), e.integer("shared"), e.integer("ffn", 1), e.integer("dense_layers")
-        )
-        if experts.top_k > num:
-            raise e.error("top_k", experts.top_k, f"at most num, {num}")
-        if experts.dense_layers > s.integer("layers", 1):
-            raise e.error("dense_layers", experts.dense_layers, f"at most layers, {s.integer('layers')}")
-    return ModelShape(
-        name=s.text("name"),
-        layers=s.integer("layers", 1),
-        hidden=s.integer("hidden", 1),
-        heads=s.integer("heads", 1),
-        kv_heads=s.integer("kv_heads", 1),
-        head_dim=s.integer("head_dim", 1),
-        ffn=s.integer("ffn", 1),
-        vocab=s.integer("vocab", 1),
-        context_limit=s.integer("context_limit", 1),
-        tied=s.flag("tied"),
-        qk_norm=s.flag("qk_norm"),
-        qkv_bias=s.flag("qkv_bias"),
-        experts=experts,
-    )
+    shape = s.read(ModelShape, LIMITS)
+    if shape.experts is not None:
+        e = s.section("experts", names(Experts))
+        if shape.experts.top_k > shape.experts.num:
+            raise e.error("top_k", shape.experts.top_k, f"at most num, {shape.experts.num}")
+        if shape.experts.dense_layers > shape.layers:
+            raise e.error("dense_layers", shape.experts.dense_layers, f"at most layers, {shape.layers}")
+    return shape
 
 
 def gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
-
-
-def _device(s: Section) -> Device:
-    return Device(s.text("name"), s.integer("count", 1), s.integer("memory_bytes", 1))
 
 
 def _latency(s: Section) -> LatencyModel:
@@ -341,48 +336,21 @@ def _latency(s: Section) -> LatencyModel:
         knots.append((x, y))
     if not knots:
         raise s.error("knots", [], "at least one knot")
-    upkeep = [_upkeep(part) for part in s.sections("upkeep", _names(Upkeep))]
-    for i, part in enumerate(upkeep):
-        if any((p.cache, p.phase) == (part.cache, part.phase) for p in upkeep[:i]):
+    found = s.read(LatencyModel, LIMITS, knots=tuple(knots))
+    for i, part in enumerate(found.upkeep):
+        if any((p.cache, p.phase) == (part.cache, part.phase) for p in found.upkeep[:i]):
             raise s.error(f"upkeep[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")
-    apart = ("knots", "early", "graph_tokens", "upkeep")
-    others = {key: s.number(key) for key in _names(LatencyModel) if key not in apart}
-    return LatencyModel(
-        tuple(knots), early=s.number("early", 0.0, 1.0), graph_tokens=s.integer("graph_tokens"),
-        upkeep=tuple(upkeep), **others,
-    )  # fmt: skip
-
-
-def _upkeep(s: Section) -> Upkeep:
-    return Upkeep(s.text("cache", CACHES), s.text("phase", PHASES), s.number("row"), s.number("token"))
+    return found
 
 
 def _fit(s: Section) -> Fit:
     low, high = s.numbers("domain", length=2)
     if high < low:
         raise s.error("domain[1]", high, f"at least domain[0], {low:g}")
-    errors = None
-    if not s.is_null("standard_errors"):
-        errors = s.free("standard_errors").all_numbers()
-    return Fit(
-        domain=(low, high),
-        regimes=tuple(s.texts("regimes", REGIMES, length=len(s.items("knots")))),
-        residual=None if s.is_null("residual") else s.number("residual"),
-        standard_errors=errors,
-        relative_uncertainty=None if s.is_null("relative_uncertainty") else s.number("relative_uncertainty"),
-        num_points=None if s.is_null("num_points") else s.integer("num_points", 1),
-        held_out=None if s.is_null("held_out") else _held_out(s.section("held_out", _names(HeldOut))),
-        domains=None if s.is_null("domains") else _domains(s),
-        noise=None if s.is_null("noise") else s.number("noise"),
-        drift=None if s.is_null("drift") else s.number("drift", -1.0),
-        unidentified=tuple(s.texts("unidentified")),
-        valid=None if s.is_null("valid") else s.flag("valid"),
-        doubts=tuple(s.texts("doubts")),
+    regimes = tuple(s.texts("regimes", *REGIMES, length=len(s.items("knots"))))
+    return s.read(
+        Fit, LIMITS, domain=(low, high), regimes=regimes, domains=None if s.is_null("domains") else _domains(s)
     )
-
-
-def _held_out(s: Section) -> HeldOut:
-    return HeldOut(s.integer("num_points", 1), s.number("median"), s.number("p95"))
 
 
 def _domains(s: Section) -> dict[str, tuple[float, float]]:
@@ -396,78 +364,10 @@ def _domains(s: Section) -> dict[str, tuple[float, float]]:
     return domains
 
 
-def _memory(s: Section) -> MemoryModel:
-    return MemoryModel(
-        capacity_bytes=s.integer("capacity_bytes", 1),
-        weight_bytes=s.integer("weight_bytes"),
-        kv_bytes_per_token=s.integer("kv_bytes_per_token", 1),
-        vocab=s.integer("vocab", 1),
-        utilisation=s.number("utilisation", 0.0, 1.0),
-        fixed_num_pages=None if s.is_null("fixed_num_pages") else s.integer("fixed_num_pages", 1),
-    )
-
-
 def _commits(s: Section) -> CommitModel:
     block_length = s.integer("block_length", 1)
-    return CommitModel(
-        workload=s.text("workload"),
-        block_length=block_length,
-        threshold=s.number("threshold", 0.0, 1.0),
-        temperature=None if s.is_null("temperature") else s.number("temperature"),
-        pass_probability=tuple(s.numbers("pass_probability", 0.0, 1.0, block_length)),
-        request_spread=s.number("request_spread"),
-        block_spread=s.number("block_spread"),
-        step_spread=s.number("step_spread"),
-        stage_gain=s.number("stage_gain", -100.0, 100.0),
-        padding_share=s.number("padding_share", 0.0, 1.0),
-        source=s.text("source"),
-        extrapolated_from=None if s.is_null("extrapolated_from") else s.integer("extrapolated_from", 1),
-    )
-
-
-def _provenance(s: Section) -> Provenance:
-    return Provenance(
-        sources=tuple(s.texts("sources")),
-        date=s.text("date"),
-        tool_version=s.text("tool_version"),
-        seed=None if s.is_null("seed") else s.integer("seed"),
-        torch=None if s.is_null("torch") else s.text("torch"),
-        driver=None if s.is_null("driver") else s.text("driver"),
-        clocks=None if s.is_null("clocks") else s.text("clocks"),
-        prompts=None if s.is_null("prompts") else s.text("prompts"),
-        settings=s.free("settings").all_plain(),
-    )
-
-
-def _commit_fit(s: Section) -> CommitFit:
-    return CommitFit(
-        workload=s.text("workload"),
-        block_length=s.integer("block_length", 1),
-        threshold=s.number("threshold", 0.0, 1.0),
-        temperature=None if s.is_null("temperature") else s.number("temperature"),
-        num_requests=s.integer("num_requests", 1),
-        num_steps=s.integer("num_steps", 1),
-        num_held_out=s.integer("num_held_out"),
-        standard_errors=s.free("standard_errors").all_numbers(),
-        predictions=tuple(
-            Prediction(p.text("name"), p.number("measured"), p.number("predicted"))
-            for p in s.sections("predictions", _names(Prediction))
-        ),
-        valid=s.flag("valid"),
-        doubts=tuple(s.texts("doubts")),
-    )
-
-
-def _focus(s: Section) -> FocusDeltas:
-    least = -math.inf  # a delta may be negative
-    return FocusDeltas(
-        s.number("decodable_mean", least), s.number("decodable_std"),
-        s.number("undecodable_mean", least), s.number("undecodable_std"), s.number("distance_slope", least),
-    )  # fmt: skip
-
-
-def _names(of: type) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(of))
+    chances = tuple(s.numbers("pass_probability", 0.0, 1.0, block_length))
+    return s.read(CommitModel, LIMITS, block_length=block_length, pass_probability=chances)
 
 
 def _plain(value: object) -> object:

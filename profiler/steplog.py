@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
 from ..files.read import cut, parsing, read_lines, shown
-from .checked import Section
+from .checked import Section, names
 from .commit_log import Bools, CommitLog
 from .fit import fit_latency
 from .fit_commits import fit_commits
@@ -39,6 +39,10 @@ STEP: dict[str, Any] = {
 }  # fmt: skip
 REQUEST: dict[str, Any] = {"id": None, "output_length": None, "received": None, "arrival": None}
 SEQUENCE: dict[str, Any] = {"computed": None}
+LIMITS: dict[str, tuple[float, ...]] = {
+    "num_devices": (1,), "memory_bytes": (1,), "num_pages": (1,), "page_size": (1,), "block_length": (1,),
+    "threshold": (0.0, 1.0),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def read_log(path: str | Path) -> StepLog:
     times: list[tuple[float, float]] = []
     sequences, requests = _Sequences(header.block_length), Requests()
     for where, values in lines:
-        kind = Section(where, "", values, tuple(values)).text("kind", KINDS) if "kind" in values else None
+        kind = Section(where, "", values, tuple(values)).text("kind", *KINDS) if "kind" in values else None
         if kind is None:
             raise ProfileError(f"{where}: kind is missing, expected one of {', '.join(KINDS)}")
         if kind == "step":
@@ -190,31 +194,14 @@ def _header(where: str, values: dict[str, Any]) -> Header:
     if isinstance(s.values["model"], str):
         shape = _named(where, s.text("model"))
     else:
-        shape = model_shape(s.section("model", tuple(f.name for f in fields(ModelShape))))
-    plain = ("prompts", "torch", "driver", "clocks", "preset")
-    texts = {name: None if s.is_null(name) else s.text(name) for name in plain}
-    return Header(
-        synthetic=s.flag("synthetic"),
-        engine=s.text("engine"),
-        device=s.text("device"),
-        num_devices=s.integer("num_devices", 1),
-        memory_bytes=s.integer("memory_bytes", 1),
+        shape = model_shape(s.section("model", names(ModelShape)))
+    weights, per_token = shape.weight_bytes, shape.kv_bytes_per_token
+    return s.read(
+        Header,
+        {Header: LIMITS},
         model=shape,
-        weight_bytes=shape.weight_bytes if s.is_null("weight_bytes") else s.integer("weight_bytes"),
-        kv_bytes_per_token=(
-            shape.kv_bytes_per_token if s.is_null("kv_bytes_per_token") else s.integer("kv_bytes_per_token", 1)
-        ),
-        num_pages=None if s.is_null("num_pages") else s.integer("num_pages", 1),
-        page_size=s.integer("page_size", 1),
-        block_length=s.integer("block_length", 1),
-        threshold=s.number("threshold", 0.0, 1.0),
-        temperature=None if s.is_null("temperature") else s.number("temperature"),
-        strategy=s.text("strategy"),
-        workload=s.text("workload"),
-        date=s.text("date"),
-        started=None if s.is_null("started") else s.number("started"),
-        settings=s.free("settings").all_plain(),
-        **texts,
+        weight_bytes=weights if s.is_null("weight_bytes") else s.integer("weight_bytes"),
+        kv_bytes_per_token=per_token if s.is_null("kv_bytes_per_token") else s.integer("kv_bytes_per_token", 1),
     )
 
 

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ..files.place import Kind, check_folder, has_keys, write_folder
+from .chart import Chart
+from .html import to_html
+from .page import Figure, Number, Page, Section, Table, estimate, table
 from .table import number
 
 FILES = ("capacity.json", "report.html")
 CAPACITY = Kind("a capacity", FILES, FILES[0], has_keys("rate", "replicas", "binding_slo", "curve"))
 Json = Mapping[str, Any]  # what `dsim capacity --json` prints
 BARS = "▁▂▃▄▅▆▇█"
+MOST_SHOWN = 2.5  # times its bound
 
 
 def answer(found: Json) -> str:
@@ -51,6 +55,9 @@ def warnings(found: Json) -> list[str]:
 def facts(found: Json) -> list[tuple[str, str]]:
     """What the capacity rests on, as (name, value)."""
     lines = []
+    if "traffic" in found:
+        lines.append(("Trace", found["traffic"]))
+    lines.append(("SLOs", ", ".join(found["criteria"])))
     if found["one_fewer"] is not None:
         lines.append(("One replica less", f"sustains {span(found['one_fewer'])}, which is too little or unsure"))
     if found["binding_slo"] == "stability":
@@ -67,8 +74,8 @@ def facts(found: Json) -> list[tuple[str, str]]:
         lines.append(
             (
                 "Cost",
-                f"{cost['per_hour']:,.2f} an hour for {cost['gpus']} GPU{_es(cost['gpus'])}, "
-                f"{cost['per_million_requests']:,.2f} per million requests",
+                f"{money(cost['per_hour'], found)} an hour for {cost['gpus']} GPU{_es(cost['gpus'])}, "
+                f"{money(cost['per_million_requests'], found)} per million requests",
             )
         )
     verdict = ": estimated, not measured" if found["estimated"] else ""
@@ -83,10 +90,50 @@ def facts(found: Json) -> list[tuple[str, str]]:
     return lines
 
 
-def curve_rows(found: Json) -> tuple[list[str], list[list[str]]]:
-    """The latency-rate curve as a table: its head and its rows."""
+def capacity_page(found: Json) -> Page:
+    """What was found, for a terminal and for a page."""
+    curve = (_table(found),) if found["curve"] else ()
+    charts = tuple(_chart(found, i, name) for i, name in enumerate(found["bounds"])) if found["curve"] else ()
+    return Page(
+        name=f"dsim: capacity of {found['policy']}",
+        question="How much traffic meets the SLOs?",
+        answer=answer(found),
+        alarms=tuple(warnings(found)),
+        cautions=(estimate(found["profile"], "rates"),) if found["estimated"] else (),
+        numbers=_numbers(found),
+        chart=_distance(found) if found["curve"] else None,
+        facts=tuple(facts(found)),
+        sections=(
+            *((Section("The curve in numbers", curve),) if curve else ()),
+            *((Section("Latency against rate", charts),) if charts else ()),
+        ),
+        command=found.get("command", ""),
+        version=found.get("dsim", ""),
+    )
+
+
+def _numbers(found: Json) -> tuple[Number, ...]:
+    """The four that matter: how much, for how much, how soon, at what pace."""
+    rate, at = found["rate"], found.get("latency_ms", {})
+    sure = ""
+    if rate["high"] is not None:
+        sure = f"{rate['low']:.4g} to {rate['high']:.4g}, {100 * found['confidence']:g} % sure"
+    numbers = [Number("capacity", ((None, f"{rate['value']:.3g} req/s"),), sure)]
+    if found["cost"] is not None:
+        cost = money(found["cost"]["per_million_requests"], found)
+        hourly = f"{money(found['cost']['per_hour'], found)} an hour"
+        numbers.append(Number("a million requests", ((None, cost),), hourly))
+    for name, what in (("ttft", "to the first token"), ("tpot_chunk", "a token after the first emission")):
+        if at.get(name) is not None:
+            shown, median = f"{number(at[name]['p90'])} ms", f"{what}; median {number(at[name]['p50'])} ms"
+            numbers.append(Number(f"{name} p90 at capacity", ((None, shown),), median))
+    numbers.append(Number("replicas", ((None, f"{found['replicas']:,}"),), "behind one router"))
+    return tuple(numbers[:4])
+
+
+def _table(found: Json) -> Table:
+    """The latency-rate curve in numbers."""
     names = list(found["bounds"])
-    head = ["req/s", *names, "", ""]
     top = {name: max((p["values"][name] or 0.0 for p in found["curve"]), default=0.0) or 1.0 for name in names}
     rows = []
     for point in found["curve"]:
@@ -96,16 +143,89 @@ def curve_rows(found: Json) -> tuple[list[str], list[list[str]]]:
         rows.append(
             [number(point["rate"]), *(_shown(found, name, point["values"][name]) for name in names), bar, verdict]
         )
-    return head, rows
+    caption = (
+        "Means of replications at each rate. meets all: every SLO holds in most of them; unstable: the queue grows."
+    )
+    return table(["req/s", *names, "", ""], rows, caption=caption, left=frozenset())
+
+
+def _distance(found: Json) -> Figure:
+    """Every metric's share of what its SLO allows, over the rate."""
+    chart = Chart("requests per second", "of what the SLO allows", legend=True)
+    chart.layout["legend"] = {"orientation": "h", "y": -0.3}
+    top = 1.2
+    for i, name in enumerate(found["bounds"]):
+        used = [(p["rate"], _used(found, name, p["values"][name])) for p in found["curve"]]
+        known = [(rate, share) for rate, share in used if share is not None]
+        x, y = [rate for rate, _ in known], [share for _, share in known]
+        top = max([top, *y])
+        chart.line(
+            x, y, name, i, hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>", mode="lines+markers"
+        )
+    chart.hline(1.0, "the bound")
+    rate, asked = found["rate"], found["asked_rate"] is not None
+    if rate["high"] is not None:
+        chart.band(rate["low"], rate["high"])
+    chart.vline(rate["value"], "capacity", "solid")
+    if asked:
+        chart.vline(found["asked_rate"], "asked", "dot")
+    # Far beyond its bound a metric only says how long the replay was.
+    chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
+    caption = (
+        "How much of its bound each metric uses at each rate; of a share of requests, how many of the misses that it "
+        "allows. Solid: the capacity, shaded: its interval" + (", dotted: the rate asked for." if asked else ".")
+    )
+    if found["binding_slo"] == "stability":
+        caption += " The queue grows without end before an SLO binds."
+    return Figure("distance", "How near the SLOs are", caption, chart)
+
+
+def _used(found: Json, name: str, value: float | None) -> float | None:
+    """The share of its bound that a metric uses; None where there is nothing to use."""
+    bound = found["bounds"][name]
+    if value is None:
+        return None
+    if not is_share(found, name):
+        return float(value / bound)
+    return (1 - value) / (1 - bound) if bound < 1 else None
+
+
+def _chart(found: Json, index: int, name: str) -> Figure:
+    """A metric over the rate, in its own unit."""
+    share = is_share(found, name)
+    points = [p for p in found["curve"] if p["values"][name] is not None]
+    x = [p["rate"] for p in points]
+    y, low, high = ([p[key][name] for p in points] for key in ("values", "low", "high"))
+    chart = Chart("requests per second", "share of arrivals" if share else "ms", percent=share)
+    chart.line(
+        x, y, name, index, hover="%{y:.3~g} at %{x:.3~g} req/s", mode="lines+markers",
+        marker={"symbol": ["circle" if p["stable"] else "x" for p in points], "size": 8},
+        error_y={
+            "type": "data", "symmetric": False, "array": [b - a for a, b in zip(y, high, strict=True)],
+            "arrayminus": [b - a for a, b in zip(low, y, strict=True)], "width": 3, "thickness": 1,
+        },
+    )  # fmt: skip
+    rate = found["rate"]
+    if rate["high"] is not None:
+        chart.band(rate["low"], rate["high"])
+    chart.vline(rate["value"], dash="solid")
+    chart.hline(found["bounds"][name])
+    caption = "Mean and extremes of replications at each rate. Dashed: the bound. Shaded: the capacity's interval."
+    if not all(p["stable"] for p in points):
+        caption += " ✕: the queue grows without end."
+    return Figure(f"curve-{index}", name, caption, chart)
+
+
+def money(amount: float, found: Json) -> str:
+    """An amount in the currency of the price."""
+    return f"{amount:,.2f} {found['currency']}".rstrip() if found.get("currency") else f"{amount:,.2f}"
 
 
 def write(folder: str | Path, found: Json, *, force: bool = False) -> None:
     """Write capacity.json and report.html; the same capacity gives the same bytes."""
-    # Imported here: an answer on the terminal draws nothing and need not load Plotly.
-    from .capacity_page import page
-
     text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
-    write_folder(folder, CAPACITY, {FILES[0]: text + "\n", FILES[1]: page(found)}, force=force)
+    page = to_html(capacity_page(found))
+    write_folder(folder, CAPACITY, {FILES[0]: text + "\n", FILES[1]: page}, force=force)
 
 
 def check(folder: str | Path, *, force: bool = False) -> Path:

@@ -118,7 +118,7 @@ class RunWriter:
 
     def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         # Imported here: a run without a folder draws nothing and need not load Plotly.
-        from .html import write_html
+        from .run_page import write_html
 
         info = {"schema": SCHEMA, "version": VERSION, **run_json}
         text = json.dumps(_plain(info), indent=2, allow_nan=False, ensure_ascii=False)

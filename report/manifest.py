@@ -57,6 +57,7 @@ class Manifest(TypedDict, total=False):
     emit: str
     seed: int
     slos: list[str]
+    cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency
     missing_passes: bool
     drop_warmup: float
     closed_loop: bool

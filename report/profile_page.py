@@ -1,14 +1,9 @@
 """A profile as a page: the fitted curves over the points, what was left over, and whether to believe it."""
 
-import json
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 
 import numpy as np
-import plotly.graph_objects as go
-from plotly.io import to_json
-from plotly.offline import get_plotlyjs
 
 from ..engine.commits import CommitModel
 from ..engine.latency import POWERS_TO
@@ -21,50 +16,44 @@ from ..profiler.fit_commits import split as split_requests
 from ..profiler.profile import CommitFit, Profile
 from ..profiler.samples import FEATURES, POWERS, Floats, Samples, points
 from ..profiler.yields import blocks, draw, repeated
-from .figures import COLOURS, GRID, INK, Figure
-from .html import PLOT, STYLE
+from .chart import COLOURS, INK, Chart
+from .html import to_html
+from .page import ESTIMATED, Figure, Number, Page, Section, Table, table
 
 HEIGHT = 340  # pixels
-QUESTION = "What does a step cost, and what does it yield?"
 NUM_BLOCKS = 4000  # drawn for a figure
 Logs = Mapping[tuple[str, float], CommitLog]  # by workload and threshold
 
 
-def write_page(path: str | Path, profile: Profile, steps: Samples, logs: Logs) -> None:
+def write_page(path: str | Path, profile: Profile, steps: Samples, logs: Logs, command: str = "") -> None:
     """Write the page of a fitted profile."""
-    write_whole(path, page(profile, steps, logs))
+    write_whole(path, to_html(profile_page(profile, steps, logs, command)))
 
 
-def page(profile: Profile, steps: Samples, logs: Logs) -> str:
-    """The page of a fitted profile, from what it was fitted to; the same gives the same bytes."""
-    sections = {"What a step costs": _of_steps(profile, steps)}
-    if yields := _of_commits(profile, logs):
-        sections["What a step yields"] = yields
-    drawn = [figure for found in sections.values() for figure in found]
-    config = json.dumps(PLOT)
-    # Named engine: another that happens to be installed would write other bytes.
-    plots = "\n".join(
-        f'Plotly.newPlot("{f.name}", Object.assign({to_json(f.figure, engine="json")}, {{config: {config}}}));'
-        for f in drawn
-    )
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>dsim profile: {escape(profile.name)}</title>",
-            f"<style>{STYLE}</style>",
-            f"<script>{get_plotlyjs()}</script>",
-            "</head><body><main>",
-            _header(profile),
-            *(_section(title, found) for title, found in sections.items()),
-            _coefficients(profile),
-            *([_upkeep(profile)] if profile.latency.upkeep else []),
-            *(_predictions(fit) for fit in profile.commit_fits),
-            _notes(profile),
-            f"<script>{plots}</script>",
-            "</main></body></html>\n",
-        ]
+def profile_page(profile: Profile, steps: Samples, logs: Logs, command: str = "") -> Page:
+    """The page of a fitted profile, from what it was fitted to; the same gives the same."""
+    curve, *rest = _of_steps(profile, steps)
+    tables = [_coefficients(profile), *([_upkeep(profile)] if profile.latency.upkeep else [])]
+    tables += [_predictions(fit) for fit in profile.commit_fits]
+    sections = [
+        Section("What a step costs", tuple(rest)),
+        Section("What a step yields", tuple(_of_commits(profile, logs))),
+        Section("The fit in numbers", tuple(tables)),
+    ]
+    why = f"{profile.description}: no device ran these steps."
+    return Page(
+        name=f"dsim profile: {profile.name}",
+        question="What does a step cost, and what does it yield?",
+        answer=answer(profile),
+        alarms=tuple(f"DOUBTED {line}" for line in doubts(profile)),
+        cautions=((ESTIMATED, why),) if profile.is_estimate else (),
+        numbers=_numbers(profile),
+        chart=curve,
+        facts=tuple(_facts(profile)),
+        sections=tuple(section for section in sections if section.blocks),
+        notes=tuple(_notes(profile)),
+        command=command,
+        version=profile.provenance.tool_version,
     )
 
 
@@ -90,16 +79,22 @@ def doubts(profile: Profile) -> list[str]:
     return found
 
 
-def _header(profile: Profile) -> str:
-    parts = [f'<header><h1>{QUESTION}</h1><p class="answer">{escape(answer(profile))}</p>']
-    parts += [
-        f'<p class="alarm" role="alert"><strong>Not valid</strong> {escape(line)}</p>' for line in doubts(profile)
-    ]
-    if profile.is_estimate:
-        parts.append(
-            '<p class="caution"><strong>Estimated, not measured.</strong> '
-            f"{escape(profile.description)}: no device ran these steps.</p>"
-        )
+def _numbers(profile: Profile) -> tuple[Number, ...]:
+    """The four that matter: the error on what was held out, its tail, the noise, and how much was measured."""
+    fit, judged = profile.fit, profile.fit.held_out
+    numbers = []
+    if judged is not None:
+        about = f"of {judged.num_points} held-out step shapes"
+        numbers.append(Number("median error", ((None, f"{judged.median:.1%}"),), about))
+        numbers.append(Number("p95 error", ((None, f"{judged.p95:.1%}"),), about))
+    if fit.noise is not None:
+        numbers.append(Number("noise", ((None, f"{fit.noise:.1%}"),), "between repeats of a step"))
+    if fit.num_points is not None:
+        numbers.append(Number("step shapes", ((None, f"{fit.num_points:,}"),), "fitted"))
+    return tuple(numbers)
+
+
+def _facts(profile: Profile) -> list[tuple[str, str]]:
     origin = profile.provenance
     known = {
         "profile": profile.name,
@@ -113,17 +108,7 @@ def _header(profile: Profile) -> str:
         "prompts": origin.prompts,
         **{name.replace("_", " "): str(value) for name, value in origin.settings.items()},
     }
-    facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in known.items() if v)
-    return "".join([*parts, f"<dl>{facts}</dl></header>"])
-
-
-def _section(title: str, found: list[Figure]) -> str:
-    cards = "".join(
-        f'<figure class="card"><h3>{escape(f.title)}</h3><p class="caption">{escape(f.caption)}</p>'
-        f'<div class="plot" id="{f.name}" style="height:{HEIGHT}px"></div></figure>'
-        for f in found
-    )
-    return f'<section><h2>{escape(title)}</h2><div class="grid">{cards}</div></section>'
+    return [(name, value) for name, value in known.items() if value]
 
 
 def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
@@ -132,7 +117,8 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
     predicted = predict(profile.latency, every.features)
     off = predicted / every.latency - 1.0
     prefill = every.column("prefill_tokens") > 0
-    curves, residuals = go.Figure(), go.Figure()
+    curves = _chart("query tokens a step", "ms")
+    residuals = _chart("predicted, ms", "predicted / measured - 1")
     kinds = (("decode", ~prefill, COLOURS[0]), ("prefill", prefill, COLOURS[1]))
     for name, of_kind, colour in kinds:
         for chosen, symbol, how in ((~held, "circle", ""), (held, "circle-open", ", held out")):
@@ -141,37 +127,31 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
                 continue
             marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.75}
             common = {"mode": "markers", "name": name + how, "marker": marker}
-            curves.add_trace(
-                go.Scatter(
-                    x=every.column("tokens")[which], y=1e3 * every.latency[which], **common,
-                    hovertemplate="%{x} tokens: %{y:.3~g} ms",
-                )
-            )  # fmt: skip
-            residuals.add_trace(
-                go.Scatter(
-                    x=1e3 * predicted[which], y=off[which], **common, hovertemplate="%{x:.3~g} ms: %{y:+.1%}",
-                )
-            )  # fmt: skip
+            curves.add("scatter", x=every.column("tokens")[which], y=1e3 * every.latency[which], **common,
+                    hovertemplate="%{x} tokens: %{y:.3~g} ms")  # fmt: skip
+            residuals.add(
+                "scatter", x=1e3 * predicted[which], y=off[which], **common, hovertemplate="%{x:.3~g} ms: %{y:+.1%}"
+            )
     keys = every.column("sum_kv")[~prefill] / every.column("batch")[~prefill]
     tokens = _drawn_at(every.column("tokens"), profile.latency.graph_tokens)
     for i, context in enumerate(np.unique(np.quantile(keys, (0.1, 0.5, 0.9)).round()) if len(keys) else []):
         line = {"color": INK, "width": 1.6, "dash": ("solid", "dash", "dot")[i]}
-        curves.add_trace(
-            go.Scatter(
-                x=tokens, y=1e3 * predict(profile.latency, _decode(profile, tokens, float(context))), mode="lines",
-                line=line, name=f"fit, {context:.0f} keys a row", hovertemplate="%{x:.0f} tokens: %{y:.3~g} ms",
-            )
-        )  # fmt: skip
-    _styled(curves, "query tokens a step", "ms")
-    curves.update_xaxes(type="log")
-    curves.update_yaxes(type="log")
-    residuals.add_hline(y=0.0, line={"color": INK, "width": 1})
+        curves.add(
+            "scatter",
+            x=tokens,
+            y=1e3 * predict(profile.latency, _decode(profile, tokens, float(context))),
+            mode="lines",
+            line=line,
+            name=f"fit, {context:.0f} keys a row",
+            hovertemplate="%{x:.0f} tokens: %{y:.3~g} ms",
+        )
+    curves.x["type"] = curves.y["type"] = "log"
+    residuals.hline(0.0, dash="solid")
     if profile.fit.held_out is not None:
         for sign in (-1, 1):
-            residuals.add_hline(y=sign * profile.fit.held_out.p95, line={"color": INK, "width": 1, "dash": "dash"})
-    _styled(residuals, "predicted, ms", "predicted / measured - 1")
-    residuals.update_xaxes(type="log")
-    residuals.update_yaxes(tickformat="+.0%")
+            residuals.hline(sign * profile.fit.held_out.p95)
+    residuals.x["type"] = "log"
+    residuals.y["tickformat"] = "+.0%"
     noise = "unknown" if profile.fit.noise is None else f"{profile.fit.noise:.1%}"
     graphs = profile.latency.graph_tokens
     stairs = f" Stairs: decode steps of at most {graphs} tokens are padded to a bucket." if graphs else ""
@@ -210,7 +190,9 @@ def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
 
 
 def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
-    passes, shares, counts = go.Figure(), go.Figure(), go.Figure()
+    passes = _chart("distance from the frontier", "chance to pass")
+    shares = _chart("distance from the frontier", "share committed")
+    counts = _chart("tokens committed in a step", "share of steps")
     shown = 0
     for fit in profile.commit_fits:
         log = logs.get((fit.workload, fit.threshold))
@@ -219,25 +201,20 @@ def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
         model = profile.commit_model(fit.workload, fit.block_length, fit.threshold, fit.temperature)
         colour, name = COLOURS[shown % len(COLOURS)], f"{fit.workload}, {fit.threshold:g}"
         shown += 1
-        passes.add_trace(
-            go.Scatter(y=list(model.pass_probability), mode="lines+markers", name=name, line={"color": colour})
-        )
+        passes.add("scatter", y=list(model.pass_probability), mode="lines+markers", name=name, line={"color": colour})
         judge = split_requests(log)[1]
         mine = _drawn(model, judge)
         for which, found, mode in (("measured", judge, "markers"), ("predicted", mine, "lines")):
             common = {"mode": mode, "name": f"{name}, {which}", "marker": {"color": colour}, "line": {"color": colour}}
-            shares.add_trace(go.Scatter(y=_by_distance(found), **common))
+            shares.add("scatter", y=_by_distance(found), **common)
             num = found.committed.sum(axis=1)
             share = np.bincount(num, minlength=fit.block_length + 1)[1:] / len(num)
             # A logarithmic axis has no place for a count that never came.
             seen = np.flatnonzero(share)
-            counts.add_trace(go.Scatter(x=seen + 1, y=share[seen], **common))
+            counts.add("scatter", x=seen + 1, y=share[seen], **common)
     if not shown:
         return []
-    _styled(passes, "distance from the frontier", "chance to pass")
-    _styled(shares, "distance from the frontier", "share committed")
-    _styled(counts, "tokens committed in a step", "share of steps")
-    counts.update_yaxes(type="log")
+    counts.y["type"] = "log"
     return [
         Figure("passes", "Chance to pass", "Of a computed mask, for a typical request, block and step.", passes),
         Figure("shares", "Committed by distance", "Of computed masks, forced ones counted; held-out requests.", shares),
@@ -259,18 +236,14 @@ def _by_distance(log: CommitLog) -> list[float | None]:
     return [float(c / n) if n else None for c, n in zip(committed, computed, strict=True)]
 
 
-def _styled(figure: go.Figure, x: str, y: str) -> None:
-    axis = {"gridcolor": GRID, "linecolor": "#bdc1c6", "zeroline": False, "automargin": True}
-    figure.update_layout(
-        template=go.layout.Template(), height=HEIGHT, paper_bgcolor="white", plot_bgcolor="white",
-        margin={"l": 56, "r": 18, "t": 12, "b": 36}, font={"size": 12, "color": INK},
-        legend={"orientation": "h", "y": -0.3}, showlegend=True,
-    )  # fmt: skip
-    figure.update_xaxes(**axis, title_text=x)
-    figure.update_yaxes(**axis, title_text=y)
+def _chart(x: str, y: str) -> Chart:
+    chart = Chart(x, y, height=HEIGHT, legend=True)
+    del chart.y["rangemode"]
+    chart.layout["legend"] = {"orientation": "h", "y": -0.3}
+    return chart
 
 
-def _coefficients(profile: Profile) -> str:
+def _coefficients(profile: Profile) -> Table:
     latency, errors = profile.latency, profile.fit.standard_errors or {}
     values: dict[str, tuple[float, str]] = {}
     for k, (tokens, seconds) in enumerate(latency.knots):
@@ -281,24 +254,22 @@ def _coefficients(profile: Profile) -> str:
         "launch": "s/forward", "host_step": "s/forward", "host_request": "s/row", "graph_tokens": "tokens",
     }  # fmt: skip
     values |= {name: (getattr(latency, name), unit) for name, unit in units.items()}
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th><td class="unit">{unit}</td><td>{value:.4g}</td>'
-        f"<td>{f'{errors[name]:.2g}' if name in errors else _why(profile, name)}</td></tr>"
+    rows = [
+        [name, unit, f"{value:.4g}", f"{errors[name]:.2g}" if name in errors else _why(profile, name)]
         for name, (value, unit) in values.items()
-    )
+    ]
     caption = f"Regimes: {', '.join(profile.fit.regimes)}."
-    return _table("Coefficients", ("", "", "value", "standard error"), rows, caption)
+    head = ("", "", "value", "standard error")
+    return table(head, rows, title="Coefficients", caption=caption, left=frozenset({0, 1}))
 
 
-def _upkeep(profile: Profile) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(part.cache)}</th><td>{escape(part.phase)}</td><td>{part.row * 1e3:.3g}</td>'
-        f"<td>{part.token * 1e6:.3g}</td></tr>"
-        for part in profile.latency.upkeep
-    )
+def _upkeep(profile: Profile) -> Table:
+    rows = [
+        [part.cache, part.phase, f"{part.row * 1e3:.3g}", f"{part.token * 1e6:.3g}"] for part in profile.latency.upkeep
+    ]
     caption = "What a request in this phase costs beyond the coefficients above: measured less predicted, medians."
     head = ("cache", "phase", "ms a row", "us a token of its prompt and output")
-    return _table("Upkeep of full-sequence caches", head, rows, caption)
+    return table(head, rows, title="Upkeep of full-sequence caches", caption=caption, left=frozenset({0, 1}))
 
 
 def _why(profile: Profile, name: str) -> str:
@@ -307,33 +278,17 @@ def _why(profile: Profile, name: str) -> str:
     return "not told by these steps" if name in profile.fit.unidentified else "as measured"
 
 
-def _predictions(fit: CommitFit) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(p.name)}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>'
-        f"<td>{p.error:+.1%}</td></tr>"
-        for p in fit.predictions
-    )
+def _predictions(fit: CommitFit) -> Table:
+    rows = [[p.name, f"{p.measured:.3g}", f"{p.predicted:.3g}", f"{p.error:+.1%}"] for p in fit.predictions]
     title = f"{fit.workload} at threshold {fit.threshold:g}: held-out requests"
     caption = f"{fit.num_requests} requests fitted ({fit.num_steps} steps), {fit.num_held_out} held out."
-    return _table(title, ("", "measured", "predicted", "error"), rows, caption)
+    return table(("", "measured", "predicted", "error"), rows, title=title, caption=caption)
 
 
-def _table(title: str, head: tuple[str, ...], rows: str, caption: str) -> str:
-    titles = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    return (
-        f'<section class="card table" style="margin-top:16px"><h2>{escape(title)}</h2><div class="scroll"><table>'
-        f"<thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="caption">{escape(caption)}</p></section>'
-    )
-
-
-def _notes(profile: Profile) -> str:
+def _notes(profile: Profile) -> list[str]:
     fit = profile.fit
     how = "Computed, padding and all," if profile.latency.graph_tokens else "Measured"
     lines = [f"{how} {name}: {low:g} to {high:g}" for name, (low, high) in (fit.domains or {}).items()]
     if fit.drift is not None:
         lines.append(f"Repeats drifted by {fit.drift:+.1%} from the first measurement to the last")
-    lines += [f"Source: {source}" for source in profile.provenance.sources]
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    version = escape(profile.provenance.tool_version)
-    return f"<footer><h2>Notes</h2><ul>{items}</ul><p>Made by dsim {version}</p></footer>"
+    return lines + [f"Source: {source}" for source in profile.provenance.sources]

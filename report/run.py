@@ -80,6 +80,32 @@ class Run:
             name: np.concatenate([b[name] for b in batches] or [none]) for name, none in zip(names, empty, strict=True)
         }
 
+    def step_groups(
+        self, policy: str, spans: Sequence[tuple[float, float]]
+    ) -> Iterator[tuple[Columns, dict[str, tuple[Array, Array]]]]:
+        """The groups of a policy's steps that meet a stretch of time (s), with their lists as (values, offsets).
+
+        Nothing where the run kept scalar columns only.
+        """
+        with pq.ParquetFile(self.folder / "steps.parquet") as file:
+            lists = [
+                name for name in ("requests", "phases", "num_tokens", "commits") if name in file.schema_arrow.names
+            ]
+            for k in range(file.num_row_groups):
+                times = file.read_row_group(k, columns=["policy", "start", "latency"])
+                if not times.num_rows or times["policy"][0].as_py() != policy:
+                    continue
+                start, latency = (np.asarray(times[name]) for name in ("start", "latency"))
+                end = start + latency
+                if not any(((end > low) & (start < high)).any() for low, high in spans):
+                    continue
+                table = file.read_row_group(k, columns=["replica", "step", *lists])
+                if any(table[name].null_count for name in lists):
+                    return
+                columns = {"start": start, "latency": latency}
+                columns |= {name: np.asarray(table[name]) for name in ("replica", "step")}
+                yield columns, {name: _list(table[name].combine_chunks(), STEP_LISTS[name]) for name in lists}
+
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
         """A policy's STEP_LISTS as (values, offsets); a DsimError when the run did not keep them."""
         path = self.folder / "steps.parquet"
@@ -163,6 +189,12 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 def _unknown(name: str, num: int) -> Array:
     """A column that a run of before it was kept lacks: nobody measured the device, and nothing was evicted."""
     return np.full(num, np.nan if STEP_COLUMNS[name] == "float64" else 0, STEP_COLUMNS[name])
+
+
+def _list(column: Any, dtype: str) -> tuple[Array, Array]:
+    """A column of lists as (values, offsets)."""
+    lengths = np.asarray(pc.list_value_length(column), np.int64)
+    return _numpy(column.flatten(), dtype), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _numpy(array: Any, dtype: str) -> Array:

@@ -4,9 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from .manifest import CommitInfo, Manifest
-from .table import number
+from .page import Page, Row, Section, Table
+from .table import Row as Compared
+from .table import compare, number
 
 Json = dict[str, Any]
+
+QUESTION = "Which scheduler settings meet the latency target for this traffic?"
+
+
+def words(policies: Sequence[Json], info: Manifest) -> Page:
+    """What a terminal says of a run: everything but the figures."""
+    return Page(
+        name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
+        question=info.get("question", QUESTION),
+        answer=answer(policies),
+        alarms=tuple(warnings(policies, info)),
+        facts=tuple(setting(info)),
+        sections=(Section("Every number", (_table(policies),)),) if policies else (),
+        notes=tuple(notes(info)),
+    )
 
 
 def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
@@ -81,6 +98,8 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         lines.append(("Serving", ", ".join(serving)))
     if manifest.get("slos"):
         lines.append(("SLOs", ", ".join(manifest["slos"])))
+    if "cost" in manifest:
+        lines.append(("Cost", _cost(manifest)))
     return lines
 
 
@@ -111,6 +130,37 @@ def notes(manifest: Manifest) -> list[str]:
     if manifest.get("closed_loop"):
         lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
     return lines
+
+
+def _table(policies: Sequence[Json]) -> Table:
+    """Metrics down and policies across, or turned around."""
+    names, rows = [policy["policy"] for policy in policies], compare(policies)
+    brief = [row for row in rows if row.brief]
+    heads = tuple(f"{row.label}\n{row.unit}" for row in brief)
+    turned = Table(
+        head=("policy", *heads),
+        rows=tuple(
+            Row(
+                (name, *(row.cells[i] for row in brief)),
+                frozenset(k + 1 for k, row in enumerate(brief) if i in row.best),
+            )
+            for i, name in enumerate(names)
+        ),
+        spare=heads[::-1],
+    )
+    return Table(
+        head=("", "unit", *names),
+        rows=tuple(_down(row) for row in rows),
+        caption="Bold: the best of the policies, or within 0.5 % of it.",
+        left=frozenset({0, 1}),
+        coloured=2,
+        turned=turned,
+    )
+
+
+def _down(row: Compared) -> Row:
+    best = frozenset(i + 2 for i in row.best)
+    return Row((row.label, row.unit, *row.cells), best, row.group, row.about)
 
 
 def _rejections(policies: Sequence[Json]) -> list[str]:
@@ -144,6 +194,19 @@ def _profile(manifest: Manifest) -> str:
     about = ", ".join(str(profile[key]) for key in ("model", "device", "implementation") if profile.get(key))
     name = profile.get("name", "unnamed")
     return (f"{name} ({about})" if about else name) + (": estimated, not measured" if estimated(manifest) else "")
+
+
+def _cost(manifest: Manifest) -> str:
+    """The fleet's price, and what a million good requests cost: without an SLO, all that completed."""
+    cost = manifest["cost"]
+    text = f"{cost['per_hour']:,.2f} {cost['currency']} an hour for {cost['gpus']} GPU{'s' * (cost['gpus'] != 1)}"
+    each = []
+    for p in manifest.get("policies", []):
+        rate = p["request_throughput"] if p["goodput"] is None else p["goodput"]
+        if rate:
+            each.append(f"{p['policy']} {cost['per_hour'] / (3600 * rate) * 1e6:,.2f}")
+    kind = "good" if any(p["goodput"] is not None for p in manifest.get("policies", [])) else "completed"
+    return text + (f"; a million {kind} requests: {', '.join(each)}" if each else "")
 
 
 def _commit(commit: CommitInfo) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .metrics import METRICS
+
 Json = dict[str, Any]
 
 
@@ -18,6 +20,7 @@ class Row:
     best: frozenset[int]  # policies that share the best value; empty when there is nothing to win
     group: str
     brief: bool  # among the few that matter most
+    about: str = ""  # what it means
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,12 @@ def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> Row | None:
         scale = 100.0
     shown = [None if v is None else v * scale for v in values]
     return Row(spec.label, unit, tuple(map(_text, shown, [unit] * len(shown))), _best(spec, values, policies), group,
-               spec.brief)  # fmt: skip
+               spec.brief, _about(spec))  # fmt: skip
+
+
+def _about(spec: _Spec) -> str:
+    name = spec.path.split(".")[0].removesuffix("_ms")
+    return METRICS[name].formula
 
 
 def _text(value: float | None, unit: str) -> str:
@@ -133,7 +141,7 @@ def _slo_rows(policies: Sequence[Json]) -> list[Row]:
                 value = share if verdict["observed_ms"] is None else f"{number(verdict['observed_ms'])} ms"
                 cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
                 met |= {i} if verdict["met"] else set()
-        rows.append(Row(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False))
+        rows.append(Row(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
     return rows
 
 

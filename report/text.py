@@ -1,71 +1,56 @@
-"""The report on a terminal: warnings first, then policies side by side."""
-
-from collections.abc import Sequence
-from typing import Any
+"""A page on a terminal: warnings first, then the answer, what it rests on, and its tables; plain text in a pipe."""
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from .manifest import Manifest
-from .metrics import Summary
-from .story import answer, notes, setting, warnings
-from .table import Row, compare
+from .page import Page, Table, Words
 
-LABEL_WIDTH = 30  # of a metric and its unit
-MAX_COLUMNS = 8  # policies side by side in a pipe
+UNTRUE = "not measured"  # a fact with these words is not to be missed
 
 
-def render(summaries: Sequence[Summary | dict[str, Any]], manifest: Manifest, console: Console) -> None:
-    """Print the report; in a pipe as plain text, as wide as it needs to be. A summary may be what run.json holds."""
-    policies = [summary.to_json() if isinstance(summary, Summary) else summary for summary in summaries]
-    names = [policy["policy"] for policy in policies]
-    fits = len(names) <= MAX_COLUMNS
-    if console.is_terminal:
-        fits = LABEL_WIDTH + sum(max(len(name), 10) + 3 for name in names) <= console.width
-    else:
+def render(page: Page, console: Console) -> None:
+    """Print the page; in a pipe as wide as it needs to be."""
+    if not console.is_terminal:
         console = Console(file=console.file, width=10_000, color_system=None, highlight=False)
-    for line in warnings(policies, manifest):
+    for line in page.alarms:
         console.print(Text(line, style="bold red"))
-    if sentence := answer(policies):
-        console.print(Text(sentence, style="bold"))
-    for name, value in setting(manifest):
-        console.print(Text(f"{name}: ", style="dim") + Text(value, style="yellow" if "not measured" in value else ""))
-    if policies:
-        rows = compare(policies)
-        console.print(_metrics_down(names, rows) if fits else _policies_down(names, rows, console.width))
-    for note in notes(manifest):
+    if page.answer:
+        console.print(Text(page.answer, style="bold"))
+    for name, value in page.facts:
+        console.print(Text(f"{name}: ", style="dim") + Text(value, style="yellow" if UNTRUE in value else ""))
+    for section in page.sections:
+        if section.spoken:
+            console.print(Text(f"\n{section.title}", style="bold"))
+        for block in section.blocks:
+            if isinstance(block, Table) and not block.fold:
+                console.print(grid(block, console))
+            elif isinstance(block, Words):
+                for line in block.lines:
+                    console.print(Text(line, style="" if block.loud else "dim"))
+    for note in page.notes:
         console.print(Text(f"Note: {note}", style="dim"))
 
 
-def _metrics_down(names: Sequence[str], rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    table.add_column("unit", style="dim")
-    for name in names:
-        table.add_column(Text(name), justify="right", overflow="fold")
-    for i, row in enumerate(rows):
-        ends_group = i + 1 < len(rows) and rows[i + 1].group != row.group
-        table.add_row(Text(row.label), row.unit, *_cells(row), end_section=ends_group)
-    return table
+def grid(table: Table, console: Console) -> Grid:
+    """The table for a terminal: turned around, or without its spare columns, where it is too wide."""
+    if table.turned is not None and _width(table, range(len(table.head))) > console.width:
+        table = table.turned
+    keep = list(range(len(table.head)))
+    for name in table.spare:
+        if _width(table, keep) <= console.width:
+            break
+        keep = [i for i in keep if table.head[i] != name]
+    shown = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i in keep:
+        shown.add_column(Text(table.head[i]), justify="left" if i in table.left else "right", no_wrap=True)
+    for row, after in zip(table.rows, [*table.rows[1:], None], strict=True):
+        cells = (Text(row.cells[i], style="bold green" if i in row.best else "") for i in keep)
+        shown.add_row(*cells, end_section=after is not None and after.group != row.group)
+    return shown
 
 
-def _policies_down(names: Sequence[str], rows: Sequence[Row], width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    shown, left = [], width - max(map(len, names)) - 2
-    for row in rows:
-        # As many of the numbers that matter most as the terminal holds.
-        needs = max(len(text) for text in (row.label, row.unit, *row.cells)) + 3
-        if row.brief and needs <= left:
-            shown.append(_cells(row))
-            left -= needs
-            table.add_column(Text(f"{row.label}\n{row.unit}"), justify="right", no_wrap=True)
-    for i, name in enumerate(names):
-        table.add_row(Text(name), *(cells[i] for cells in shown))
-    return table
-
-
-def _cells(row: Row) -> list[Text]:
-    return [Text(cell, style="bold green" if i in row.best else "") for i, cell in enumerate(row.cells)]
+def _width(table: Table, columns: "range | list[int]") -> int:
+    lines = [table.head, *(row.cells for row in table.rows)]
+    return sum(max(len(part) for line in lines for part in line[i].split("\n")) + 3 for i in columns)

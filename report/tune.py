@@ -1,33 +1,95 @@
-"""A search's result in words and rows: what to run, how sure that is, and who came second."""
+"""A search's result: what to run, how sure that is, who came second, and what was tried on the way."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
+
+from .chart import COLOURS, INK, Chart
+from .page import Figure, Number, Page, Section, Table, Words, estimate, table
 
 Json = Mapping[str, Any]
 HIGHER = ("goodput", "throughput")
+GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."
+
+
+def tune_page(info: Json, trials: pd.DataFrame) -> Page:
+    """What was found, for a terminal and for a page."""
+    first = next(iter(info["objectives"]))
+    chart, *rest = _figures(info, trials)
+    cautions = [estimate(info["profile"])] if info.get("estimated") else []
+    if info["winner"]["quality"]["relative"] is None:
+        why = f"Nobody published what the best setting does to answers: {' '.join(info['winner']['quality']['notes'])}."
+        cautions.append(("Quality unknown.", why))
+    roles = Words(tuple(f"  {role}: {spelt(f)}" for role, f in finalists(info)), loud=True)
+    return Page(
+        name=f"dsim tune: {info.get('trace', 'a search')}",
+        question="Which settings serve this traffic best?",
+        answer=answer(info),
+        cautions=tuple(cautions),
+        numbers=_numbers(info, first),
+        chart=chart,
+        facts=tuple(_facts(info)),
+        sections=(Section("Confirmed", (roles, _table(info))), Section("The search", tuple(rest))),
+        notes=tuple(info["notes"]),
+        command=info.get("command", ""),
+        version=info.get("dsim", ""),
+    )
 
 
 def answer(info: Json) -> str:
-    """The result in a sentence."""
+    """The result in a sentence or two; where the default misses the SLOs, by how much."""
     name = next(iter(info["objectives"]))
     winner, default = info["winner"], info["default"]
     if was_default(info, winner):
-        return f"{default['policy']}, the default, is the best of the {info['num_trials']} settings tried."
-    change = change_text(name, winner["gains"][name])
-    gain = f"{name} {change} against {spelt(default)}, on traffic that the search never saw"
-    if info["confirmed"]:
-        return f"{spelt(winner)}: {gain}."
-    return f"Keep {spelt(default)}: the best found, {spelt(winner)}, has {gain}."
+        told = f"{spelt(default)}, the default, is the best of the {info['num_trials']} settings tried."
+        return told + _attained(info, default, None)
+    gain = f"a gain in {name} of {gain_text(winner['gains'][name])} over {spelt(default)}"
+    if winner["gains"][name]["value"] is None:  # the default has none of it
+        had, has = (f"{f['values'][name]['value']:.4g}" for f in (default, winner))
+        gain = f"{name} {has} {_unit(info, info['objectives'][name])} against {had} of {spelt(default)}"
+    gain += ", on traffic that the search never saw"
+    told = f"{spelt(winner)}: {gain}."
+    if not info["confirmed"]:
+        told = f"Keep {spelt(default)}: the best found, {spelt(winner)}, has {gain}."
+    return told + _attained(info, default, winner)
 
 
-def change_text(name: str, gain: Json) -> str:
-    """By how much an objective changes, with its interval: more goodput is above zero, less cost below."""
+def _attained(info: Json, default: Json, winner: Json | None) -> str:
+    """Whether the default meets the SLOs, and what the best that does costs."""
+    told = ""
+    if default["meets_run_slos"] < 0.5:
+        told = f" The default misses an SLO on the run in {1 - default['meets_run_slos']:.0%} of replays"
+        if winner is not None and winner["meets_run_slos"] >= 0.5:
+            told += f"; the best that meets them {_worth(info, winner)}"
+        told += "."
+    if default["attainment"] is not None:
+        told += f" The default meets the SLOs for {_share(default['attainment'])} of requests"
+        if winner is not None:
+            told += f", the best for {_share(winner['attainment'])}"
+        told += "."
+    return told
+
+
+def _worth(info: Json, finalist: Json) -> str:
+    name, unit = next(iter(info["objectives"].items()))
+    return f"{'costs' if name == 'cost' else 'has'} {finalist['values'][name]['value']:.4g} {_unit(info, unit)}"
+
+
+def _unit(info: Json, unit: str) -> str:
+    return unit.replace("$", info.get("currency") or "$")
+
+
+def _share(value: float | None) -> str:
+    return "an unknown share" if value is None else f"{100 * value:.1f} %"
+
+
+def gain_text(gain: Json) -> str:
+    """A gain with its interval; above zero is better, whatever the objective."""
     if gain["value"] is None:
-        return "not comparable"
-    ends = [gain["value"], gain["low"], gain["high"]]
-    if name not in HIGHER:
-        ends = [-ends[0], -ends[2], -ends[1]]
-    value, low, high = (100 * end for end in ends)
+        return "unknown"
+    value, low, high = (100 * gain[key] for key in ("value", "low", "high"))
     return f"{value:+.1f} % (95 %: {low:+.1f} to {high:+.1f})"
 
 
@@ -49,27 +111,171 @@ def finalists(info: Json) -> list[tuple[str, Json]]:
     return rows if any(is_default) else [*rows, ("default", info["default"])]
 
 
-def row(info: Json, finalist: Json) -> list[str]:
-    """A finalist's cells: quality, then value and gain in each objective, then attainment."""
-    quality = finalist["quality"]["relative"]
-    cells = ["unknown" if quality is None else f"{100 * quality:.1f} %"]
-    for name in info["objectives"]:
-        value, gain = finalist["values"][name], finalist["gains"][name]
-        half = (value["high"] - value["low"]) / 2
-        cells.append(f"{value['value']:.4g} ± {half:.2g}")
-        cells.append("" if was_default(info, finalist) else change_text(name, gain))
-    share = finalist["attainment"]
-    return [*cells, "" if share is None else f"{100 * share:.1f} %"]
-
-
 def was_default(info: Json, finalist: Json) -> bool:
     """Whether a finalist is the setting to beat itself."""
     return all(finalist[key] == info["default"][key] for key in ("policy", "replicas"))
 
 
-def columns(info: Json) -> list[str]:
-    """The heads of those cells."""
-    heads = ["quality"]
+def _table(info: Json) -> Table:
+    """What was confirmed; a column in which nobody has anything is left out."""
+    heads = ["", "quality"]
     for name, unit in info["objectives"].items():
-        heads += [f"{name} ({unit})", "against the default"]
-    return [*heads, "good requests"]
+        heads += [f"{name} ({_unit(info, unit)})", "gain over the default"]
+    heads += ["requests that meet the SLOs"]
+    rows = [[role, *_cells(info, finalist)] for role, finalist in finalists(info)]
+    keep = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in rows)]
+    caption = (
+        "Means over fresh luck and the part of the trace that the search did not see, each with its 95 % interval; "
+        f"gains are paired with the default. {GAIN}"
+    )
+    return table([heads[i] for i in keep], [[row[i] for i in keep] for row in rows], caption=caption)
+
+
+def _cells(info: Json, finalist: Json) -> list[str]:
+    """A finalist's quality, then its value and gain in each objective, then its attainment."""
+    quality = finalist["quality"]["relative"]
+    cells = ["unknown" if quality is None else f"{100 * quality:.1f} %"]
+    for name in info["objectives"]:
+        value = finalist["values"][name]
+        half = (value["high"] - value["low"]) / 2
+        cells.append(f"{value['value']:.4g} ± {half:.2g}")
+        cells.append("" if was_default(info, finalist) else gain_text(finalist["gains"][name]))
+    share = finalist["attainment"]
+    return [*cells, "" if share is None else f"{100 * share:.1f} %"]
+
+
+def _numbers(info: Json, name: str) -> tuple[Number, ...]:
+    """The four that matter: the gain, the objective, who is served well, and the quality."""
+    best = info["winner"] if info["confirmed"] else info["default"]
+    gain, value = info["winner"]["gains"][name], best["values"][name]
+    shown = "none" if gain["value"] is None or was_default(info, info["winner"]) else f"{100 * gain['value']:+.1f} %"
+    numbers = [Number(f"gain in {name}", ((None, shown),), "over the default, on traffic that the search never saw")]
+    unit = _unit(info, info["objectives"][name])
+    numbers.append(Number(name, ((None, f"{value['value']:.4g}"),), f"{unit}, of the recommended setting"))
+    if best["attainment"] is not None:
+        about = f"the default: {_share(info['default']['attainment'])}"
+        numbers.append(Number("requests that meet the SLOs", ((None, _share(best["attainment"])),), about))
+    numbers.append(Number("replicas", ((None, f"{best['replicas']:,}"),), "of the recommended setting"))
+    quality = best["quality"]["relative"]
+    shown = "unknown" if quality is None else f"{100 * quality:.1f} %"
+    numbers.append(Number("quality", ((None, shown),), "of answers, beside the full cache"))
+    return tuple(numbers[:4])
+
+
+def _facts(info: Json) -> list[tuple[str, str]]:
+    price = info.get("gpu_hour")
+    known = {
+        "Trace": info.get("traffic", info.get("trace")),
+        "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
+        "SLOs": ", ".join(info.get("slos", [])) or "none",
+        "Price": None if price is None else f"{price:g} {info.get('currency', '')} for a GPU's hour",
+        "Search": f"{info['num_trials']} settings tried, {info['num_replays']} replays, seed {info.get('seed')}",
+        "Confirmed on": f"{info['replications']} replications of the held-out part, paired",
+    }
+    return [(name, value) for name, value in known.items() if value is not None]
+
+
+def _figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
+    names = list(info["objectives"])
+    whole = trials[trials["state"] == "complete"]
+    first = names[0]
+    found = [
+        Figure("gains", "Confirmed gain", f"In {first}, on held-out traffic, with 95 % intervals. {GAIN}",
+               _gains(info, first))
+    ]  # fmt: skip
+    if len(names) > 1:
+        about = "Each point a setting in the search; on the line, those that none beats in both."
+        found.insert(0, Figure("front", "The front", about, _front(info, whole, names[0], names[1])))
+    about = (
+        f"{first} of each setting, in its policy's colour: ● meets every SLO on the run, ✕ misses one. The line is the "
+        "best so far of those that meet them."
+    )
+    found.append(Figure("history", "Trials", about, _history(info, whole, first)))
+    if info["importance"]:
+        about = (
+            "Share of what tells good settings from others (the objective, and the SLOs on the run before it) that "
+            "each choice explains: the policy over all trials, then the fields within the winner's policy."
+        )
+        found.append(Figure("importance", "What mattered", about, _importance(info["importance"])))
+    return found
+
+
+def _history(info: Json, whole: pd.DataFrame, name: str) -> Chart:
+    chart = _chart("trial", f"{name} ({_unit(info, info['objectives'][name])})")
+    feasible = whole["violation"].fillna(0) <= 0
+    for preset, group in _by_preset(whole):
+        ok = feasible[group.index]
+        marker = {"color": _colour(info, preset), "symbol": ["circle" if v else "x-thin-open" for v in ok], "size": 7}
+        chart.add(
+            "scatter", x=group["trial"].tolist(), y=group[name].tolist(), mode="markers", name=preset,
+            text=group["policy"].tolist(), marker=marker,
+        )  # fmt: skip
+    values = whole[name].where(feasible)
+    best = (values.cummax() if name in HIGHER else values.cummin()).ffill()
+    chart.add(
+        "scatter", x=whole["trial"].tolist(), y=[None if math.isnan(v) else float(v) for v in best], mode="lines",
+        name="best so far", line={"color": INK, "width": 1.5, "shape": "hv"},
+    )  # fmt: skip
+    return chart
+
+
+def _front(info: Json, whole: pd.DataFrame, x: str, y: str) -> Chart:
+    units = info["objectives"]
+    chart = _chart(f"{x} ({_unit(info, units[x])})", f"{y} ({_unit(info, units[y])})")
+    for preset, group in _by_preset(whole):
+        chart.add(
+            "scatter", x=group[x].tolist(), y=group[y].tolist(), mode="markers", name=preset,
+            text=group["policy"].tolist(), marker={"color": _colour(info, preset), "size": 7},
+        )  # fmt: skip
+    points = sorted((f["searched"][x], f["searched"][y], spelt(f)) for f in info["front"])
+    chart.add(
+        "scatter", x=[p[0] for p in points], y=[p[1] for p in points], text=[p[2] for p in points],
+        mode="lines+markers", name="front", line={"color": INK, "width": 1.5, "shape": "hv"},
+        marker={"size": 10, "symbol": "circle-open", "color": INK},
+    )  # fmt: skip
+    return chart
+
+
+def _gains(info: Json, name: str) -> Chart:
+    chart = _chart("gain over the default", "")
+    shown = [
+        (role, f) for role, f in finalists(info) if "default" not in role and f["gains"][name]["value"] is not None
+    ]
+    gains = [f["gains"][name] for _, f in shown]
+    chart.add(
+        "scatter", x=[g["value"] for g in gains], y=[role for role, _ in shown], mode="markers", showlegend=False,
+        text=[spelt(f) for _, f in shown], marker={"color": COLOURS[0], "size": 9},
+        error_x={"type": "data", "array": [g["high"] - g["value"] for g in gains]},
+    )  # fmt: skip
+    chart.vline(0.0, dash="solid")
+    chart.x["tickformat"] = "+.1%"
+    chart.y["autorange"] = "reversed"
+    return chart
+
+
+def _importance(importance: Mapping[str, float]) -> Chart:
+    chart = _chart("share explained", "")
+    items = sorted(importance.items(), key=lambda item: item[1])
+    chart.add(
+        "bar", x=[v for _, v in items], y=[n for n, _ in items], orientation="h", marker={"color": COLOURS[0]},
+        showlegend=False,
+    )  # fmt: skip
+    chart.x["tickformat"] = ".0%"
+    return chart
+
+
+def _by_preset(trials: pd.DataFrame) -> Sequence[tuple[str, pd.DataFrame]]:
+    presets = trials["policy"].str.split(",").str[0]
+    return [(str(preset), trials[presets == preset]) for preset in dict.fromkeys(presets)]
+
+
+def _colour(info: Json, preset: str) -> str:
+    presets = list(info["space"])
+    return COLOURS[presets.index(preset) % len(COLOURS)] if preset in presets else INK
+
+
+def _chart(x: str, y: str) -> Chart:
+    """Axes from where the data begins: what tells settings apart is seldom their distance from zero."""
+    chart = Chart(x, y, legend=True)
+    del chart.y["rangemode"]
+    return chart

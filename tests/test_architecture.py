@@ -90,7 +90,7 @@ def test_an_installation_has_every_package() -> None:
 
 def test_imports_are_read_as_python_reads_them() -> None:
     assert {"dsim.engine.engine.Engine", "simpy", "dsim.sim.clock.Clock"} <= set(imports("sim.replica"))
-    assert "dsim.report.html.write_html" in set(imports("report.files"))  # inside a function
+    assert "dsim.report.run_page.write_html" in set(imports("report.files"))  # inside a function
     assert folders("sim.twin") - {"files"} == {"engine", "profiler", "traces"}
 
 
@@ -139,7 +139,7 @@ def test_only_the_engine_and_what_is_standard_is_needed_to_schedule() -> None:
     ("imported", "never"),
     [
         ("dsim.sim.twin", ["torch", "triton", "dsim.live"]),
-        ("dsim.cli", ["torch", "triton", "plotly", "matplotlib", "starlette", "uvicorn"]),
+        ("dsim.cli", ["torch", "triton", "plotly", "matplotlib", "jinja2", "numpy", "starlette", "uvicorn"]),
         ("dsim.serve.app, dsim.serve.open", ["torch", "triton", "plotly"]),
         ("dsim.live.loop, dsim.live.stub", ["simpy", "dsim.sim", "pandas"]),
         ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),

@@ -1,35 +1,31 @@
 """The figures of a comparison: one colour a policy, predicted broken and measured solid."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from .. import curves
-from ..figures import COLOURS, GRID, HEIGHT, INK, Figure, colour
+from ..chart import COLOURS, INK, Chart, colour
 from ..metrics import METRICS, Floats
+from ..page import Figure
 from ..run import Run
 from . import words
 from .comparison import PER_REQUEST, Cell, Comparison
 from .parts import per_request
 
 MAX_POINTS = 2000  # of a scatter
-LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b"), strict=True))
 
 
 def overview(found: Comparison) -> list[Figure]:
     """All cells at once: the error of each mean."""
-    figure = _figure("", "error of the mean", percent=True)
+    chart = _chart("", "error of the mean", percent=True)
     names = [name for name in PER_REQUEST if any(not np.isnan(c.metrics[name].error["mean"]) for c in found.cells)]
     for i, cell in enumerate(found.cells):
-        figure.add_trace(
-            go.Bar(x=names, y=[cell.metrics[name].error["mean"] for name in names], name=cell.name,
-                   marker={"color": colour(i)}, hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}")
-        )  # fmt: skip
-    figure.update_layout(showlegend=True, legend=LEGEND)
-    return [Figure("errors", "Errors of the means", "Above zero the first run's mean is greater.", figure)]
+        chart.add("bar", x=names, y=[cell.metrics[name].error["mean"] for name in names], name=cell.name,
+                   marker={"color": colour(i)}, hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}")  # fmt: skip
+    chart.layout["showlegend"] = True
+    return [Figure("errors", "Errors of the means", "Above zero the first run's mean is greater.", chart)]
 
 
 def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
@@ -57,20 +53,16 @@ def _parts(i: int, cell: Cell) -> Figure:
     assert cell.parts is not None
     kept = {name: part for name, part in cell.parts.metrics.items() if part.measured > 0}
     kept = {name: kept[name] for name in PER_REQUEST if name in kept}
-    figure = _figure("", "share of the second run's mean", percent=True)
+    chart = _chart("", "share of the second run's mean", percent=True)
     for key, label in words.PARTS.items():
         shares = [getattr(part, key) / part.measured for part in kept.values()]
-        figure.add_trace(
-            go.Bar(x=list(kept), y=shares, name=label, marker={"color": PART_COLOURS[key]},
-                   hovertemplate=f"{label}: %{{y:+.2%}} of %{{x}}")
-        )  # fmt: skip
+        chart.add("bar", x=list(kept), y=shares, name=label, marker={"color": PART_COLOURS[key]},
+                   hovertemplate=f"{label}: %{{y:+.2%}} of %{{x}}")  # fmt: skip
     whole = [part.error / part.measured for part in kept.values()]
-    figure.add_trace(
-        go.Scatter(x=list(kept), y=whole, mode="markers", name="whole error", hovertemplate="%{x}: %{y:+.2%}",
-                   marker={"color": INK, "size": 9, "symbol": "diamond"})
-    )  # fmt: skip
-    figure.update_layout(barmode="relative", showlegend=True, legend=LEGEND)
-    return Figure(f"parts-{i}", "What the error is made of", "The bars add up to the diamond.", figure)
+    chart.add("scatter", x=list(kept), y=whole, mode="markers", name="whole error", hovertemplate="%{x}: %{y:+.2%}",
+                   marker={"color": INK, "size": 9, "symbol": "diamond"})  # fmt: skip
+    chart.layout |= {"barmode": "relative", "showlegend": True}
+    return Figure(f"parts-{i}", "What the error is made of", "The bars add up to the diamond.", chart)
 
 
 def _steps(i: int, cell: Cell, pair: tuple[Run, Run], heads: Sequence[str]) -> Figure:
@@ -86,36 +78,37 @@ def _steps(i: int, cell: Cell, pair: tuple[Run, Run], heads: Sequence[str]) -> F
 
 
 def _distribution(i: int, name: str, p: Floats, m: Floats, heads: Sequence[str]) -> Figure:
-    figure = _figure(f"{name} ({METRICS[name].unit})", "share of requests", percent=True)
-    figure.update_yaxes(range=[0, 1.02])
+    chart = _chart(f"{name} ({METRICS[name].unit})", "share of requests", percent=True)
+    chart.y["range"] = [0, 1.02]
     for values, head, dash in ((m, heads[1], "solid"), (p, heads[0], "dot")):
         x, y = curves.distribution(1e3 * values)
-        figure.add_trace(
-            go.Scatter(x=x, y=y, mode="lines", name=head, line={"color": colour(i), "width": 2, "dash": dash},
-                       hovertemplate=f"{head}: %{{y:.1%}} within %{{x:.3~g}} ms")
-        )  # fmt: skip
+        chart.add("scatter", x=x, y=y, mode="lines", name=head, line={"color": colour(i), "width": 2, "dash": dash},
+                       hovertemplate=f"{head}: %{{y:.1%}} within %{{x:.3~g}} ms")  # fmt: skip
     ends = [1e3 * float(np.nanquantile(values, 0.995)) for values in (p, m) if not np.isnan(values).all()]
-    figure.update_xaxes(range=[0.0, 1.1 * max(ends) or 1.0])
-    figure.update_layout(showlegend=True, legend=LEGEND)
+    chart.x["range"] = [0.0, 1.1 * max(ends) or 1.0]
+    chart.layout["showlegend"] = True
     title = {"itl": "itl, a request's mean gap"}.get(name, name)
-    return Figure(f"cdf-{name}-{i}", title, "Over the requests that completed in each run.", figure)
+    return Figure(f"cdf-{name}-{i}", title, "Over the requests that completed in each run.", chart)
 
 
-def _scatter(x: Floats, y: Floats, index: int, axes: Sequence[str]) -> go.Figure:
-    figure = _figure(axes[1], axes[0])
+def _scatter(x: Floats, y: Floats, index: int, axes: Sequence[str]) -> Chart:
+    chart = _chart(axes[1], axes[0])
     some = np.arange(len(x))[:: max(1, -(-len(x) // MAX_POINTS))]
-    figure.add_trace(
-        go.Scatter(x=x[some], y=y[some], mode="markers", marker={"color": colour(index), "size": 4, "opacity": 0.5},
-                   hovertemplate="%{y:.4~g} against %{x:.4~g}", showlegend=False)
-    )  # fmt: skip
+    chart.add(
+        "scatter",
+        x=x[some],
+        y=y[some],
+        mode="markers",
+        marker={"color": colour(index), "size": 4, "opacity": 0.5},
+        hovertemplate="%{y:.4~g} against %{x:.4~g}",
+        showlegend=False,
+    )
     end = 1.03 * float(max(x.max(initial=0.0), y.max(initial=0.0))) or 1.0
-    figure.add_trace(
-        go.Scatter(x=[0, end], y=[0, end], mode="lines", line={"color": INK, "width": 1, "dash": "dash"},
-                   hoverinfo="skip", showlegend=False)
-    )  # fmt: skip
-    figure.update_xaxes(range=[0, end])
-    figure.update_yaxes(range=[0, end])
-    return figure
+    chart.add("scatter", x=[0, end], y=[0, end], mode="lines", line={"color": INK, "width": 1, "dash": "dash"},
+                   hoverinfo="skip", showlegend=False)  # fmt: skip
+    chart.x["range"] = [0, end]
+    chart.y["range"] = [0, end]
+    return chart
 
 
 def _values(cell: Cell, pair: tuple[Run, Run]) -> dict[str, tuple[Floats, Floats]]:
@@ -126,19 +119,10 @@ def _values(cell: Cell, pair: tuple[Run, Run]) -> dict[str, tuple[Floats, Floats
     return {name: (p[name], m[name]) for name in PER_REQUEST}
 
 
-def _figure(x: str, y: str, *, percent: bool = False) -> go.Figure:
-    axis: dict[str, Any] = {
-        "gridcolor": GRID, "linecolor": "#bdc1c6", "zerolinecolor": "#bdc1c6", "ticks": "outside",
-        "tickcolor": "#bdc1c6", "automargin": True, "title": {"standoff": 8, "font": {"size": 12}},
-    }  # fmt: skip
-    figure = go.Figure()
-    figure.update_layout(
-        template=go.layout.Template(), height=HEIGHT, hovermode="closest", bargap=0.3, paper_bgcolor="white",
-        plot_bgcolor="white", margin={"l": 56, "r": 18, "t": 44, "b": 36},
-        font={"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": INK},
-    )  # fmt: skip
-    figure.update_xaxes(**axis, title_text=x, showgrid=False)
-    figure.update_yaxes(**axis, title_text=y)
+def _chart(x: str, y: str, *, percent: bool = False) -> Chart:
+    """Axes that fit errors: they may lie below zero."""
+    chart = Chart(x, y)
+    chart.layout["margin"]["t"] = 44
     if percent:
-        figure.update_yaxes(tickformat=".1~%")
-    return figure
+        chart.y["tickformat"] = ".1~%"
+    return chart

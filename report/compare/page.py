@@ -1,110 +1,109 @@
-"""A comparison as a page that needs no network: warnings and the answer first, then policy by policy."""
+"""A comparison as a page, for a terminal and a browser: warnings and the answer first, then policy by policy."""
 
-import json
 from collections.abc import Sequence
-from html import escape
 
-from plotly.io import to_json
-from plotly.offline import get_plotlyjs
-
-from ..figures import HEIGHT, Figure
-from ..html import PLOT, STYLE
+from ..page import Number, Page, Section, Table, Words, table
 from ..run import Run
 from . import words
 from .comparison import Cell, Comparison
 from .figures import of_cell, overview
 
+# Left out first where a terminal is too narrow.
+SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
 QUESTION = "How far is the twin from the device?"
-EXTRA_STYLE = "section section.card, details { margin: 14px 0; } thead th { overflow-wrap: normal; }"
+PARTS = "The error of each mean, and its parts as shares of the second run's mean"
 
 
-def page(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> str:
-    """The page; the same comparison gives the same bytes."""
-    drawn = overview(found)
-    sections = [f'<section><h2>All policies</h2><div class="grid">{_cards(drawn)}</div></section>']
-    sections += [_table(f"Ranking of {', '.join(r.cells)}", words.ranking_table(found, r)) for r in found.rankings]
+def spoken(found: Comparison) -> Page:
+    """What a terminal says: policy by policy, then the rankings."""
+    sections = [Section(cell.name, tuple(_said(found, cell)), spoken=True) for cell in found.cells]
+    return _page(found, [*sections, *_rankings(found)])
+
+
+def compare_page(found: Comparison, pairs: Sequence[tuple[Run, Run]], command: str = "", version: str = "") -> Page:
+    """The page; the same comparison gives the same one."""
+    chart, *others = overview(found)
+    sections = [Section("All policies", tuple(others)), *_rankings(found)]
     for i, cell in enumerate(found.cells):
-        figures = of_cell(found, i, pairs[cell.pair])
-        sections.append(_cell(found, cell, figures))
-        drawn += figures
-    # Named engine: another that happens to be installed would write other bytes.
-    plots = "\n".join(
-        f'Plotly.newPlot("{f.name}", Object.assign({to_json(f.figure, engine="json")}, '
-        f"{{config: {json.dumps(PLOT)}}}));"
-        for f in drawn
-    )
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            "<title>dsim compare</title>",
-            f"<style>{STYLE}\n{EXTRA_STYLE}</style>",
-            f"<script>{get_plotlyjs()}</script>",
-            "</head><body><main>",
-            _header(found),
-            *sections,
-            _notes(found),
-            f"<script>{plots}</script>",
-            "</main></body></html>\n",
-        ]
-    )
+        every = _table(words.full_table(found, cell), title=f"Every number of {cell.name}", fold=True)
+        blocks = (*_errors(found, cell), *of_cell(found, i, pairs[cell.pair]), every)
+        sections.append(Section(cell.name, blocks))
+    said = _page(found, [section for section in sections if section.blocks])
+    alarms = (*said.alarms, *(str(b) for b in found.bounds if not b.met))
+    kept = ", ".join(f"{b.bound} ({b.cell})" for b in found.bounds if b.met)
+    facts = (*said.facts, *((("Bounds kept", kept),) if kept else ()))
+    return Page(
+        name=said.name, question=said.question, answer=said.answer, alarms=alarms, numbers=_numbers(found), chart=chart,
+        facts=facts, sections=said.sections, notes=said.notes, command=command, version=version,
+    )  # fmt: skip
 
 
-def _header(found: Comparison) -> str:
-    parts = [f"<header><h1>{QUESTION}</h1>", f'<p class="answer">{escape(words.answer(found))}</p>']
-    for line in words.warnings(found):
-        parts.append(f'<p class="alarm" role="alert">{escape(line)}</p>')
-    parts += [f'<p class="alarm" role="alert">{escape(str(b))}</p>' for b in found.bounds if not b.met]
-    parts.append("<dl>")
+def _page(found: Comparison, sections: Sequence[Section]) -> Page:
+    facts = []
     for i, pair in enumerate(found.pairs):
         which = f" {i + 1}" if len(found.pairs) > 1 else ""
         for head, side in zip(words.heads(pair), pair, strict=True):
-            parts.append(f"<div><dt>{escape(head.capitalize())}{which}</dt><dd>{escape(words.about(side))}</dd></div>")
-    kept = ", ".join(f"{b.bound} ({b.cell})" for b in found.bounds if b.met)
-    if kept:
-        parts.append(f"<div><dt>Bounds kept</dt><dd>{escape(kept)}</dd></div>")
-    return "".join([*parts, "</dl></header>"])
+            facts.append((f"{head.capitalize()}{which}", words.about(side)))
+    return Page(
+        name="dsim compare",
+        question=QUESTION,
+        answer=words.answer(found),
+        alarms=tuple(words.warnings(found)),
+        facts=tuple(facts),
+        sections=tuple(sections),
+        notes=(*found.notes, *words.definition_lines()),
+    )
 
 
-def _cell(found: Comparison, cell: Cell, figures: Sequence[Figure]) -> str:
-    runs, requests = words.error_table(found, cell), words.request_table(cell)
-    about = [words.left_out_line(cell)]
-    errors = _table("Errors of the runs", runs, words.step_lines(found, cell) + (about if cell.unpaired else []))
+def _said(found: Comparison, cell: Cell) -> list[Table | Words]:
+    """A policy in a terminal."""
+    blocks: list[Table | Words] = [_table(words.error_table(found, cell))]
     if not cell.unpaired:
-        errors += _table("Errors of the requests", requests, about)
-    made_of = f'<p class="caption">{escape(" ".join(words.part_lines(cell)))}</p>'
+        blocks.append(_table(words.request_table(cell)))
+    blocks.append(_table(words.totals_table(found, cell)))
+    blocks.append(Words((words.left_out_line(cell), *words.step_lines(found, cell))))
     if cell.parts is not None:
-        split = words.parts_table(found, cell)
-        made_of = _table("The error of each mean, and its parts", split, words.part_lines(cell))
-    whole = _table("Every number", words.full_table(found, cell))
-    return (
-        f'<section><h2>{escape(cell.name)}</h2>{errors}{made_of}<div class="grid">{_cards(figures)}</div>'
-        f"<details><summary>Every number of {escape(cell.name)}</summary>{whole}</details></section>"
-    )
+        blocks += [Words((PARTS,), loud=True), _table(words.parts_table(found, cell))]
+    return [*blocks, Words(tuple(words.part_lines(cell)))]
 
 
-def _cards(figures: Sequence[Figure]) -> str:
-    return "".join(
-        f'<figure class="card"><h3>{escape(f.title)}</h3><p class="caption">{escape(f.caption)}</p>'
-        f'<div class="plot" id="{f.name}" style="height:{HEIGHT}px"></div></figure>'
-        for f in figures
-    )
+def _errors(found: Comparison, cell: Cell) -> list[Table | Words]:
+    """A policy's errors in a browser."""
+    about = [words.left_out_line(cell)]
+    caption = " ".join(words.step_lines(found, cell) + (about if cell.unpaired else []))
+    blocks: list[Table | Words] = [_table(words.error_table(found, cell), title="Errors of the runs", caption=caption)]
+    if not cell.unpaired:
+        blocks.append(_table(words.request_table(cell), title="Errors of the requests", caption=" ".join(about)))
+    if cell.parts is None:
+        return [*blocks, Words(tuple(words.part_lines(cell)))]
+    title, caption = "The error of each mean, and its parts", " ".join(words.part_lines(cell))
+    return [*blocks, _table(words.parts_table(found, cell), title=title, caption=caption)]
 
 
-def _table(title: str, table: words.Table, lines: Sequence[str] = ()) -> str:
-    head, rows = table
-    titles = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
-        for row in rows
-    )
-    return (
-        f'<section class="card table"><h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>{titles}</tr>'
-        f'</thead><tbody>{body}</tbody></table></div><p class="caption">{escape(" ".join(lines))}</p></section>'
-    )
+def _rankings(found: Comparison) -> list[Section]:
+    return [
+        Section(f"Ranking of {', '.join(ranking.cells)}", (_table(words.ranking_table(found, ranking)),), spoken=True)
+        for ranking in found.rankings
+    ]
 
 
-def _notes(found: Comparison) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in [*found.notes, *words.definition_lines()])
-    return f"<footer><h2>What the words mean</h2><ul>{items}</ul></footer>"
+def _numbers(found: Comparison) -> tuple[Number, ...]:
+    """The four that matter: requests one by one, the mean, the first token, and the order of the policies."""
+    numbers = []
+    if found.overall.get("e2el") is not None:
+        numbers.append(Number("e2el of a request", ((None, words.share(found.overall["e2el"].mape)),), "MAPE"))
+    for name in ("e2el", "ttft"):
+        errors = [(i, cell.metrics[name].error["mean"]) for i, cell in enumerate(found.cells) if name in cell.metrics]
+        shown = tuple((i if len(errors) > 1 else None, words.signed(error)) for i, error in errors[:4])
+        if shown:
+            numbers.append(Number(f"mean {name}", shown, "error of the mean"))
+    tau = found.tau.get("mean:e2el")
+    if tau is not None and tau == tau:
+        numbers.append(Number("order of policies", ((None, f"tau {tau:.2f}"),), "by mean e2el; 1 is the same order"))
+    return tuple(numbers[:4])
+
+
+def _table(found: words.Table, **how: str | bool) -> Table:
+    head, rows = found
+    left = frozenset(i for i, name in enumerate(head) if i == 0 or name == "unit")
+    return table(head, rows, left=left, spare=SPARE, **how)

@@ -1,7 +1,10 @@
 """dsim capacity, from arguments to what is printed, written and refused."""
 
+import html
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dsim import __version__
 from dsim.cli.capacity import percent
 from dsim.engine.errors import DsimError
 from dsim.planner.capacity import Found, Search
@@ -61,7 +65,7 @@ def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
     assert " at 95% confidence on 1 replica" in lines[0]
     assert any(line.startswith("Binding SLO: mean:e2el=150ms (in ") for line in lines)
     assert any(line.startswith("Limited by: activation budget, max_batch=1 (of the busy time: ") for line in lines)
-    assert any(line.startswith("Cost: 2.00 an hour for 1 GPU, ") for line in lines)
+    assert any(line.startswith("Cost: 2.00 USD an hour for 1 GPU, ") for line in lines)
     assert "Profile: a100-sdar-8b: estimated, not measured" in lines
     assert sum("meets all" in line for line in lines) >= 3
 
@@ -129,3 +133,40 @@ def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.Monke
     none = dsim(*QUEUE, "--jobs", 1)
     assert (none.code, none.out) == (130, "")
     assert none.err == "Interrupted before two replications were done: nothing is known yet\n"
+
+
+def test_the_json_stands_alone_and_the_page_says_the_same() -> None:
+    asked = [*QUEUE, "--jobs", 1, "--gpu-hour", 2, "--currency", "EUR", "--seed", 3, "--slo", "ttft=1s"]
+    ran = dsim(*asked, "--json", "-o", "out")
+    found = ran.json
+    assert {name: found[name] for name in ("dsim", "trace", "seed", "gpu_hour", "currency", "slos")} == {
+        "dsim": __version__, "trace": "azure-conv", "seed": 3, "gpu_hour": 2.0, "currency": "EUR",
+        "slos": ["mean:e2el=150ms", "ttft=1s"],
+    }  # fmt: skip
+    told = [str(word) for word in asked if word not in ("--jobs", 1)]
+    assert found["command"] == shlex.join(["dsim", *told])
+    # A request of one token has a first one, and no pace after it.
+    seen = found["latency_ms"]
+    assert 0 < seen["ttft"]["p50"] <= seen["ttft"]["p90"] <= seen["ttft"]["p99"]
+    assert seen["tpot_chunk"] is None
+    page = html.unescape(Path("out/report.html").read_text(encoding="utf-8"))
+    parts = [f"<code>{found['command']}</code>", f"dsim {__version__}", "EUR an hour", "mean:e2el=150ms", "ttft p90"]
+    for part in parts:
+        assert part in page
+
+
+def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> None:
+    quick = [*QUEUE[:-2], "--precision", "30%", "--jobs", 1, "--rate", 20, "--slo", "ttft=1s", "-o", "out", "--json"]
+    found = dsim(*quick).json
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    text = re.search(r'<script type="application/json" id="figures">(.*)</script>', page)
+    assert text is not None
+    chart = json.loads(text[1])["distance"]
+    assert [line["name"] for line in chart["data"]] == list(found["bounds"]) == ["mean:e2el=150ms", "99% meet ttft=1s"]
+    mean, share = (line["y"] for line in chart["data"])
+    assert mean == pytest.approx([p["values"]["mean:e2el=150ms"] / 150 for p in found["curve"]])
+    missed = [1 - p["values"]["99% meet ttft=1s"] for p in found["curve"]]
+    assert share == pytest.approx([miss / 0.01 for miss in missed], abs=1e-6)
+    places = [shape["x0"] for shape in chart["layout"]["shapes"] if shape.get("yref") == "paper"]
+    assert 20 in places
+    assert pytest.approx(found["rate"]["value"]) in places

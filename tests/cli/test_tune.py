@@ -36,7 +36,7 @@ def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
     assert held(Path("tuned")) == FILES
     info = json.loads(Path("tuned/tune.json").read_text())
     assert ran.out.startswith(f"{info['winner']['policy']}: ")
-    assert "Profile a100-sdar-8b is estimated, not measured." in ran.out
+    assert "Profile: a100-sdar-8b: estimated, not measured\n" in ran.out
     assert "Note: the quality of the recommended policy is unknown: no score is published for" in ran.out
     replayed = dsim("replay", "trace.jsonl", "--policy", "tuned/policy.toml", "--json")
     spelt = dsim("replay", "trace.jsonl", "--policy", info["recommended"]["policy"], "--json")

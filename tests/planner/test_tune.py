@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dsim.planner.objective import Evaluate, Outcome, Part, Replays, split
 from dsim.planner.quality import NEUTRAL, load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
 from dsim.planner.scenario import Scenario
+from dsim.planner.search import Search, _explained
 from dsim.planner.space import (
     Candidate,
     Choice,
@@ -149,6 +151,34 @@ def test_what_misses_an_slo_is_not_recommended() -> None:
     assert found_by(landscape, trials=48).recommended.spec == "chunk,max_batch=64,chunk=12"
     with pytest.raises(DsimError, match=r"no setting of 10 trials meets p90:ttft=1s; the closest, chunk.* by 40 %"):
         found_by(lambda c, _: Outcome((smooth(c),), 0.4 + smooth(c) % 1e-9, "p90:ttft=1s"), trials=10)
+
+
+def test_importance_is_of_what_decides() -> None:
+    def by_chunk(candidate: Candidate, _: Part) -> Outcome:
+        return Outcome((100.0 - abs(fields(candidate)["chunk"] - 20),))
+
+    found = found_by(by_chunk, sampler="random", trials=40).importance
+    assert found["chunk.chunk"] > 0.8
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+def test_what_misses_an_slo_costs_more_than_whatever_meets_it() -> None:
+    search = Search.__new__(Search)
+    search.signs = (1.0,)
+    trials: Any = [
+        SimpleNamespace(number=i, values=[value], user_attrs={"violation": violation})
+        for i, (value, violation) in enumerate([(10.0, 0.0), (20.0, 0.0), (99.0, 0.5), (99.0, 0.1)])
+    ]
+    costs = search._costs(trials)
+    assert sorted(costs, key=lambda number: costs[number]) == [1, 0, 3, 2]
+    search.signs = (-1.0,)
+    assert search._costs(trials)[0] < search._costs(trials)[1]
+
+
+def test_a_policy_s_share_is_that_of_the_ranks_between_policies() -> None:
+    assert _explained(np.array([1.0, 2.0, 30.0, 40.0]), ["a", "a", "b", "b"]) == pytest.approx(0.8)
+    assert _explained(np.array([1.0, 2.0, 1.0, 2.0]), ["a", "a", "b", "b"]) == 0.0
+    assert _explained(np.array([1.0, 1.0]), ["a", "b"]) == 0.0
 
 
 def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> None:

@@ -79,7 +79,7 @@ def traffic(n: int = 40, seed: int = 0, gap: float = 0.3) -> Trace:
 @pytest.fixture(autouse=True)
 def _runs_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dozens of runs are written here and their own pages never read: drawing them took half of the time."""
-    monkeypatch.setattr("dsim.report.html.write_html", lambda path, run: path.touch())
+    monkeypatch.setattr("dsim.report.run_page.write_html", lambda path, run: path.touch())
 
 
 def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model: Profile, **manifest: Any) -> None:

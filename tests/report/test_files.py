@@ -129,7 +129,7 @@ def test_ctrl_c_while_a_run_is_written_takes_a_second_one(
         for _i in range(times):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("dsim.report.html.write_html", interrupted)
+    monkeypatch.setattr("dsim.report.run_page.write_html", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with RunWriter(tmp_path / "run") as writer:
         writer.finish({"policies": []})

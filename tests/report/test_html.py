@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from plotly.offline import get_plotlyjs
 
 from dsim.engine.journal import STATUSES, STEP_COLUMNS
 from dsim.report import curves
+from dsim.report.chart import script_json
 from dsim.report.files import RunWriter
-from dsim.report.html import write_html
 from dsim.report.run import read_run
+from dsim.report.run_page import write_html
 
 from .fabricate import write_run
 from .fixtures import request, request_columns
@@ -25,14 +27,35 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "report.html").read_text().replace(get_plotlyjs(), "")
 
 
+def figures_of(page: str) -> dict[str, Any]:
+    """What the page's script draws, by name."""
+    found = re.search(r'<script type="application/json" id="figures">(.*)</script>', page)
+    assert found is not None
+    figures: dict[str, Any] = json.loads(found[1])
+    return figures
+
+
 def test_every_figure_is_on_the_page(page: str) -> None:
-    names = re.findall(r'<div class="plot" id="([^"]+)"', page)
+    names = re.findall(r'<div class="plot(?: time)?" id="([^"]+)"', page)
     assert names == [
-        "cdf-ttft", "cdf-e2el", "cdf-norm_latency", "cdf-tpot_chunk", "slo-bars", "slo-time", "load", "queue", "batch",
+        "slo-time", "slo-bars", "cdf-ttft", "cdf-e2el", "cdf-norm_latency", "cdf-tpot_chunk", "load", "queue", "batch",
         "chunk", "utilization", "kv", "chunks", "chunk-utilization", "step-latency",
     ]  # fmt: skip
-    for name in names:
-        assert page.count(f'Plotly.newPlot("{name}"') == 1
+    assert list(figures_of(page)) == names
+
+
+def test_the_first_screen_is_the_answer_four_numbers_and_a_chart(page: str) -> None:
+    order = ['class="answer"', 'class="numbers"', 'id="slo-time"', "What was asked", "Every number</summary>"]
+    assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
+    assert page.count('class="card number"') == 4
+
+
+def test_every_row_of_the_folded_table_says_what_it_is(page: str) -> None:
+    folded = page[page.index("Every number</summary>") : page.index("<footer>")]
+    rows = re.findall(r'<tr><th scope="row".*?</tr>', folded, re.S)
+    assert len(rows) > 20
+    for row in rows:
+        assert re.search(r'<td class="about">[^<]{5,}</td></tr>', row), row
 
 
 def test_the_page_says_estimated_and_needs_no_network(page: str) -> None:
@@ -41,17 +64,29 @@ def test_the_page_says_estimated_and_needs_no_network(page: str) -> None:
 
 
 def test_a_policy_cannot_write_into_the_page(page: str) -> None:
-    assert page.count("</script>") == 2  # Plotly's and the figures'
+    assert page.count("</script>") == 4  # Plotly's, the figures, the data and the page's own
     assert "<b>" not in page
     assert "&lt;/script&gt;&lt;b&gt;&amp;" in page
 
 
 def test_figures_are_json(page: str) -> None:
-    plots = re.findall(r"Object\.assign\((\{.*\}), \{config: ", page)
-    assert len(plots) == 15
-    cdf = json.loads(plots[0])
+    cdf = figures_of(page)["cdf-ttft"]
     assert [line["name"] for line in cdf["data"]] == ["optimus", "</script><b>&'\""]
-    assert cdf["layout"]["shapes"][0]["x0"] == 5.0  # ttft=5s
+    assert cdf["layout"]["shapes"][0]["x0"] == 5  # ttft=5s
+
+
+def test_a_single_chunk_makes_no_histogram(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", num_requests=20, rate=4.0, policies={"lmdeploy-bd32": 32})
+    names = list(figures_of((tmp_path / "run" / "report.html").read_text()))
+    assert "step-latency" in names
+    assert not {"chunks", "chunk-utilization"} & set(names)
+
+
+def test_numbers_are_as_short_as_a_screen_shows() -> None:
+    values = np.array([1.0, 1 / 3, np.nan, 1e9])
+    assert script_json({"x": values, "n": np.int64(3), "t": "</script>"}) == (
+        '{"x":[1,0.3333333,null,1000000000],"n":3,"t":"\\u003c/script>"}'
+    )
 
 
 def test_a_run_without_slos_or_requests_still_has_a_page(tmp_path: Path) -> None:

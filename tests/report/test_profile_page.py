@@ -1,6 +1,5 @@
 """The page of a fitted profile shows the verdict, the points and what was held out, without a network."""
 
-import base64
 import json
 import re
 from dataclasses import replace
@@ -13,7 +12,8 @@ import dsim
 from dsim.engine.latency import Upkeep
 from dsim.profiler.profile import Profile
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
-from dsim.report.profile_page import doubts, page
+from dsim.report.html import to_html
+from dsim.report.profile_page import doubts, profile_page
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 
@@ -29,7 +29,7 @@ def profile(log: StepLog) -> Profile:
 
 
 def drawn(profile: Profile, log: StepLog) -> str:
-    return page(profile, log.steps, {(log.header.workload, log.header.threshold): log.commits})
+    return to_html(profile_page(profile, log.steps, {(log.header.workload, log.header.threshold): log.commits}))
 
 
 def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog) -> None:
@@ -40,12 +40,12 @@ def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog) -
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
     for p in profile.commit_fits[0].predictions:
-        assert f'<th scope="row">{p.name}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>' in html
+        assert f'<th scope="row" class="words">{p.name}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>' in html
     assert 'src="http' not in html
 
 
 def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> None:
-    html = page(replace(profile, commits=(), commit_fits=()), log.steps, {})
+    html = to_html(profile_page(replace(profile, commits=(), commit_fits=()), log.steps, {}))
     assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
     assert "What a step yields" not in html
 
@@ -53,23 +53,18 @@ def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> 
 def test_a_page_shows_the_upkeep_of_caches_where_there_is_one(profile: Profile, log: StepLog) -> None:
     upkeep = (Upkeep("MaskKV", "full", 0.00125, 2e-6),)
     html = drawn(replace(profile, latency=replace(profile.latency, upkeep=upkeep)), log)
-    assert '<tr><th scope="row">MaskKV</th><td>full</td><td>1.25</td><td>2</td></tr>' in html
+    assert (
+        '<tr><th scope="row" class="words">MaskKV</th><td class="words">full</td><td>1.25</td><td>2</td></tr>' in html
+    )
     assert "Upkeep of" in html
     assert "Upkeep of" not in drawn(profile, log)
 
 
 def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
     """x and y of what the figure of latencies shows, by name."""
-    found = re.search(r'Plotly.newPlot\("curve", Object.assign\((.*), \{config: ', html)
+    found = re.search(r'<script type="application/json" id="figures">(.*)</script>', html)
     assert found is not None
-    return {t["name"]: (_numbers(t["x"]), _numbers(t["y"])) for t in json.loads(found[1])["data"]}
-
-
-def _numbers(values: list[float] | dict[str, str]) -> list[float]:
-    """Plotly writes arrays of doubles as base64."""
-    if isinstance(values, list):
-        return values
-    return [float(v) for v in np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])]
+    return {t["name"]: (t["x"], t["y"]) for t in json.loads(found[1])["curve"]["data"]}
 
 
 def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog) -> None:
@@ -78,7 +73,10 @@ def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog)
     latency = replace(level, knots=((1.0, 1e-3),), slope=1e-4, launch=0.2, graph_tokens=700)
     html = drawn(replace(profile, latency=latency), log)
     assert "Stairs: decode steps of at most 700 tokens are padded to a bucket." in html
-    assert '<tr><th scope="row">graph_tokens</th><td class="unit">tokens</td><td>700</td><td>given</td>' in html
+    assert (
+        '<tr><th scope="row" class="words">graph_tokens</th><td class="words">tokens</td><td>700</td><td>given</td>'
+        in html
+    )
     assert "Computed, padding and all, tokens: " in html
     shown = traces(html)
     x, y = next(values for name, values in shown.items() if name.startswith("fit, "))
@@ -102,7 +100,7 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
     )
     assert doubts(bad) == ["noise: a < b", "sharegpt-focus at threshold 0.9: too few"]
     html = drawn(bad, log)
-    assert "<strong>Not valid</strong> noise: a &lt; b" in html
+    assert "<strong>DOUBTED</strong> noise: a &lt; b" in html
     assert "Not valid: 121 step shapes fitted" in html
     assert "Estimated, not measured." not in html
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from dsim.engine.journal import StepTotals
 from dsim.report.metrics import Summary, summarize
 from dsim.report.slo import Slo
-from dsim.report.story import answer, notes, warnings
+from dsim.report.story import answer, notes, warnings, words
 from dsim.report.table import compare, number
 from dsim.report.text import render
 
@@ -23,7 +23,8 @@ def summary(policy: str = "ar", ttft: float = 1.0, slos: tuple[str, ...] = ("ttf
 
 def printed(summaries: list[Summary], manifest: object = None, **console: object) -> str:
     out = io.StringIO()
-    render(summaries, manifest or {}, Console(file=out, **console))  # type: ignore[arg-type]
+    page = words([s.to_json() for s in summaries], manifest or {})  # type: ignore[arg-type]
+    render(page, Console(file=out, **console))  # type: ignore[arg-type]
     return out.getvalue()
 
 
@@ -93,7 +94,7 @@ def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
 def test_a_narrow_terminal_gets_a_policy_a_row() -> None:
     names = [f"policy-{i}" for i in range(6)]
     wide = printed([summary(n) for n in names], width=200, force_terminal=True, color_system=None)
-    narrow = printed([summary(n) for n in names], width=100, force_terminal=True, color_system=None)
+    narrow = printed([summary(n) for n in names], width=90, force_terminal=True, color_system=None)
     assert all(name in next(line for line in wide.splitlines() if "policy-0" in line) for name in names)
     assert "policy-1" not in next(line for line in narrow.splitlines() if "policy-0" in line)
 
@@ -129,3 +130,13 @@ def test_a_row_has_one_unit() -> None:
         r for r in compare([summary("slow", 30.0).to_json(), summary("fast").to_json()]) if r.label == "ttft p50"
     )
     assert (row.unit, row.cells) == ("s", ("30.0", "1.00"))
+
+
+def test_a_price_is_told_with_what_a_million_good_requests_cost() -> None:
+    cost = {"gpus": 2, "per_hour": 4.0, "currency": "EUR"}
+    lines = printed([summary("p")], {"cost": cost, "policies": [summary("p").to_json()]}).splitlines()
+    [told] = [line for line in lines if line.startswith("Cost: ")]
+    goodput = summary("p").goodput
+    million = 4.0 / (3600 * goodput) * 1e6
+    assert told == f"Cost: 4.00 EUR an hour for 2 GPUs; a million good requests: p {million:,.2f}"
+    assert "Cost: " not in printed([summary("p")])

@@ -1,0 +1,118 @@
+"""A chart as Plotly's JSON, built from plain values: a page needs Plotly's script, and Python never loads Plotly.
+
+Colours of text, axes and grid are the page's, light or dark: see templates/style.css.
+"""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+# Okabe and Ito's palette, told apart by colour-blind readers; yellow is left out on white, black on black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#80868b")
+LINES = ("solid", "dot", "dashdot", "longdash")  # after seven policies the colours start again
+INK, GRID = "#5f6368", "#dadce0"
+HEIGHT = 270  # pixels
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"  # as in templates/style.css
+DIGITS = 7  # of a number: more than a screen shows
+CLEAR = "rgba(0,0,0,0)"
+
+Json = dict[str, Any]
+
+
+class Chart:
+    """One set of axes and what is drawn on them."""
+
+    def __init__(
+        self, x: str = "", y: str = "", *, percent: bool = False, height: int = HEIGHT, legend: bool = False
+    ) -> None:
+        self.data: list[Json] = []
+        axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "ticks": "outside", "tickcolor": GRID,
+                "automargin": True}  # fmt: skip
+        self.x: Json = {**axis, "title": {"text": x, "standoff": 8}, "showgrid": False}
+        self.y: Json = {**axis, "title": {"text": y, "standoff": 8}, "rangemode": "tozero"}
+        if percent:
+            self.y |= {"tickformat": ".0~%", "range": [0, 1.02]}
+        self.layout: Json = {
+            "height": height, "showlegend": legend, "hovermode": "closest", "bargap": 0.25, "paper_bgcolor": CLEAR,
+            "plot_bgcolor": CLEAR, "margin": {"l": 56, "r": 18, "t": 22, "b": 36},
+            "font": {"family": FONT, "size": 12, "color": INK},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        }  # fmt: skip
+
+    def add(self, kind: str, **trace: Any) -> None:
+        """Draw a trace of Plotly's, in its own words: `add("bar", x=..., y=...)`."""
+        self.data.append({"type": kind, **trace})
+
+    def line(self, x: Any, y: Any, name: str, index: int = 0, *, hover: str = "", **more: Any) -> None:
+        """Draw the line of policy number `index`, in its colour and dash."""
+        dash = LINES[index // len(COLOURS) % len(LINES)]
+        trace = {
+            "x": x, "y": y, "mode": "lines", "name": name, "legendgroup": name, "hovertemplate": hover,
+            "line": {"color": colour(index), "width": 2, "dash": dash},
+        }  # fmt: skip
+        self.add("scatter", **{**trace, **more})
+
+    def vline(self, at: float, label: str = "", dash: str = "dash") -> None:
+        """A vertical line with what it stands for above it; `at` is a value, also on a logarithmic axis."""
+        self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
+        if label:
+            at = math.log10(at) if self.x.get("type") == "log" else at
+            self._note(x=at, y=1, yref="paper", yanchor="bottom", text=label)
+
+    def hline(self, at: float, label: str = "", dash: str = "dash") -> None:
+        """A horizontal line."""
+        self._shape(y0=at, y1=at, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
+        if label:
+            self._note(y=at, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
+
+    def band(self, low: float, high: float) -> None:
+        """A shaded interval of x."""
+        shade = {"fillcolor": COLOURS[2], "opacity": 0.15, "line": {"width": 0}}
+        self._shape(type="rect", x0=low, x1=high, y0=0, y1=1, yref="paper", **shade)
+
+    def to_json(self) -> Json:
+        """Plotly's figure."""
+        return {"data": self.data, "layout": {**self.layout, "xaxis": self.x, "yaxis": self.y}}
+
+    def _shape(self, **shape: Any) -> None:
+        self.layout.setdefault("shapes", []).append({"type": "line", **shape})
+
+    def _note(self, **note: Any) -> None:
+        note |= {"showarrow": False, "font": {"size": 11}}
+        self.layout.setdefault("annotations", []).append(note)
+
+
+def colour(index: int) -> str:
+    """The policy's colour."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def dashed(index: int) -> bool:
+    """Whether the policy shares its colour with an earlier one, and its line is broken."""
+    return index >= len(COLOURS)
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand in a script element: arrays as lists of short numbers, NaN as null, no `<`."""
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Chart):
+        value = value.to_json()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.{DIGITS}g}")
+        return int(short) if short.is_integer() and abs(short) < 2**53 else short
+    return value

@@ -1,0 +1,168 @@
+"""The page of a run: its policies side by side, what happened when, and the requests that fared worst."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import closeup, curves, figures
+from .html import to_html
+from .metrics import Floats, latencies
+from .page import Figure, Number, Page, Section, Widget, estimate
+from .run import Columns, Run
+from .slo import Slo
+from .story import Json, estimated, words
+from .table import compare, number
+
+SLOWEST = 6  # requests of a policy
+MAX_CLOSEUPS = 4  # policies whose steps are drawn
+ALWAYS = ("Latencies cover completed requests. Averages over time are weighted by step latency.",)
+
+
+def write_html(path: str | Path, run: Run) -> None:
+    """Write the report of a run; the same run gives the same bytes."""
+    Path(path).write_text(to_html(run_page(run)), encoding="utf-8")
+
+
+def run_page(run: Run) -> Page:
+    """The page of a run that was written down."""
+    info, said = run.info, words(run.info["policies"], run.info)
+    slos = [Slo.parse(text) for text in info.get("slos", [])]
+    requests = {policy: run.requests(policy, figures.REQUEST_NEEDS) for policy in run.policies}
+    edges = curves.time_edges(run, list(requests.values()))
+    pages = figures.pool_sizes(run)
+    steps = {policy: curves.steps(run, policy, edges, pages[policy]) for policy in run.policies}
+    latency = figures.latency(requests, slos)
+    attained = figures.attainment(requests, slos, bool(info.get("missing_passes", True)))
+    shown = _foremost([*attained, *latency], info["policies"], slos)
+    timeline = figures.timeline(requests, steps, edges)
+    moment = Widget(
+        "moment", "What happened then",
+        "Drag across a chart over time, or type seconds: every such chart shows that stretch, and this table its means "
+        "beside those of the whole run. Double-click a chart to go back.",
+    )  # fmt: skip
+    slow, about = _slowest(run, requests, slos)
+    opened = Widget("requests", "The slowest requests", f"{about} A row opens the request's own timeline.")
+    engine = _engine(run, requests, steps, edges)
+    sections = [
+        Section("Latency and SLOs", tuple(shown[1:])),
+        Section("Timeline", (moment, *timeline)),
+        Section("Which requests fared worst", (opened,) if slow["rows"] else ()),
+        Section("What the engine did", tuple(engine)),
+        Section("Steps", tuple(figures.by_chunk(steps))),
+        *(Section(s.title, s.blocks, fold=s.title) for s in said.sections),
+    ]
+    return Page(
+        name=said.name,
+        question=said.question,
+        answer=said.answer,
+        alarms=said.alarms,
+        cautions=(estimate(info.get("profile", {}).get("name", "unnamed")),) if estimated(info) else (),
+        numbers=_numbers(info["policies"]),
+        chart=shown[0] if shown else None,
+        facts=said.facts,
+        policies=tuple(run.policies),
+        sections=tuple(section for section in sections if section.blocks),
+        notes=(*said.notes, *ALWAYS),
+        command=info.get("command", ""),
+        version=info.get("dsim", ""),
+        data={"moment": _moment(requests, steps, edges), "requests": slow},
+    )
+
+
+def _foremost(found: Sequence[Figure], policies: Sequence[Json], slos: Sequence[Slo]) -> list[Figure]:
+    """The figure that shows the answer first: when SLOs were missed, or else how far the first one's metric was."""
+    missed = any((p["slo_attainment"] or 0.0) < 0.9995 for p in policies if p["slo_attainment"] is not None)
+    wanted = "slo-time" if missed else f"cdf-{slos[0].metric}" if slos else "cdf-e2el"
+    return sorted(found, key=lambda figure: figure.name != wanted)
+
+
+def _numbers(policies: Sequence[Json]) -> tuple[Number, ...]:
+    """The four that matter, of the policies that come first."""
+    rows = {row.label: row for row in compare(policies)}
+    picked = [
+        ("SLO attainment", "requests that meet every SLO"),
+        ("goodput", "good requests a second"),
+        ("output throughput", "of completed requests"),
+        ("ttft p99", "99 % of first tokens came within"),
+        ("norm_latency p50", "the median request's time a token"),
+        ("e2el p99", "99 % of answers were whole within"),
+    ]
+    found: list[Number] = []
+    for label, about in picked:
+        if label in rows and len(found) < 4:
+            row = rows[label]
+            cells = [f"{cell} {row.unit}" for cell in row.cells[:4]]
+            several = len(policies) > 1
+            found.append(Number(label, tuple((i if several else None, cell) for i, cell in enumerate(cells)), about))
+    return tuple(found)
+
+
+def _moment(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges: Floats) -> Json:
+    """The timelines as numbers, for what happened in a stretch of time."""
+    widths = np.diff(edges)
+
+    def rate(name: str) -> list[Floats]:
+        return [np.histogram(c[name][~np.isnan(c[name])], edges)[0] / widths for c in requests.values()]
+
+    rows = [
+        ("arrivals", "req/s", rate("arrival")),
+        ("completed", "req/s", rate("finish")),
+        ("waiting", "requests", [curves.waiting(columns, edges) for columns in requests.values()]),
+        ("batch", "rows", [s.batch for s in steps.values()]),
+        ("chunk", "positions", [s.chunk for s in steps.values()]),
+        ("token utilisation", "%", [100 * s.utilization for s in steps.values()]),
+        ("KV occupancy", "%", [100 * s.kv for s in steps.values()]),
+    ]
+    return {
+        "edges": edges,
+        "policies": list(requests),
+        "rows": [{"label": label, "unit": unit, "values": values} for label, unit, values in rows],
+    }
+
+
+def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tuple[Json, str]:
+    """The requests that miss the SLOs by most, or take longest, each with its story; and how they were picked."""
+    judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None and slo.metric != "itl"]
+    lengths = {c["policy"]: c.get("block_length", 1) for c in run.info.get("commit_models", [])}
+    head = ["request", "policy", "arrived", "prompt", "tokens", "queued", "ttft", "e2el", "a token", "preempted"]
+    rows = []
+    for policy, columns in requests.items():
+        known = latencies(columns)
+        worst = known["e2el"]
+        if judging:
+            worst = np.nanmax(np.stack([np.nan_to_num(known[s.metric] / s.bound, nan=-1.0) for s in judging]), axis=0)
+            worst = np.where(np.isnan(known["e2el"]), math.nan, worst)
+        picked = closeup.slowest(worst, SLOWEST)
+        stories = closeup.stories(run, policy, columns, picked, lengths.get(policy, 1))
+        for i, story in zip(picked, stories, strict=True):
+            cells = [
+                f"#{columns['request'][i]}",
+                policy,
+                f"{columns['arrival'][i]:,.1f} s",
+                f"{columns['input_length'][i]:,}",
+                f"{columns['num_tokens'][i]:,}",
+                *(f"{number(known[n][i])} s" for n in ("queue_time", "ttft", "e2el")),
+                f"{number(1e3 * known['norm_latency'][i])} ms",
+                f"{columns['num_preemptions'][i]:,}",
+            ]
+            rows.append({"cells": cells, **story})
+    texts = " and ".join(str(slo) for slo in judging)
+    how = f"Those of each policy that miss {texts} by most." if judging else "Those of each policy that took longest."
+    return {"head": head, "rows": rows}, how
+
+
+def _engine(
+    run: Run, requests: dict[str, Columns], steps: dict[str, curves.Steps], edges: Floats
+) -> list[Figure]:  # fmt: skip
+    """What the engine did where the queue was deepest, or else the batch greatest."""
+    found: list[Any] = []
+    for i, (policy, columns) in enumerate(list(requests.items())[:MAX_CLOSEUPS]):
+        waiting = curves.waiting(columns, edges)
+        by, why = (waiting, "where the queue was deepest")
+        if not waiting.max(initial=0.0) > 0:
+            by, why = np.nan_to_num(steps[policy].batch, nan=0.0), "where the batch was greatest"
+        found.append(closeup.engine_figure(run, policy, i, float(edges[int(np.argmax(by))]), why))
+    return [figure for figure in found if figure is not None]

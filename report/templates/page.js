@@ -1,0 +1,145 @@
+"use strict";
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const data = JSON.parse(document.getElementById("data").textContent);
+const CONFIG = {displayModeBar: false, responsive: true};
+const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+const element = (name, text = "", about = {}) => Object.assign(document.createElement(name), {textContent: text}, about);
+
+// A chart is drawn when it is laid out: it takes the width that its card has then, so folded ones wait.
+function draw(plot) {
+  if (plot.data || !plot.checkVisibility()) return;
+  Plotly.newPlot(plot, figures[plot.id].data, figures[plot.id].layout, CONFIG);
+  for (const button of all("nav button[aria-pressed=false]")) show(plot, button.dataset.policy, false);
+  if (plot.classList.contains("time")) plot.on("plotly_relayout", change => brushed(plot, change));
+}
+
+function show(plot, policy, shown) {
+  const lines = plot.data.flatMap((line, i) => line.legendgroup === policy ? [i] : []);
+  if (lines.length) Plotly.restyle(plot, {visible: shown}, lines);
+}
+
+for (const plot of all(".plot")) draw(plot);
+for (const fold of all("details")) fold.addEventListener("toggle", () => all(".plot", fold).forEach(draw));
+addEventListener("beforeprint", () => { for (const fold of all("details")) fold.open = true; all(".plot").forEach(draw); });
+
+for (const button of all("nav button")) {
+  button.addEventListener("click", () => {
+    const shown = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", shown);
+    for (const plot of all(".plot")) if (plot.data) show(plot, button.dataset.policy, shown);
+  });
+}
+
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
+});
+
+const number = value => value === null || value === undefined || Number.isNaN(value) ? "–"
+  : value === 0 ? "0" : Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en")
+  : String(Number(value.toPrecision(3)));
+
+// ---- What happened then: a stretch of time, chosen in any chart over time or typed.
+let span = null;
+
+function brushed(plot, change) {
+  let low = change["xaxis.range[0]"], high = change["xaxis.range[1]"];
+  if (change["xaxis.range"]) [low, high] = change["xaxis.range"];
+  if (change["xaxis.autorange"]) [low, high] = data.moment ? [0, data.moment.edges.at(-1)] : [undefined, undefined];
+  if (low !== undefined) choose(Number(low), Number(high));
+}
+
+function choose(low, high) {
+  if (span && span[0] === low && span[1] === high) return;
+  span = [low, high];
+  for (const plot of all(".plot.time")) if (plot.data) Plotly.relayout(plot, {"xaxis.range": [low, high]});
+  moment();
+}
+
+function moment() {
+  const place = document.getElementById("moment");
+  if (!place || !data.moment) return;
+  const {edges, rows, policies} = data.moment, end = edges.at(-1);
+  const [low, high] = span || [0, end];
+  const bins = edges.slice(0, -1).map((_, i) => i).filter(i => edges[i + 1] > low && edges[i] < high);
+  const mean = (values, chosen) => {
+    const known = chosen.map(i => values[i]).filter(v => v !== null);
+    return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+  };
+  const form = element("p", "", {className: "span"});
+  const inputs = [low, high].map((value, i) => {
+    const input = element("input", "", {type: "number", step: "any", min: 0, value: Number(value.toPrecision(6))});
+    input.setAttribute("aria-label", i ? "to, in seconds" : "from, in seconds");
+    input.addEventListener("change", () => choose(...inputs.map(other => Number(other.value))));
+    return input;
+  });
+  const whole = element("button", "the whole run", {type: "button"});
+  whole.addEventListener("click", () => choose(0, end));
+  form.append("from", inputs[0], "s to", inputs[1], "s", whole);
+  const table = element("table"), head = element("tr"), body = element("tbody");
+  head.append(element("th"), ...policies.map(name => element("th", name)));
+  for (const row of rows) {
+    const line = element("tr");
+    line.append(element("th", `${row.label} (${row.unit})`, {className: "words"}));
+    for (const values of row.values) {
+      const then = mean(values, bins), ever = mean(values, edges.slice(0, -1).map((_, i) => i));
+      const beside = low > 0 || high < end ? ` (run ${number(ever)})` : "";
+      line.append(element("td", bins.length ? `${number(then)}${beside}` : "–"));
+    }
+    body.append(line);
+  }
+  const thead = element("thead"), scroll = element("div", "", {className: "scroll"});
+  thead.append(head); table.append(thead, body); scroll.append(table);
+  place.replaceChildren(form, scroll);
+}
+moment();
+
+// ---- The slowest requests: a row opens the request's own timeline.
+const INKS = {queued: "#80868b", prefill: "#D55E00", decode: "#0072B2", block: "#56B4E9"};
+
+function timeline(request) {
+  const traces = [], lanes = ["emissions", "blocks", "steps", "prefill", "queued"];
+  const bars = (lane, spans, color, text) => traces.push({
+    type: "bar", orientation: "h", y: spans.map(() => lane), base: spans.map(s => s[0]), x: spans.map(s => s[1] - s[0]),
+    marker: {color, line: {color: "rgba(128,128,128,.6)", width: 1}}, customdata: spans.map(s => [s[1], text(s)]), width: .7,
+    hovertemplate: "%{base:.3f} to %{customdata[0]:.3f} s: %{customdata[1]}<extra></extra>"});
+  bars("queued", request.queued, INKS.queued, () => "waiting to begin");
+  bars("prefill", request.prefill, INKS.prefill, s => `prefill of ${s[2]} positions`);
+  bars("steps", request.steps, INKS.decode, s => `${s[3]}: ${s[2]} committed`);
+  bars("blocks", request.blocks, INKS.block, s => `a block of ${s[3]} in ${s[2]} steps`);
+  traces.push({type: "scatter", mode: "markers", y: request.emissions.map(() => "emissions"), x: request.emissions,
+    marker: {color: "#009E73", symbol: "diamond", size: 8}, hovertemplate: "to the client at %{x:.3f} s<extra></extra>"});
+  const base = figures[Object.keys(figures)[0]].layout;
+  return [traces, {...base, height: 230, shapes: [], annotations: [], barmode: "overlay", showlegend: false,
+    xaxis: {...base.xaxis, type: "linear", range: null, autorange: true, tickvals: null, ticktext: null, tickformat: "",
+      tickmode: "auto", title: {text: "seconds since it arrived", standoff: 8}},
+    yaxis: {automargin: true, categoryorder: "array", categoryarray: lanes, range: [-.6, 4.6], title: {text: ""}}}];
+}
+
+function requests() {
+  const place = document.getElementById("requests");
+  if (!place || !data.requests) return;
+  const table = element("table"), head = element("tr"), body = element("tbody"), thead = element("thead");
+  for (const [i, name] of data.requests.head.entries()) head.append(element("th", name, {className: i ? "" : "words"}));
+  for (const request of data.requests.rows) {
+    const line = element("tr", "", {className: "opens"}), button = element("button", request.cells[0], {type: "button"});
+    const first = element("th", "", {className: "words"});
+    button.setAttribute("aria-expanded", "false");
+    first.append(button);
+    line.append(first, ...request.cells.slice(1).map(text => element("td", text)));
+    line.addEventListener("click", () => {
+      const open = line.nextElementSibling && line.nextElementSibling.classList.contains("own");
+      button.setAttribute("aria-expanded", String(!open));
+      if (open) return line.nextElementSibling.remove();
+      const own = element("tr", "", {className: "own"}), cell = element("td"), plot = element("div", "", {className: "own-plot plot"});
+      cell.colSpan = data.requests.head.length;
+      plot.style.height = "230px";
+      cell.append(plot); own.append(cell); line.after(own);
+      Plotly.newPlot(plot, ...timeline(request), CONFIG);
+    });
+    body.append(line);
+  }
+  const scroll = element("div", "", {className: "scroll"});
+  thead.append(head); table.append(thead, body); scroll.append(table); place.replaceChildren(scroll);
+}
+requests();

@@ -1,0 +1,34 @@
+"""A policy's file may say how many replicas serve it."""
+
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.errors import PolicyError
+from dsim.engine.policy import parse
+from dsim.planner.scenario import replicas_of
+from dsim.planner.space import Candidate
+from dsim.planner.tuned import toml_of
+
+
+def test_a_setting_s_file_is_its_policy_and_its_replicas(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(toml_of(Candidate("optimus", (("max_batch", 32),), 3)))
+    assert file.read_text() == 'policy = "optimus"\nmax_batch = 32\nreplicas = 3\n'
+    assert parse(str(file)).memory == parse("optimus,max_batch=32").memory
+    assert replicas_of([str(file)], None) == 3
+    assert replicas_of([str(file), "ar"], None) == 3
+    assert replicas_of([str(file)], 1) == 1
+    assert replicas_of(["ar"], None) == 1
+
+
+def test_files_that_disagree_or_say_nonsense_are_one_line(tmp_path: Path) -> None:
+    for name, count in (("two", "2"), ("three", "3"), ("none", "0"), ("word", '"two"')):
+        (tmp_path / f"{name}.toml").write_text(f'policy = "ar"\nreplicas = {count}\n')
+    two, three, none, word = (str(tmp_path / f"{name}.toml") for name in ("two", "three", "none", "word"))
+    with pytest.raises(PolicyError, match=r"two.toml asks for 2 replicas and .*three.toml for 3, expected"):
+        replicas_of([two, three], None)
+    with pytest.raises(PolicyError, match=r"none.toml: replicas is 0, expected a whole number of at least 1"):
+        replicas_of([none], None)
+    with pytest.raises(PolicyError, match=r"word.toml: replicas is 'two', expected a whole number of at least 1"):
+        replicas_of([word], None)

@@ -1,0 +1,190 @@
+"""The pages in a real browser: they draw, fit, fold, open, brush and change their colours."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..cli.command import dsim, rows
+from .browser import CHROMIUM, Browser
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine: apt-get install chromium")
+
+QUEUE = ["azure-conv", "--policy", "ar,max_batch=1", "--arrival", "poisson", "--lengths", "fixed:512,1", "--jobs", 1]
+COMMANDS = {
+    "replay": ["replay", "azure-conv", "--num-requests", 120, "--policy", "lmdeploy-bd32", "--policy", "optimus",
+               "--slo", "ttft=800ms"],
+    "capacity": ["capacity", *QUEUE, "--slo", "mean:e2el=150ms", "--num-requests", 150, "--precision", "50%"],
+    "tune": ["tune", "trace.jsonl", "--space", "space.toml", "--slo", "norm_latency=20ms", "--trials", 4,
+             "--replications", 2],
+    "sweep": ["sweep", "sweep.toml", "--jobs", 1],
+    "compare": ["compare", "replay", "replay", "--no-parts"],
+}  # fmt: skip
+SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
+SWEEP = (
+    '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2]\npolicy.chunk = [4, 8]\n'
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A page of every command that writes a folder."""
+    folder, before = tmp_path_factory.mktemp("pages"), Path.cwd()
+    os.chdir(folder)
+    try:
+        Path("trace.jsonl").write_text(rows(200))
+        Path("space.toml").write_text(SPACE)
+        Path("sweep.toml").write_text(SWEEP)
+        for name, command in COMMANDS.items():
+            ran = dsim(*command, "-o", name)
+            assert ran.code == 0, ran.err
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as opened:
+        yield opened
+
+
+def colours(browser: Browser) -> tuple[str, str]:
+    """The page's ground and its ink."""
+    found = browser.js("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark(
+    browser: Browser, folder: Path, name: str
+) -> None:
+    for width in (1400, 400):
+        for dark in (False, True):
+            browser.open(folder / name / "report.html", width=width, dark=dark)
+            assert browser.errors == []
+            assert browser.js("document.documentElement.scrollWidth") == width
+            undrawn = "all('.plot').filter(p => p.checkVisibility() && !p.data).map(p => p.id)"
+            assert browser.js(undrawn) == []
+            assert colours(browser)[0] == ("rgb(22, 24, 27)" if dark else "rgb(246, 247, 249)")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_answer_its_numbers_and_a_chart_are_on_the_first_screen(browser: Browser, folder: Path, name: str) -> None:
+    browser.open(folder / name / "report.html", width=1400, height=900)
+    bottoms = browser.js("all('.answer, .numbers, .plot').slice(0, 3).map(e => e.getBoundingClientRect().bottom)")
+    assert len(bottoms) == 3
+    assert max(bottoms) < 900
+    assert browser.js("document.querySelector('.command').textContent").startswith(f"dsim {COMMANDS[name][0]} ")
+    assert " -o " not in browser.js("document.querySelector('.command').textContent")
+
+
+def test_a_button_changes_light_and_dark(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html")
+    light = colours(browser)
+    browser.click("#theme")
+    assert colours(browser) == ("rgb(22, 24, 27)", "rgb(232, 234, 237)")
+    grid = "getComputedStyle(document.querySelector('#queue .gridlayer path')).stroke"
+    assert browser.js(grid) == "rgb(60, 66, 72)"
+    browser.click("#theme")
+    assert colours(browser) == light
+
+
+def test_dragging_over_a_chart_shows_what_happened_then(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html")
+    end = browser.js("data.moment.edges.at(-1)")
+    values = "all('#moment input').map(i => Number(i.value))"
+    assert browser.js(values) == pytest.approx([0, end], rel=1e-4)
+    begin, finish = browser.place("#queue .nsewdrag", 0.25), browser.place("#queue .nsewdrag", 0.5)
+    browser.drag(begin, finish)
+    browser.wait(f"Math.abs({values}[1] - {end / 2}) < {end / 50}")
+    assert browser.js(values) == pytest.approx([end / 4, end / 2], rel=0.05)
+    chosen = browser.js("span")
+    for other in ("load", "batch", "kv", "slo-time"):
+        assert browser.js(f"document.getElementById('{other}').layout.xaxis.range") == pytest.approx(chosen)
+    # What the table says of the arrivals is what the requests say.
+    low, high = chosen
+    then = browser.js("document.querySelector('#moment tbody tr td').textContent")
+    edges = browser.js("data.moment.edges")
+    inside = [(a, b) for a, b in itertools.pairwise(edges) if b > low and a < high]
+    arrived = browser.js("data.moment.rows[0].values[0]")
+    shown = sum(arrived[edges.index(a)] for a, _ in inside) / len(inside)
+    assert float(then.split(" ")[0]) == pytest.approx(shown, rel=0.01)
+    browser.click("#moment button")
+    assert browser.js(values) == pytest.approx([0, end], rel=1e-4)
+    assert browser.js("document.getElementById('kv').layout.xaxis.range") == pytest.approx([0, end], rel=1e-4)
+
+
+def test_a_stretch_of_time_can_be_typed(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html")
+    browser.js(
+        "(i => { i.value = '5'; i.dispatchEvent(new Event('change')); })(document.querySelector('#moment input'))"
+    )
+    assert browser.js("document.getElementById('queue').layout.xaxis.range[0]") == 5
+
+
+def test_a_row_opens_the_request_s_own_timeline_and_closes_it(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html")
+    assert browser.js("all('#requests tr.opens').length") == 12  # six of each policy
+    browser.click("#requests tr.opens button")
+    browser.wait("document.querySelector('#requests .own-plot')?.data !== undefined")
+    assert browser.errors == []
+    lanes = browser.js("document.querySelector('#requests .own-plot').data.map(t => [t.y[0], t.y.length])")
+    assert [lane for lane, _ in lanes] == ["queued", "prefill", "steps", "blocks", "emissions"]
+    story = browser.js("data.requests.rows[0]")
+    assert [num for _, num in lanes] == [
+        len(story[name]) for name in ("queued", "prefill", "steps", "blocks", "emissions")
+    ]
+    assert browser.js("document.querySelector('#requests button').ariaExpanded") == "true"
+    browser.click("#requests tr.opens button")
+    assert browser.js("all('#requests .own').length") == 0
+
+
+def test_a_policy_s_button_hides_its_lines_everywhere(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html")
+    browser.click("nav button:nth-of-type(2)")
+    browser.wait("document.getElementById('queue').data[1].visible === false")
+    assert browser.js("document.getElementById('queue').data[0].visible") is not False
+    assert browser.js("document.getElementById('cdf-e2el').data[1].visible") is False
+    browser.click("nav button:nth-of-type(2)")
+    browser.wait("document.getElementById('queue').data[1].visible === true")
+
+
+def test_the_wall_of_numbers_is_folded_and_opens(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html")
+    table = "document.querySelector('details.section table').checkVisibility()"
+    assert not browser.js(table)
+    browser.click("details.section summary")
+    assert browser.js(table)
+
+
+def test_what_the_engine_did_is_drawn_row_by_row_and_zooms(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html")
+    for i in range(2):
+        assert browser.js(f"document.getElementById('engine-{i}').data.map(t => t.name)")[0] == "prefill"
+    before = browser.js("document.getElementById('engine-1').layout.xaxis.range")
+    browser.drag(browser.place("#engine-1 .nsewdrag", 0.4, 0.3), browser.place("#engine-1 .nsewdrag", 0.6, 0.8))
+    browser.wait(f"document.getElementById('engine-1').layout.xaxis.range[0] > {before[0]}")
+    after = browser.js("document.getElementById('engine-1').layout.xaxis.range")
+    assert after[1] - after[0] == pytest.approx(0.2 * (before[1] - before[0]), rel=0.1)
+
+
+def test_a_printed_page_is_light_and_unfolded(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "replay" / "report.html", dark=True)
+    pdf = browser.pdf()
+    assert pdf.startswith(b"%PDF")
+    assert browser.js("document.querySelector('details.section').open")
+
+
+def test_a_page_shows_the_numbers_of_its_json(browser: Browser, folder: Path) -> None:
+    found = json.loads((folder / "capacity" / "capacity.json").read_text())
+    browser.open(folder / "capacity" / "report.html")
+    assert browser.js("document.querySelector('.number p').textContent") == f"{found['rate']['value']:.3g} req/s"
+    lines = browser.js("document.getElementById('distance').data.map(t => [t.x, t.y])")
+    [[rates, used]] = lines
+    bound = found["bounds"]["mean:e2el=150ms"]
+    assert used == pytest.approx([p["values"]["mean:e2el=150ms"] / bound for p in found["curve"]])
+    assert rates == pytest.approx([p["rate"] for p in found["curve"]])

@@ -1,0 +1,76 @@
+"""Close-ups agree with the journal that they are drawn from."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsim.report.closeup import MAX_LANES, NUM_STEPS, engine_figure, stories
+from dsim.report.run import Run, read_run
+
+from ..cli.command import dsim
+from .fabricate import write_run
+
+SHORT = ["--num-requests", 60, "--rate", 6]
+
+
+def replayed(folder: Path, *more: object) -> Run:
+    ran = dsim("replay", "azure-conv", *SHORT, *more, "-o", folder / "run")
+    assert ran.code == 0, ran.err
+    return read_run(folder / "run")
+
+
+@pytest.mark.parametrize("policy", ["lmdeploy-bd32", "sglang-bd32", "ar", "delayed-cache"])
+def test_a_request_s_blocks_and_emissions_are_the_table_s(tmp_path: Path, policy: str) -> None:
+    run = replayed(tmp_path, "--policy", policy, "--replicas", 2)
+    columns = run.requests(policy)
+    length = {c["policy"]: c["block_length"] for c in run.info["commit_models"]}.get(policy, 1)
+    rows = list(range(60))
+    for i, story in zip(rows, stories(run, policy, columns, rows, length), strict=True):
+        assert len(story["emissions"]) == columns["num_emissions"][i]
+        arrival = columns["arrival"][i]
+        ends = [arrival + story["emissions"][0], arrival + story["emissions"][-1]]
+        assert ends == pytest.approx([columns["first_emission"][i], columns["last_emission"][i]])
+        assert story["queued"] == [[0.0, pytest.approx(columns["scheduled"][i] - arrival)]]
+        assert story["prefill"][0][0] == pytest.approx(columns["scheduled"][i] - arrival)
+        assert len(story["steps"]) <= columns["num_forwards"][i]  # a frozen batch computes who has finished, too
+        if policy != "ar":
+            assert sum(block[3] for block in story["blocks"]) == columns["num_committed"][i]
+            assert [block[1] for block in story["blocks"]] == story["emissions"]
+
+
+def test_emissions_that_do_not_agree_with_the_table_are_left_out(tmp_path: Path) -> None:
+    run = replayed(tmp_path, "--policy", "lmdeploy-bd32", "--emit", "end")
+    columns = run.requests("lmdeploy-bd32")
+    longest = int(np.argmax(columns["num_forwards"]))
+    [story] = stories(run, "lmdeploy-bd32", columns, [longest], 32)
+    assert story["blocks"] == []
+    assert story["emissions"] == [pytest.approx(columns["finish"][longest] - columns["arrival"][longest])]
+
+
+def test_the_engine_is_drawn_as_its_journal_says(tmp_path: Path) -> None:
+    run = replayed(tmp_path, "--policy", "optimus")
+    figure = engine_figure(run, "optimus", 0, 0.0, "from the start")
+    assert figure is not None
+    steps = run.steps("optimus", ["step", "batch", "committed", "start", "latency"])
+    drawn = [row for trace in figure.chart.data for row in trace["customdata"]]
+    assert {step for _, step, _, _ in drawn} == set(range(NUM_STEPS))
+    for step in range(NUM_STEPS):
+        mine = [row for row in drawn if row[1] == step]
+        assert len(mine) == steps["batch"][step] <= MAX_LANES
+        assert sum(row[3] for row in mine) == steps["committed"][step]
+    begin = min(base for trace in figure.chart.data for base in trace["base"])
+    assert begin == 0.0
+    # No two rows lie on each other.
+    bars = [
+        (y, base, base + x) for t in figure.chart.data for y, base, x in zip(t["y"], t["base"], t["x"], strict=True)
+    ]
+    bars.sort()
+    for (lane, _, end), (other, start, _) in itertools.pairwise(bars):
+        assert lane != other or start >= end
+
+
+def test_a_run_that_kept_no_rows_has_no_close_ups(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", num_requests=20, rate=4.0)
+    assert engine_figure(read_run(tmp_path / "run"), "optimus", 0, 0.0, "") is None
