@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .emission import emit, emit_prefixes, finish, publish
+from .emission import emit, emit_prefixes, finish, publish, set_features
 from .hooks import block_entered, choose, holds_back, learn, select, settle
 from .jit import rule
 from .state import (
@@ -48,18 +48,11 @@ def plan_prefill(w: Any) -> None:
         tokens += length
         pairs += length * (length + block)
         longest = max(longest, length)
-    c.tokens = tokens
-    c.sum_q_kv = pairs // 2
-    c.sum_kv = tokens
-    c.head_rows = c.num_rows * block
-    c.sampled_rows = c.num_rows * block
-    c.batch = c.num_rows
+    rows = c.num_rows * block
+    set_features(w, tokens, pairs // 2, tokens, rows, rows, 0)
     c.prefill_tokens = tokens
     # A prompt longer than a prefill may be is split, and runs alone (1.2).
     c.num_forwards = max(1, -(-longest // int(f.max_prefill)))
-    c.chunk = 0
-    c.evicting = False
-    c.cache_overhead = 0.0
 
 
 @rule
@@ -150,16 +143,8 @@ def plan_block(w: Any, x: Any) -> None:
         tokens += num
         pairs += num * start + own_pairs
         keys += start + beyond
-    c.tokens = tokens
-    c.sum_q_kv = pairs
-    c.sum_kv = keys
-    c.head_rows = tokens
-    c.sampled_rows = c.num_rows * block if p.sample_block else tokens
-    c.batch = c.num_rows
-    c.prefill_tokens = 0
-    c.num_forwards = 1
-    c.evicting = False
-    c.cache_overhead = 0.0
+    sampled = c.num_rows * block if p.sample_block else tokens
+    set_features(w, tokens, pairs, keys, tokens, sampled, c.chunk)
 
 
 @rule

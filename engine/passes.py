@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .admission import canvas, head, place, pop, release
 from .block import next_block
-from .emission import emit, emit_prefixes, finish, publish
+from .emission import emit, emit_prefixes, finish, publish, set_features
 from .errors import PolicyError
 from .hooks import head_rows, held, pages_to_admit, placed, work
 from .jit import plain, rule
@@ -163,16 +163,7 @@ def plan_passes(w: Any, x: Any) -> None:
         pairs += tokens * keys
         sum_keys += keys
         head_sum += head_rows(prompt, length, start, tokens, block, p)
-    c.tokens = total
-    c.sum_q_kv = pairs
-    c.sum_kv = sum_keys
-    c.head_rows = head_sum
-    c.sampled_rows = head_sum
-    c.batch = c.num_rows
-    c.prefill_tokens = 0
-    c.num_forwards = 1
-    c.chunk = block
-    c.evicting = False
+    set_features(w, total, pairs, sum_keys, head_sum, head_sum, block)
 
 
 @rule

@@ -70,7 +70,6 @@ COUNTERS = np.dtype(
         ("evicting", "?"),
         # Of its features, what an eviction left.
         ("left_tokens", "i8"), ("left_q_kv", "i8"), ("left_kv", "i8"), ("left_sampled", "i8"),
-        ("cache_overhead", "f8"),  # s
         # What a run's steps add up to (journal.StepTotals).
         ("num_decode_steps", "i8"), ("num_prefill_steps", "i8"), ("prefill_time", "f8"), ("decode_time", "f8"),
         ("page_time", "f8"), ("total_tokens", "i8"), ("total_evicted", "i8"), ("total_committed", "i8"),

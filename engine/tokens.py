@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .emission import emit, finish
+from .emission import emit, finish, set_features
 from .jit import rule
 from .state import DENOISE, EMIT_END, PREFILL_STEP, ROWS
 
@@ -24,17 +24,8 @@ def plan_tokens(w: Any, x: Any) -> None:
         q.phase = DENOISE
         w.window[slot, 0] = True
         keys += seen
-    c.chunk = 1
-    c.tokens = c.num_rows
-    c.sum_q_kv = keys
-    c.sum_kv = keys
-    c.head_rows = c.num_rows
-    c.sampled_rows = c.num_rows
-    c.batch = c.num_rows
-    c.prefill_tokens = 0
-    c.num_forwards = 1
-    c.evicting = False
-    c.cache_overhead = 0.0
+    n = c.num_rows
+    set_features(w, n, keys, keys, n, n, 1)
 
 
 @rule
