@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .emission import emit, emit_prefixes, finish, publish, set_features
 from .hooks import block_entered, choose, holds_back, learn, select, settle
-from .jit import rule
+from .jit import rule, whole
 from .state import (
     CACHED,
     DENOISE,
@@ -108,12 +108,15 @@ def visible_rows(status: Any, window: Any, block: Any, listed: Any) -> Any:
     return num, keys, pairs
 
 
+_whole = whole("choose")
+
+
 @rule
 def plan_block(w: Any, x: Any) -> None:
     """Plan a decode step of the chosen rows."""
     c, f, p = w.c[0], w.f[0], x.p[0]
     block, width = int(f.block), int(f.width)
-    c.chunk = choose(w, x)
+    c.chunk = _whole(choose(w, x))
     tokens = 0
     pairs = 0
     keys = 0

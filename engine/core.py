@@ -5,15 +5,18 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from numba.core.errors import NumbaError
+
+from . import hooks
 from .admission import drop_finished, release
 from .block import plan_block, plan_prefill
 from .emission import account, begin
 from .errors import PolicyError
 from .hooks import commit_rows, decide, draw_rows, plan_rows, rows_updated, select, settle, step_over
-from .jit import bind, rule
+from .jit import JIT, bind, rule, uncompiled
 from .journal import record_step
 from .latency import price
-from .state import NOTHING, PREFILL_STEP, ROWS
+from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -27,6 +30,11 @@ FINISHED = 2  # requests have finished, at clock
 JOURNAL_FULL = 3  # the step in flight has no room in the journal
 NO_SLOTS = 4  # a decision could let in more requests than there are slots
 PAUSED = 5  # as many steps as were asked for are done, at clock
+BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
+
+
+# What the rules above a policy ask of it.
+PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(value, "__module__", "") == hooks.__name__)
 
 
 @rule
@@ -116,6 +124,8 @@ def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: An
                 return NO_SLOTS
             if schedule(w, x, now) == NOTHING:
                 return IDLE_NOW
+            if c.kind == DECODE_STEP and not 1 <= c.chunk <= w.f[0].width:
+                return BAD_CHUNK
             predict(w, x, d, k)
             if not now + c.latency < horizon:
                 return IN_FLIGHT
@@ -141,8 +151,15 @@ class Core:
         if name not in _ENTRIES:
             raise AttributeError(name)
         made = bind(_ENTRIES[name], self._answers, self._say)
-        setattr(self, name, made)
-        return made
+
+        def compiled(*arguments: Any) -> Any:
+            try:
+                return made(*arguments)
+            except (NumbaError, KeyError) as error:
+                raise PolicyError(f"policy {self._name}: {uncompiled(error, self._answers.values())}") from error
+
+        setattr(self, name, compiled if JIT else made)
+        return getattr(self, name)
 
     def _say(self) -> None:
         if not self._said:
@@ -162,6 +179,12 @@ def core_of(policy: "Policy") -> Core:
     for part in policy.parts():
         given = part.answers(policy)
         for placeholder, answer in given.items():
+            if placeholder not in PLACEHOLDERS:
+                found = getattr(placeholder, "__name__", placeholder)
+                asked = ", ".join(p.__name__ for p in PLACEHOLDERS)
+                raise PolicyError(
+                    f"policy {policy.name}: {type(part).__name__} answers {found}, expected one of: {asked}"
+                )
             if not hasattr(answer, "py_func") and not hasattr(answer, "is_rule"):
                 raise PolicyError(
                     f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with "

@@ -94,6 +94,7 @@ class Engine:
         )  # fmt: skip
         self._w = new_world(fixed, table.rows)
         self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())
+        self._done, self._idle_calls = -1, 0  # see _check_progress
         self._host = TimeHistogram()  # latency less the device's time, where someone measured it
         self._grow(16)
 
@@ -210,13 +211,24 @@ class Engine:
     def _schedule(self, now: float) -> int:
         core, w, x = self._core, self._w, self._x
         if not self.policy.granularity.given:
-            return int(core.schedule(w, x, now))
+            kind = int(core.schedule(w, x, now))
+            self._check_chunk()
+            return kind
         kind = int(core.choose_rows(w, x))
         if kind == DECODE_STEP:
             self._select_rows()
         if kind != NOTHING:
             core.plan(w, x, kind, now)
         return kind
+
+    def _check_chunk(self) -> None:
+        """PolicyError where a policy chose a chunk that cannot be computed."""
+        c, policy = self._c, self.policy
+        if c["kind"] == DECODE_STEP and not 1 <= c["chunk"] <= policy.width:
+            kind = type(policy.granularity).__name__
+            raise PolicyError(
+                f"policy {policy.name}: {kind} answers choose with {c['chunk']}, expected 1 to {policy.width}"
+            )
 
     def _select_rows(self) -> None:
         """Have a rule in plain NumPy choose the windows of the coming step."""
@@ -311,10 +323,14 @@ class Engine:
                 elif why == core.NO_SLOTS:
                     self._make_slots()
                     c = self._c
+                elif why == core.BAD_CHUNK:
+                    self._check_chunk()
                 elif why == core.IDLE_NOW:
                     self._check_idle()
                     return float(c["clock"])
                 else:
+                    if why == core.PAUSED:
+                        self._check_progress()
                     return float(c["clock"])
                 now = float(c["clock"])
 
@@ -370,6 +386,17 @@ class Engine:
     def _set(self, w: Any) -> None:
         self._w = w
         self._c = w.c[0]
+
+    def _check_progress(self) -> None:
+        """PolicyError where steps go on and nothing comes of them: a window was chosen that holds no mask."""
+        done = sum(int(self._c[name]) for name in ("total_committed", "total_prefill_tokens", "completed"))
+        self._idle_calls = self._idle_calls + 1 if done == self._done else 0
+        self._done = done
+        if self._idle_calls > 1:  # a frozen group may idle for as long as one call
+            raise PolicyError(
+                f"policy {self.policy.name}: {STEPS_A_CALL} steps committed nothing, expected a commit of one of "
+                f"{self.num_running} running requests"
+            )
 
     def _check_idle(self) -> None:
         if self.num_waiting or self.num_running:

@@ -7,10 +7,12 @@ of the sources it was made from, so that an edit never meets yesterday's code, a
 """
 
 import hashlib
+import itertools
+import re
 import shutil
 import tempfile
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import EnumType
 from functools import cache
@@ -23,7 +25,9 @@ from numba import njit
 from numba.core import config
 from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import register_pass
+from numba.core.errors import TypingError
 from numba.core.typed_passes import NativeLowering
+from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,7 +92,9 @@ def _copy(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> An
     copied = types.FunctionType(
         plain.__code__, {**plain.__globals__, **changed}, plain.__name__, plain.__defaults__, plain.__closure__
     )
-    copied.__module__, copied.__qualname__ = plain.__module__, plain.__qualname__
+    # What is kept on disk is loaded where this module is, wherever a rule from outside came from.
+    copied.__module__ = plain.__module__ if _is_ours(plain) else __name__
+    copied.__qualname__ = plain.__qualname__
     return copied
 
 
@@ -183,6 +189,65 @@ def _compiled(function: F, key: str, counted: bool = True) -> F:
         return njit(cache=bool(folder), error_model="numpy", **options)(function)  # type: ignore[no-any-return]
     finally:
         config.CACHE_DIR = before
+
+
+def whole(name: str) -> Callable[[Any], int]:
+    """A check, made while rules are compiled, that what answers `name` is a whole number."""
+
+    def refusal(found: Any) -> str:
+        return f"{name} is answered with {found}, expected a whole number"
+
+    if not JIT:
+
+        def checked(value: Any) -> int:
+            if not isinstance(value, int | np.integer):
+                raise TypeError(refusal(type(value).__name__))
+            return int(value)
+
+        return checked
+
+    def of_type(_context: Any, value: Any) -> Any:
+        if not isinstance(value, numba.types.Integer):
+            raise TypingError(refusal(value))
+        return value(value), lambda context, builder, signature, arguments: arguments[0]
+
+    return intrinsic(of_type)  # type: ignore[no-any-return]
+
+
+def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
+    """Which rule of these answers could not be compiled, and the first line of why."""
+    others: dict[str, None] = {}
+    for answer in answers:
+        _add_others(answer, others)
+    # From the innermost call out: numba tells of it in the message, or the error has come through its frames.
+    called = re.findall(r"CPUDispatcher\(<function (\w+) at", str(error))
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if trace.tb_frame.f_code.co_name == "compile" and hasattr(owner, "py_func"):
+            called.insert(0, _name(owner))
+        trace = trace.tb_next
+    which = next((name for name in called if name in others), None)
+    return f"{f'rule {which}' if which else ', '.join(others) or 'a rule'} cannot be compiled: {_why(error)}"
+
+
+def _add_others(function: Any, found: dict[str, None]) -> None:
+    """Add the names of the rules from outside that a rule reaches, its own among them."""
+    if _is_rule(function) and not _is_ours(function) and _name(function) not in found:
+        found[_name(function)] = None
+        for value in _globals(getattr(function, "py_func", function)).values():
+            _add_others(value, found)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, KeyError):  # what numba raises for a record without such a field
+        return f"there is no field {error}"
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("Failed in ")]
+    for before, line in itertools.pairwise(lines):
+        if before.endswith("raised a specific error:"):
+            return line.partition(": ")[2] or line
+    return lines[0] if lines else type(error).__name__
 
 
 def without_overflow_warnings() -> AbstractContextManager[Any]:

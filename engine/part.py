@@ -81,6 +81,7 @@ class Scheduler(Part):
 
     full_sequence = False  # whether it schedules passes of full-sequence models
     first_token = False  # whether a block's first step commits its first token, however confident the others are
+    pads = False  # whether it pads a batch's requests to the longest
 
     max_batch: int | None
     max_prefill_tokens: int
@@ -93,6 +94,11 @@ class Scheduler(Part):
     def group_steps(self, page_size: int, block_length: int) -> int:
         """Steps that a batch is frozen for."""
         return 1
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Query positions that a step has at most; None: no bound of its own."""
+        return None
 
     def fits(self, policy: "Policy", length: int) -> bool:
         """Whether it could ever run a request of so many tokens, its output in whole blocks."""
@@ -181,6 +187,10 @@ def _shipped(module: str, name: str) -> Callable[[], Any]:
 
 
 AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
+KINDS: Mapping[str, type[Part]] = {
+    "batching": Scheduler, "granularity": Granularity, "eviction": Eviction, "cache": Cache, "unmasking": Part,
+    "memory": PagedMemory,
+}  # fmt: skip
 # Of two parts that answer the same question the later one's answer counts.
 ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
 
@@ -198,6 +208,15 @@ class Policy:
     memory: PagedMemory = field(default_factory=PagedMemory)
 
     def __post_init__(self) -> None:
+        for axis, kind in KINDS.items():
+            part = getattr(self, axis)
+            if not isinstance(part, kind):
+                raise PolicyError(f"{self.name}: {axis} is {part!r}, expected a {kind.__name__}")
+            made = vars(type(part)).get("__dataclass_params__")
+            if made is None or not made.frozen:
+                raise PolicyError(
+                    f"{self.name}: {type(part).__name__} is no frozen dataclass, expected @dataclass(frozen=True)"
+                )
         if self.full_sequence != self.batching.full_sequence:
             needs = "static or phase-multiplexed" if self.full_sequence else "continuous or synchronous"
             kinds = type(self.cache).__name__, type(self.batching).__name__
@@ -221,6 +240,11 @@ class Policy:
     def parts(self) -> tuple[Part, ...]:
         """Its parts, in the order in which their answers count, the last most."""
         return tuple(getattr(self, axis) for axis in ANSWERING)
+
+    @property
+    def neutral(self) -> frozenset[str]:
+        """Its fields that change when and where a token is computed, but never which tokens come out."""
+        return frozenset().union(*(part.neutral for part in self.parts()))
 
     @property
     def full_sequence(self) -> bool:
@@ -257,6 +281,7 @@ class Preset:
     summary: str = ""
     citation: str = ""  # paper or file that says how the system schedules
     space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: the preset is not in that space
+    reference: bool = False  # whether it is the full cache, beside which others' quality is told
 
 
 # In a preset's space, the place of what the profile's commit models were fitted at.

@@ -48,6 +48,11 @@ class ApproximateCache(Cache):
 
     full_sequence = True
     rules: ClassVar[dict[Any, Any]] = {}  # for hooks.work, hooks.head_rows and hooks.held
+    # What it keeps, as an executor must know it:
+    in_place = False  # keys and values of every position, each in a place of its own
+    packs = False  # a PACK pass chooses the keys that later passes see
+    keeps_outputs = False  # the outputs of attention and feed-forward too: passes over parts of a sequence
+    votes = False  # masks vote for the keys of the prompt that are kept
 
     def answers(self, policy: Any) -> dict[Any, Any]:
         return {**self._rules(), pages_to_admit: pages_of_canvas}

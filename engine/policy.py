@@ -9,7 +9,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PolicyError
-from .part import AXES, PagedMemory, Policy, Preset
+from .part import AXES, PagedMemory, Part, Policy, Preset
 from .policies import SHIPPED
 
 __all__ = [
@@ -75,7 +75,21 @@ def parse(spec: str) -> Policy:
 
 def name_of(spec: str) -> str:
     """The preset that a SPEC names."""
+    if spec.endswith(".toml"):
+        return _named_in_toml(spec)[0]
     return _name_and_value(spec.split(",")[0])[0]
+
+
+def file_of(spec: str) -> Path | None:
+    """The file of yours that holds the policy that a SPEC names; None where none does."""
+    path, colon, _ = name_of(spec).rpartition(":")
+    return Path(path) if colon and path.endswith(".py") else None
+
+
+def with_file(spec: str, found: Callable[[str], str]) -> str:
+    """The SPEC with another path of the file of yours that it names, if it names one."""
+    path, colon, _ = _name_and_value(spec.split(",")[0])[0].rpartition(":")
+    return found(path) + spec[len(path) :] if colon and path.endswith(".py") else spec
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
@@ -101,6 +115,16 @@ def to_toml(policy: Policy, preset: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def is_shipped(part: Part) -> bool:
+    """Whether a part is one of this package's."""
+    return type(part).__module__.startswith(f"{__package__}.")
+
+
+def known_presets() -> list[str]:
+    """The names of the presets, those of other distributions after ours."""
+    return [*PRESETS, *(name for name in entry_points(group=GROUP).names if name not in PRESETS)]
+
+
 def preset_of(name: str, spec: str = "") -> Preset:
     """The preset of a name; PolicyError lists those there are."""
     spec = spec or name
@@ -115,7 +139,7 @@ def preset_of(name: str, spec: str = "") -> Preset:
             return _as_preset(found[name].load(), found[name].value, spec)
         except Exception as error:  # whatever another distribution's code raises
             raise PolicyError(f"policy {spec!r}: {found[name].value} cannot be loaded: {error}") from error
-    known = [*PRESETS, *found]
+    known = known_presets()
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     raise PolicyError(f"policy {spec!r}: no preset is named {name!r}{hint}; there are {', '.join(known)}")
@@ -126,7 +150,11 @@ def _from_file(path: str, name: str, spec: str) -> Preset:
         stamp = Path(path).stat().st_mtime_ns
     except OSError as error:
         raise PolicyError(f"policy {spec!r}: {path} cannot be read: {error.strerror}") from None
-    module = _module(str(Path(path).absolute()), stamp, spec)
+    try:
+        module = _module(str(Path(path).absolute()), stamp)
+    except Exception as error:  # whatever the file raises
+        said = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"policy {spec!r}: {path} cannot be run: {said}") from error
     if not hasattr(module, name):
         held = [n for n, v in vars(module).items() if isinstance(v, Preset | Policy)]
         raise PolicyError(f"policy {spec!r}: {path} holds no {name}; its policies are {', '.join(held) or 'none'}")
@@ -134,9 +162,10 @@ def _from_file(path: str, name: str, spec: str) -> Preset:
 
 
 @cache
-def _module(path: str, stamp: int, spec: str) -> types.ModuleType:
-    """A policy file, run once for each of its versions."""
-    name = f"dsim_policy_{hashlib.sha256(path.encode()).hexdigest()[:12]}_{Path(path).stem}"
+def _module(path: str, stamp: int) -> types.ModuleType:
+    """A policy file, run once for each of its versions; raises whatever it raises."""
+    # A name of its own, so that no other module is meant by it.
+    name = f"dsim_policy_{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None
     assert found.loader is not None
@@ -144,8 +173,9 @@ def _module(path: str, stamp: int, spec: str) -> types.ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         found.loader.exec_module(module)
-    except Exception as error:  # whatever the file raises
-        raise PolicyError(f"policy {spec!r}: {path} cannot be run: {type(error).__name__}: {error}") from error
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -158,6 +188,12 @@ def _as_preset(value: Any, where: str, spec: str) -> Preset:
 
 
 def _from_toml(path: str) -> Policy:
+    name, table = _named_in_toml(path)
+    return _with_settings(preset_of(name, path).policy, path, table)
+
+
+def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
+    """The preset that a TOML file names, and the fields that it sets."""
     if not Path(path).is_file():  # a pipe never ends, or never begins
         raise PolicyError(f"{path}: no such policy file")
     try:
@@ -168,7 +204,7 @@ def _from_toml(path: str) -> Policy:
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {name!r}, expected a preset\'s name such as "optimus"')
-    return _with_settings(preset_of(name, path).policy, path, table)
+    return name, table
 
 
 def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Policy:

@@ -60,6 +60,8 @@ class PeriodicCache(NoCache):
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 7
     transfer: Annotated[float, Range(0, 1), "share of the response refreshed in between, rho"] = 0.25
 
+    in_place = True
+    keeps_outputs = True
     rules: ClassVar[dict[Any, Any]] = {work: periodic, head_rows: rows_of_response, held: outputs_held}
     prompt_keys = -1  # keys of the prompt that steps between its refreshes see; -1: all
 

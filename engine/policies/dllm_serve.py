@@ -53,12 +53,16 @@ class PhaseMultiplexed(Scheduler):
         """What memory is set aside for, as a prefill of so many tokens would need it."""
         return self.max_num_logits
 
+    @property
+    def most_tokens(self) -> int:
+        return self.max_batched_tokens
+
     def fits(self, policy: Policy, length: int) -> bool:
         # The published scheduler waits for ever for a request that is longer than a step may be.
         return length <= self.max_batched_tokens
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"pads": False}
+        return {"pads": self.pads}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {"loads": np.zeros(policy.unmasking.denoising_steps or policy.block_length, np.int64)}

@@ -41,6 +41,7 @@ class FastCache(NoCache):
         bool, "with a threshold, a block that its full pass finishes is computed once more, as the code does"
     ] = True
 
+    in_place = True
     rules: ClassVar[dict[Any, Any]] = {work: first_whole, held: all_held}
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ class Static(Scheduler):
     max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
 
     full_sequence = True
+    pads = True
     neutral = frozenset({"max_batch", "max_num_logits"})
 
     def __post_init__(self) -> None:
@@ -33,7 +34,7 @@ class Static(Scheduler):
         return self.max_num_logits
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"pads": True}
+        return {"pads": self.pads}
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_static, plan_rows: plan_passes, commit_rows: commit_passes}
@@ -114,5 +115,6 @@ PRESETS = {
         "max_batch",
         "full-sequence: LLaDA's own loop, the whole sequence every step",
         "LLaDA's and Dream's generate (full-sequence-diffusion.md 1.1)",
+        reference=True,
     )
 }

@@ -310,5 +310,6 @@ PRESETS = {
         "LMDeploy: the whole block every step, groups of frozen steps, a pass over each finished block",
         "LMDeploy's fork of December 2025, as FOCUS ran it (block-diffusion.md 2.1)",
         {FITTED: True, **BATCHING_SPACE, "num_loops": ["none", 1, 2, 4, 8]},
+        reference=True,
     )
 }

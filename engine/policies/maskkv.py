@@ -33,6 +33,8 @@ class MaskKV(PeriodicCache):
     beta: Annotated[float, Range(0, 1), "of the whole budget, the share that layers divide equally"] = 0.4
     boundary: Annotated[tuple[int, ...], "the layers whose importance is weighed apart"] = (0, -1)
 
+    in_place = False  # the prompt is computed elsewhere, and what heads keep of it has places
+    votes = True
     rules: ClassVar[dict[Any, Any]] = {held: voted_held}
 
     def __post_init__(self) -> None:

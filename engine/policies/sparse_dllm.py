@@ -59,6 +59,7 @@ class SparseCache(NoCache):
     head_centric: Annotated[bool, "each head keeps its own keys"] = False
     at_least: Annotated[int, Range(0), "keys kept: dLLM-Serve never keeps none"] = 0
 
+    packs = True
     rules: ClassVar[dict[Any, Any]] = {work: delayed_then_kept, held: kept_held}
 
     def __post_init__(self) -> None:

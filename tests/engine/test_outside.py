@@ -1,0 +1,224 @@
+"""Policies from outside: named, filled in, written down, and refused in one line where they cannot be."""
+
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.core import core_of
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import PolicyError
+from dsim.engine.jit import JIT
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import file_of, name_of, parse, preset_of, settings_of, to_toml
+from dsim.engine.request import Request
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
+HEAD = """
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+import numpy as np
+from dsim.engine.hooks import choose, select, settle
+from dsim.engine.jit import rule
+from dsim.engine.part import Eviction, Granularity, Policy, Preset, Range
+from dsim.engine.policies.chunk import FixedChunk
+from dsim.engine.policies.delayed_cache import DelayedCache
+from dsim.engine.policies.lmdeploy import EVERY_STEP
+
+@rule
+def constant(w, x):
+    return x.p[0].answer
+
+@rule
+def leftmost(status, reach, chunk, p, window):
+    for k in range(reach):
+        if p.computes:
+            window[k] = status[k] != 2
+
+@rule
+def helper(c):
+    return c.no_such_field
+
+@rule
+def misspelt(w, x):
+    return helper(w.c[0])
+
+@rule
+def untyped(w, x):
+    return [str(w), {}]
+
+@rule
+def halved(w, x):
+    return w.c[0].num_rows / 2
+
+@rule
+def short(w):
+    return 4
+
+@dataclass(frozen=True)
+class Mine(FixedChunk):
+    answer: int = 8
+    computes: bool = True
+
+    def answers(self, policy):
+        return {**super().answers(policy), choose: CHOOSE, select: leftmost}
+
+CHOOSE = constant
+"""
+POLICY = 'POLICY = Policy("mine", EVERY_STEP, Mine(), DelayedCache())\n'
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str) -> str:
+    Path("mine.py").write_text(HEAD + text)
+    return "./mine.py:POLICY"
+
+
+def engine(spec: str) -> Engine:
+    engine = Engine(parse(spec), Limits(100, 4096, 4), RequestTable(1))
+    engine.submit(Request(0, 0.0, 40, 40))
+    return engine
+
+
+def refused(spec: str) -> str:
+    """The one line that a policy is refused with."""
+    with pytest.raises(PolicyError) as caught:
+        core_of(parse(spec))
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("name", ["combination", "numpy_rule", "compiled_rule"])
+def test_each_example_holds_a_policy_called_policy(name: str) -> None:
+    policy = parse(f"{EXAMPLES / name}.py:POLICY")
+    assert core_of(policy) is core_of(policy)
+    assert policy.granularity.given == (name == "numpy_rule")
+
+
+def test_a_policy_of_a_file_takes_its_fields_from_the_spec_as_a_preset_does() -> None:
+    path = EXAMPLES / "compiled_rule.py"
+    policy = parse(f"{path}:POLICY:4,max_chunk=16,max_batch=none,num_pages=50")
+    held = settings_of(policy)
+    assert (held["calm"], held["max_chunk"], held["max_batch"], held["num_pages"]) == (4, 16, None, 50)
+    assert name_of(policy.name) == f"{path}:POLICY"
+    assert file_of(policy.name) == path
+    assert file_of("optimus,obs=true") is None
+    assert settings_of(parse(f"{path}:POLICY:4,block_length=16"))["max_chunk"] == 16
+
+
+def test_what_to_toml_writes_names_the_file_and_reads_back() -> None:
+    spec = f"{EXAMPLES / 'compiled_rule.py'}:POLICY"
+    text = to_toml(parse(f"{spec}:4,threshold=0.8"), spec)
+    assert text == f'policy = "{spec}"\ncalm = 4\nthreshold = 0.8\n'
+    Path("policy.toml").write_text(text)
+    assert settings_of(parse("policy.toml")) == settings_of(parse(f"{spec}:4,threshold=0.8"))
+    assert name_of("policy.toml") == spec
+    assert file_of("policy.toml") == EXAMPLES / "compiled_rule.py"
+
+
+def test_an_edited_file_is_read_again() -> None:
+    spec = write(POLICY)
+    assert settings_of(parse(spec))["answer"] == 8
+    write(POLICY.replace("Mine()", "Mine(answer=4)"))
+    assert settings_of(parse(spec))["answer"] == 4
+
+
+def test_two_files_of_one_name_are_two_policies() -> None:
+    one, other = Path("one/mine.py"), Path("other/mine.py")
+    for path, chunk in ((one, 4), (other, 6)):
+        path.parent.mkdir()
+        path.write_text(
+            "from __future__ import annotations\n" + HEAD + POLICY.replace("Mine()", f"Mine(chunk={chunk})")
+        )
+    assert [settings_of(parse(f"{path}:POLICY,answer=3"))["chunk"] for path in (one, other)] == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("POLICY = 1 / 0\n", "./mine.py cannot be run: ZeroDivisionError: division by zero"),
+        ("import no_such_module\n", "./mine.py cannot be run: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("OTHER = Preset(Policy('x'))\n", "./mine.py holds no POLICY; its policies are OTHER"),
+        ("POLICY = 4\n", "./mine.py:POLICY is a int, expected a Preset or a Policy"),
+        ("POLICY = Policy('x', granularity=DelayedCache())\n", "granularity is DelayedCache("),
+        (
+            "class Bare(FixedChunk):\n    pass\nPOLICY = Policy('x', EVERY_STEP, Bare(), DelayedCache())\n",
+            "x: Bare is no frozen dataclass, expected @dataclass(frozen=True)",
+        ),
+        (
+            POLICY.replace("Mine()", "replace(Mine(), chunk=99)"),
+            "PolicyError: chunk is 99, expected 2 to the block length 32",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_policy_is_one_line(text: str, says: str) -> None:
+    assert says in refused(write(text))
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    assert (
+        refused("./none.py:POLICY") == "policy './none.py:POLICY': ./none.py cannot be read: No such file or directory"
+    )
+
+
+def test_a_field_that_it_does_not_have_is_named_with_those_it_has() -> None:
+    line = refused(f"{EXAMPLES / 'compiled_rule.py'}:POLICY,clam=3")
+    assert "there is no field 'clam' (did you mean calm?); its fields are " in line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("CHOOSE = 4\n", "Mine answers choose with 4, expected a rule (dsim.engine.jit.rule)"),
+        ("CHOOSE = short\n", "Mine answers choose with short(w), expected 2 parameters: w, x"),
+        ("choose = 'chose'\n", "Mine answers chose, expected one of: decide, step_over, "),
+        (
+            "@dataclass(frozen=True)\nclass Plain(Eviction):\n    delayed = True\nDelayedCache = Plain\n",
+            "Plain does not answer settle",
+        ),
+        (
+            "@dataclass(frozen=True)\nclass Mine(Granularity):\n    block_length: int = 32\n",
+            "Mine answers neither select nor select_rows, expected one of them",
+        ),
+    ],
+)
+def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> None:
+    assert says in refused(write(text + POLICY))
+
+
+@pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("misspelt", "rule helper cannot be compiled: there is no field 'no_such_field'"),
+        ("untyped", "rule untyped cannot be compiled: Cannot infer the type of variable "),
+        ("halved", "choose is answered with float64, expected a whole number"),
+    ],
+)
+def test_a_rule_that_cannot_be_compiled_is_named_with_the_reason(rule: str, says: str) -> None:
+    running = engine(write(f"CHOOSE = {rule}\n{POLICY}"))
+    with pytest.raises(PolicyError, match=r"policy \./mine\.py:POLICY: ") as caught:
+        running.schedule(0.0)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [0, 33])
+def test_a_chunk_that_cannot_be_computed_is_refused_with_what_can(answer: int) -> None:
+    running = engine(f"{write(POLICY)},answer={answer}")
+    running.schedule(0.0)
+    plan = running._plan()
+    from dsim.engine.step import StepOutcome
+
+    running.commit(StepOutcome(0.1, plan.window & False), 0.1)
+    with pytest.raises(PolicyError, match=f"Mine answers choose with {answer}, expected 1 to 32"):
+        running.schedule(0.1)
+
+
+def test_a_preset_from_outside_is_its_policy_with_a_main_field() -> None:
+    preset = preset_of(f"{EXAMPLES / 'compiled_rule.py'}:POLICY")
+    assert (preset.main, preset.summary) == ("calm", "a chunk that goes by the queue's length")
