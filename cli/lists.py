@@ -1,13 +1,24 @@
 """dsim policies: what there is, one line each."""
 
 import json
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
+from .options import option
 
-def policies(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+
+def policies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    fields: Annotated[
+        str | None, option("SPEC", "The fields of one policy: default, what each may be, what it means.", "--fields")
+    ] = None,
+) -> None:
     """List the policies' presets and the fields that a SPEC can set."""
+    if fields is not None:
+        _print_fields(fields, as_json)
+        return
     from ..engine.policy import PRESETS, describe, settings_of
 
     if as_json:
@@ -16,5 +27,38 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="Print one JSO
     width = max(len(f"{name}[:{preset.main}]") for name, preset in PRESETS.items())
     for name, preset in PRESETS.items():
         typer.echo(f"{f'{name}[:{preset.main}]':<{width}}  {preset.summary}")
-    fields = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
-    typer.echo(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(fields)}.")
+    known = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
+    typer.echo(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(known)}.")
+
+
+def _print_fields(spec: str, as_json: bool) -> None:
+    """A policy's fields, axis by axis, with their values in this policy, and the paper or file that it follows."""
+    from ..engine.part import AXES, fields_of
+    from ..engine.policy import name_of, parse, preset_of
+
+    policy, preset = parse(spec), preset_of(name_of(spec))
+    axes = {axis: fields_of(getattr(policy, axis)) for axis in AXES}
+    if as_json:
+        listed = [{"axis": axis, **asdict(field)} for axis, found in axes.items() for field in found]
+        about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
+        typer.echo(json.dumps({**about, "fields": listed}, indent=2))
+        return
+    typer.echo(f"{policy.name}: {preset.summary}" if preset.summary else policy.name)
+    if preset.citation:
+        typer.echo(f"Source: {preset.citation}")
+    if preset.main:
+        typer.echo(f"{name_of(spec)}:VALUE sets {preset.main}.")
+    for axis, found in axes.items():
+        if found:
+            typer.echo(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
+        for field in found:
+            typer.echo(
+                f"  {field.name} = {_value(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]"
+            )
+
+
+def _value(value: Any) -> str:
+    """A default as a SPEC says it."""
+    if isinstance(value, tuple):
+        return "/".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool | None) else str(value)

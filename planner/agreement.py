@@ -5,8 +5,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engine.policy import Policy, settings_of
-from .quality import FULL_SEQUENCE, NEUTRAL, REFERENCE
+from ..engine.policy import Policy, name_of, settings_of
+from .quality import reference_of
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,14 @@ class Agreed:
 
 def exact_of(policy: Policy, block_length: int) -> str:
     """The run whose quality is 1 by definition: the full cache, whole blocks or the whole sequence every step."""
-    return FULL_SEQUENCE if policy.full_sequence else f"{REFERENCE}:{block_length}"
+    exact = reference_of(policy.full_sequence).name
+    return exact if policy.full_sequence else f"{exact}:{block_length}"
 
 
 def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:
     """A CSV of the scores, one row a policy with every field that may change its tokens."""
     fields = {
-        agreed.policy: {name: _cell(value) for name, value in settings_of(policy).items() if name not in NEUTRAL}
+        agreed.policy: {name: _cell(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
         for agreed, policy in found
     }
     columns = list(dict.fromkeys(name for own in fields.values() for name, value in own.items() if value))
@@ -44,7 +45,7 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
     writer.writerow(["policy", *columns, "model", "benchmark", "score", "baseline", "source"])
     for agreed, _ in found:
         own = fields[agreed.policy]
-        preset = agreed.policy.partition(",")[0].partition(":")[0]
+        preset = name_of(agreed.policy)
         source = (
             f"dsim live --agreement: share of {agreed.num_tokens} tokens of {agreed.num_requests} requests that are "
             f"{agreed.exact}'s; {agreed.change:+.4f} nats a token"

@@ -16,7 +16,7 @@ from typing import Any
 from .. import __version__
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
-from ..engine.policy import PRESETS, settings_of
+from ..engine.policy import PRESETS, file_of, settings_of, with_file
 from ..files.read import quoted, read_toml
 from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
@@ -97,6 +97,8 @@ def key_of(scenario: Scenario) -> str:
     contents = {name: _digest(path) for name in PATHS if (path := _file_of(name, plain[name])) is not None}
     if scenario.policy.endswith(".toml"):
         contents["policy"] = _digest(Path(scenario.policy))
+    if (file := file_of(scenario.policy)) is not None:
+        contents["policy file"] = _digest(file)
     text = json.dumps({"dsim": __version__, **plain, **contents}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -205,7 +207,7 @@ def _scenario(folder: Path, given: Json) -> Scenario:
             raise DsimError(f"policy is the file {policy} and policy.{settings[0]} is given, expected one of them")
         plain["policy"] = _found(folder, policy)
     else:
-        plain["policy"] = ",".join([policy, *settings])
+        plain["policy"] = ",".join([with_file(policy, lambda path: _found(folder, path)), *settings])
     for name in PATHS:
         if plain.get(name) is not None:
             plain[name] = _found(folder, plain[name])

@@ -11,22 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import PRESETS, Policy, parse, settings_of
+from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
+from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
 from ..files.read import cut, parsing, quoted, read_text
 
-# The full cache: whole blocks, nothing evicted, the default threshold. Its quality is 1 by definition. A full-sequence
-# model's is the whole sequence computed every step, a token at a time.
-REFERENCE = "lmdeploy-bd32"
-FULL_SEQUENCE = "vanilla"
-
-# When and where a token is computed, not what it sees: the same tokens come out. Every other field may change them.
-NEUTRAL = frozenset(
-    {
-        "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "page_size", "num_pages",
-        "sample_block", "max_batched_tokens", "max_num_logits", "hold_behind_stalled", "admit_past_stalled",
-        "newcomers_first", "look_ahead", "logits",
-    }
-)  # fmt: skip
+# What a scheduler may answer, and change when and where a token is computed but never which tokens come out.
+SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
 TEXT = ("system", "model", "benchmark", "policy", "source")  # columns that are no parameter
 SCORES = ("score", "baseline")
 NEAR = 1e-9
@@ -108,7 +98,7 @@ def load_table(path: str | Path) -> QualityTable:
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
     """The policy's quality beside the full cache on this model; None with a reason where no score tells it."""
     factors = quality_factors(policy)
-    reference = PRESETS[FULL_SEQUENCE].policy if policy.full_sequence else _reference()
+    reference = reference_of(policy.full_sequence)
     if _family(policy) == _family(reference) and factors == quality_factors(reference):
         return Quality(1.0, "by definition: this is the full cache, and batching does not change tokens")
     if policy.autoregressive:
@@ -136,7 +126,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
 
 def quality_factors(policy: Policy) -> dict[str, Any]:
     """The fields that may change which tokens come out, and their values."""
-    factors = {name: value for name, value in settings_of(policy).items() if name not in NEUTRAL}
+    factors = {name: value for name, value in settings_of(policy).items() if name not in policy.neutral}
     # None is whatever the profile was fitted at.
     if factors.get("temperature") == PUBLISHED_TEMPERATURE:
         factors["temperature"] = None
@@ -208,7 +198,7 @@ def _score(cell: str, name: str, line: str) -> float | None:
 
 def _preset_with(fields: list[str], line: str) -> str:
     """The preset that a row without a `policy` speaks about: whole blocks if those have its fields."""
-    for name in (REFERENCE, *PRESETS):
+    for name in sorted(PRESETS, key=lambda name: not PRESETS[name].reference):
         if set(fields) <= set(settings_of(PRESETS[name].policy)):
             return name
     known = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
@@ -222,7 +212,7 @@ def _points(table: QualityTable, model: str) -> list[_Point]:
     """A table's settings on this model, each over all its benchmarks."""
     groups: dict[tuple[tuple[str, Any], ...], list[Score]] = {}
     for score in table.scores:
-        if not _same_model(score.model, model) or score.preset not in PRESETS:
+        if not _same_model(score.model, model) or not (table.strict or score.preset in PRESETS):
             continue
         try:
             factors = factors_of_row(score, table.name)
@@ -280,19 +270,29 @@ def _number(value: Any) -> bool:
 
 
 def _family(policy: Policy) -> str:
-    return " ".join(type(axis).__name__ for axis in (policy.granularity, policy.eviction, policy.cache))
+    kinds = [type(axis).__name__ for axis in (policy.granularity, policy.eviction, policy.cache)]
+    for axis in AXES:
+        part = getattr(policy, axis)
+        schedules = axis == "batching" and set(part.answers(policy)) <= SCHEDULING
+        if not is_shipped(part) and not schedules:  # nobody knows it, whatever it is called
+            kinds.append(f"{type(part).__module__}.{type(part).__qualname__}")
+    return " ".join(kinds)
 
 
 def _plain(policy: Policy) -> str:
-    return policy.name.split(",")[0].split(":")[0]
+    return name_of(policy.name)
 
 
-def _reference() -> Policy:
-    return PRESETS[REFERENCE].policy
+def reference_of(full_sequence: bool) -> Policy:
+    """The full cache, whose quality is 1 by definition: whole blocks, nothing evicted, the default threshold.
+
+    A full-sequence model's is the whole sequence computed every step, a token at a time.
+    """
+    return next(p.policy for p in PRESETS.values() if p.reference and p.policy.full_sequence == full_sequence)
 
 
 def _is_reference(factors: Mapping[str, Any]) -> bool:
-    return dict(factors) == quality_factors(_reference())
+    return dict(factors) == quality_factors(reference_of(full_sequence=False))
 
 
 def _same_model(written: str, model: str) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .. import __version__
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import Policy, parse
+from ..engine.policy import Policy, parse, with_file
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
@@ -73,7 +73,8 @@ class Scenario:
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
         named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "fit", "lengths")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
-        return replace(self, **files)
+        policy = with_file(self.policy, lambda path: str(Path(path).absolute()))
+        return replace(self, **{"policy": policy, **files})
 
     def source(self) -> Trace:
         """The trace as it is in its file."""

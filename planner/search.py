@@ -319,7 +319,7 @@ class Search:
     def _candidate_of(self, trial: FrozenTrial) -> Candidate:
         params = trial.params
         preset = params.get("policy") or next(iter(self.space.dimensions))
-        values = {name.partition(".")[2]: value for name, value in params.items() if name != "policy"}
+        values = {name.rpartition(".")[2]: value for name, value in params.items() if name != "policy"}
         for name, dimension in self.space.dimensions[preset].items():
             if isinstance(dimension, Choice) and len(dimension.values) == 1:
                 values[name] = dimension.values[0]

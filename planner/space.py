@@ -3,20 +3,25 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import PRESETS, Policy, parse, settings_of
+from ..engine.part import FITTED, Part, Preset
+from ..engine.part import Choice as Words
+from ..engine.part import Range as Bounds
+from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of
 from ..files.read import quoted, read_toml
 from ..profiler.profile import Profile
 from ..sim.twin import commit_model_of, limits_of
-from .quality import NEUTRAL, Quality
+from .quality import Quality
 
 REPLICAS = "replicas"  # the one dimension that is no field of a policy
-DEFAULT_PRESETS = ("ar", "lmdeploy-bd32", "chunk", "optimus")
+# Of block-diffusion models, what is tried by default.
+DEFAULT_PRESETS = tuple(name for name, p in PRESETS.items() if p.space is not None and not p.policy.full_sequence)
 
 Check = Callable[[Policy], object]  # raises DsimError for a policy that cannot run
 Judge = Callable[[Policy], Quality]
@@ -92,7 +97,7 @@ class Space:
     def values_of(self, candidate: Candidate) -> dict[str, Any]:
         """The candidate's values in the preset's dimensions; what a dimension does not hold is left out."""
         fields = {
-            **settings_of(PRESETS[candidate.preset].policy),
+            **settings_of(preset_of(candidate.preset).policy),
             **dict(candidate.settings),
             REPLICAS: candidate.replicas,
         }
@@ -115,25 +120,21 @@ class Space:
 
 def candidate_of(spec: str, replicas: int = 1) -> Candidate:
     """The setting that a SPEC or a policy's TOML file names; one that cannot be keeps its fields as written."""
-    if spec.endswith(".toml"):
+    preset = name_of(spec)
+    base = settings_of(preset_of(preset, spec).policy)
+    try:
         policy = parse(spec)
-        preset = str(read_toml(spec)["policy"])
-    else:
-        preset = spec.split(",")[0].split(":")[0]
-        try:
-            policy = parse(spec)
-        except PolicyError:
-            if preset not in PRESETS or ":" in spec:
-                raise
-            pairs = (item.partition("=") for item in spec.split(",")[1:])
-            return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas)
-    base = settings_of(PRESETS[preset].policy)
+    except PolicyError:
+        if spec.split(",")[0] != preset:  # a TOML file, or a main field that is none
+            raise
+        pairs = (item.partition("=") for item in spec.split(",")[1:])
+        return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas)
     changed = tuple((n, _spell(v)) for n, v in settings_of(policy).items() if v != base[n])
     return Candidate(preset, changed, replicas)
 
 
-def default_space(profile: Profile, workload: str | None) -> Space:
-    """What is worth trying on any traffic, of what the profile can run."""
+def default_space(profile: Profile, workload: str | None, also: Sequence[str] = ()) -> Space:
+    """What is worth trying on any traffic, of what the profile can run, and of presets from outside (`also`)."""
     name = workload or (profile.commits[0].workload if profile.commits else "")
     held = [m for m in profile.commits if m.workload == name]
     fitted: dict[str, Any] = {
@@ -141,31 +142,15 @@ def default_space(profile: Profile, workload: str | None) -> Space:
         "threshold": sorted({m.threshold for m in held}),
     }
     moved = {name: values for name, values in fitted.items() if len(values) > 1}
-    batching: dict[str, Any] = {"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]}
-    loops = {"num_loops": ["none", 1, 2, 4, 8]}
-    table: dict[str, dict[str, Any]] = {
-        "ar": batching,
-        "lmdeploy-bd32": {**moved, **batching, **loops},
-        "chunk": {"chunk": {"low": 2, "high": 32, "step": 2}, "obs": [False, True], **moved, **batching},
-        "optimus": {
-            "max_chunk": [8, 16, 24, 32],
-            "obs": [False, True],
-            "hysteresis": [0.0, 0.02, 0.05, 0.1],
-            **moved,
-            **batching,
-        },
-    }
-    retention = {"low": 0.1, "high": 0.9, "step": 0.1}
-    serving = {"max_batched_tokens": [4096, 8192, 16384], "look_ahead": [False, True]}
-    table |= {
-        "dllm-serve": {"retention": retention, "hold_behind_stalled": [False, True], **serving},
-        "sparse-dllm": {"retention": retention, "max_batch": [1, 4, 16]},
-        "fast-dllm": {"max_batch": [1, 4, 16]},
-    }
+    spaces = {preset: space for preset, p in PRESETS.items() if (space := _own_space(p, moved)) is not None}
+    # Of full-sequence systems the latest comes first: the order is part of what a kept search was begun with.
+    full = [preset for preset in spaces if PRESETS[preset].policy.full_sequence]
+    table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
+    table |= {name: _own_space(preset_of(name), moved) or {} for name in also if name not in PRESETS}
     check = runs_on(profile, workload)
-    able = {preset: fields for preset, fields in table.items() if _refusal(check, PRESETS[preset].policy) is None}
+    able = {preset: fields for preset, fields in table.items() if _refusal(check, preset_of(preset).policy) is None}
     if not able:
-        check(PRESETS[DEFAULT_PRESETS[1]].policy)
+        check(next(p.policy for p in PRESETS.values() if p.reference))
     return space_of({"policy": list(able), **able}, "the default space", check)
 
 
@@ -180,20 +165,26 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     """A space from plain values; DsimError for what is unknown, misspelt, or refused by every preset."""
     presets = table.get("policy", list(DEFAULT_PRESETS))
     presets = [presets] if isinstance(presets, str) else presets
+    known = known_presets()
     if not isinstance(presets, list) or not presets:
         raise DsimError(
             f"{where}: policy is {quoted(presets)}, expected a list of presets such as {list(DEFAULT_PRESETS)}"
         )
     for name in presets:
-        if not isinstance(name, str) or name not in PRESETS:
+        if not isinstance(name, str) or (name not in known and not _in_file(name)):
             raise DsimError(
-                f"{where}: no preset is named {quoted(name)}{_hint(str(name), PRESETS)}; there are {', '.join(PRESETS)}"
+                f"{where}: no preset is named {quoted(name)}{_hint(str(name), known)}; there are {', '.join(known)}"
             )
     # A preset and a field may have the same name: `[chunk]` is the preset's, `chunk = ...` the field.
     own = {
-        name: v for name, v in table.items() if name in PRESETS and isinstance(v, dict) and not {"low", "high"} & set(v)
+        name: v
+        for name, v in table.items()
+        if (name in known or _in_file(name)) and isinstance(v, dict) and not {"low", "high"} & set(v)
     }
     shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
+    for name in presets:
+        if name not in PRESETS and name not in own:  # one from outside says itself what it may be
+            own[name] = _own_space(preset_of(name), {}) or {}
     unused = [name for name in own if name not in presets]
     if unused:
         raise DsimError(f"{where}: [{unused[0]}] is given, and policy is {', '.join(presets)}: expected it among them")
@@ -201,7 +192,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     refusals: dict[tuple[str, Any], DsimError] = {}
     accepted: set[tuple[str, Any]] = set()
     for preset in presets:
-        policy = PRESETS[preset].policy
+        policy = preset_of(preset).policy
         check(policy)
         fields = _fields(preset)
         for name in own.get(preset, {}):
@@ -225,10 +216,10 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
             elif not refused:
                 mine[name] = dimension
         dimensions[preset] = mine
-    known = dict.fromkeys(f for preset in presets for f in _fields(preset))
+    fields = dict.fromkeys(f for preset in presets for f in _fields(preset))
     for name in shared:
-        if name not in known and name != REPLICAS:
-            raise DsimError(f"{where}: there is no field {quoted(name)}{_hint(name, known)}; {_listed(known)}")
+        if name not in fields and name != REPLICAS:
+            raise DsimError(f"{where}: there is no field {quoted(name)}{_hint(name, fields)}; {_listed(fields)}")
     for asked, refusal in refusals.items():
         if asked not in accepted:
             raise DsimError(f"{where}: {refusal}")
@@ -258,13 +249,13 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
     notes: list[str] = []
     dimensions: dict[str, dict[str, Dimension]] = {}
     for preset, fields in space.dimensions.items():
-        base = PRESETS[preset].policy
+        base = preset_of(preset).policy
         if reason := excluded(base):
             notes.append(f"{preset} is left out: {reason}")
             continue
         dimensions[preset] = {}
         for name, dimension in fields.items():
-            if name in NEUTRAL or name == REPLICAS:
+            if name in base.neutral or name == REPLICAS:
                 dimensions[preset][name] = dimension
                 continue
             reasons = {value: excluded(space.candidate(preset, {name: value}).policy) for value in dimension.probes()}
@@ -286,7 +277,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
 
 def _fields(preset: str) -> dict[str, Any]:
     """The fields that do something in a preset."""
-    policy = PRESETS[preset].policy
+    policy = preset_of(preset).policy
     idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.autoregressive else set()
     return {name: value for name, value in settings_of(policy).items() if name not in idle}
 
@@ -333,6 +324,46 @@ def _dimension(name: str, value: Any, where: str) -> Dimension:
     raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list, or low and high")
 
 
+def _in_file(name: Any) -> bool:
+    """Whether it names a policy of a file of the user's."""
+    return isinstance(name, str) and ".py:" in name
+
+
+def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a preset's fields may be; None where it does not say, and its parts, if from outside, declare nothing."""
+    if preset.space is None:
+        declared: dict[str, Any] = {}
+        for part in preset.policy.parts():
+            declared |= _declared(part, preset.policy)
+        return declared or None
+    table: dict[str, Any] = {}
+    for name, value in preset.space.items():
+        table |= fitted if name == FITTED else {name: value}
+    return table
+
+
+def _declared(part: Part, policy: Policy) -> dict[str, Any]:
+    """What the fields of a part from outside may be: a range with both ends, words, true or false."""
+    table: dict[str, Any] = {}
+    if is_shipped(part):
+        return table
+    hints = typing.get_type_hints(type(part), include_extras=True)
+    for f in dataclasses.fields(part):  # type: ignore[arg-type]
+        kind, *notes = typing.get_args(hints[f.name]) or (hints[f.name],)
+        for note in notes:
+            if isinstance(note, Bounds) and note.low is not None and note.high is not None:
+                most = min(note.high, policy.block_length) if f.name == policy.granularity.sized_by_block else note.high
+                table[f.name] = (
+                    {"low": float(note.low), "high": float(most)} if kind is float else {"low": note.low, "high": most}
+                )
+            elif isinstance(note, Words):
+                table[f.name] = list(note.words)
+        if kind is bool:
+            table[f.name] = [False, True]
+    table.pop("block_length", None)  # what the profile's commit models were fitted at
+    return table
+
+
 def _refusal(check: Check, policy: Policy) -> DsimError | None:
     try:
         check(policy)
@@ -350,7 +381,7 @@ def _spell(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _hint(name: str, known: Mapping[str, Any]) -> str:
+def _hint(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -57,7 +57,7 @@ def tune(
     _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
     profile = scenario.loaded_profile()
     if space is None:
-        space = default_space(profile, scenario.workload)
+        space = default_space(profile, scenario.workload, () if default is None else (default.preset,))
     baseline = OF_FULL_SEQUENCE if profile.family == "full-sequence" else BASELINE
     default = default or Candidate(baseline, (), scenario.replicas)
     runs_on(profile, scenario.workload)(default.policy)

@@ -17,10 +17,10 @@ from scipy.stats import norm
 
 from dsim.engine import chance
 from dsim.engine.errors import DsimError
-from dsim.engine.policy import parse, settings_of
+from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluate, Outcome, Part, Replays, split
-from dsim.planner.quality import NEUTRAL, load_table, quality_of
+from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
 from dsim.planner.scenario import Scenario
 from dsim.planner.search import Search, _explained
@@ -508,4 +508,4 @@ def test_the_space_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:
 
 def test_the_docs_name_every_neutral_field() -> None:
     text = (Path(__file__).parents[2] / "docs" / "quality.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for name in NEUTRAL)
+    assert all(f"`{name}`" in text for preset in PRESETS.values() for name in preset.policy.neutral)
