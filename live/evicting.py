@@ -9,7 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..engine.errors import PolicyError
 from ..engine.policies.focus import Focus
+from ..engine.policy import Policy
 from ..kernels.compact import compact
 from ..kernels.focus_importance import focus_importance
 from ..kernels.focus_select import focus_select
@@ -17,6 +19,13 @@ from .model import Decoder, Layer
 
 Array = npt.NDArray[np.int64]
 Inputs = dict[str, Tensor]  # a batch's arrays on the device, by their names
+
+
+def check_evicts(policy: Policy) -> None:
+    """PolicyError where a policy evicts by importance otherwise than FOCUS does."""
+    if policy.eviction.by_importance and not isinstance(policy.eviction, Focus):
+        kind = type(policy.eviction).__name__
+        raise PolicyError(f"{policy.name}: dsim live cannot evict as {kind} does: expected a kind of Focus")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

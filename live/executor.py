@@ -12,9 +12,8 @@ from ..engine.block import visible
 from ..engine.chance import TOKEN, key
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError, PolicyError
-from ..engine.policies.delayed_cache import DelayedCache
+from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
-from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import Policy
 from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
@@ -60,7 +59,7 @@ class ModelExecutor:
         self._prompts = prompts
         self._draws = draws  # None: the weights decide
         self._block = policy.block_length
-        self._listed = policy.eviction.delayed and getattr(policy.eviction, "visible", "") == "listed"
+        self._listed = bool(numbers_of(policy)["listed"][0])
         # A long prompt's chunks end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token
@@ -312,7 +311,7 @@ def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
 
 def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless a policy computes whole blocks every step: a row may say what comes after it."""
-    if not isinstance(policy.granularity, FixedBlock) or isinstance(policy.eviction, DelayedCache):
+    if not policy.granularity.whole_block or policy.eviction.evicts:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
             "say the position after theirs: expected whole blocks, as lmdeploy-bd32"

@@ -6,9 +6,10 @@ all its positions, with SparseCache the kept ones. What this step alone reads (a
 the block's own where what is cached is packed) goes to scratch pages: one layer's worth, which every layer writes over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,8 @@ from ..engine.engine import Limits
 from ..engine.errors import PolicyError
 from ..engine.passes import RowPosition
 from ..engine.policies.dllm_cache import RUN, PeriodicCache
-from ..engine.policies.dllm_serve import PhaseMultiplexed
 from ..engine.policies.fast_dllm import FastCache
-from ..engine.policies.llada import NoCache, Static
+from ..engine.policies.llada import NoCache
 from ..engine.policies.maskkv import MaskKV
 from ..engine.policies.sparse_dllm import SparseCache
 from ..engine.policy import Policy
@@ -45,37 +45,57 @@ WHOLE = 1 << 30
 INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
+# The passes that the executor computes for each kind of cache; a kind from outside builds on one of them.
+PASSES: Mapping[type, frozenset[Phase]] = {
+    MaskKV: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
+    PeriodicCache: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
+    SparseCache: frozenset({Phase.FULL, Phase.PACK, Phase.REUSE}),
+    FastCache: frozenset({Phase.FULL, Phase.REUSE}),
+    NoCache: frozenset({Phase.FULL}),
+}
+
+
+def passes_of(policy: Policy) -> frozenset[Phase]:
+    """The passes that the executor computes for a policy's cache; PolicyError where it knows no such kind."""
+    kind = next((kind for kind in type(policy.cache).__mro__ if kind in PASSES), None)
+    if kind is None:
+        known = ", ".join(kind.__name__ for kind in PASSES)
+        raise PolicyError(f"{policy.name}: dsim live cannot run {type(policy.cache).__name__}: expected one of {known}")
+    return PASSES[kind]
+
+
 def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs such a policy on the model."""
-    cache, batching, page = policy.cache, policy.batching, policy.memory.page_size
-    if isinstance(cache, PeriodicCache) and not isinstance(batching, Static):
+    passes_of(policy)
+    cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
+    if cache.keeps_outputs and not batching.pads:
         raise PolicyError(
             f"{policy.name}: dsim live runs {type(cache).__name__} one request at a time: expected Static"
         )
-    if isinstance(cache, MaskKV) and cache.logits == "all":
+    if cache.votes and cache.logits == "all":
         raise PolicyError(
             f"{policy.name}: logits is all, and MaskKV carries no prompt from step to step: expected block"
         )
-    if isinstance(cache, MaskKV) and config.shifted:
+    if cache.votes and config.shifted:
         raise PolicyError(
             f"{policy.name}: carries no prompt from step to step, and the rows of {config.name} say the position after "
             "theirs: expected dllm-cache"
         )
     multiple = RUN // gcd(RUN, config.kv_heads)
-    if isinstance(cache, PeriodicCache) and page % multiple:
+    if cache.keeps_outputs and page % multiple:
         raise PolicyError(
             f"{policy.name}: page_size is {page}, and pages of {config.name} (kv_heads {config.kv_heads}) are cut into "
             f"runs of {RUN} keys: expected a multiple of {multiple}"
         )
-    for layer in cache.boundary if isinstance(cache, MaskKV) else ():
+    for layer in cache.boundary if cache.votes else ():
         if not -config.layers <= layer < config.layers:
             raise PolicyError(f"{policy.name}: boundary has layer {layer}, and {config.name} has {config.layers}")
-    if isinstance(cache, SparseCache) and cache.prefix_only:
+    if cache.packs and cache.prefix_only:
         raise PolicyError(f"{policy.name}: prefix_only is true, and dsim live chooses among all keys: expected false")
-    if isinstance(cache, SparseCache) and cache.at_least > 1:
+    if cache.packs and cache.at_least > 1:
         # Their pages are accounted for by the retention.
         raise PolicyError(f"{policy.name}: at_least is {cache.at_least}, and dsim live runs at most 1")
-    if isinstance(batching, Static) and batching.max_batch != 1:
+    if batching.pads and batching.max_batch != 1:
         raise PolicyError(
             f"{policy.name}: max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve "
             "runs several at once)"
@@ -87,14 +107,14 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     page, most = policy.memory.page_size, min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.output_length for r in requests]), policy.block_length)
-    held = -(-_cache_of(policy).held(prompt, length, limits.state_tokens) // page)
+    cache = cache_of(policy)
+    held = -(-cache.held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)
-    in_place = isinstance(policy.cache, FastCache | PeriodicCache)
-    if isinstance(policy.cache, MaskKV):  # the prompt while it is computed, each head in runs of its own
-        longest, in_place = longest + RUN - 1, False
-    scratch = 0 if in_place else most * max(1, -(-longest // page))
-    if isinstance(policy.batching, PhaseMultiplexed):
-        scratch = min(scratch, most + policy.batching.max_batched_tokens // page)
+    if cache.votes:  # the prompt while it is computed, each head in runs of its own
+        longest += RUN - 1
+    scratch = 0 if cache.in_place else most * max(1, -(-longest // page))
+    if (tokens := policy.batching.most_tokens) is not None:
+        scratch = min(scratch, most + tokens // page)
     return min(limits.num_pages, most * int(held.max())), scratch
 
 
@@ -104,8 +124,8 @@ def lengths(prompt: Array, end: Array, block: int) -> Array:
     return whole
 
 
-def _cache_of(policy: Policy) -> NoCache:
-    assert isinstance(policy.cache, NoCache)
+def cache_of(policy: Policy) -> Any:
+    """A cache of one of the kinds in PASSES, with that kind's fields."""
     return policy.cache
 
 
@@ -133,7 +153,7 @@ class FullSequenceForward(Forward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
         # What it calls prefill tokens is its rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
-        self._rule = policy.cache
+        self._rule = cache_of(policy)
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         assert isinstance(batch, Pass)
@@ -160,7 +180,6 @@ class FullSequenceForward(Forward):
 
     def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
         rule = self._rule
-        assert isinstance(rule, SparseCache)
         pooled_topk_pack(
             q[inputs["block_rows"]], k, v, inputs["block_query_start"], key_start, inputs["block_start"],
             inputs["num_kept"], self.cache.keys[layer], self.cache.values[layer], inputs["own_pages"],
@@ -192,7 +211,9 @@ class FullSequenceExecutor(ModelExecutor):
     ) -> None:  # fmt: skip
         check_runs(policy, forward.model.config)
         super().__init__(forward, policy, prompts, None, policy.block_length)
-        self._rule = _cache_of(policy)
+        self._rule = cache_of(policy)
+        self._passes = passes_of(policy)
+        self._cached: dict[int, int] = {}  # slot -> request whose keys of a full or packing pass it holds
         self._deciding = draws
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
@@ -205,6 +226,7 @@ class FullSequenceExecutor(ModelExecutor):
             x[order].astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start, plan.num_tokens)
         )
         at = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
+        self._check_passes(plan, order, at)
         self._admit(plan, order, at)
         if not counts.sum():  # requests for nothing, of nothing
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
@@ -221,7 +243,7 @@ class FullSequenceExecutor(ModelExecutor):
         say = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
         all_rows = self._rule.logits == "all"
         kept = np.zeros_like(start)
-        if isinstance(self._rule, SparseCache):
+        if self._rule.packs:
             kept = np.where(reuse | packs[order], self._rule.kept(at), 0)
         pack = None
         if num_packing:
@@ -229,7 +251,7 @@ class FullSequenceExecutor(ModelExecutor):
                 blocks[:num_packing].reshape(-1), np.arange(num_packing + 1) * self._block, start[:num_packing],
                 kept[:num_packing], self._cache.tables(slots[:num_packing], kept[:num_packing]),
             )  # fmt: skip
-        if isinstance(self._rule, FastCache):
+        if self._rule.in_place:
             places, table = self._cache.places(slots[row], positions), self._cache.tables(slots, at.length)
             history, listed = at.length, np.zeros((len(order), 1), np.bool_)
         else:
@@ -250,6 +272,27 @@ class FullSequenceExecutor(ModelExecutor):
         said = say if all_rows else np.arange(say.size).reshape(say.shape)
         tokens[with_block], confidence[with_block] = out.tokens[said], out.confidence[said]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
+
+    def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
+        """PolicyError where a rule from outside plans a pass that the executor does not compute."""
+        for i, row in enumerate(order.tolist()):
+            phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(at.length[i])
+            where = f"{self._policy.name}: {type(self._rule).__name__} plans"
+            if phase not in self._passes and phase != Phase.IDLE:
+                known = ", ".join(p.name for p in sorted(self._passes))
+                raise PolicyError(f"{where} {phase.name}, and dsim live computes {known}")
+            if phase in (Phase.FULL, Phase.PACK) and tokens != length:
+                raise PolicyError(f"{where} {phase.name} of {tokens} tokens, and dsim live computes all {length}")
+            slot, request = int(plan.slots[row]), int(plan.requests[row])
+            if phase == Phase.REUSE:
+                sizes = {self._block} if self._rule.packs else {self._block, length - int(at.start[i])}
+                if tokens not in sizes:
+                    known = " or ".join(map(str, sorted(sizes)))
+                    raise PolicyError(f"{where} REUSE of {tokens} tokens, and dsim live computes {known}")
+                if self._cached.get(slot) != request:
+                    raise PolicyError(f"{where} REUSE before any pass that keeps keys, expected one first")
+            elif phase == (Phase.PACK if self._rule.packs else Phase.FULL):
+                self._cached[slot] = request
 
     def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
         """Give requests that are new their prompts and their pages."""
@@ -299,7 +342,7 @@ class FullSequenceExecutor(ModelExecutor):
             masked = plan.window & (plan.status == MASKED)
             step = steps_of(plan, masked)
             # A block alone cannot say its first position: the full pass that a cache is made of does.
-            alone = isinstance(self._rule, SparseCache | FastCache)
+            alone = self._rule.packs or (self._rule.in_place and not self._rule.keeps_outputs)
             first = step == 0 if self._shifted and alone else None
             committed, tokens = choose(
                 self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, step, scheduled=True,

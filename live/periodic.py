@@ -17,8 +17,7 @@ from torch.nn.functional import cosine_similarity, pad, scaled_dot_product_atten
 from ..engine.budgets import head_budgets, layer_budgets
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.passes import RowPosition
-from ..engine.policies.dllm_cache import RUN, PeriodicCache
-from ..engine.policies.maskkv import MaskKV
+from ..engine.policies.dllm_cache import RUN
 from ..engine.policy import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
@@ -28,7 +27,7 @@ from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import PagedCache
 from .executor import steps_of
 from .forward import Forward, Sampled
-from .full_sequence import WHOLE, FullSequenceExecutor, lengths
+from .full_sequence import WHOLE, FullSequenceExecutor, cache_of, lengths
 from .head_runs import Runs, Seen, places
 from .model import Decoder, Layer
 from .prompts import Prompts
@@ -103,8 +102,7 @@ class PeriodicForward(Forward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
         # What it calls prefill tokens is its rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
-        assert isinstance(policy.cache, PeriodicCache)
-        self._rule = policy.cache
+        self._rule = cache_of(policy)
         one_head = (-1, RUN, 1, model.config.head_dim)
         self._keys, self._values = cache.all_keys.view(one_head), cache.all_values.view(one_head)
         self.importance: Floats | None = None  # of layers, by which MaskKV divides its budget among them
@@ -115,7 +113,7 @@ class PeriodicForward(Forward):
 
     def prepare(self, prompts: Prompts) -> None:
         """What is found offline, before the first request (3.3)."""
-        if isinstance(self._rule, MaskKV) and self.importance is None:
+        if self._rule.votes and self.importance is None:
             self.importance = importance_of(self.model, prompts)
 
     def open(self, slot: int, prompt: int, length: int) -> None:
@@ -128,7 +126,7 @@ class PeriodicForward(Forward):
         every = np.full(heads, prompt)
         self._layers = []
         states, shared = length * in_state, None
-        if isinstance(self._rule, MaskKV):
+        if self._rule.votes:
             assert self.importance is not None, "prepare comes first"
             self._budgets, states = layer_budgets(self._rule, self.importance, prompt), response * in_state
             shared = Runs(cache, np.arange(cache.scratch, len(cache.all_keys))).take(every.tolist())
@@ -245,7 +243,6 @@ class PeriodicForward(Forward):
 
         How many a head keeps decides where its keys lie, so the host waits for the votes, once a layer and request.
         """
-        assert isinstance(self._rule, MaskKV)
         assert self._budgets is not None
         prompt, length, heads = self._prompt, self._length, k.shape[1]
         budget = int(self._budgets[index])
@@ -298,7 +295,7 @@ class PeriodicExecutor(FullSequenceExecutor):
 
         of_prompt = phase in (Phase.FULL, Phase.REFRESH_PROMPT)
         of_response = phase in (Phase.FULL, Phase.REFRESH_RESPONSE)
-        first = int(prompt[0]) if isinstance(self._rule, MaskKV) and not of_prompt else 0
+        first = int(prompt[0]) if self._rule.votes and not of_prompt else 0
         changed = int(plan.num_tokens[0]) - (int(prompt[0]) if of_prompt else 0)
         begin = max(0, int(start[0]) - self._shifted)  # the row that says the block's first position
         sampled = np.arange(0 if self._rule.logits == "all" else begin, int(length[0])) - first

@@ -9,14 +9,13 @@ from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Engine, Limits
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel, bucket
-from ..engine.policies.dllm_cache import PeriodicCache
 from ..engine.policy import Policy
 from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
 from .cache import PagedCache
 from .executor import Growth, ModelExecutor
 from .forward import Forward
-from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_use
+from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
@@ -126,7 +125,7 @@ def make_forward(
         assert not graphs, "graphs are of decode steps"
         num_pages, scratch = pages_of_use(policy, limits, requests)
         cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
-        runs = PeriodicForward if isinstance(policy.cache, PeriodicCache) else FullSequenceForward
+        runs = PeriodicForward if cache_of(policy).keeps_outputs else FullSequenceForward
         return runs(model, cache, policy)
     num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
     cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype)

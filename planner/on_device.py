@@ -183,6 +183,9 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
 
     policy = scenario.parsed_policy()
     config = loaded.model.config
+    from ..live.evicting import check_evicts  # imported here, as below: it loads PyTorch
+
+    check_evicts(policy)
     if policy.full_sequence:
         from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
 
