@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from ..engine.errors import DsimError
 from ..report.metrics import latencies, no_nan
+from ..report.page import Page
+from ..report.shown import Showable
 from ..report.slo import Slo
 from ..sim.twin import limits_of
 from . import replicate
@@ -68,8 +70,8 @@ class Cost:
     per_million_requests: float  # at the traffic asked for, or else at capacity
 
 
-@dataclass(frozen=True)
-class Capacity:
+@dataclass(frozen=True, repr=False)
+class Capacity(Showable):
     """A fleet's capacity under SLOs."""
 
     rate: Interval  # req/s
@@ -103,6 +105,11 @@ class Capacity:
     def precise(self) -> bool:
         """Whether the interval is as narrow as asked."""
         return self.rate.half_width <= self.precision
+
+    def page(self) -> Page:
+        from ..report.capacity import capacity_page
+
+        return capacity_page(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""

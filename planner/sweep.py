@@ -19,6 +19,9 @@ from ..files.lock import Lock
 from ..files.place import Kind, check_folder, has_schema, take_folder
 from ..files.read import MOST_OF_SETTINGS, cut, fault, parsing, read_json
 from ..files.write import sync_folder, write_whole
+from ..report.page import Page, Section, table
+from ..report.shown import Showable
+from ..report.table import number
 from .backend import Outcome, Pool
 from .grid import Cell, Plan, read_plan
 from .scenario import Scenario
@@ -34,10 +37,14 @@ SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
 KEPT = "cells.jsonl"
 SWEEP = Kind("a sweep", FILES, "sweep.json", has_schema(SCHEMA), kept=KEPT)
+# Of a cell's metrics, those that are shown where nobody chose.
+BRIEF = (
+    "goodput", "slo_attainment", "output_throughput", "ttft_ms_p50", "ttft_ms_p99", "e2el_ms_p99", "stable", "error"
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Showable):
     """A sweep that has run, or as much of it as an interrupt left."""
 
     plan: Plan
@@ -50,6 +57,13 @@ class Sweep:
     def num_cells(self) -> int:
         """How many cells the sweep has."""
         return len(self.plan.cells)
+
+    def page(self) -> Page:
+        head = [n for n in (*self.plan.varied, *BRIEF) if n in self.table and self.table[n].notna().any()]
+        rows = [[_cell(row[name]) for name in head] for row in self.to_json()["results"]]
+        ended = ": interrupted" if self.interrupted else ""
+        said = f"{self.plan.title}: {len(rows)} of {self.num_cells} cells{ended}"
+        return Page(self.plan.title, said, said, sections=(Section("Cells", (table(head, rows),)),))
 
     def to_json(self) -> Json:
         """The object that `--json` prints."""
@@ -362,6 +376,11 @@ def _alike(values: list[Any]) -> list[Any]:
         return values
     to: Callable[[Any], Any] = float if kinds == {int, float} else _text
     return [None if value is None else to(value) for value in values]
+
+
+def _cell(value: Any) -> str:
+    """A value of the table as it is shown."""
+    return number(value) if isinstance(value, float) else _text(value)
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,8 @@ import pandas as pd
 
 from ..engine.policy import to_toml
 from ..report.metrics import no_nan
+from ..report.page import Page
+from ..report.shown import Showable
 from .objective import OBJECTIVES
 from .quality import Quality
 from .replicate import Interval
@@ -32,8 +34,8 @@ def toml_of(candidate: Candidate) -> str:
     return f"{to_toml(candidate.policy, candidate.preset)}replicas = {candidate.replicas}\n"
 
 
-@dataclass(frozen=True)
-class Tuned:
+@dataclass(frozen=True, repr=False)
+class Tuned(Showable):
     """What a search found, and how sure that is."""
 
     objectives: tuple[str, ...]
@@ -55,6 +57,11 @@ class Tuned:
     def policy_toml(self) -> str:
         """The recommended policy and its replicas as a file that `dsim replay --policy` takes."""
         return toml_of(self.recommended)
+
+    def page(self) -> Page:
+        from ..report.tune import words
+
+        return words(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints and tune.json holds."""

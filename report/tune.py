@@ -22,7 +22,6 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
     if info["winner"]["quality"]["relative"] is None:
         why = f"Nobody published what the best setting does to answers: {' '.join(info['winner']['quality']['notes'])}."
         cautions.append(("Quality unknown.", why))
-    roles = Words(tuple(f"  {role}: {spelt(f)}" for role, f in finalists(info)), loud=True)
     return Page(
         name=f"dsim tune: {info.get('trace', 'a search')}",
         question="Which settings serve this traffic best?",
@@ -31,11 +30,27 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
         numbers=_numbers(info, first),
         chart=chart,
         facts=tuple(_facts(info)),
-        sections=(Section("Confirmed", (roles, _table(info))), Section("The search", tuple(rest))),
+        sections=(_confirmed(info), Section("The search", tuple(rest))),
         notes=tuple(info["notes"]),
         command=info.get("command", ""),
         version=info.get("dsim", ""),
     )
+
+
+def words(info: Json) -> Page:
+    """What a prompt says of it: the answer and what was confirmed."""
+    return Page(
+        name="dsim tune",
+        question="Which settings serve this traffic best?",
+        answer=answer(info),
+        sections=(_confirmed(info),),
+        notes=tuple(info["notes"]),
+    )
+
+
+def _confirmed(info: Json) -> Section:
+    roles = Words(tuple(f"  {role}: {spelt(f)}" for role, f in finalists(info)), loud=True)
+    return Section("Confirmed", (roles, _table(info)))
 
 
 def answer(info: Json) -> str:

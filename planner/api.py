@@ -1,0 +1,175 @@
+"""The functions that `import dsim` offers: what the commands do, for scripts and notebooks (docs/python.md)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import DsimError
+from ..engine.policy import Policy
+from ..engine.policy import parse as parse_policy
+from ..profiler.profile import Profile
+from ..profiler.profile import load as load_profile
+from ..report.manifest import Manifest
+from ..report.metrics import Summary
+from ..report.page import Page
+from ..report.shown import Showable
+from ..report.slo import Slo
+from ..sim.twin import Result
+from ..traces import Trace
+from ..traces import load as load_trace
+from .capacity import Capacity, fewest_replicas
+from .capacity import capacity as _capacity
+from .record import in_twin, record
+from .scenario import Scenario
+from .space import candidate_of, load_space, runs_on, space_of
+from .sweep import Sweep, sweep
+from .tune import tune as _tune
+from .tuned import Tuned
+
+__all__ = [
+    "Capacity",
+    "Policy",
+    "Profile",
+    "Replay",
+    "Summary",
+    "Sweep",
+    "Trace",
+    "Tuned",
+    "capacity",
+    "load_profile",
+    "load_trace",
+    "parse_policy",
+    "replay",
+    "sweep",
+    "tune",
+]
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(Showable):
+    """What became of a replay: one entry a policy, in the order in which they were given."""
+
+    results: list[Result]  # request tables and totals
+    summaries: list[Summary]  # metrics
+    manifest: Manifest  # what was replayed
+
+    def page(self) -> Page:
+        from ..report.story import words
+
+        return words(self.to_json(), self.manifest)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The metrics of each policy, as `dsim replay --json` has them."""
+        return [summary.to_json() for summary in self.summaries]
+
+
+@dataclass(frozen=True)
+class _Given(Scenario):
+    """A scenario of objects instead of names, where they were given."""
+
+    given_trace: Trace | None = None
+    given_policies: tuple[Policy, ...] = ()
+    given_profile: Profile | None = None
+
+    def source(self) -> Trace:
+        return super().source() if self.given_trace is None else self.given_trace
+
+    def parsed_policy(self) -> Policy:
+        return next((p for p in self.given_policies if p.name == self.policy), None) or super().parsed_policy()
+
+    def loaded_profile(self) -> Profile:
+        return self.given_profile or super().loaded_profile()
+
+
+def replay(
+    trace: str | Path | Trace,
+    policy: str | Policy | Sequence[str | Policy] = Scenario.policy,
+    *,
+    profile: str | Path | Profile = Scenario.profile,
+    slos: Sequence[str] = (),
+    out: str | Path | None = None,
+    force: bool = False,
+    **more: Any,
+) -> Replay:
+    """Replay a trace in the twin under one or several policies.
+
+    trace, profile, policy: names, files and SPECs as on the command line, or what `load_trace`, `load_profile` and
+    `parse_policy` return. more: fields of `dsim.planner.Scenario` (replicas, rate, seed ...). out: a folder for the
+    run's files and report, as `dsim replay -o`. Raises DsimError.
+    """
+    policies = [policy] if isinstance(policy, str | Policy) else list(policy)
+    if not policies:
+        raise DsimError("no policy is given, expected at least one")
+    names = [p.name if isinstance(p, Policy) else p for p in policies]
+    for name in names:
+        if names.count(name) > 1:
+            raise DsimError(f"policy {name} is given {names.count(name)} times, expected once")
+    first = _Given(
+        trace=trace.name if isinstance(trace, Trace) else str(trace),
+        policy=names[0],
+        profile=profile.name if isinstance(profile, Profile) else str(profile),
+        slos=_checked(slos),
+        given_trace=trace if isinstance(trace, Trace) else None,
+        given_policies=tuple(p for p in policies if isinstance(p, Policy)),
+        given_profile=profile if isinstance(profile, Profile) else None,
+        **_known(more, Scenario),
+    )
+    scenarios = [replace(first, policy=name) for name in names]
+    for scenario in scenarios:
+        runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
+    done = record(scenarios, first.requests(), in_twin, out=None if out is None else Path(out), force=force)
+    return Replay(done.results, done.summaries, done.manifest)
+
+
+def capacity(trace: str | Path, slos: Sequence[str], *, rate: float | None = None, **more: Any) -> Capacity:
+    """How much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas that needs.
+
+    more: fields of `dsim.planner.Scenario` (policy, profile, replicas ...), which are names, for replays run in other
+    processes, and options of `dsim.planner.capacity` (precision, jobs ...). Raises DsimError.
+    """
+    options = {n: more.pop(n) for n in ("num_requests",) if n in more}
+    options |= {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
+    scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
+    return _capacity(scenario, **options) if rate is None else fewest_replicas(scenario, rate, **options)
+
+
+def tune(
+    trace: str | Path,
+    *,
+    slos: Sequence[str] = (),
+    policy: str | None = None,
+    space: str | Path | Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Tuned:
+    """The settings that serve a trace best, confirmed on traffic that the search never saw.
+
+    policy: what you run today, to beat. space: what may be moved, a file as of `dsim tune --space` or the same as a
+    dictionary. more: fields of `dsim.planner.Scenario`, which are names, and options of `dsim.planner.tune` (trials,
+    objectives, storage ...). Raises DsimError.
+    """
+    options = {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
+    scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
+    if policy is not None:
+        options["default"] = candidate_of(policy, scenario.replicas)
+    if space is not None:
+        check = runs_on(scenario.loaded_profile(), scenario.workload)
+        declared = isinstance(space, Mapping)
+        options["space"] = space_of(space, "space", check) if declared else load_space(space, check)  # type: ignore[arg-type]
+    return _tune(scenario, **options)
+
+
+def _checked(slos: Sequence[str]) -> tuple[str, ...]:
+    given = [slos] if isinstance(slos, str) else slos
+    return tuple(str(Slo.parse(text)) for text in given)
+
+
+def _names(kind: type[Scenario]) -> set[str]:
+    return {f.name for f in fields(kind)}
+
+
+def _known(more: Mapping[str, Any], kind: type[Scenario]) -> Mapping[str, Any]:
+    for name in more:
+        if name not in _names(kind):
+            raise DsimError(f"there is no option {name!r}, expected one of: {', '.join(sorted(_names(kind)))}")
+    return more

@@ -1,0 +1,142 @@
+"""Policies from outside in replay, tune, sweep and quality, and the functions of `import dsim`."""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dsim
+from dsim.engine.errors import DsimError, PolicyError
+from dsim.engine.part import Scheduler
+from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.whole_block import FixedBlock
+from dsim.engine.policy import PRESETS, parse
+from dsim.planner.grid import key_of
+from dsim.planner.quality import quality_of
+from dsim.planner.scenario import Scenario
+from dsim.planner.space import Choice, Range, candidate_of, default_space, runs_on, space_of
+from dsim.profiler.profile import load
+from dsim.report.page import Table
+
+ROOT = Path(__file__).parents[2]
+NUMPY, COMPILED, COMBINED = (
+    f"{ROOT / 'examples' / 'policies' / name}.py:POLICY" for name in ("numpy_rule", "compiled_rule", "combination")
+)
+PROFILE = load(Scenario.profile)
+CHECK = runs_on(PROFILE, None)
+
+
+def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(tmp_path: Path) -> None:
+    done = dsim.replay(
+        "azure-conv", [NUMPY, COMPILED, COMBINED], slos=["ttft=2s"], num_requests=30, arrival="poisson", rate=4.0,
+        seed=3, out=tmp_path / "run",
+    )  # fmt: skip
+    plain, compiled, combined = done.results
+    for name, column in plain.table.columns.items():
+        assert np.array_equal(column, compiled.table[name], equal_nan=column.dtype.kind == "f"), name
+    assert not np.array_equal(plain.table["finish"], combined.table["finish"])
+    assert [p["policy"] for p in done.to_json()] == [NUMPY, COMPILED, COMBINED]
+    # A fresh engine goes by the policies that the folder names.
+    from tests.cli.command import dsim as command
+
+    ran = command("compare", tmp_path / "run", tmp_path / "run", "--json")
+    assert (ran.code, ran.err) == (0, "")
+
+
+def test_a_part_from_outside_says_by_its_ranges_what_may_be_moved() -> None:
+    space = space_of({"policy": ["optimus", COMPILED], "max_batch": [16, 64]}, "x", CHECK)
+    assert dict(space.dimensions[COMPILED]) == {
+        "max_batch": Choice((16, 64)), "max_chunk": Range(2, 32), "calm": Range(1, 64),
+    }  # fmt: skip
+    assert dict(space.dimensions["optimus"]) == {"max_batch": Choice((16, 64))}
+    own = space_of({"policy": [COMPILED], COMPILED: {"calm": [2, 4]}}, "x", CHECK)
+    assert dict(own.dimensions[COMPILED]) == {"calm": Choice((2, 4))}
+    also = default_space(PROFILE, None, (COMPILED,))
+    assert list(also.dimensions) == [*default_space(PROFILE, None).dimensions, COMPILED]
+    found = also.candidate(COMPILED, {"calm": 4, "max_chunk": 16})
+    assert found == candidate_of(f"{COMPILED}:4,max_chunk=16")
+    assert also.values_of(found) == {"calm": 4, "max_chunk": 16}
+
+
+def test_a_space_with_a_file_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(PolicyError, match=r"none\.py cannot be read"):
+        space_of({"policy": ["./none.py:POLICY"]}, "x", CHECK)
+
+
+def test_a_sweeps_cell_is_another_when_its_policy_file_is(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    shutil.copy(COMPILED.removesuffix(":POLICY"), mine)
+    scenario = Scenario("azure-conv", f"{mine}:POLICY:4")
+    before = key_of(scenario)
+    assert before == key_of(scenario)
+    mine.write_text(mine.read_text().replace("= 32\n", "= 16\n"))
+    assert before != key_of(scenario)
+
+
+def test_a_scenario_takes_its_policy_file_along_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(COMPILED.removesuffix(":POLICY"), tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path)
+    located = Scenario("azure-conv", "./mine.py:POLICY:4,max_chunk=16").located()
+    assert located.policy == f"{tmp_path / 'mine.py'}:POLICY:4,max_chunk=16"
+
+
+@dataclass(frozen=True)
+class OtherBlock(FixedBlock):
+    """A rule that nobody scored."""
+
+
+@dataclass(frozen=True)
+class Eager(Continuous):
+    """A scheduler that changes when, and not what."""
+
+
+def test_quality_is_known_of_what_changes_when_and_unknown_of_what_nobody_scored() -> None:
+    full = parse("lmdeploy-bd32")
+    assert quality_of(replace(full, batching=Eager()), "SDAR-8B").relative == 1.0
+    assert quality_of(replace(full, granularity=OtherBlock()), "SDAR-8B").relative is None
+    assert quality_of(parse(COMPILED), "SDAR-8B").relative is None
+    # A combination of the full cache's parts is the full cache, whoever wrote it.
+    assert quality_of(replace(full, name="./mine.py:POLICY"), "SDAR-8B").relative == 1.0
+
+
+def test_one_preset_of_each_family_is_the_reference() -> None:
+    held = [(name, p.policy.full_sequence) for name, p in PRESETS.items() if p.reference]
+    assert held == [("lmdeploy-bd32", False), ("vanilla", True)]
+    assert isinstance(PRESETS["vanilla"].policy.batching, Scheduler)
+
+
+def test_the_functions_take_objects_as_well_as_names() -> None:
+    named = dsim.replay("azure-conv", "ar", num_requests=20)
+    trace, profile = dsim.load_trace("azure-conv"), dsim.load_profile(Scenario.profile)
+    given = dsim.replay(trace, dsim.parse_policy("ar"), profile=profile, num_requests=20)
+    assert given.to_json() == named.to_json()
+    with pytest.raises(DsimError, match="there is no option 'num_request', expected one of: "):
+        dsim.replay("azure-conv", "ar", num_request=20)
+
+
+def test_a_result_shows_the_reports_rows_in_a_notebook_and_at_a_prompt() -> None:
+    done = dsim.replay("azure-conv", ["ar", "ar,max_batch=4"], num_requests=20)
+    html, text = done._repr_html_(), repr(done)
+    tables = [block for section in done.page().sections for block in section.blocks if isinstance(block, Table)]
+    assert sum(len(table.rows) for table in tables) > 10
+    for row in (row for table in tables for row in table.rows):
+        assert "".join(f"<td>{cell}</td>" for cell in row.cells) in html
+        assert re.search(rf"^ *{re.escape(row.cells[0])} .*{re.escape(row.cells[-1])}$", text, re.MULTILINE)
+    swept = dsim.sweep({"base": {"trace": "azure-conv", "num_requests": 20, "policy": "ar"}, "grid": {"rate": [1, 2]}})
+    assert repr(swept).splitlines()[0] == "sweep: 2 of 2 cells"
+    assert swept._repr_html_().count("<tr>") == 3
+
+
+def test_the_page_of_the_python_functions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    assert all(f"dsim.{name}" in code for name in dsim.__all__ if name != "__version__")
+    held: dict[str, object] = {}
+    exec(compile(code, "docs/python.md", "exec"), held)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["policies"]
