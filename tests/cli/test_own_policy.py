@@ -1,0 +1,73 @@
+"""The tutorial, command by command as it is written, on less traffic; and `dsim policies --fields`."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from .command import dsim, held
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "policy-of-your-own.md"
+# An option that is given twice counts the second time.
+SHRUNK = {
+    "replay": ["--num-requests", "20"],
+    "tune": ["--num-requests", "60", "--trials", "3", "--replications", "2"],
+    "live": ["--num-requests", "3", "--rate", "50", "--lengths", "fixed:32,32"],
+    "policies": [],
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_every_command_of_the_tutorial_runs() -> None:
+    [code] = blocks("python")
+    assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text(encoding="utf-8")
+    Path("mine.py").write_text(code)
+    Path("space.toml").write_text(blocks("toml")[0])
+    commands = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
+    assert [command[1] for command in commands] == ["policies", "replay", "tune", "replay", "live"]
+    for _, name, *arguments in commands:
+        ran = dsim(name, *arguments, *SHRUNK[name])
+        assert ran.code == 0, (name, ran.err)
+    assert held(Path("runs/live")) == ["report.html", "requests.parquet", "run.json", "steps.parquet"]
+    text = Path("runs/tuned/policy.toml").read_text()
+    assert text.startswith(('policy = "optimus"\n', 'policy = "./mine.py:POLICY"\n'))
+    tried = {row.split(",")[1].strip('"') for row in Path("runs/tuned/trials.csv").read_text().splitlines()[1:]}
+    assert tried >= {"optimus", "./mine.py:POLICY"}
+
+
+def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> None:
+    example = ROOT / "examples" / "policies" / "compiled_rule.py"
+    ran = dsim("policies", "--fields", f"{example}:POLICY:4")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0].endswith(":POLICY:4: a chunk that goes by the queue's length")
+    assert lines[1] == "Source: docs/policy-of-your-own.md"
+    assert "  calm = 4: requests, waiting or running, that get the largest chunk [1 to 64]" in lines
+    as_json = dsim("policies", "--fields", "chunk:16", "--json").json
+    assert (as_json["name"], as_json["main"]) == ("chunk:16", "chunk")
+    assert next(field for field in as_json["fields"] if field["name"] == "chunk") == {
+        "axis": "granularity", "name": "chunk", "default": 16, "bounds": "2 to 64",
+        "meaning": "positions of a sequence computed a step, at most the block",
+    }  # fmt: skip
+    from dsim.engine.policy import PRESETS
+
+    for name, preset in PRESETS.items():
+        ran = dsim("policies", "--fields", name)
+        assert ran.out.startswith(f"{name}: {preset.summary}\n")
+        assert "no meaning given" not in ran.out, name
+
+
+def test_a_policy_that_is_not_there_is_one_line_and_exit_2() -> None:
+    ran = dsim("replay", "azure-conv", "--policy", "./none.py:POLICY")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "Error: policy './none.py:POLICY': ./none.py cannot be read: No such file or directory\n"
