@@ -219,6 +219,7 @@ class Engine:
             self._select_rows()
         if kind != NOTHING:
             core.plan(w, x, kind, now)
+            self._check_chunk()
         return kind
 
     def _check_chunk(self) -> None:

@@ -122,7 +122,7 @@ def is_shipped(part: Part) -> bool:
 
 def known_presets() -> list[str]:
     """The names of the presets, those of other distributions after ours."""
-    return [*PRESETS, *(name for name in entry_points(group=GROUP).names if name not in PRESETS)]
+    return [*PRESETS, *sorted(entry_points(group=GROUP).names - PRESETS.keys())]
 
 
 def preset_of(name: str, spec: str = "") -> Preset:

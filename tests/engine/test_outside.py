@@ -1,9 +1,12 @@
 """Policies from outside: named, filled in, written down, and refused in one line where they cannot be."""
 
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dsim.engine import policy as policies
 from dsim.engine.core import core_of
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
@@ -11,6 +14,7 @@ from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import file_of, name_of, parse, preset_of, settings_of, to_toml
 from dsim.engine.request import Request
+from dsim.engine.step import StepOutcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 HEAD = """
@@ -211,10 +215,7 @@ def test_a_rule_that_cannot_be_compiled_is_named_with_the_reason(rule: str, says
 def test_a_chunk_that_cannot_be_computed_is_refused_with_what_can(answer: int) -> None:
     running = engine(f"{write(POLICY)},answer={answer}")
     running.schedule(0.0)
-    plan = running._plan()
-    from dsim.engine.step import StepOutcome
-
-    running.commit(StepOutcome(0.1, plan.window & False), 0.1)
+    running.commit(StepOutcome(0.1, np.zeros((1, 32), np.bool_)), 0.1)  # the prefill
     with pytest.raises(PolicyError, match=f"Mine answers choose with {answer}, expected 1 to 32"):
         running.schedule(0.1)
 
@@ -222,3 +223,17 @@ def test_a_chunk_that_cannot_be_computed_is_refused_with_what_can(answer: int) -
 def test_a_preset_from_outside_is_its_policy_with_a_main_field() -> None:
     preset = preset_of(f"{EXAMPLES / 'compiled_rule.py'}:POLICY")
     assert (preset.main, preset.summary) == ("calm", "a chunk that goes by the queue's length")
+
+
+def test_an_entry_point_is_a_preset_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue_chunk_of_a_package.py").write_text((EXAMPLES / "compiled_rule.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    points = EntryPoints(
+        EntryPoint(name, f"queue_chunk_of_a_package:{held}", policies.GROUP)
+        for name, held in (("queue-chunk", "POLICY"), ("broken", "NOTHING"))
+    )
+    monkeypatch.setattr(policies, "entry_points", lambda group: points.select(group=group))
+    assert settings_of(parse("queue-chunk:4,max_chunk=16"))["calm"] == 4
+    assert policies.known_presets()[-2:] == ["broken", "queue-chunk"]
+    assert "policy 'broken': queue_chunk_of_a_package:NOTHING cannot be loaded: " in refused("broken")
+    assert "no preset is named 'queue-chunks' (did you mean queue-chunk?)" in refused("queue-chunks")
