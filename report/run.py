@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -153,8 +153,14 @@ def read_run(folder: str | Path) -> Run:
 def _check_manifest(info: dict[str, Any], where: str) -> None:
     """DsimError unless what reports read of a run.json is what they expect."""
     check_shape(info, Manifest, where)
+    hints = get_type_hints(Summary)
     for i, summary in enumerate(info.get("policies", [])):
-        check_shape(summary, Summary, f"{where}: policies[{i}]")
+        place = f"{where}: policies[{i}]"
+        check_shape(summary, dict[str, Any], place)
+        check_shape(summary.get("policy"), str, f"{place}.policy")
+        # An older run lacks newer numbers, and one that a load generator measured has none of a server's steps.
+        for name in hints.keys() & summary.keys():
+            check_shape(summary[name], hints[name] | None, f"{place}.{name}")
     known = {field.name for field in fields(Limits)}
     for i, limits in enumerate(info.get("limits", [])):
         place = f"{where}: limits[{i}]"

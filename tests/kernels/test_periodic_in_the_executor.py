@@ -1,6 +1,7 @@
 """MaskKV's steps, by the Triton kernels, say what they say by the references, and heads keep the same keys."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -31,8 +32,8 @@ class Told(PeriodicForward):
 
     said: list[Sampled]
 
-    def advance(self, tokens: Ints, step: Step, sampled: Ints) -> Sampled:
-        self.said.append(super().advance(tokens, step, sampled))
+    def advance(self, tokens: Ints, step: Step, sampled: Ints, *keys: npt.NDArray[np.uint64] | None) -> Sampled:
+        self.said.append(super().advance(tokens, step, sampled, *keys))
         return self.said[-1]
 
 

@@ -56,6 +56,7 @@ def decoder(config: ModelConfig = DEEP, seed: int = 1) -> Decoder:
     model = random_model(config, "cpu", torch.float32, seed=seed)
     with torch.no_grad():
         model.head.weight.mul_(20.0)
+        model.head.weight[config.mask_token] = 0.0  # no mask stays one (errata 8 has tests of its own)
         for layer in model.layers:
             layer.q_norm.weight.mul_(4.0)  # sharp attention
             layer.output.weight.mul_(10.0)  # that says much, to masks which are all embedded alike

@@ -51,7 +51,7 @@ SETTINGS = [
     "fast-dllm",
     "fast-dllm,logits=block,block_length=8",
     "fast-dllm:prefix,block_length=8",
-    "fast-dllm:prefix,strategy=low_confidence_dynamic,threshold=0.6",
+    "fast-dllm:prefix,strategy=low_confidence_dynamic,threshold=0.6,extra_pass=false",
     "sparse-dllm:0.3",
     "sparse-dllm:0.5,delay=0,pool_width=1",
     "sparse-dllm:0.5,delay=2,block_length=8,denoising_steps=6",
@@ -60,7 +60,7 @@ SETTINGS = [
     "sparse-dllm:1.0,delay=0",
     "sparse-dllm:0.5,strategy=low_confidence_dynamic,threshold=0.6",
 ]
-SERVED = ",max_batched_tokens=90,page_size=8,block_length=4"
+SERVED = ",max_batched_tokens=90,page_size=8,block_length=4,first_token=false"
 
 
 def policy_of(spec: str) -> Policy:

@@ -262,9 +262,9 @@ def test_all_rows_go_through_the_head_that_are_accounted_for(monkeypatch: pytest
     seen: list[int] = []
     sample = PeriodicForward._sample
 
-    def listen(self: PeriodicForward, hidden: torch.Tensor) -> Any:
+    def listen(self: PeriodicForward, hidden: torch.Tensor, *keys: Any) -> Any:
         seen.append(len(hidden))
-        return sample(self, hidden)
+        return sample(self, hidden, *keys)
 
     monkeypatch.setattr(PeriodicForward, "_sample", listen)
     for spec in ("dllm-cache:5,response_refresh=3", "maskkv:4,prompt_refresh=5,response_refresh=3"):

@@ -8,7 +8,7 @@ from dsim.live.model import Decoder
 from dsim.live.prompts import WORKLOADS, read_tokens
 from dsim.live.tiny import corpus, evaluate
 from dsim.live.tiny.train import CONTEXT, held_out_loss, hidden_suffix, masks
-from dsim.live.weights import SHIPPED, config_of, load
+from dsim.live.weights import FOLDERS, config_of, load
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def model() -> Decoder:
 
 
 def test_it_is_small() -> None:
-    assert (SHIPPED / "model.safetensors").stat().st_size <= 4_000_000
+    assert (FOLDERS["tiny"] / "model.safetensors").stat().st_size <= 4_000_000
     assert config_of("tiny").num_params < 2_000_000
 
 

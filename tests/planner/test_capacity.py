@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dsim.planner as planner
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
-from dsim.planner.capacity import Interrupted, Search, capacity, fewest_replicas, find
+from dsim.planner.capacity import Capacity, Interrupted, Search, capacity, fewest_replicas, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of, replication
 from dsim.planner.scenario import Scenario
@@ -77,7 +76,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"decode": 1.0}, Limit("compute")))
 
 
-def quick(scenario: Scenario, **options: Any) -> planner.Capacity:
+def quick(scenario: Scenario, **options: Any) -> Capacity:
     return capacity(scenario, jobs=1, curve=False, **options)
 
 
@@ -193,7 +192,7 @@ def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: Scenario) -> N
     write(dataclasses.replace(trace, extras={"slo_class": classes}), tmp_path / "two.csv")
     both = dataclasses.replace(md1, trace=str(tmp_path / "two.csv"), arrival="trace", lengths=None)
 
-    def of(*slos: str) -> planner.Capacity:
+    def of(*slos: str) -> Capacity:
         return quick(dataclasses.replace(both, slos=slos), num_requests=200, precision=0.4)
 
     strict = of("chat/mean:e2el=1500ms", "batch/mean:e2el=9s")
