@@ -19,6 +19,7 @@ from ..files.read import cut, parsing, quoted, read_json
 from ..files.shape import check_shape
 from .manifest import Manifest
 from .metrics import Summary
+from .slo import Slo
 
 SCHEMA, VERSION = "dsim-run", 1
 FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
@@ -153,6 +154,11 @@ def read_run(folder: str | Path) -> Run:
 def _check_manifest(info: dict[str, Any], where: str) -> None:
     """DsimError unless what reports read of a run.json is what they expect."""
     check_shape(info, Manifest, where)
+    for text in info.get("slos", []):
+        try:
+            Slo.parse(text)
+        except DsimError as error:
+            raise DsimError(f"{where}: slos: {error}") from None
     hints = get_type_hints(Summary)
     for i, summary in enumerate(info.get("policies", [])):
         place = f"{where}: policies[{i}]"

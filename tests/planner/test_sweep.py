@@ -421,7 +421,7 @@ def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(tmp_pat
     assert len(list((tmp_path / "again").iterdir())) == 6
     assert journal.read_bytes().startswith(finished)
     assert list(counts(journal).values()) == [1] * 10
-    sweep(config, tmp_path / "whole", jobs=1)
+    sweep(config, tmp_path / "whole", jobs=1, command=f"dsim sweep {config}")
     for name in ("results.csv", "results.parquet", "report.html"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -170,8 +170,8 @@ BAD = [
     (
         ("latency", "upkeep"),
         [{"cache": "OurCache", "phase": "full", "row": 0, "token": 0}],
-        'p.json: latency.upkeep[0].cache is "OurCache", expected one of NoCache, FastCache, SparseCache, '
-        "PeriodicCache, MaskKV",
+        'p.json: latency.upkeep[0].cache is "OurCache", expected one of NoCache, FastCache, PeriodicCache, '
+        "SparseCache, MaskKV",
     ),
     (
         ("latency", "upkeep"),
