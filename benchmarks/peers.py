@@ -1,11 +1,10 @@
-"""A peer's replay beside ours, in CPU seconds. `python benchmarks/peers.py [--peer-python PATH] [--runs 5] [ar|azure ...]`
+"""A peer's replay beside ours, in CPU seconds. `python benchmarks/peers.py [--peer-python PATH] [ar|azure ...]`
 
 The peer is the replay of NVIDIA Dynamo's mocker (`dynamo._core.run_mocker_trace_replay`, compiled Rust). It serves
 autoregressive models only, so both replay the same requests token by token: 512±256 tokens in and out at 1 req/s on one
-replica, and the Azure conversation trace on two, dealt in turn. The peer is given our replicas' pages, batch and prefill
-budget, and no prefix cache. It is timed with its own latency formula, and again with a decode step and a prefill that
-always take what ours take on average: so both make about as many steps. Beside them stands our elastic policy, which
-the peer has no counterpart of.
+replica, and the Azure conversation trace on two, dealt in turn. The peer is timed as it comes, and again with our
+replicas' pages, batch and prefill budget, no prefix cache, and a decode step and a prefill that always take what ours
+take on average: so both make about as many steps. Beside them stands our elastic policy, which it knows nothing of.
 
 Each side's clock starts when its program is loaded (and compiled), and stops when its metrics are there. The peer reads
 the requests from a file: some milliseconds of its time. The two take turns, so that a busy machine slows both alike.
@@ -90,46 +89,44 @@ def compare(name: str, trace: Trace, replicas: int, python: str, runs: int) -> N
         "prefill_ms": 1000 * totals.prefill_time / totals.num_prefill_steps,
         "decode_ms": 1000 * totals.decode_time / totals.num_decode_steps,
     }
-    timings = {"its own latency": {"type": "polynomial"}, "our mean latency": fixed}
+    like_ours = {
+        "num_gpu_blocks": limits.num_pages,
+        "block_size": block,
+        "max_num_seqs": limits.max_batch,
+        "max_num_batched_tokens": limits.max_prefill_tokens,
+        "enable_prefix_caching": False,
+        "timing_model": fixed,
+    }
+    engines: dict[str, dict[str, Any]] = {"as it comes": {"block_size": block}, "set like ours": like_ours}
     seconds: dict[str, list[float]] = {}
     ended: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         write(trace, path, block)
         for _ in range(runs):
-            for timing, model in timings.items():
-                engine = {
-                    "num_gpu_blocks": limits.num_pages,
-                    "block_size": block,
-                    "max_num_seqs": limits.max_batch,
-                    "max_num_batched_tokens": limits.max_prefill_tokens,
-                    "enable_prefix_caching": False,
-                    "timing_model": model,
+            for setting, engine in engines.items():
+                arguments = {
+                    "trace": str(path),
+                    "trace_block_size": block,
+                    "num_workers": replicas,
+                    "extra_engine_args": {"engine": engine},
                 }
-                took, result = peers(
-                    python,
-                    {
-                        "trace": str(path),
-                        "trace_block_size": block,
-                        "num_workers": replicas,
-                        "extra_engine_args": {"engine": engine},
-                    },
-                )
-                key = f"{PEER}, ar, {timing}"
+                took, result = peers(python, arguments)
+                key = f"{PEER}, ar, {setting}"
                 seconds.setdefault(key, []).append(took)
                 ended[key] = f"{result['completed']:,} done, {result['tpot_ms']:.1f} ms a token"
             for policy in policies:
                 took, summary = ours(trace, policy, replicas)
                 seconds.setdefault(f"dsim, {policy}", []).append(took)
                 ended[f"dsim, {policy}"] = f"{summary.completed:,} done, {summary.tpot_ms.mean:.1f} ms a token"
-    print(f"{name}: {len(trace):,} requests, {replicas} replica{'s' if replicas > 1 else ''}; load {os.getloadavg()[0]:.1f}")
+    print(f"{name}: {len(trace):,} requests, replicas: {replicas}; load {os.getloadavg()[0]:.1f}")
     medians = {who: statistics.median(times) for who, times in seconds.items()}
     for who, median in medians.items():
         times = seconds[who]
         against = [f"{medians[other] / median:.1f} x {other}" for other in medians if other.startswith(PEER)]
         print(
-            f"  {who:36} {median:6.2f} s of CPU ({min(times):.2f} to {max(times):.2f}), {len(trace) / median:8,.0f} req/s; "
-            f"{ended[who]}{'' if who.startswith(PEER) else '; ' + ', '.join(against)}",
+            f"  {who:32} {median:6.2f} s of CPU ({min(times):.2f} to {max(times):.2f}), "
+            f"{len(trace) / median:8,.0f} req/s; {', '.join([ended[who], *([] if who.startswith(PEER) else against)])}",
             flush=True,
         )
 
