@@ -10,7 +10,7 @@ from . import core
 from .draw import Draws
 from .errors import DsimError, PolicyError
 from .histogram import CountHistogram, TimeHistogram
-from .jit import entry, without_overflow_warnings
+from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of
@@ -340,7 +340,7 @@ class Engine:
     def _entry(self, draws: Draws, cost: Cost, journal: Any) -> Any:
         """core.run for these arguments, whose types stay what they are from one call to the next."""
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
-            made = entry(self._core.run, self._w, self._x, draws, cost, journal, 0.0, 0.0, 0, False)
+            made = self._core.entry(self._w, self._x, draws, cost, journal, 0.0, 0.0, 0, False)
             self._run = draws, cost, made
         return self._run[2]
 

@@ -94,4 +94,4 @@ def test_the_loop_is_compiled_once_whatever_the_run() -> None:
     profile = load(golden.profile_name(policy))
     for append, concurrency in ((None, None), (lambda columns, lists: None, None), (None, 2)):
         simulate(trace, profile, policy, append=append, concurrency=concurrency)
-    assert len(core_of(policy).run.signatures) == 1
+    assert len(core_of(policy).run.__wrapped__.signatures) == 1
