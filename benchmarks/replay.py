@@ -1,78 +1,152 @@
-"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|million ...]`
+"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|full|million ...]`
 
-azure: the Azure conversation trace under several policies, two replicas. ar: the published peers' workload, 512±256
-tokens in and out at 1 req/s, autoregressive (the fastest open peer, compiled Go: 926 req/s at 50 KB a request; a Python
-peer: 568). million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight replicas at 80 % of their capacity.
-Compilation is done before the clock starts. One process, one core.
+azure: the Azure conversation trace under several policies, two replicas. ar: 512±256 tokens in and out at 1 req/s,
+autoregressive (`benchmarks/peers.py` runs a peer beside it). full: full-sequence policies, ShareGPT lengths at 80 % of
+their capacity. memory: what a request costs. compile: what the first run of a policy costs on a machine that never ran
+it. million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight replicas at 80 % of their capacity, dealt in
+turn and then by a router that looks at the replicas.
+
+One process. Times are of the processor, not of the clock, and medians where there are several runs; compilation is done
+before. `-o` is the same with the journal written. A replay's memory is its process's: each million has its own.
 """
 
 import argparse
+import multiprocessing
+import os
 import resource
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import tracemalloc
+from pathlib import Path
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
-from dsim.report.metrics import summarize
+from dsim.report.files import RunWriter
+from dsim.report.metrics import Summary, summarize
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 from dsim.traces import load as load_trace
 
+FULL_SEQUENCE = "rtx4090-48gb-llada-8b"
+MILLION = 1_000_000
 
-def timed(name: str, trace: Trace, policy: str, replicas: int) -> None:
-    """Replay once and print the figures."""
-    profile = load(DEFAULT)
-    simulate(trace.head(100), profile, parse(policy), replicas=replicas)
-    start = time.perf_counter()
-    run = simulate(trace, profile, parse(policy), replicas=replicas)
-    took = time.perf_counter() - start
-    s = summarize(policy, run.table.columns, run.totals, replicas=replicas)
-    steps = s.num_decode_steps + s.num_prefill_steps
+
+def once(trace: Trace, policy: str, replicas: int, router: str, profile: str, journal: bool) -> tuple[float, Summary]:
+    """CPU seconds of one replay, its metrics and its journal, and the metrics."""
+    start = time.process_time()
+    with tempfile.TemporaryDirectory() as folder, RunWriter(Path(folder) / "run") as writer:
+        append = writer.steps(policy).append if journal else None
+        run = simulate(trace, load(profile), parse(policy), replicas=replicas, router=router, append=append)
+        summary = summarize(policy, run.table.columns, run.totals, replicas=replicas)
+        if journal:
+            writer.requests(policy, run.table.columns)
+    return time.process_time() - start, summary
+
+
+def timed(
+    name: str, trace: Trace, policy: str, replicas: int, *, router: str = "round-robin", profile: str = DEFAULT,
+    runs: int = 3, journals: tuple[bool, ...] = (False, True),
+) -> None:  # fmt: skip
+    """Replay and print the figures, without the journal and with it."""
+    once(trace.head(100), policy, replicas, router, profile, False)
+    for journal in journals:
+        done = [once(trace, policy, replicas, router, profile, journal) for _ in range(runs)]
+        took, s = statistics.median(seconds for seconds, _ in done), done[0][1]
+        steps = s.num_decode_steps + s.num_prefill_steps
+        print(
+            f"{name:8} {policy:15} {'-o' if journal else '  '} {len(trace):>9,} requests x {replicas}, {router}: "
+            f"{took:6.2f} s of CPU, {len(trace) / took:8,.0f} req/s, {steps / took:9,.0f} steps/s; "
+            f"stable {s.stable}, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:,.0f} MiB; "
+            f"load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+
+
+def memory(policy: str) -> None:
+    """Print the bytes that a request costs: what a replay of 20,000 allocates at its peak beyond one of 10,000."""
+    profile, parsed = load(DEFAULT), parse(policy)
+    peaks = []
+    for num in (1000, 10_000, 20_000):  # the first compiles
+        trace = synth("poisson", 2.0, lengths="sharegpt", num_requests=num)
+        tracemalloc.start()
+        simulate(trace, profile, parsed)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    print(f"memory   {policy:15} {(peaks[2] - peaks[1]) / 10_000:.0f} bytes a request")
+
+
+def first_run(policy: str, profile: str) -> None:
+    """Print what a run of few requests costs with nothing compiled before, and again with it."""
+    command = [sys.executable, __file__, "--once", policy, profile]
+    with tempfile.TemporaryDirectory() as folder:
+        took = []
+        for _ in range(2):
+            before = _children()
+            subprocess.run(command, check=True, env={**os.environ, "NUMBA_CACHE_DIR": folder})
+            took.append(_children() - before)
     print(
-        f"{name:8} {policy:15} {len(trace):>9,} requests x {replicas}: {took:7.1f} s, {len(trace) / took:8,.0f} req/s, "
-        f"{steps / took:9,.0f} steps/s; stable {s.stable}, "
-        f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:,.0f} MiB of process",
+        f"compile  {policy:15} {took[0]:5.1f} s of CPU for the first run of ten requests, {took[1]:.1f} s for the "
+        f"second; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 
 
-def memory(policy: str) -> None:
-    """Bytes that a request costs: what a replay of 4,000 allocates at its peak beyond one of 2,000."""
-    peaks = []
-    for num in (2000, 4000):
-        trace = synth("poisson", 2.0, lengths="sharegpt", num_requests=num)
-        tracemalloc.start()
-        simulate(trace, load(DEFAULT), parse(policy))
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    print(f"memory   {policy:15} {(peaks[1] - peaks[0]) / 2000:.0f} bytes a request")
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
-def capacity(policy: str, replicas: int) -> float:
+def capacity(policy: str, replicas: int, profile: str = DEFAULT) -> float:
     """Requests per second that a saturated fleet completes, ShareGPT lengths."""
     trace = synth("poisson", 1000.0, lengths="sharegpt", num_requests=3000)
-    run = simulate(trace, load(DEFAULT), parse(policy))
+    run = simulate(trace, load(profile), parse(policy))
     return replicas * summarize(policy, run.table.columns, run.totals).request_throughput
+
+
+def million(rate: float, router: str) -> None:
+    """Replay the million."""
+    trace = synth("poisson", rate, lengths="sharegpt", num_requests=MILLION)
+    timed("million", trace, "optimus", 8, router=router, runs=1, journals=(False,))
 
 
 def main() -> None:
     """Run the benchmarks named, or the short ones."""
-    names = ("azure", "ar", "memory", "million")
+    names = ("azure", "ar", "full", "memory", "compile", "million")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="*", default=["azure", "ar", "memory"], help=", ".join(names))
-    which = parser.parse_args().which
+    parser.add_argument("which", nargs="*", default=["azure", "ar", "full", "memory"], help=", ".join(names))
+    parser.add_argument("--once", nargs=2, metavar=("POLICY", "PROFILE"), help="replay ten requests and print nothing")
+    given = parser.parse_args()
+    if given.once:
+        policy, profile = given.once
+        simulate(load_trace("azure-conv").head(10), load(profile), parse(policy))
+        return
+    which = given.which
     if "azure" in which:
         for policy in ("optimus", "chunk:8", "lmdeploy-bd32", "sglang-bd32", "ar"):
             timed("azure", load_trace("azure-conv"), policy, 2)
     if "ar" in which:
         timed("ar", synth("poisson", 1.0, lengths="normal:512,256", num_requests=20_000), "ar", 1)
+    if "full" in which:
+        for policy in ("dllm-serve", "sparse-dllm", "dllm-cache"):
+            rate = 0.8 * capacity(policy, 1, FULL_SEQUENCE)
+            trace = synth("poisson", rate, lengths="sharegpt", num_requests=3000)
+            timed("full", trace, policy, 1, profile=FULL_SEQUENCE)
     if "memory" in which:
         for policy in ("optimus", "ar"):
             memory(policy)
+    if "compile" in which:
+        for policy in ("ar", "lmdeploy-bd32", "optimus", "dllm-serve"):
+            first_run(policy, FULL_SEQUENCE if policy == "dllm-serve" else DEFAULT)
     if "million" in which:
         rate = 0.8 * capacity("optimus", 8)
-        print(f"million  optimus at {rate:.1f} req/s, 80 % of what eight replicas complete when saturated")
-        timed("million", synth("poisson", rate, lengths="sharegpt", num_requests=1_000_000), "optimus", 8)
+        print(f"million  optimus at {rate:.1f} req/s, 80 % of what eight replicas complete when saturated", flush=True)
+        for router in ("round-robin", "least-tokens"):
+            run = multiprocessing.get_context("spawn").Process(target=million, args=(rate, router))
+            run.start()
+            run.join()
 
 
 if __name__ == "__main__":

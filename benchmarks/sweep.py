@@ -1,7 +1,7 @@
 """How long a sweep takes and what a second core gives. `python benchmarks/sweep.py [cells|scaling ...]`
 
 cells: 200 cells, five policies x ten rates x four seeds, 1,500 requests of the Azure conversation trace each, two jobs
-(at most 300 s are asked). scaling: the same 16 cells of a second and more with one job and with two; efficiency is
+(at most 60 s are asked). scaling: the same 16 cells of a second and more with one job and with two; efficiency is
 t(1) / (2 t(2)) (at least 85 % is asked). Each is begun with fresh workers. On a busy machine the clock says little: the
 ratio of the CPU times is what two idle cores would give, and a plain loop, timed alone and twice at once, says how busy
 it is.

@@ -2,7 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from numba.core.errors import NumbaError
@@ -13,7 +14,7 @@ from .block import plan_block, plan_prefill
 from .emission import account, begin
 from .errors import PolicyError
 from .hooks import commit_rows, decide, draw_rows, plan_rows, rows_updated, select, settle, step_over
-from .jit import JIT, bind, rule, uncompiled
+from .jit import JIT, bind, entry, rule, uncompiled
 from .journal import record_step
 from .latency import price
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS
@@ -151,15 +152,24 @@ class Core:
         if name not in _ENTRIES:
             raise AttributeError(name)
         made = bind(_ENTRIES[name], self._answers, self._say)
+        setattr(self, name, self._reporting(made) if JIT else made)
+        return getattr(self, name)
 
+    def entry(self, *arguments: Any) -> Any:
+        """`run` for arguments of these types alone (jit.entry)."""
+        return self._reporting(entry)(getattr(self.run, "__wrapped__", self.run), *arguments)
+
+    def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
+        """A rule whose first call may find that it cannot be compiled: a PolicyError then."""
+
+        @wraps(made)
         def compiled(*arguments: Any) -> Any:
             try:
                 return made(*arguments)
             except (NumbaError, KeyError) as error:
                 raise PolicyError(f"policy {self._name}: {uncompiled(error, self._answers.values())}") from error
 
-        setattr(self, name, compiled if JIT else made)
-        return getattr(self, name)
+        return compiled
 
     def _say(self) -> None:
         if not self._said:

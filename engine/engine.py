@@ -95,6 +95,7 @@ class Engine:
         self._w = new_world(fixed, table.rows)
         self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())
         self._done, self._idle_calls = -1, 0  # see _check_progress
+        self._run: tuple[Draws, Cost, Any] | None = None  # what `_entry` made, and of what
         self._host = TimeHistogram()  # latency less the device's time, where someone measured it
         self._grow(16)
 
@@ -134,7 +135,7 @@ class Engine:
     def idle(self) -> bool:
         """Whether there is nothing to do until a request arrives."""
         c = self._c
-        return not c["num_waiting"] and not c["num_running"] and c["num_group"] < 0 and c["kind"] == NOTHING
+        return bool(c["kind"] == NOTHING and not c["num_waiting"] and not c["num_running"] and c["num_group"] < 0)
 
     @property
     def totals(self) -> StepTotals:
@@ -174,7 +175,8 @@ class Engine:
         if waiting + len(self._w.q) + 1 > len(self._w.queue):
             self._set(with_queue(self._w, len(self._w.q) + 1))
         queue = self._w.queue
-        queue[(int(c["queue_head"]) + waiting) % len(queue)] = i, -1
+        end = (int(c["queue_head"]) + waiting) % len(queue)
+        queue[end, 0], queue[end, 1] = i, -1
         c["num_waiting"] = waiting + 1
         c["outstanding_tokens"] += request.input_length + request.output_length
         return True
@@ -314,7 +316,7 @@ class Engine:
         with without_overflow_warnings():
             while True:
                 journal = NO_JOURNAL if recorder is None else recorder.journal
-                run = self._run_plain if self.policy.granularity.given else self._core.run
+                run = self._run_plain if self.policy.granularity.given else self._entry(draws, cost, journal)
                 why = run(self._w, self._x, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
                 if why == core.IN_FLIGHT:
                     return float(c["now"] + c["latency"])
@@ -334,6 +336,13 @@ class Engine:
                         self._check_progress()
                     return float(c["clock"])
                 now = float(c["clock"])
+
+    def _entry(self, draws: Draws, cost: Cost, journal: Any) -> Any:
+        """core.run for these arguments, whose types stay what they are from one call to the next."""
+        if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
+            made = self._core.entry(self._w, self._x, draws, cost, journal, 0.0, 0.0, 0, False)
+            self._run = draws, cost, made
+        return self._run[2]
 
     def _run_plain(
         self, w: Any, x: Any, draws: Draws, cost: Cost, journal: Any, now: float, horizon: float, most: int,

@@ -157,6 +157,14 @@ def _finalize_unoptimised(library: Any) -> None:
     library._finalized = True
 
 
+def entry(function: Any, *arguments: Any) -> Any:
+    """The machine code of a rule for arguments of these types, to be called with no others: they are not looked at.
+
+    numba looks at the type of every array at every call, which takes longer than a short call itself.
+    """
+    return function.compile(tuple(function.typeof_pyval(a) for a in arguments)) if JIT else function
+
+
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """A rule as plain Python, and all that it calls: for a few calls, which are not worth compiling it."""
     source = getattr(function, "py_func", function)

@@ -58,9 +58,10 @@ class Replica:
             until = engine.run(env.now, self._horizon(), draws, cost, self._recorder, self._until_finish)
             if until > env.now:
                 yield env.at(until)
-            if engine.num_completed > done:
-                ended, done = engine.num_completed - done, engine.num_completed
-                self._finished(ended, env.now)
+            completed = engine.num_completed
+            if completed > done:
+                self._finished(completed - done, env.now)
+                done = completed
             if engine.idle:
                 self._asleep = True
                 self._arrival = env.event()

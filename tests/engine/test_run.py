@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from dsim.engine.core import core_of
 from dsim.engine.engine import Engine
+from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import bucket
 from dsim.engine.policy import PRESETS, parse
 from dsim.profiler.profile import load
 from dsim.sim.step_model import StepModel
-from dsim.sim.twin import Result, commit_model_of, draws_of, limits_of
+from dsim.sim.twin import Result, commit_model_of, draws_of, limits_of, simulate
 
 from . import golden
 
@@ -84,3 +86,12 @@ def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.Monke
     whole = golden.digest(*golden.run(spec, how))
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
     assert golden.digest(*golden.run(spec, how)) == whole
+
+
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+def test_the_loop_is_compiled_once_whatever_the_run() -> None:
+    policy, trace = parse("ar"), golden.trace_of(full_sequence=False)
+    profile = load(golden.profile_name(policy))
+    for append, concurrency in ((None, None), (lambda columns, lists: None, None), (None, 2)):
+        simulate(trace, profile, policy, append=append, concurrency=concurrency)
+    assert len(core_of(policy).run.__wrapped__.signatures) == 1
