@@ -25,6 +25,8 @@ from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import register_pass
 from numba.core.typed_passes import NativeLowering
 
+from .errors import PolicyError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 JIT = not config.DISABLE_JIT
@@ -67,10 +69,14 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> A
         reaches = _reaches(function, answers, set())
         if not reaches and function in _INNER:
             return _INNER[function]
-        made[id(function)] = function  # a rule that calls itself is not bound
+        made[id(function)] = None if reaches else function  # while it is made
         made[id(function)] = _inner(_copy(function, answers, made))
         if not reaches:
             _INNER[function] = made[id(function)]
+    if made[id(function)] is None:
+        raise PolicyError(
+            f"rule {_name(function)} calls itself, by way of what answers its questions: expected no circle"
+        )
     return made[id(function)]
 
 
