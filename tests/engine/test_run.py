@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from dsim.engine.engine import Engine
+from dsim.engine.commits import NO_DRAWS
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
-from dsim.engine.latency import bucket
+from dsim.engine.latency import LatencyModel, bucket
 from dsim.engine.policy import PRESETS, parse
+from dsim.engine.request import Request
 from dsim.profiler.profile import load
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import Result, commit_model_of, draws_of, limits_of
@@ -84,3 +87,14 @@ def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.Monke
     whole = golden.digest(*golden.run(spec, how))
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
     assert golden.digest(*golden.run(spec, how)) == whole
+
+
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+def test_a_run_from_a_whole_number_of_seconds_is_compiled_no_second_time() -> None:
+    latency = LatencyModel(((0.0, 1.0),), 0.0)
+    engine = Engine(parse("ar"), Limits(99, 100, 9), RequestTable(1), latency=latency)
+    engine.submit(Request(0, 0.0, 4, 3))
+    assert engine.run(0, 1, NO_DRAWS, latency.arrays()) == 1.0
+    before = len(engine._core.run.signatures)
+    assert engine.run(1.0, 9.0, NO_DRAWS, latency.arrays()) == 3.0
+    assert len(engine._core.run.signatures) == before
