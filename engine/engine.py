@@ -213,14 +213,14 @@ class Engine:
     def _schedule(self, now: float) -> int:
         core, w, x = self._core, self._w, self._x
         if not self.policy.granularity.given:
-            kind = int(core.schedule(w, x, now))
+            kind = int(core.schedule(w, x, float(now)))
             self._check_chunk()
             return kind
         kind = int(core.choose_rows(w, x))
         if kind == DECODE_STEP:
             self._select_rows()
         if kind != NOTHING:
-            core.plan(w, x, kind, now)
+            core.plan(w, x, kind, float(now))
             self._check_chunk()
         return kind
 
@@ -281,7 +281,7 @@ class Engine:
         c["latency"] = outcome.latency
         if outcome.device == outcome.device:  # not NaN: someone measured it
             self._host.add(max(0.0, outcome.latency - outcome.device))
-        self._core.commit(w, self._x, now)
+        self._core.commit(w, self._x, float(now))
         return w.lists[DONE, : int(c["num_done"])].copy()
 
     def _plan(self) -> StepPlan:
@@ -313,6 +313,7 @@ class Engine:
         stops where requests finish. The same, bit for bit, as one `schedule`, step model and `commit` after another.
         """
         c = self._c
+        now, horizon = float(now), float(horizon)  # a whole number would be compiled for anew
         with without_overflow_warnings():
             while True:
                 journal = NO_JOURNAL if recorder is None else recorder.journal
@@ -325,7 +326,6 @@ class Engine:
                     recorder.make_room(int(c["num_rows"]))
                 elif why == core.NO_SLOTS:
                     self._make_slots()
-                    c = self._c
                 elif why == core.BAD_CHUNK:
                     self._check_chunk()
                 elif why == core.IDLE_NOW:

@@ -29,6 +29,8 @@ from numba.core.errors import TypingError
 from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 
+from .errors import PolicyError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 JIT = not config.DISABLE_JIT
@@ -69,16 +71,20 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> A
     """
     if id(function) not in made:
         reaches = _reaches(function, answers, set())
-        if not reaches and id(function) in _INNER:
-            return _INNER[id(function)]
-        made[id(function)] = function  # a rule that calls itself is not bound
+        if not reaches and function in _INNER:
+            return _INNER[function]
+        made[id(function)] = None if reaches else function  # while it is made
         made[id(function)] = _inner(_copy(function, answers, made))
         if not reaches:
-            _INNER[id(function)] = made[id(function)]
+            _INNER[function] = made[id(function)]
+    if made[id(function)] is None:
+        raise PolicyError(
+            f"rule {_name(function)} calls itself, by way of what answers its questions: expected no circle"
+        )
     return made[id(function)]
 
 
-_INNER: dict[int, Any] = {}
+_INNER: dict[Any, Any] = {}  # by the rule itself: an id may be another rule's later
 
 
 def _copy(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
@@ -290,6 +296,7 @@ def _identity(value: Any, seen: set[int]) -> str:
     seen.add(id(plain))
     h = hashlib.sha256()
     _add_code(h, plain.__code__)
+    h.update(repr((plain.__defaults__, plain.__kwdefaults__)).encode())
     for name in sorted(_names(plain.__code__) & plain.__globals__.keys()):
         h.update(f"{name}={_identity(plain.__globals__[name], seen)}".encode())
     for cell in plain.__closure__ or ():

@@ -264,7 +264,13 @@ def _pages_needed(w: Any, x: Any, slot: Any) -> Any:
 def order_by_update(w: Any, x: Any) -> None:
     """Put the rows of the step behind all others: LMDeploy's order is by the last update (block-diffusion.md 2.1)."""
     c = w.c[0]
-    if x.p[0].preempts != UPDATED or c.num_rows == c.num_running:
+    if x.p[0].preempts != UPDATED:
+        return
+    left = 0
+    for i in range(c.num_rows):
+        if not w.q[w.lists[ROWS, i]].finished:
+            left += 1
+    if left == c.num_running:  # all that run were in the step, in this order
         return
     for i in range(c.num_rows):
         q = w.q[w.lists[ROWS, i]]

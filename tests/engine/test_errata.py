@@ -54,6 +54,18 @@ def test_the_sequence_that_was_updated_last_loses_its_pages(fields: str, loser: 
     assert lost == [loser]
 
 
+def test_a_sequence_that_a_step_left_out_stands_before_those_it_updated_though_one_of_them_ended() -> None:
+    w = World("lmdeploy-bd32:4,page_size=4,num_loops=1")
+    w.submit(0, 4, 4)
+    w.submit(1, 4, 8)
+    w.step()
+    w.submit(2, 4, 8)
+    assert w.step() == "prefill 2:PPPP"
+    assert w.schedule() == "decode 0D:MMMM 1D:MMMM"
+    assert w.commit({0: [0, 1, 2, 3]}) == [0]  # two rows, and two sequences go on: not the same two
+    assert w.step() == "decode 2D:MMMM 1D:MMMM"
+
+
 @pytest.mark.parametrize(("fields", "rows"), [("", [[1, 2]] * 3), (",fetch_nothing=false", [[1], [2], [1]])])
 def test_a_prefetch_that_can_let_nobody_in_fetches_nothing(fields: str, rows: list[list[int]]) -> None:
     w = World("lmdeploy-bd32:4,num_loops=1" + fields, max_batch=2)

@@ -42,8 +42,8 @@ class Kind(IntEnum):
 
 
 @rule
-def more(tokens):
-    return tokens * int(TABLE[0] > 1.0) + shares.SHARE * MORE + Kind.ONE
+def more(tokens, extra=0):
+    return extra + tokens * int(TABLE[0] > 1.0) + shares.SHARE * MORE + Kind.ONE
 
 
 @rule
@@ -112,3 +112,5 @@ def test_an_edit_of_a_plug_in_s_rule_and_of_all_that_it_goes_by_is_picked_up(pla
     assert run(place, ASK) == 1017
     edit(place / "plugin.py", "tokens * int", "2 * tokens * int")  # a rule that the answer calls
     assert run(place, ASK) == 2017
+    edit(place / "plugin.py", "extra=0", "extra=100")
+    assert run(place, ASK) == 2117

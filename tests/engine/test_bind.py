@@ -1,0 +1,43 @@
+"""Rules bound into one: each placeholder in it stands for the rule that answers it, however deep it is called."""
+
+from typing import Any
+
+import pytest
+
+from dsim.engine.errors import PolicyError
+from dsim.engine.jit import bind, rule
+
+
+@rule
+def ask(n: Any) -> Any:
+    """A placeholder."""
+    return 0
+
+
+@rule
+def between(n: Any) -> Any:
+    return 10 * ask(n)
+
+
+@rule
+def top(n: Any) -> Any:
+    return between(n) + 1
+
+
+@rule
+def double(n: Any) -> Any:
+    return 2 * n
+
+
+@rule
+def asks_itself(n: Any) -> Any:
+    return 100 + between(n - 1) if n > 0 else 7
+
+
+def test_a_placeholder_stands_for_its_answer_however_deep_it_is_called() -> None:
+    assert (top(3), bind(top, {ask: double})(3)) == (1, 61)
+
+
+def test_a_rule_that_answers_a_question_by_asking_it_is_refused() -> None:
+    with pytest.raises(PolicyError, match="rule between calls itself, by way of what answers its questions"):
+        bind(top, {ask: asks_itself})
