@@ -10,7 +10,7 @@ from ..admission import canvas, copy_list, head
 from ..errors import PolicyError
 from ..hooks import commit_rows, decide, plan_rows, work
 from ..jit import rule
-from ..part import Answers, Policy, Preset, Range, Scheduler, check_batch
+from ..part import MAX_BLOCK, Answers, Policy, Preset, Range, Scheduler, check_batch
 from ..passes import can_let_in, commit_passes, let_head_in, plan_passes, tokens_of_row
 from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH
 from .llada import ONE_A_STEP, PAGES
@@ -65,7 +65,8 @@ class PhaseMultiplexed(Scheduler):
         return {"pads": self.pads}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        return {"loads": np.zeros(policy.unmasking.denoising_steps or policy.block_length, np.int64)}
+        each = policy.unmasking.denoising_steps or policy.block_length
+        return {"loads": np.zeros(MAX_BLOCK, np.int64), "num_loads": each}
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_multiplexed, plan_rows: plan_passes, commit_rows: commit_passes}
@@ -126,7 +127,8 @@ def decide_multiplexed(w: Any, x: Any) -> int:
 @rule
 def _let_in(w: Any, x: Any, num: Any, used: Any, budget: Any, most: Any) -> int:
     """Let in waiting requests beside `num` rows of `used` tokens; they are listed in SCRATCH."""
-    c, f, p, loads = w.c[0], w.f[0], x.p[0], x.m[0].loads
+    c, f, p, m = w.c[0], w.f[0], x.p[0], x.m[0]
+    loads = m.loads[: m.num_loads]
     new = 0
     if p.look_ahead:
         _count_loads(w, x, loads)

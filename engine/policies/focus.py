@@ -11,7 +11,7 @@ from ..draw import Draws, delta_row, draw_slot
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
 from ..jit import rule
-from ..part import Answers, Choice, Policy, Preset, Range
+from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
 from ..state import MASKED, ROWS
 from ..step import Evicting, StepPlan
 from .delayed_cache import DelayedCache, settle_delayed
@@ -88,7 +88,7 @@ class Focus(DelayedCache):
         }  # fmt: skip
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        width = policy.width
+        width = MAX_BLOCK  # for all blocks, so that one compilation serves them
         return {
             "decodable": np.zeros(width, np.uint8), "delta": np.zeros(width, np.float32),
             "spots": np.zeros(width, np.int64), "selected": np.zeros(width, np.uint8),

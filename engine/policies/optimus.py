@@ -64,14 +64,17 @@ class ElasticChunk(Streaming):
         return {"robust": self.estimator == "robust", "hysteresis": float(self.hysteresis)}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        chunks = np.array(self.chunks(), np.int64)
-        size = policy.width + 1
-        curve = np.ones(size)  # before the first observation: one commit a step
+        # Arrays are as long for all fields, so that one compilation serves them all.
+        most = 2 * MAX_BLOCK + 1
+        chunks = np.zeros(MAX_BLOCK, np.int64)
+        chunks[: len(self.chunks())] = self.chunks()
+        curve = np.ones(most)  # before the first observation: one commit a step
         curve[0] = 0.0
-        whole = np.zeros(size, np.int64)
+        whole = np.zeros(most, np.int64)
         return {
-            "chunks": chunks, "latency": np.zeros(len(chunks)), "latency_batch": 0, "last": 0, "observed": 0,
-            "curve": curve, "slots": np.zeros(size), "rate": np.zeros(len(chunks)), "counts": whole, "sums": whole,
+            "chunks": chunks, "num_chunks": len(self.chunks()), "latency": np.zeros(MAX_BLOCK), "latency_batch": 0,
+            "last": 0, "observed": 0, "width": policy.width, "curve": curve, "slots": np.zeros(most),
+            "rate": np.zeros(MAX_BLOCK), "counts": whole, "sums": whole,
         }  # fmt: skip
 
     def answers(self, policy: Policy) -> Answers:
@@ -100,7 +103,7 @@ def _latencies(w: Any, x: Any, batch: Any) -> None:
     c.batch = batch
     c.prefill_tokens = 0
     c.num_forwards = 1
-    for i in range(len(m.chunks)):
+    for i in range(m.num_chunks):
         c.tokens = m.chunks[i] * batch
         c.head_rows = c.tokens
         c.sampled_rows = c.tokens
@@ -111,10 +114,9 @@ def _latencies(w: Any, x: Any, batch: Any) -> None:
 def _best(p: Any, m: Any, step: Any) -> int:
     """The chunk of the next step."""
     chunks, curve, slots, rate = m.chunks, m.curve, m.slots, m.rate
-    n = len(chunks)
+    n, size = m.num_chunks, m.width
     if m.observed < p.cold_start or (p.probe_every > 0 and step % p.probe_every == 0):
         return int(chunks[n - 1])
-    size = len(curve) - 1
     top = -np.inf
     for k in range(size + 1):
         top = max(top, k + curve[k])
@@ -147,13 +149,13 @@ def _best(p: Any, m: Any, step: Any) -> int:
 def learn_curve(w: Any, x: Any, prefill: Any) -> None:
     """Show the curve a step; a prefill's block counts as computed at the largest chunk (6.4 h)."""
     c, m, p = w.c[0], x.m[0], x.p[0]
-    for k in range(len(m.counts)):
+    for k in range(m.width + 1):
         m.counts[k] = 0
         m.sums[k] = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         count_prefixes(w.status[slot], w.window[slot], w.committed[slot], not p.robust, m.counts, m.sums)
-    m.observed = _observe(m.curve, m.counts, m.sums, m.observed, p.robust, p.memory)
+    m.observed = _observe(m.curve[: m.width + 1], m.counts, m.sums, m.observed, p.robust, p.memory)
 
 
 @rule

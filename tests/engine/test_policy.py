@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dsim.engine.engine import _record_of as record_of
 from dsim.engine.errors import PolicyError
+from dsim.engine.part import numbers_of
 from dsim.engine.policies.ar import Autoregressive
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
@@ -226,3 +228,15 @@ def test_axes_that_do_not_go_together_are_refused(axes: dict[str, object], says:
     with pytest.raises(PolicyError) as e:
         Policy("mine", **axes)  # type: ignore[arg-type]
     assert str(e.value) == f"mine: {says}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "other"),
+    [
+        ("optimus", "optimus:8,obs=true,block_length=16,candidates=2/8"), ("focus", "focus,block_length=8"),
+        ("dllm-serve", "dllm-serve,denoising_steps=8"),
+    ],
+)  # fmt: skip
+def test_one_compilation_serves_a_policy_of_any_fields(spec: str, other: str) -> None:
+    assert record_of(parse(spec)).dtype == record_of(parse(other)).dtype
+    assert numbers_of(parse(spec)).dtype == numbers_of(parse(other)).dtype

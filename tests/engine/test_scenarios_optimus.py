@@ -34,7 +34,8 @@ def after_cold_start(spec: str, latency: LatencyModel, **world: int) -> World:
 def learned(w: World) -> CommitCurve:
     """What the policy remembers, as its oracle has it."""
     held, p = w.engine._x.m[0], w.engine._x.p[0]
-    return CommitCurve(8, bool(p["robust"]), int(p["memory"]), int(held["observed"]), held["curve"])
+    seen = held["curve"][: held["width"] + 1]
+    return CommitCurve(8, bool(p["robust"]), int(p["memory"]), int(held["observed"]), seen)
 
 
 def curve(w: World) -> list[float]:
@@ -210,16 +211,17 @@ def test_what_is_learned_and_chosen_is_the_oracle_s_bit_for_bit(
         f"hysteresis={hysteresis},probe_every={probe},cold_start=3"
     )
     p, m, size = numbers_of(policy)[0], record_of(policy)[0], policy.width
+    curve = m["curve"][: size + 1]
     chunks, oracle, last = np.array(policy.granularity.chunks()), CommitCurve(size, estimator == "robust", memory), 0
     for step in range(20):
         counts, sums = np.zeros((2, size + 1), np.int64)
         top = int(rng.integers(0, size + 1))
         counts[1 : top + 1] = np.sort(rng.integers(1, 9, top))[::-1]
         sums[1 : top + 1] = np.minimum(np.cumsum(rng.integers(0, 3, top)) + 1, counts[1 : top + 1] * size)
-        m["observed"] = optimus._observe(m["curve"], counts, sums, m["observed"], p["robust"], p["memory"])
+        m["observed"] = optimus._observe(curve, counts, sums, m["observed"], p["robust"], p["memory"])
         oracle.observe(counts, sums)
-        assert (m["observed"], m["curve"].tobytes()) == (oracle.observed, oracle.curve.tobytes())
-        m["latency"][:] = np.sort(rng.random(len(chunks))) + 0.1
+        assert (m["observed"], curve.tobytes()) == (oracle.observed, oracle.curve.tobytes())
+        m["latency"][: len(chunks)] = np.sort(rng.random(len(chunks))) + 0.1
         m["last"] = optimus._best(p, m, step)
-        last = choose_chunk(policy.granularity, oracle, chunks, m["latency"], last, step)
+        last = choose_chunk(policy.granularity, oracle, chunks, m["latency"][: len(chunks)], last, step)
         assert m["last"] == last
