@@ -1,6 +1,6 @@
 """What a policy answers: the placeholders that the engine's rules call, each with what it is asked.
 
-A policy's parts say which rule stands for which placeholder (`answers`); engine/compose.py puts them together. `w` is
+A policy's parts say which rule stands for which placeholder (`answers`); `core.core_of` puts them together. `w` is
 the replica (state.World), `x` what the policy adds (state.Own: `x.p[0]` its fields, `x.s[slot]` its columns of a
 sequence, `x.m[0]` its record of the replica).
 """
@@ -25,7 +25,7 @@ def step_over(w: Any, x: Any) -> None:
 
 @rule
 def rows_updated(w: Any, x: Any) -> None:
-    """The commits of a step are in, and who finished has left: who stands before whom from now on."""
+    """Order the running sequences after a step: its commits are in, and those that finished have left."""
 
 
 @rule
