@@ -17,7 +17,7 @@ from .hooks import commit_rows, decide, draw_rows, plan_rows, rows_updated, sele
 from .jit import JIT, bind, entry, rule, uncompiled
 from .journal import record_step
 from .latency import price
-from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS
+from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -143,15 +143,16 @@ class Core:
     Each is compiled when it is first called: the twin needs `run` alone, a live executor the others.
     """
 
-    def __init__(self, answers: Mapping[Any, Any], name: str) -> None:
+    def __init__(self, answers: Mapping[Any, Any], kinds: str, name: str) -> None:
         self._answers = answers
+        self._kinds = kinds
         self._name = name
         self._said = False
 
     def __getattr__(self, name: str) -> Any:
         if name not in _ENTRIES:
             raise AttributeError(name)
-        made = bind(_ENTRIES[name], self._answers, self._say)
+        made = bind(_ENTRIES[name], self._answers, self._say, self._kinds)
         setattr(self, name, self._reporting(made) if JIT else made)
         return getattr(self, name)
 
@@ -183,8 +184,8 @@ _ENTRIES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def core_of(policy: "Policy") -> Core:
-    """The step of a policy. PolicyError where no part answers what must be answered."""
+def core_of(policy: "Policy", x: Own) -> Core:
+    """The step of a policy and what it adds to the state. PolicyError where no part answers what must be answered."""
     answers: dict[Any, Any] = {}
     for part in policy.parts():
         given = part.answers(policy)
@@ -213,9 +214,11 @@ def core_of(policy: "Policy") -> Core:
             )
         if settle not in answers:
             raise PolicyError(f"policy {policy.name}: {type(policy.eviction).__name__} does not answer settle")
-    made = tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
+    # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
+    kinds = f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
+    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if made not in _CORES:
-        _CORES[made] = Core(answers, policy.name)
+        _CORES[made] = Core(answers, kinds, policy.name)
     return _CORES[made]
 
 
@@ -228,4 +231,4 @@ def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
         )
 
 
-_CORES: dict[tuple[tuple[Any, Any], ...], Core] = {}
+_CORES: dict[tuple[str, tuple[tuple[Any, Any], ...]], Core] = {}

@@ -85,7 +85,6 @@ class Engine:
         self.table = table
         self.replica = replica
         self.emit = emit
-        self._core = core.core_of(policy)
         fixed = records(1, REPLICA)
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
@@ -94,6 +93,7 @@ class Engine:
         )  # fmt: skip
         self._w = new_world(fixed, table.rows)
         self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())
+        self._core = core.core_of(policy, self._x)
         self._done, self._idle_calls = -1, 0  # see _check_progress
         self._run: tuple[Draws, Cost, Any] | None = None  # what `_entry` made, and of what
         self._host = TimeHistogram()  # latency less the device's time, where someone measured it

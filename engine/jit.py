@@ -47,13 +47,15 @@ def rule(function: F) -> F:
 
 
 def bind(
-    function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]], on_new: Callable[[], None] = lambda: None
-) -> Callable[..., Any]:
+    function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
+    on_new: Callable[[], None] = lambda: None, kinds: str = "",
+) -> Callable[..., Any]:  # fmt: skip
     """A compiled copy of a rule, in which placeholders stand for these rules, in all that it calls as well.
 
-    on_new: called where nothing of it is on disk yet, so that its first call will take seconds.
+    on_new: called where nothing of it is on disk yet, so that its first call will take seconds. kinds: of what it is
+    called with, as far as they differ.
     """
-    h = hashlib.sha256(_sources().encode())
+    h = hashlib.sha256(f"{_sources()} {kinds}".encode())
     for placeholder in sorted(answers, key=_name):
         h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
     key = f"{_name(function)}-{h.hexdigest()[:16]}"
