@@ -389,7 +389,7 @@ def test_a_bad_row_is_one_line_with_file_line_and_both_values(name: str, text: s
         (["--arrival", "poisson", "--rate", "-2"], "rate is -2.0 req/s, expected above 0 and finite"),
         (["--arrival", "gamma", "--cv", "0"], "cv is 0, expected 0.001 to 30 for gamma arrivals"),
         (["--num-requests", "13"], "small holds 12 requests, the run asks for 13"),
-        (["--num-requests", "0"], "number of requests is 0, expected 1 to 100000000"),
+        (["--num-requests", "0"], "number of requests is 0, expected 1 to 10000000"),
         (["--replicas", "0"], "replicas is 0, expected at least 1"),
         (["--concurrency", "0"], "concurrency is 0, expected at least 1"),
         (["--concurrency", "2", "--rate", "3"], "--concurrency is 2"),

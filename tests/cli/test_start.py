@@ -26,8 +26,8 @@ from .command import dsim
 
 HEAVY = ("joblib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy", "simpy", "torch")
 COMMANDS = (
-    "capacity", "compare", "import", "live", "metrics", "policies", "profile", "profiles", "replay", "serve", "sweep",
-    "trace", "tune", "validate",
+    "capacity", "compare", "import", "live", "metrics", "model", "policies", "profile", "profiles", "replay", "serve",
+    "sweep", "trace", "trace-view", "tune", "validate",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_help_and_mistakes_load_none_of_the_parts() -> None:
 
 def test_every_command_is_among_them() -> None:
     listed = dsim("--help").out.partition("Commands")[2]
-    assert set(re.findall(r"^│ (\w+) ", listed, flags=re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^│ ([\w-]+) ", listed, flags=re.MULTILINE)) == set(COMMANDS)
 
 
 def test_it_starts_where_nothing_can_be_written(tmp_path: Path) -> None:
