@@ -23,17 +23,6 @@ def push(w: Any, request: Any, slot: Any) -> None:
 
 
 @rule
-def push_front(w: Any, request: Any, slot: Any) -> None:
-    """Queue a request before all others."""
-    c = w.c[0]
-    c.queue_head -= 1
-    at = c.queue_head & (len(w.queue) - 1)
-    w.queue[at, 0] = request
-    w.queue[at, 1] = slot
-    c.num_waiting += 1
-
-
-@rule
 def head(w: Any) -> Any:
     """The request that is next in the queue, and the slot of its progress or -1."""
     at = w.c[0].queue_head & (len(w.queue) - 1)
@@ -94,7 +83,7 @@ def let_in(w: Any, slot: Any) -> None:
 
 
 @rule
-def preempt(w: Any, slot: Any, to_front: Any) -> None:
+def preempt(w: Any, slot: Any) -> None:
     """Take a sequence's pages; it queues again, and recomputes its KV when its turn comes."""
     c, q = w.c[0], w.q[slot]
     c.pages_held -= q.pages
@@ -108,10 +97,7 @@ def preempt(w: Any, slot: Any, to_front: Any) -> None:
             w.lists[RUNNING, left] = w.lists[RUNNING, i]
             left += 1
     c.num_running = left
-    if to_front:
-        push_front(w, int(q.request), slot)
-    else:
-        push(w, int(q.request), slot)
+    push(w, int(q.request), slot)
     w.lists[PREEMPTED, c.num_preempted] = q.request
     c.num_preempted += 1
     w.lists[FREED, c.num_freed] = q.request

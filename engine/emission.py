@@ -52,12 +52,11 @@ def emit(w: Any, slot: Any, tokens: Any, now: Any) -> Any:
 
 
 @rule
-def finish(w: Any, slot: Any, now: Any) -> Any:
-    """End a sequence's request; the gap of what it hands out with that, or 0."""
+def finish(w: Any, slot: Any, now: Any) -> None:
+    """End a sequence's request; if its client gets all at the end, it does now."""
     c, q = w.c[0], w.q[slot]
-    gap = 0.0
     if w.f[0].emit == EMIT_END and q.end > q.prompt:
-        gap = emit(w, slot, int(q.end) - int(q.prompt), now)
+        emit(w, slot, int(q.end) - int(q.prompt), now)
     q.finished = True
     r = w.r[q.request]
     r.finish = now
@@ -65,7 +64,6 @@ def finish(w: Any, slot: Any, now: Any) -> Any:
     w.lists[DONE, c.num_done] = q.request
     c.num_done += 1
     c.completed += 1
-    return gap
 
 
 @rule
@@ -141,8 +139,8 @@ def begin(w: Any, kind: Any, now: Any) -> None:
 
 
 @rule
-def account(w: Any, now: Any) -> int:
-    """Count the step that ends now, its rows and what they committed; returns the positions committed."""
+def account(w: Any, now: Any) -> None:
+    """Count the step that ends now, its rows and what they committed."""
     c = w.c[0]
     latency = c.latency
     c.page_time += c.pages * latency
@@ -170,7 +168,7 @@ def account(w: Any, now: Any) -> int:
         c.num_prefill_steps += 1
         c.prefill_time += latency
         c.total_prefill_tokens += c.tokens
-        return total
+        return
     c.num_decode_steps += 1
     c.decode_time += latency
     c.step_count += 1
@@ -185,4 +183,3 @@ def account(w: Any, now: Any) -> int:
         c.total_evicted += c.tokens - retained
     c.total_committed += total
     c.forwards += c.num_rows
-    return total

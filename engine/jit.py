@@ -60,9 +60,13 @@ def bind(
         h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
     key = f"{_name(function)}-{h.hexdigest()[:16]}"
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
-    if JIT and not (_home() / key).exists():
+    folder = _home() / key
+    if JIT and not folder.exists():
         _forget_old(_home())
         on_new()
+    elif JIT:
+        with suppress(OSError):
+            folder.touch()  # it is in use, and not to be forgotten
     return _compiled(_copy(function, by_id, {}), key, counted=False)
 
 

@@ -239,7 +239,7 @@ def _make_room(w: Any, x: Any, to: Any) -> int:
     while num > 0 and c.pages_held + total > f.num_pages:
         last = w.lists[to, num - 1]
         total -= _pages_needed(w, x, last) - w.q[last].pages
-        preempt(w, last, False)
+        preempt(w, last)
         preempted(w, x, last)
         num -= 1
     for i in range(num):
