@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import DsimError, PolicyError
+from ..files.read import printable
 from . import choices
 
 if TYPE_CHECKING:
@@ -167,4 +168,4 @@ def command(left_out: Mapping[str, int] | None = None) -> str:
             skip = 0 if equals else drop[name]
         else:
             kept.append(word)
-    return shlex.join(["dsim", *kept])
+    return printable(shlex.join(["dsim", *kept]))

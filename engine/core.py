@@ -184,8 +184,11 @@ _ENTRIES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def core_of(policy: "Policy", x: Own) -> Core:
-    """The step of a policy and what it adds to the state. PolicyError where no part answers what must be answered."""
+def core_of(policy: "Policy", x: Own | None = None) -> Core:
+    """The step of a policy and what it adds to the state; without x, of any state.
+
+    PolicyError where no part answers what must be answered.
+    """
     answers: dict[Any, Any] = {}
     for part in policy.parts():
         given = part.answers(policy)
@@ -215,7 +218,7 @@ def core_of(policy: "Policy", x: Own) -> Core:
         if settle not in answers:
             raise PolicyError(f"policy {policy.name}: {type(policy.eviction).__name__} does not answer settle")
     # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
-    kinds = f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
+    kinds = "" if x is None else f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
     made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if made not in _CORES:
         _CORES[made] = Core(answers, kinds, policy.name)

@@ -193,11 +193,12 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
         return given
     asked: dict[int, str] = {}
     for policy in policies:
+        if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe never ends, or never begins
+            continue
         try:
-            table = tomllib.loads(Path(policy).read_text(encoding="utf-8")) if policy.endswith(".toml") else {}
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            count = tomllib.loads(Path(policy).read_text(encoding="utf-8")).get("replicas")
+        except (OSError, ValueError, RecursionError):
             continue  # `parse` says so
-        count = table.get("replicas")
         if count is None:
             continue
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:

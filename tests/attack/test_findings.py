@@ -185,7 +185,7 @@ def test_a_page_that_cannot_be_drawn_costs_no_run(monkeypatch: pytest.MonkeyPatc
     def breaks(*_: object) -> None:
         raise RuntimeError("no pencil")
 
-    monkeypatch.setattr("dsim.report.html.write_html", breaks)
+    monkeypatch.setattr("dsim.report.run_page.write_html", breaks)
     with pytest.raises(RuntimeError, match="no pencil"), RunWriter("run") as writer:
         writer.finish({"policies": []})
     assert sorted(os.listdir("run")) == ["requests.parquet", "run.json", "steps.parquet"]

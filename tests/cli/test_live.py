@@ -89,7 +89,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     assert ran.json["commits"] == "twin"
     assert ran.json["live"]["host_ms"][spec]["p50"] > 0
     assert dsim("replay", "trace.jsonl", "--profile", "ours.json", "--policy", spec, "-o", "predicted").code == 0
-    compared = dsim("compare", "predicted", "measured", "--profile", "ours.json", "--json")
+    compared = dsim("compare", "predicted", "measured", "--profile", "ours.json", "--across", "--json")
     assert compared.code == 0, compared.err
     (cell,) = compared.json["cells"]
     assert (cell["unpaired"], cell["num_both"]) == ("", 8)

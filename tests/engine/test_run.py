@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dsim.engine.core import core_of
 from dsim.engine.engine import Engine
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
@@ -94,4 +93,5 @@ def test_the_loop_is_compiled_once_whatever_the_run() -> None:
     profile = load(golden.profile_name(policy))
     for append, concurrency in ((None, None), (lambda columns, lists: None, None), (None, 2)):
         simulate(trace, profile, policy, append=append, concurrency=concurrency)
-    assert len(core_of(policy).run.__wrapped__.signatures) == 1
+    engine = Engine(policy, limits_of(policy, profile), RequestTable(1), latency=profile.latency)
+    assert len(engine._core.run.__wrapped__.signatures) == 1

@@ -107,7 +107,8 @@ def test_a_group_is_frozen_and_whoever_waits_is_prefilled_at_its_end() -> None:
     # The older sequence decodes as a group of its own while the new one waits ...
     assert [w.step() for _ in range(4)] == ["decode 0D:PMMM"] * 4
     # ... and as 1 left over is not more than max_batch / 4 = 1, nothing was fetched ahead: they merge.
-    assert w.step() == "decode 0D:PMMM 1D:MMMM"
+    # The one updated last stands last (erratum 6).
+    assert w.step() == "decode 1D:MMMM 0D:PMMM"
 
 
 def test_a_leftover_of_more_than_a_quarter_of_the_batch_alternates() -> None:
@@ -289,7 +290,7 @@ def test_a_preempted_sequence_queues_behind_those_that_wait() -> None:
 
 
 def test_a_request_that_could_never_fit_is_rejected() -> None:
-    w = World(PAGE4, num_pages=3, context_limit=12)
+    w = World(PAGE4 + ",reserve_past_end=false", num_pages=3, context_limit=12)
     assert not w.submit(0, 9, 4)  # 13 tokens: 4 pages
     assert not w.submit(1, 12, 1)
     assert w.submit(2, 6, 6)

@@ -20,7 +20,7 @@ FEW = settings(max_examples=80, deadline=None, derandomize=True, suppress_health
 SPECS = (
     "ar,page_size=8",
     "ar,page_size=1",
-    "lmdeploy-bd32:4,page_size=4",
+    "lmdeploy-bd32:4,page_size=4,reserve_past_end=false",
     "lmdeploy-bd32:4,page_size=16",
     "lmdeploy-bd32:8,page_size=8,decide_ahead=false",
     "lmdeploy-bd32:4,page_size=8,num_loops=1",
