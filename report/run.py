@@ -88,7 +88,7 @@ class Run:
 
         Nothing where the run kept scalar columns only.
         """
-        with pq.ParquetFile(self.folder / "steps.parquet") as file:
+        with _opened(self.folder / "steps.parquet") as file:
             lists = [
                 name for name in ("requests", "phases", "num_tokens", "commits") if name in file.schema_arrow.names
             ]
