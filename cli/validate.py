@@ -106,7 +106,6 @@ def validate_command(
     loaded = open_model(model, device, 0, graphs)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     file = out / "profile.json" if profile is None else Path(profile)
-    lock = hold_folder(out)
     given = profile is not None or file.is_file()
     num_runs = len(policies) * (len(loads) + 1)  # the middle load's twice
     base = Scenario(
@@ -144,6 +143,7 @@ def validate_command(
                     f"--budget is {words_of(total)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
                     f"runs of {', '.join(policies)}: give more, or fewer --policy and --load"
                 )
+        lock = hold_folder(out)  # what is refused has left nothing
         if not given:
             save(measure(PROFILE_SHARE * total), file)
         held = load(str(file))

@@ -20,7 +20,7 @@ FEW = settings(max_examples=80, deadline=None, derandomize=True, suppress_health
 SPECS = (
     "ar,page_size=8",
     "ar,page_size=1",
-    "lmdeploy-bd32:4,page_size=4,reserve_past_end=false",
+    "lmdeploy-bd32:4,page_size=4",
     "lmdeploy-bd32:4,page_size=16",
     "lmdeploy-bd32:8,page_size=8,decide_ahead=false",
     "lmdeploy-bd32:4,page_size=8,num_loops=1",
@@ -70,7 +70,7 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     t, block = d.table, policy.block_length
     length = trace.input_length + trace.output_length
     canvas = -(-length // block) * block
-    fits = -(-canvas // policy.memory.page_size) <= num_pages
+    fits = -(-policy.batching.reserved(policy, length) // policy.memory.page_size) <= num_pages
     assert (t["status"] == np.where(fits, 0, 1)).all()
     assert sorted(d.ended) == list(range(len(trace)))  # each ended once
     assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
