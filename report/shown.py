@@ -1,17 +1,18 @@
 """Results as a notebook and a prompt show them: their page's answer, facts and tables, without its figures."""
 
 import io
+from abc import ABC, abstractmethod
 from html import escape
 
 from .page import Page, Table, Words
 
 
-class Showable:
+class Showable(ABC):
     """A result that shows itself."""
 
+    @abstractmethod
     def page(self) -> Page:
-        """What there is to show."""
-        raise NotImplementedError
+        """The page of the result."""
 
     def __str__(self) -> str:
         from rich.console import Console  # imported here: a script that shows nothing need not load it
