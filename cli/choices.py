@@ -24,7 +24,5 @@ MAX_REPLICATIONS = 64
 OBJECTIVES = ("goodput", "throughput", "cost", "latency")
 LATENCY_METRIC = "p90:norm_latency"
 SAMPLERS = ("tpe", "nsga2", "random")
-BASELINE = "lmdeploy-bd32"
-FULL_BASELINE = "dllm-serve"
 VALIDATE_POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 VALIDATE_LOADS = (0.3, 0.6, 0.8)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
 from ..files.place import Kind, check_folder, has_keys, take_folder
 from ..files.write import write_whole
 from . import choices, options
@@ -40,7 +41,7 @@ def tune_command(
         str | None,
         option(
             "SPEC",
-            f"The policy to beat: what you run today.  [default: {choices.BASELINE}, or {choices.FULL_BASELINE}]",
+            f"The policy to beat: what you run today.  [default: {BASELINE}, or {FULL_SEQUENCE_BASELINE}]",
         ),
     ] = None,
     space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,

@@ -108,6 +108,42 @@ def visible_rows(status: Any, window: Any, block: Any, listed: Any) -> Any:
     return num, keys, pairs
 
 
+@rule
+def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: Any, counts: Any, sums: Any) -> None:
+    """Add, for m = 1, 2, ...: the row if it computed at least m positions (counts[m]) and what its first m committed
+    (sums[m], at least one where a mask is among them).
+
+    Positions are counted in the window's masks, or with `pending_counts` in the whole window, in order of position.
+    """
+    width = len(window)
+    any_mask = False
+    for p in range(width):
+        if window[p] and status[p] == MASKED:
+            any_mask = True
+            break
+    if not any_mask:
+        return
+    rank = 0
+    commits = 0
+    seen_mask = False
+    for p in range(width):
+        if not window[p]:
+            continue
+        masked = status[p] == MASKED
+        if masked:
+            seen_mask = True
+        if not masked and not pending_counts:
+            continue
+        rank += 1
+        if committed[p]:
+            commits += 1
+        counts[rank] += 1
+        if commits == 0 and seen_mask:
+            sums[rank] += 1
+        else:
+            sums[rank] += commits
+
+
 _whole = whole("choose")
 
 

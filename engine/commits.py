@@ -53,8 +53,8 @@ class CommitModel:
 
 
 @dataclass(frozen=True)
-class FocusDeltas:
-    """How FOCUS's importance delta tells tokens that a step could decode from those that it could not.
+class ImportanceDeltas:
+    """How an importance delta tells tokens that a step could decode from those that it could not (focus.md 3.4).
 
     In standard deviations from the mean of a sequence's masked tokens, which is all that its rule goes by. Means are
     those at the frontier, the first mask: further on a delta is less by `distance_slope` a position.
@@ -148,7 +148,7 @@ class CommitDraws:
         input_length: npt.NDArray[np.int64],
         output_length: npt.NDArray[np.int64],
         width: int,
-        deltas: FocusDeltas | None = None,
+        deltas: ImportanceDeltas | None = None,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length

@@ -29,7 +29,7 @@ class Draws(NamedTuple):
     odds: Any  # [width] at distance d from the frontier
     stage: Any  # [block_length + 1] by committed positions of the block
     factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
-    deltas: Any  # [5] FocusDeltas
+    deltas: Any  # [5] ImportanceDeltas
     schedule: Any  # [2] int64: least, more
 
 

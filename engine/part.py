@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from . import block, hooks
 from .errors import PolicyError
+from .policies import DEFAULTS
 
 MAX_BLOCK = 64  # the largest block of a published checkpoint
 
@@ -149,7 +150,7 @@ class Eviction(Part):
     evicts = False  # whether it does at all
     delayed = False  # committed tokens leave one by one, once their KV is right
     neighbour_aware = False
-    by_importance = False  # whether what it evicts is drawn with a profile's FocusDeltas
+    by_importance = False  # whether what it evicts is drawn with a profile's ImportanceDeltas
 
 
 class Cache(Part):
@@ -181,9 +182,14 @@ class PagedMemory(Part):
             raise PolicyError(f"num_pages is {self.num_pages}, expected at least 1")
 
 
-def _shipped(module: str, name: str) -> Callable[[], Any]:
-    """A part that a policy has where it does not say; the files of parts import this one."""
-    return lambda: getattr(import_module(f".{module}", __package__), name)()
+def _default(axis: str) -> Callable[[], Any]:
+    """The part that a policy has where it does not say; the files of parts import this one."""
+
+    def made() -> Any:
+        module, name = DEFAULTS[axis]
+        return getattr(import_module(f".policies.{module}", __package__), name)()
+
+    return made
 
 
 AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
@@ -200,11 +206,11 @@ class Policy:
     """How a replica schedules: one value on each of a few independent axes. `name` is the SPEC it was asked for by."""
 
     name: str
-    batching: Scheduler = field(default_factory=_shipped("policies.lmdeploy", "Continuous"))
-    granularity: Granularity = field(default_factory=_shipped("policies.whole_block", "FixedBlock"))
-    eviction: Eviction = field(default_factory=_shipped("policies.whole_block", "NoEviction"))
+    batching: Scheduler = field(default_factory=_default("batching"))
+    granularity: Granularity = field(default_factory=_default("granularity"))
+    eviction: Eviction = field(default_factory=_default("eviction"))
     cache: Cache = field(default_factory=ExactCache)
-    unmasking: Any = field(default_factory=_shipped("unmasking", "Unmasking"))
+    unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
 
     def __post_init__(self) -> None:
@@ -282,6 +288,7 @@ class Preset:
     citation: str = ""  # paper or file that says how the system schedules
     space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: the preset is not in that space
     reference: bool = False  # whether it is the full cache, beside which others' quality is told
+    probe: str = ""  # a SPEC that shows soon and often what each phase of its cache costs beside its features
 
 
 # In a preset's space, the place of what the profile's commit models were fitted at.

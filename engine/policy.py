@@ -9,7 +9,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PolicyError
-from .part import AXES, PagedMemory, Part, Policy, Preset
+from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
 from .policies import SHIPPED
 
 __all__ = [
@@ -71,6 +71,13 @@ def parse(spec: str) -> Policy:
             raise PolicyError(f"policy {spec!r}: {key} is given twice, as {settings[key]} and {value}")
         settings[key] = value
     return _with_settings(preset.policy, spec, settings)
+
+
+def every_step(limits: Mapping[str, int], granularity: Granularity, eviction: Eviction | None = None) -> Policy:
+    """A policy that decides anew every step, for measuring steps of a shape; limits: of its scheduler, by name."""
+    default: Any = Policy("every step")
+    batching = replace(default.batching, num_loops=1, decide_ahead=False, **limits)
+    return replace(default, batching=batching, granularity=granularity, eviction=eviction or default.eviction)
 
 
 def name_of(spec: str) -> str:

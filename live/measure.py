@@ -11,7 +11,11 @@ from ..engine.commits import CommitDraws, CommitModel
 from ..engine.engine import Engine, Limits
 from ..engine.journal import STEP_COLUMNS, RequestTable, StepRecorder
 from ..engine.latency import Features
-from ..engine.policy import Policy, parse
+from ..engine.policies.ar import Autoregressive
+from ..engine.policies.chunk import FixedChunk
+from ..engine.policies.delayed_cache import DelayedCache
+from ..engine.policies.whole_block import FixedBlock
+from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from .executor import ModelExecutor
@@ -42,12 +46,15 @@ class Shape:
 
     def policy(self, block: int) -> Policy:
         """The policy whose steps have this shape."""
-        batching = f"max_batch={self.batch},max_prefill_tokens={max(block, self.batch * max(1, self.context))}"
+        limits = {
+            "max_batch": self.batch,
+            "max_prefill_tokens": max(block, self.batch * max(1, self.context)),
+        }
         if self.window == 1:
-            return parse(f"ar,{batching}")
+            return every_step(limits, Autoregressive())
         if self.window in (0, block):
-            return parse(f"lmdeploy-bd32:{block},num_loops=1,decide_ahead=false,{batching}")
-        return parse(f"chunk:{self.window},block_length={block},{batching}")
+            return every_step(limits, FixedBlock(block))
+        return every_step(limits, FixedChunk(self.window, block), DelayedCache())
 
 
 @dataclass(frozen=True)
@@ -94,14 +101,15 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
 def measure_evicting(
     forward: Forward, batch: int, context: int, block: int, repeats: int
 ) -> list[tuple[Features, Features, float]]:
-    """About `repeats` steps of FOCUS that evict: what each planned, what was left of that, and its latency in s.
+    """About `repeats` steps that evict by importance: what each planned, what was left of that, and its latency in s.
 
     The model decides what is evicted and what commits, after `context` keys that are never computed.
     """
     shape = Shape(batch, block, context)
     # The executor samples what is left, and no more.
+    evicting = next(name for name, preset in PRESETS.items() if preset.policy.eviction.by_importance)
     policy = parse(
-        f"focus,sample_block=false,block_length={block},max_batch={batch},"
+        f"{evicting},sample_block=false,block_length={block},max_batch={batch},"
         f"max_prefill_tokens={max(block, batch * context)}"
     )
     requests = [Request(i, 0.0, context, (repeats + SETTLE) * block) for i in range(batch)]
@@ -156,9 +164,9 @@ class _Contextual(ModelExecutor):
         if plan.prefill and self._shape.window:
             self._open(plan, plan.num_tokens.astype(np.int64))
             return StepOutcome(0.0, np.ones_like(plan.window) & self._policy.autoregressive)
-        # Of FOCUS's steps those count that may evict; they differ in size.
-        focus = self._policy.eviction.by_importance
-        self.measured += plan.evicting is not None if focus else plan.features.tokens == self._shape.tokens
+        # Where positions are evicted those steps count that may; they differ in size.
+        evicts = self._policy.eviction.by_importance
+        self.measured += plan.evicting is not None if evicts else plan.features.tokens == self._shape.tokens
         return super().step(plan)
 
 

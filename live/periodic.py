@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, pad, scaled_dot_product_attention
 
-from ..engine.budgets import head_budgets, layer_budgets
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.passes import RowPosition
 from ..engine.policies.dllm_cache import RUN
+from ..engine.policies.maskkv import head_budgets, layer_budgets
 from ..engine.policy import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..engine.errors import DsimError
+from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
 from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Measure, Replays, traffic
@@ -17,8 +18,6 @@ from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, runs_on
 from .tuned import Finalist, Tuned
 
-BASELINE = "lmdeploy-bd32"  # what a team runs today, and the full cache
-OF_FULL_SEQUENCE = "dllm-serve"  # the same of a full-sequence model: the one published server
 PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # of a trial's requests are replayed first, where there are so many
 
 
@@ -58,7 +57,7 @@ def tune(
     profile = scenario.loaded_profile()
     if space is None:
         space = default_space(profile, scenario.workload, () if default is None else (default.preset,))
-    baseline = OF_FULL_SEQUENCE if profile.family == "full-sequence" else BASELINE
+    baseline = FULL_SEQUENCE_BASELINE if profile.family == "full-sequence" else BASELINE
     default = default or Candidate(baseline, (), scenario.replicas)
     runs_on(profile, scenario.workload)(default.policy)
     declared = space

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.commits import FocusDeltas
+from ..engine.commits import ImportanceDeltas
 from .pieces import digits
 
 Ints = npt.NDArray[np.integer]
@@ -40,7 +40,7 @@ def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold
     return Deltas(off[told] / std[told], (column - column[first][of])[told].astype(np.int64), decodable[told])
 
 
-def fit_focus(logs: Sequence[Deltas]) -> FocusDeltas | None:
+def fit_focus(logs: Sequence[Deltas]) -> ImportanceDeltas | None:
     """delta = the mean of its class - slope x distance, by least squares, and the scatter of each class around that.
 
     None where the logs hold too few masks of both classes to tell.
@@ -55,7 +55,7 @@ def fit_focus(logs: Sequence[Deltas]) -> FocusDeltas | None:
     design = np.stack([decodable, ~decodable, -distance], axis=1).astype(np.float64)
     (able, unable, slope), *_ = np.linalg.lstsq(design, delta, rcond=None)
     off = delta - design @ np.array([able, unable, slope])
-    return FocusDeltas(
+    return ImportanceDeltas(
         digits(able, 4), digits(off[decodable].std(), 4), digits(unable, 4), digits(off[~decodable].std(), 4),
         digits(slope, 4),
     )  # fmt: skip

@@ -17,7 +17,8 @@ from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
 from ..engine.latency import LatencyModel, Upkeep
-from ..engine.policy import Policy, parse
+from ..engine.policies.whole_block import FixedBlock
+from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
 from ..engine.upkeep import PHASES
 from ..live import weights
@@ -278,11 +279,8 @@ def log_commits(
     """
     config = loaded.model.config
     block = config.block_length
-    spec = (
-        f"lmdeploy-bd32:{block},num_loops=1,decide_ahead=false,max_batch=8,threshold={threshold},"
-        f"temperature={temperature}"
-    )
-    policy = parse(spec)
+    policy = every_step({"max_batch": 8}, FixedBlock(block))
+    policy = replace(policy, unmasking=replace(policy.unmasking, threshold=threshold, temperature=temperature))
     tokens = read_tokens(prompts, loaded.name, config)
     chance = np.random.default_rng(seed)
     most = min(256, config.context_limit // 2)
@@ -351,10 +349,7 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
 # ---- upkeep ---------------------------------------------------------------------------------------------------
 
 # One policy of each kind of cache. Periods so that every phase comes, and blocks of few steps, so that it comes often.
-FULL_SEQUENCE = (
-    "vanilla,logits=block", "fast-dllm,logits=block", "sparse-dllm,logits=block",
-    "dllm-cache:7,logits=block,response_refresh=3", "maskkv:16,prompt_refresh=7,response_refresh=3",
-)  # fmt: skip
+FULL_SEQUENCE = tuple(preset.probe for preset in PRESETS.values() if preset.probe)
 UPKEEP_STEPS = 8  # of a block
 
 

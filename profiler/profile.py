@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.commits import CommitModel, FocusDeltas, choose
+from ..engine.commits import CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, Upkeep
 from ..engine.upkeep import CACHES, PHASES
@@ -160,7 +160,7 @@ class Profile:
     commits: tuple[CommitModel, ...]  # the first one's workload is the default
     provenance: Provenance
     commit_fits: tuple[CommitFit, ...] = ()  # of the commit models that were fitted to logs
-    focus: FocusDeltas | None = None
+    focus: ImportanceDeltas | None = None
 
     @property
     def is_estimate(self) -> bool:
@@ -212,7 +212,7 @@ LIMITS: AllLimits = {
         "threshold": SHARE, "stage_gain": (-100.0, 100.0), "padding_share": SHARE, "extrapolated_from": (1,),
     },
     CommitFit: {"block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,)},
-    FocusDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},
+    ImportanceDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},
 }  # fmt: skip
 
 

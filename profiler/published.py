@@ -9,13 +9,13 @@ ordinary steps' std to be 2 / 2.2 of their mean; the two agree within 0.15 token
 
 from dataclasses import dataclass, replace
 
-from ..engine.commits import CommitModel, FocusDeltas
+from ..engine.commits import CommitModel, ImportanceDeltas
 from .calibrate import calibrate_commits
 
 BLOCK_LENGTH = 32
 
 # Assumed: FOCUS publishes that importance grows more for decodable tokens, and no figure of how much more.
-FOCUS_DELTAS = FocusDeltas(
+FOCUS_DELTAS = ImportanceDeltas(
     decodable_mean=2.0, decodable_std=1.0, undecodable_mean=0.0, undecodable_std=1.0, distance_slope=0.2
 )
 

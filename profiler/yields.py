@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..engine.block import count_prefixes
 from ..engine.commits import CommitDraws, CommitModel
 from ..engine.draw import draw_plan
-from ..engine.policies.optimus import count_prefixes
 from ..engine.state import MASKED, PENDING
 from .commit_log import Bools, CommitLog, Ints
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.commits import CommitDraws, CommitModel, FocusDeltas, ScheduledCommits
+from ..engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
@@ -95,13 +95,13 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
     return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
 
 
-def deltas_of(policy: Policy, profile: Profile) -> FocusDeltas | None:
+def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
     """What a policy that evicts by importance draws it from; ProfileError where the profile lacks it."""
     if not policy.eviction.by_importance:
         return None
     if profile.focus is None:
         raise ProfileError(
-            f"profile {profile.name} says nothing of FOCUS's importance deltas (focus is null), and {policy.name} "
+            f"profile {profile.name} says nothing of importance deltas (focus is null), and {policy.name} "
             "evicts by them: expected a profile that does"
         )
     return profile.focus

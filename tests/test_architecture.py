@@ -1,6 +1,7 @@
 """The house's table of who may import whom, held against every import statement in the tree."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -150,3 +151,29 @@ def test_importing_a_part_does_not_load_what_it_must_not(imported: str, never: l
     code = f"import {imported}, sys; print(' '.join(n for n in {never} if n in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+SYSTEMS = re.compile(r"lmdeploy|sglang|optimus|focus|fast_?dllm|dllm_?(cache|serve)|sparse_?dllm|mask_?kv|vllm", re.I)
+KNOW_NO_SYSTEM = (
+    *(p for p in (ROOT / "engine").glob("*.py")), *(ROOT / "sim").glob("*.py"), ROOT / "planner/space.py",
+    ROOT / "planner/quality.py", ROOT / "planner/tune.py", ROOT / "profiler/measure.py", ROOT / "live/measure.py",
+    ROOT / "live/session.py",
+)  # fmt: skip
+# A key of the profile's file, and the module that fits it.
+NAMED_BY_FILES = {"focus", "fit_focus"}
+
+
+@pytest.mark.parametrize("path", KNOW_NO_SYSTEM, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_system_is_named_in_its_own_policy_file_alone(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    names += [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names += [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+    docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    words = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+             and id(n) not in docs and " " not in n.value]  # fmt: skip
+    assert [n for n in [*names, *words] if SYSTEMS.search(n) and n not in NAMED_BY_FILES] == []

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas
+from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
@@ -107,7 +107,7 @@ TOY_MODEL = CommitModel(
 # Policies for block-diffusion and autoregressive models, which every profile but a full-sequence model's can run.
 BLOCK_PRESETS = [name for name, preset in PRESETS.items() if not preset.policy.full_sequence]
 
-TOY_DELTAS = FocusDeltas(1.5, 1.0, 0.0, 0.8, 0.1)
+TOY_DELTAS = ImportanceDeltas(1.5, 1.0, 0.0, 0.8, 0.1)
 
 
 def toy_profile(commits: CommitModel = TOY_MODEL, latency: LatencyModel | None = None) -> Profile:

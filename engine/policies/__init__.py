@@ -4,3 +4,14 @@ SHIPPED = (
     "ar", "lmdeploy", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm", "dllm_cache",
     "sparse_dllm", "maskkv", "dllm_serve",
 )  # fmt: skip
+
+# Parts of a policy that does not say: file and name.
+DEFAULTS = {
+    "batching": ("lmdeploy", "Continuous"), "granularity": ("whole_block", "FixedBlock"),
+    "eviction": ("whole_block", "NoEviction"),
+}  # fmt: skip
+
+# Presets that the others are compared with: the full cache that a team runs today, and the one published server of
+# full-sequence models.
+BASELINE = "lmdeploy-bd32"
+FULL_SEQUENCE_BASELINE = "dllm-serve"

@@ -66,5 +66,6 @@ PRESETS = {
         "full-sequence: Fast-dLLM, a full pass a block, then the block against all cached keys",
         "Fast-dLLM (full-sequence-diffusion.md 1.4)",
         {"max_batch": [1, 4, 16]},
+        probe="fast-dllm,logits=block",
     )
 }

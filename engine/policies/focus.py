@@ -56,7 +56,7 @@ class Focus(DelayedCache):
         ("budget", "i4"),  # of the step in flight: masks to be kept at least
         ("carried", "?"),  # the mean is the block's before, until this one decodes
     )
-    by_importance = True  # commits are drawn with FocusDeltas
+    by_importance = True  # commits are drawn with ImportanceDeltas
 
     def __post_init__(self) -> None:
         super().__post_init__()

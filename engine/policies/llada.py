@@ -115,6 +115,7 @@ PRESETS = {
         "max_batch",
         "full-sequence: LLaDA's own loop, the whole sequence every step",
         "LLaDA's and Dream's generate (full-sequence-diffusion.md 1.1)",
+        probe="vanilla,logits=block",
         reference=True,
     )
 }

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from ..block import count_prefixes
 from ..errors import PolicyError
 from ..hooks import choose, learn
 from ..jit import rule
 from ..latency import seconds
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Policy, Preset, Range, check_block
-from ..state import MASKED, ROWS
+from ..state import ROWS
 from .chunk import WINDOWS, Streaming, check_window
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
@@ -156,42 +157,6 @@ def learn_curve(w: Any, x: Any, prefill: Any) -> None:
         slot = w.lists[ROWS, i]
         count_prefixes(w.status[slot], w.window[slot], w.committed[slot], not p.robust, m.counts, m.sums)
     m.observed = _observe(m.curve[: m.width + 1], m.counts, m.sums, m.observed, p.robust, p.memory)
-
-
-@rule
-def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: Any, counts: Any, sums: Any) -> None:
-    """Add, for m = 1, 2, ...: the row if it computed at least m positions (counts[m]) and what its first m committed
-    (sums[m], at least one where a mask is among them).
-
-    Positions are counted in the window's masks, or with `pending_counts` in the whole window, in order of position.
-    """
-    width = len(window)
-    any_mask = False
-    for p in range(width):
-        if window[p] and status[p] == MASKED:
-            any_mask = True
-            break
-    if not any_mask:
-        return
-    rank = 0
-    commits = 0
-    seen_mask = False
-    for p in range(width):
-        if not window[p]:
-            continue
-        masked = status[p] == MASKED
-        if masked:
-            seen_mask = True
-        if not masked and not pending_counts:
-            continue
-        rank += 1
-        if committed[p]:
-            commits += 1
-        counts[rank] += 1
-        if commits == 0 and seen_mask:
-            sums[rank] += 1
-        else:
-            sums[rank] += commits
 
 
 @rule

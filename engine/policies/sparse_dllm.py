@@ -89,5 +89,6 @@ PRESETS = {
         "full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
         "Sparse-dLLM (full-sequence-diffusion.md 2.1)",
         {"retention": {"low": 0.1, "high": 0.9, "step": 0.1}, "max_batch": [1, 4, 16]},
+        probe="sparse-dllm,logits=block",
     )
 }

@@ -13,7 +13,6 @@ from dsim.planner.backend import BACKENDS
 from dsim.planner.capacity import MOST
 from dsim.planner.objective import LATENCY_METRIC, OBJECTIVES
 from dsim.planner.search import SAMPLERS
-from dsim.planner.tune import BASELINE, OF_FULL_SEQUENCE
 from dsim.planner.validate import LOADS, POLICIES
 from dsim.profiler.profile import DEFAULT
 from dsim.sim.router import ROUTERS
@@ -86,7 +85,6 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert tuple(OBJECTIVES) == choices.OBJECTIVES
     assert choices.LATENCY_METRIC == LATENCY_METRIC
     assert choices.SAMPLERS == SAMPLERS
-    assert (choices.BASELINE, choices.FULL_BASELINE) == (BASELINE, OF_FULL_SEQUENCE)
     assert (choices.VALIDATE_POLICIES, choices.VALIDATE_LOADS) == (POLICIES, LOADS)
 
 

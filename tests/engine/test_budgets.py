@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsim.engine.budgets import divided, head_budgets, layer_budgets
-from dsim.engine.policies.maskkv import MaskKV
+from dsim.engine.policies.maskkv import MaskKV, divided, head_budgets, layer_budgets
 
 SHARES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40)
 

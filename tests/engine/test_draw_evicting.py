@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas
+from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas
 from dsim.engine.draw import delta_row
 from dsim.engine.policies.focus import Focus
 from dsim.engine.state import MASKED
@@ -17,11 +17,11 @@ from ..worlds import plan_of
 N = 20_000
 WIDTH = 8
 MODEL = CommitModel("toy", WIDTH, 0.9, None, (0.6, 0.4, 0.3, 0.2, 0.1, 0.1, 0.05, 0.05), request_spread=0.5)
-DELTAS = FocusDeltas(1.5, 0.7, -0.25, 1.2, 0.1)
-APART = FocusDeltas(1000.0, 1.0, 0.0, 1.0)
+DELTAS = ImportanceDeltas(1.5, 0.7, -0.25, 1.2, 0.1)
+APART = ImportanceDeltas(1000.0, 1.0, 0.0, 1.0)
 
 
-def draws(deltas: FocusDeltas = DELTAS, model: CommitModel = MODEL, n: int = N, seed: int = 0) -> CommitDraws:
+def draws(deltas: ImportanceDeltas = DELTAS, model: CommitModel = MODEL, n: int = N, seed: int = 0) -> CommitDraws:
     return CommitDraws(model, seed, np.full(n, 16), np.full(n, 80), WIDTH, deltas)
 
 
@@ -72,7 +72,7 @@ def test_another_seed_request_block_or_step_draws_other_importance() -> None:
     # Nothing is decodable but what is forced: deltas are normal draws, and unrelated ones.
     never = replace(MODEL, pass_probability=(1e-9,) * WIDTH, request_spread=0.0)
     who = np.arange(4000)
-    same = FocusDeltas(0.0, 1.0, 0.0, 1.0)
+    same = ImportanceDeltas(0.0, 1.0, 0.0, 1.0)
     first = importance(plan(who), deltas=same, model=never)
     assert np.array_equal(first, importance(plan(who), deltas=same, model=never))
     others = [
@@ -173,7 +173,7 @@ def test_the_budget_is_of_what_the_plan_says_was_decoded() -> None:
     # All equally important by their draws: 7 in 2 steps and alpha 1.5 ask for 6 of 8.
     for decoded, steps, alpha, least in ((0, 0, 1.5, 2), (7, 2, 1.5, 6), (7, 2, 1.0, 4), (1, 4, 1.0, 1)):
         p = plan(np.arange(2000), decoded=decoded, steps=steps, progress=7, rule=Focus(alpha=alpha))
-        retained, _ = draws(FocusDeltas(0.0, 1.0, 0.0, 1.0)).draw_evicting(p)
+        retained, _ = draws(ImportanceDeltas(0.0, 1.0, 0.0, 1.0)).draw_evicting(p)
         num = retained.sum(axis=1)
         assert num.min() == least
         assert (num < WIDTH).any()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas
+from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas
 from dsim.engine.draw import Draws, delta_row
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
@@ -126,7 +126,7 @@ def draws(rng: np.random.Generator, width: int) -> Draws:
     model = CommitModel("toy", width, 0.9, None, (0.5,) * width)
     lengths = np.full(1000, 16)
     return CommitDraws(
-        model, int(rng.integers(2**31)), lengths, lengths, width, FocusDeltas(*rng.normal(size=5))
+        model, int(rng.integers(2**31)), lengths, lengths, width, ImportanceDeltas(*rng.normal(size=5))
     ).arrays  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from dsim.profiler.profile import (
     DEFAULT,
     SHIPPED,
     CommitFit,
-    FocusDeltas,
     HeldOut,
+    ImportanceDeltas,
     MemoryModel,
     Prediction,
     load,
@@ -72,7 +72,7 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
             known.provenance, clocks="1980 MHz", prompts="p.txt", settings={"dtype": "bf16", "graphs": True, "page": 64}
         ),
         commit_fits=(judged,),
-        focus=FocusDeltas(1.5, 0.5, -0.5, 0.4),
+        focus=ImportanceDeltas(1.5, 0.5, -0.5, 0.4),
     )  # fmt: skip
     save(profile, tmp_path / "p.json")
     again = load(tmp_path / "p.json")
