@@ -23,6 +23,32 @@ def push(w: Any, request: Any, slot: Any) -> None:
 
 
 @rule
+def push_front(w: Any, request: Any, slot: Any) -> None:
+    """Queue a preempted request before all others."""
+    c = w.c[0]
+    c.queue_head -= 1
+    at = c.queue_head & (len(w.queue) - 1)
+    w.queue[at, 0] = request
+    w.queue[at, 1] = slot
+    c.num_waiting += 1
+
+
+@rule
+def unqueue(w: Any, slot: Any) -> None:
+    """Take a preempted sequence out of the queue, wherever it waits."""
+    c, last = w.c[0], len(w.queue) - 1
+    at = 0
+    while w.queue[(c.queue_head + at) & last, 1] != slot:
+        at += 1
+    while at > 0:
+        for k in range(2):
+            w.queue[(c.queue_head + at) & last, k] = w.queue[(c.queue_head + at - 1) & last, k]
+        at -= 1
+    c.queue_head += 1
+    c.num_waiting -= 1
+
+
+@rule
 def head(w: Any) -> Any:
     """The request that is next in the queue, and the slot of its progress or -1."""
     at = w.c[0].queue_head & (len(w.queue) - 1)
@@ -85,6 +111,13 @@ def let_in(w: Any, slot: Any) -> None:
 @rule
 def preempt(w: Any, slot: Any) -> None:
     """Take a sequence's pages; it queues again, and recomputes its KV when its turn comes."""
+    unseat(w, slot)
+    push(w, int(w.q[slot].request), slot)
+
+
+@rule
+def unseat(w: Any, slot: Any) -> None:
+    """Take a sequence's pages and its place among the running ones."""
     c, q = w.c[0], w.q[slot]
     c.pages_held -= q.pages
     q.pages = 0
@@ -97,7 +130,6 @@ def preempt(w: Any, slot: Any) -> None:
             w.lists[RUNNING, left] = w.lists[RUNNING, i]
             left += 1
     c.num_running = left
-    push(w, int(q.request), slot)
     w.lists[PREEMPTED, c.num_preempted] = q.request
     c.num_preempted += 1
     w.lists[FREED, c.num_freed] = q.request

@@ -28,7 +28,7 @@ from .state import (
 
 
 @rule
-def plan_prefill(w: Any) -> None:
+def plan_prefill(w: Any, x: Any) -> None:
     """Plan the prefill of the chosen rows: each computes its whole prompt, block-causal (block-diffusion.md 1.2)."""
     c, f = w.c[0], w.f[0]
     block = int(f.block)
@@ -43,6 +43,7 @@ def plan_prefill(w: Any) -> None:
         q.num_keys = length
         q.num_retained = length
         q.phase = PREFILL
+        q.left = 0
         for p in range(w.window.shape[1]):
             w.window[slot, p] = p < block
         tokens += length

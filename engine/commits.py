@@ -7,6 +7,7 @@ log-normal) and of how full the block is. The left-hand side plays the confidenc
 greatest commits (at least one commit whenever a mask is computed; LMDeploy's low_confidence_dynamic).
 """
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import NormalDist
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
-from .draw import REQUEST_DRAW, Draws, draw_plan, scheduled_plan
+from .draw import REQUEST_DRAW, Draws, accept_plan, draw_plan, scheduled_plan
 from .errors import ProfileError
 from .jit import without_overflow_warnings
 from .state import as_records
@@ -117,6 +118,25 @@ def _draws(num_requests: int, width: int, block: int) -> Draws:
 NO_DRAWS = _draws(0, 1, 1)  # an autoregressive model's
 
 
+@dataclass(frozen=True)
+class CanvasLaw:
+    """How many denoising forwards a canvas takes before it is committed whole, for one workload and canvas length.
+
+    round(median * request * canvas * drift ** index), from `least` to `most`: factors of the request and of each canvas
+    are log-normal, `index` counts a request's canvases from 0 (production-dllm-serving.md 1.2, 1.3).
+    """
+
+    workload: str
+    canvas_length: int
+    median: float  # forwards of a typical request's first canvas
+    request_spread: float = 0.0  # standard deviation of the logarithm between requests
+    canvas_spread: float = 0.0  # ... between the canvases of a request
+    drift: float = 1.0  # each canvas takes so many times as many forwards as the one before it
+    least: int = 2
+    most: int = 48
+    source: str = ""
+
+
 class ScheduledCommits:
     """A fixed number of tokens a step, as LLaDA's schedule has it: the first steps of a block take what is left over.
 
@@ -131,6 +151,23 @@ class ScheduledCommits:
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""
         committed: npt.NDArray[np.bool_] = scheduled_plan(plan.status, plan.evaluations, plan.window, self.arrays)
+        return committed
+
+
+class TokenDraws:
+    """Drafts of an autoregressive model's next tokens: which of them the model accepts.
+
+    acceptances [columns]: of the next token, and of each draft behind it where those before it are accepted.
+    """
+
+    def __init__(self, acceptances: Sequence[float], seed: int) -> None:
+        streams = np.array([key(seed, COMMIT)[0], 0, 0, 0], np.uint64)
+        self.arrays = NO_DRAWS._replace(odds=np.array(acceptances, np.float64), streams=streams)
+
+    def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
+        """The tokens that come, [rows, columns]; those of rows that are computed for nothing count for nothing."""
+        with without_overflow_warnings():
+            committed: npt.NDArray[np.bool_] = accept_plan(plan.window, plan.block_start, plan.requests, self.arrays)
         return committed
 
 
@@ -206,3 +243,6 @@ class CommitDraws:
                 plan.status, plan.evaluations, window, plan.block_start, plan.requests, self.arrays
             )
         return committed
+
+
+Commits = CommitDraws | ScheduledCommits | TokenDraws

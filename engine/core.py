@@ -9,15 +9,26 @@ from typing import TYPE_CHECKING, Any
 from numba.core.errors import NumbaError
 
 from . import hooks
-from .admission import drop_finished, release
-from .block import plan_block, plan_prefill
+from .admission import drop_finished
+from .block import plan_block
 from .emission import account, begin
 from .errors import PolicyError
-from .hooks import commit_rows, decide, draw_rows, plan_rows, rows_updated, select, settle, step_over
+from .hooks import (
+    commit_rows,
+    decide,
+    draw_rows,
+    plan_prompts,
+    plan_rows,
+    prefill_over,
+    rows_updated,
+    select,
+    settle,
+    step_over,
+)
 from .jit import JIT, bind, entry, rule, uncompiled
 from .journal import record_step
 from .latency import price
-from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
+from .state import DECODE_STEP, NOTHING, PREFILL, PREFILL_STEP, ROWS, Own
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -51,7 +62,7 @@ def choose_rows(w: Any, x: Any) -> int:
 def plan(w: Any, x: Any, kind: Any, now: Any) -> None:
     """Plan the step of the rows that were chosen."""
     if kind == PREFILL_STEP:
-        plan_prefill(w)
+        plan_prompts(w, x)
     else:
         plan_rows(w, x)
     begin(w, kind, now)
@@ -81,13 +92,14 @@ def commit(w: Any, x: Any, now: Any) -> None:
     c.num_done = 0
     account(w, now)
     commit_rows(w, x, now)
-    if c.kind == PREFILL_STEP:
+    if c.prefill_tokens > 0:
         for i in range(c.num_rows):
             q = w.q[w.lists[ROWS, i]]
-            if not q.prefilled:
+            if q.phase == PREFILL and q.left == 0 and not q.prefilled:
                 q.prefilled = True
                 c.outstanding_tokens -= q.prompt
-        release(w, ROWS, c.num_rows)
+    if c.kind == PREFILL_STEP:
+        prefill_over(w, x)
     else:
         step_over(w, x)
     if c.num_done > 0:

@@ -26,7 +26,7 @@ class Draws(NamedTuple):
 
     requests: Any  # [requests] REQUEST_DRAW
     streams: Any  # [4] uint64: a key each for what is drawn
-    odds: Any  # [width] at distance d from the frontier
+    odds: Any  # [width] at distance d from the frontier; of drafts, the probability that each is accepted
     stage: Any  # [block_length + 1] by committed positions of the block
     factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
     deltas: Any  # [5] ImportanceDeltas
@@ -108,6 +108,26 @@ def draw_slot(w: Any, slot: Any, window: Any, committed: Any, d: Any) -> None:
         w.status[slot], w.evaluations[slot], window, committed, int(q.start), int(q.request), int(own.last_block),
         int(own.num_padding), own.factor, d,
     )  # fmt: skip
+
+
+@rule
+def accept_row(window: Any, committed: Any, start: Any, request: Any, d: Any) -> None:
+    """Mark a row's next token, and of the drafts behind it those up to the first that is not accepted."""
+    stream = key64(d.streams[OF_COMMITS], request)
+    goes_on = True
+    for p in range(len(window)):
+        if p > 0 and goes_on:
+            goes_on = uniform64(draw64(stream, start + p, 0)) < d.odds[p]
+        committed[p] = goes_on and window[p]
+
+
+@rule
+def accept_plan(window: Any, start: Any, requests: Any, d: Any) -> Any:
+    """The tokens that come, [rows, columns], of a plan's rows."""
+    committed = np.zeros(window.shape, np.bool_)
+    for i in range(len(requests)):
+        accept_row(window[i], committed[i], int(start[i]), int(requests[i]), d)
+    return committed
 
 
 @rule

@@ -15,6 +15,7 @@ from .state import (
     EMIT_END,
     GAP_BINS,
     MASKED,
+    PREFILL,
     PREFILL_STEP,
     ROWS,
     STEP_BINS,
@@ -148,6 +149,7 @@ def account(w: Any, now: Any) -> None:
     decode = c.kind == DECODE_STEP
     total = 0
     retained = 0
+    prompts = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
@@ -158,9 +160,11 @@ def account(w: Any, now: Any) -> None:
         r.num_committed += num
         total += num
         retained += q.num_retained
-        if decode:
+        if decode and q.phase != PREFILL:
             r.num_forwards += 1
             r.num_computed += q.num_retained
+        elif decode:
+            prompts += 1
         if num > 0 and not q.seen_commit:
             q.seen_commit = True
             r.first_commit = now
@@ -178,8 +182,9 @@ def account(w: Any, now: Any) -> None:
     w.bins[STEP_BINS, time_bin(latency)] += 1
     w.counts[BATCHES, c.num_rows] += 1
     w.counts[CHUNKS, c.chunk] += 1
-    c.total_tokens += c.tokens
+    c.total_tokens += c.tokens - c.prefill_tokens
+    c.total_prefill_tokens += c.prefill_tokens
     if c.evicting:
         c.total_evicted += c.tokens - retained
     c.total_committed += total
-    c.forwards += c.num_rows
+    c.forwards += c.num_rows - prompts

@@ -63,7 +63,7 @@ class Engine:
     plan = engine.schedule(now); outcome = <step model or GPU>(plan); engine.commit(outcome, now)
 
     `run` does the same with predicted outcomes, many steps a call. `table` receives what becomes of each request.
-    `latency` is needed by a policy that chooses by T(c, b) alone.
+    `latency` is needed by a policy that chooses by T(c, b) alone. eos: requests end at an EOS, which nobody foresees.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Engine:
         replica: int = 0,
         latency: LatencyModel | None = None,
         emit: str = "block",
+        eos: bool = False,
     ) -> None:
         if emit not in EMIT:
             raise DsimError(f"emit is {emit!r}, expected one of {', '.join(EMIT)}")
@@ -89,7 +90,7 @@ class Engine:
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
-            replica,
+            replica, eos,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows)
         self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())
@@ -135,7 +136,7 @@ class Engine:
     def idle(self) -> bool:
         """Whether there is nothing to do until a request arrives."""
         c = self._c
-        return bool(c["kind"] == NOTHING and not c["num_waiting"] and not c["num_running"] and c["num_group"] < 0)
+        return bool(c["kind"] == NOTHING and not c["num_waiting"] and not c["num_running"] and c["num_group"] < 0 and c["next_kind"] == NOTHING)
 
     @property
     def totals(self) -> StepTotals:
@@ -387,8 +388,8 @@ class Engine:
         self._set(with_queue(w, capacity + 1))
 
     def _columns(self, capacity: int, old: Any = None) -> Any:
-        kinds = self.policy.eviction.columns or (("none", "u1"),)
-        made = records(capacity, np.dtype(list(kinds), align=True))
+        kinds = [column for part in self.policy.parts() for column in part.columns] or [("none", "u1")]
+        made = records(capacity, np.dtype(kinds, align=True))
         if old is not None:
             made[: len(old)] = old
         return made

@@ -7,7 +7,9 @@ sequence, `x.m[0]` its record of the replica).
 
 from typing import Any
 
+from .admission import release
 from .jit import rule
+from .state import ROWS
 
 # ---- the scheduler -----------------------------------------------------------------------------------------------
 
@@ -16,6 +18,12 @@ from .jit import rule
 def decide(w: Any, x: Any) -> int:
     """Choose what runs next: NOTHING, PREFILL_STEP or DECODE_STEP, its rows in w.lists[ROWS][: w.c[0].num_rows]."""
     return 0
+
+
+@rule
+def prefill_over(w: Any, x: Any) -> None:
+    """A step's commits are in that prefilled alone: what the finished ones held comes free."""
+    release(w, ROWS, w.c[0].num_rows)
 
 
 @rule
@@ -34,6 +42,12 @@ def holds_back(w: Any, x: Any) -> bool:
     return False
 
 
+@rule
+def next_tokens(w: Any, x: Any, slot: Any) -> int:
+    """Positions that a running sequence asks of the next step, under a budget of tokens; 0: it has no more to ask."""
+    return 0
+
+
 # ---- memory ------------------------------------------------------------------------------------------------------
 
 
@@ -44,6 +58,11 @@ def pages_to_admit(w: Any, x: Any, request: int, slot: int, length: int) -> int:
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------
+
+
+@rule
+def plan_prompts(w: Any, x: Any) -> None:
+    """Plan a step whose rows prefill: tokens and keys of each, and the step's features."""
 
 
 @rule

@@ -1,6 +1,6 @@
 """What a step costs: the pure evaluation of a latency model on the features of a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,12 +60,15 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
     """The latency of a step of features `f`, nothing of which is evicted: LatencyModel's formula."""
     n, tokens, head, sampled = f.num_forwards, f.tokens, f.head_rows, f.sampled_rows
     launch = n * cost.launch
+    host = n * cost.host_step + cost.host_request * f.batch
     if f.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens:
         # A captured decode step: rows of nothing fill its bucket, and each costs the layers and the head.
         more = _bucket(tokens) - tokens
         tokens, head, sampled = tokens + more, head + more, sampled + more
         launch = 0.0
     device = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n) + cost.head * head + cost.sample * sampled
+    if cost.overlap:
+        return max(launch + host, device)
     return max(launch, device) + n * cost.host_step + cost.host_request * f.batch
 
 
@@ -76,6 +79,9 @@ def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, key
     before = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n)
     layers = cost.early * before + (1.0 - cost.early) * _layers(knots, cost, tokens, pairs, keys, n)
     device = layers + cost.head * tokens + cost.sample * sampled
+    host = n * cost.host_step + cost.host_request * f.batch
+    if cost.overlap:
+        return max(n * cost.launch + host, device) + cost.eviction
     latency = max(n * cost.launch, device) + n * cost.host_step + cost.host_request * f.batch
     return latency + cost.eviction
 
@@ -130,7 +136,12 @@ class LatencyModel:
     early: float = 0.0  # of the layers' work, the share that comes before an eviction
     eviction: float = 0.0  # s per step that evicts, never hidden: scores, choice, compaction, waiting for their outcome
     graph_tokens: int = 0  # 0: nothing is captured
+    overlap: bool = False  # host_step and host_request pass while the device works, where steps are decided on ahead
     upkeep: tuple[Upkeep, ...] = ()  # of full-sequence caches; their steps cost it on top of the latency above
+
+    def exposed(self) -> "LatencyModel":
+        """The model for an engine that decides on a step when the one before it is over: all host time shows."""
+        return replace(self, overlap=False) if self.overlap else self
 
     def pieces(self, tokens: float) -> float:
         """Device time of the layers for `tokens` positions, in seconds."""
@@ -168,7 +179,7 @@ class Cost(NamedTuple):
 
 _COST = np.dtype(
     [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
-                               "host_request", "early", "eviction")] + [("graph_tokens", "i8")]
+                               "host_request", "early", "eviction")] + [("graph_tokens", "i8"), ("overlap", "?")]
 )  # fmt: skip
 
 

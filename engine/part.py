@@ -83,6 +83,7 @@ class Scheduler(Part):
     full_sequence = False  # whether it schedules passes of full-sequence models
     first_token = False  # whether a block's first step commits its first token, however confident the others are
     pads = False  # whether it pads a batch's requests to the longest
+    hides_host = False  # whether the host's time passes while the device works on the step before
 
     max_batch: int | None
     max_prefill_tokens: int
@@ -91,6 +92,11 @@ class Scheduler(Part):
         """Tokens whose pages a request of so many tokens may come to hold: a number, or an array of them."""
         block = policy.block_length
         return -(-length // block) * block
+
+    def batch_on(self, device: str, usual: int, block_length: int) -> int:
+        """Sequences running on a device of that name where max_batch is not given; usual: what LMDeploy has there."""
+        # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
+        return min(usual, max(1, self.max_prefill_tokens // block_length))
 
     def group_steps(self, page_size: int, block_length: int) -> int:
         """Steps that a batch is frozen for."""
@@ -125,14 +131,24 @@ class Granularity(Part):
     """
 
     autoregressive = False  # one token follows another
+    acceptances: tuple[float, ...] = (1.0,)  # ... and how likely each token of a step is, those before it being
     whole_block = False  # every position, every step
     sized_by_block = ""  # the field that is at most the block length
     needs_latency = False  # chooses by what steps cost
     obs = False  # the window may reach into the next block
+    under_budget = False  # a token budget can schedule it
     block_length: int
 
+    @property
+    def num_columns(self) -> int:
+        """Columns of a plan's window: a block, or two where the window may reach into the next."""
+        return self.block_length * (2 if self.obs else 1)
+
     def answers(self, policy: "Policy") -> Answers:
-        return {hooks.plan_rows: block.plan_block, hooks.commit_rows: block.commit_block}
+        return {
+            hooks.plan_prompts: block.plan_prefill, hooks.plan_rows: block.plan_block,
+            hooks.commit_rows: block.commit_block,
+        }  # fmt: skip
 
     def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """The positions that each row computes, [rows, width] bool: a rule in plain NumPy, asked once a step."""
@@ -264,8 +280,8 @@ class Policy:
 
     @property
     def width(self) -> int:
-        """Columns of a plan's window: a block, or two where the window may reach into the next."""
-        return self.block_length * (2 if self.obs else 1)
+        """Columns of a plan's window."""
+        return self.granularity.num_columns
 
     @property
     def obs(self) -> bool:

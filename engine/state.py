@@ -35,6 +35,7 @@ SEQUENCE = np.dtype(
         ("num_tokens", "i4"),  # of the step in flight: positions computed
         ("num_keys", "i4"),  # ... keys visible
         ("num_retained", "i4"),  # ... positions that went through all layers
+        ("left", "i4"),  # ... where it prefills: positions of the prompt that later steps compute
         ("phase", "u1"),  # ... what the row does
         ("seen_commit", "?"),  # a position was committed
         ("unpublished", "?"),  # the current block's tokens are not handed out yet
@@ -84,7 +85,7 @@ COUNTERS = np.dtype(
 REPLICA = np.dtype(
     [
         ("block", "i8"), ("width", "i8"), ("page", "i8"), ("num_pages", "i8"), ("max_batch", "i8"),
-        ("max_prefill", "i8"), ("emit", "i8"), ("state_tokens", "i8"), ("replica", "i8"),
+        ("max_prefill", "i8"), ("emit", "i8"), ("state_tokens", "i8"), ("replica", "i8"), ("eos", "i8"),
     ],
     align=True,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.commits import CommitModel, ImportanceDeltas, choose
+from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, Upkeep
 from ..engine.upkeep import CACHES, PHASES
@@ -17,7 +17,7 @@ from .hardware import default_max_batch
 from .models import Experts, ModelShape
 
 SCHEMA = "dsim-profile"
-VERSION = 4
+VERSION = 5
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence")
 REGIMES = ("memory-bound", "transition", "compute-bound")
@@ -63,6 +63,14 @@ class Fit:
     unidentified: tuple[str, ...] = ()  # coefficients that the measured steps say nothing about, left at 0
     valid: bool | None = None  # whether the fit believes itself
     doubts: tuple[str, ...] = ()  # why not, a line each
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """What passes between a client and the engine, both ways: HTTP, tokenising, and handing on (s)."""
+
+    first: float  # before a request's first token is seen, beside its time in the engine
+    event: float  # ... before any later token is
 
 
 @dataclass(frozen=True)
@@ -161,6 +169,8 @@ class Profile:
     provenance: Provenance
     commit_fits: tuple[CommitFit, ...] = ()  # of the commit models that were fitted to logs
     focus: ImportanceDeltas | None = None
+    canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
+    frontend: Frontend | None = None  # None: nobody measured it, and it counts as nothing
 
     @property
     def is_estimate(self) -> bool:
@@ -212,6 +222,7 @@ LIMITS: AllLimits = {
         "threshold": SHARE, "stage_gain": (-100.0, 100.0), "padding_share": SHARE, "extrapolated_from": (1,),
     },
     CommitFit: {"block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,)},
+    CanvasLaw: {"canvas_length": (1,), "median": (1,), "drift": (0.01, 100.0), "least": (1,), "most": (1,)},
     ImportanceDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},
 }  # fmt: skip
 
@@ -267,6 +278,10 @@ def from_json(data: object, path: str) -> Profile:
         data = _of_version_2(data, path)
     if version <= 3 and isinstance(data.get("latency"), dict):
         data = data | {"latency": data["latency"] | {"upkeep": []}}
+    if version <= 4:
+        data = data | {"canvas_laws": [], "frontend": None}
+        if isinstance(data.get("latency"), dict):
+            data["latency"] = {"overlap": False, **data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     latency = top.section("latency", names(LatencyModel) + names(Fit))
     return top.read(

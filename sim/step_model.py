@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..engine import upkeep
-from ..engine.commits import NO_DRAWS, CommitDraws, ScheduledCommits
+from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.latency import LatencyModel
 from ..engine.step import StepOutcome, StepPlan, features_left
 
@@ -11,13 +11,13 @@ from ..engine.step import StepOutcome, StepPlan, features_left
 class StepModel:
     """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits.
 
-    cache: the policy's, whose upkeep the latency model may know.
+    cache: the policy's, whose upkeep the latency model may know. hides_host: steps are decided on ahead.
     """
 
     def __init__(
-        self, latency: LatencyModel, draws: CommitDraws | ScheduledCommits | None, cache: object = None
+        self, latency: LatencyModel, draws: Commits | None, cache: object = None, hides_host: bool = False
     ) -> None:
-        self.latency = latency
+        self.latency = latency = latency if hides_host else latency.exposed()
         self.upkeep = upkeep.table_of(latency, cache)
         self.draws = draws
         self.cost = latency.arrays(self.upkeep)
@@ -30,5 +30,5 @@ class StepModel:
             retained, committed = self.draws.draw_evicting(plan)
             latency = self.latency.step(plan.features, features_left(plan, retained))
             return StepOutcome(latency, committed, retained=retained)
-        committed = np.ones_like(plan.window) if self.draws is None else self.draws.draw(plan)
+        committed = plan.window.copy() if self.draws is None else self.draws.draw(plan)
         return StepOutcome(self.latency.step(plan.features) + upkeep.of_plan(self.upkeep, plan), committed)

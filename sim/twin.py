@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
+from ..engine.commits import CommitDraws, CommitModel, Commits, ImportanceDeltas, ScheduledCommits, TokenDraws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
@@ -62,8 +62,7 @@ def limits_on(policy: Policy, memory: MemoryModel, device: str, model: Sized) ->
     batching = policy.batching
     max_batch = batching.max_batch
     if max_batch is None:
-        # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
-        max_batch = min(default_max_batch(device), max(1, batching.max_prefill_tokens // policy.block_length))
+        max_batch = batching.batch_on(device, default_max_batch(device), policy.block_length)
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
         # A prefill so large that its logits leave no room for pages is made smaller.
@@ -109,10 +108,10 @@ def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
 
 def draws_of(
     policy: Policy, profile: Profile, commits: CommitModel | None, seed: int, requests: Trace
-) -> CommitDraws | ScheduledCommits | None:
+) -> Commits | None:
     """What decides the commits of a run's requests; None where one token follows another."""
     if policy.autoregressive:
-        return None
+        return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
     lengths = requests.input_length, requests.output_length
@@ -158,7 +157,7 @@ def simulate(
     draws = draws_of(policy, profile, commits, seed, trace)
     if isinstance(draws, CommitDraws):
         draws.num_padding[missed] = 1
-    step_model = StepModel(profile.latency, draws, policy.cache)
+    step_model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
     table = RequestTable(len(trace))
     env = Clock()
     route = make_router(router)
@@ -185,7 +184,7 @@ def simulate(
     closed = concurrency is not None
     fleet: list[Replica] = []
     for r in range(replicas):
-        engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit)
+        engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit, eos=eos)
         fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r), closed))
     engines = [replica.engine for replica in fleet]
 

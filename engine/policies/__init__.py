@@ -2,7 +2,7 @@
 
 SHIPPED = (
     "ar", "lmdeploy", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm", "dllm_cache",
-    "sparse_dllm", "maskkv", "dllm_serve",
+    "sparse_dllm", "maskkv", "dllm_serve", "vllm",
 )  # fmt: skip
 
 # Parts of a policy that does not say: file and name.

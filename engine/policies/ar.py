@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from ..errors import PolicyError
-from ..hooks import commit_rows, draw_rows, plan_rows
+from ..block import plan_prefill
+from ..hooks import commit_rows, draw_rows, plan_prompts, plan_rows
 from ..part import BATCHING_SPACE, Answers, Granularity, Policy, Preset
 from ..tokens import commit_tokens, draw_tokens, plan_tokens
 from .lmdeploy import EVERY_STEP
@@ -21,7 +22,9 @@ class Autoregressive(Granularity):
             raise PolicyError(f"{policy.name}: an autoregressive model has no block to evict from")
 
     def answers(self, policy: Policy) -> Answers:
-        return {plan_rows: plan_tokens, commit_rows: commit_tokens, draw_rows: draw_tokens}
+        return {
+            plan_prompts: plan_prefill, plan_rows: plan_tokens, commit_rows: commit_tokens, draw_rows: draw_tokens,
+        }  # fmt: skip
 
 
 PRESETS = {

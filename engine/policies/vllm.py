@@ -1,0 +1,406 @@
+"""vLLM's v1 scheduler: a budget of tokens a step, on which all that run draw first, whether they prefill or decode.
+
+There are no phases: a request wants to catch up with the tokens it knows of. One whose prompt is not all in computes
+a chunk of it beside the tokens of others, in one forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py
+of 0.32.0).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from ..admission import copy_list, head, let_in, place, pop, push_front, release, unqueue, unseat
+from ..draw import accept_row
+from ..emission import emit, finish, set_features
+from ..errors import PolicyError
+from ..hooks import (
+    commit_rows,
+    decide,
+    draw_rows,
+    next_tokens,
+    placed,
+    plan_prompts,
+    plan_rows,
+    preempted,
+    prefill_over,
+    step_over,
+)
+from ..jit import rule
+from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler
+from ..state import (
+    DECODE_STEP,
+    DENOISE,
+    EMIT_END,
+    IDLE,
+    NEXT,
+    NOTHING,
+    PREFILL,
+    PREFILL_STEP,
+    ROWS,
+    RUNNING,
+    SCRATCH,
+)
+from .ar import Autoregressive
+
+SOURCE = "vLLM 0.32.0 (production-dllm-serving.md 2.3)"
+
+
+@dataclass(frozen=True)
+class TokenBudget(Scheduler):
+    """vLLM v1: running requests first, then waiting ones, each as many tokens as the step's budget has left."""
+
+    max_num_seqs: Annotated[
+        int | None, Range(1), "sequences running; none: 1024 on GPUs of 70 GB and more but A100s, else 256"
+    ] = None
+    max_num_batched_tokens: Annotated[int, Range(1), "tokens of a step, prompts' and others' together"] = 8192
+    long_prefill_token_threshold: Annotated[
+        int, Range(0), "most tokens of one prompt a step, beside other requests; 0: as many as the budget has"
+    ] = 0
+    enable_chunked_prefill: Annotated[bool, "a prompt that the budget cannot take whole is computed in chunks"] = True
+    scheduler_reserve_full_isl: Annotated[bool, "let a request in only where pages are free for all of its prompt"] = True
+    async_scheduling: Annotated[bool, "decide on a step as the one before it begins, its outcome unknown"] = True
+
+    neutral = frozenset(
+        {
+            "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
+            "scheduler_reserve_full_isl", "async_scheduling",
+        }
+    )  # fmt: skip
+    columns = (
+        ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
+        ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled
+        ("wanted", "i4"),  # positions that the step decided on computes
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0)):
+            if getattr(self, name) < least:
+                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
+            raise PolicyError(
+                f"max_num_seqs is {self.max_num_seqs}, expected 1 to max_num_batched_tokens, "
+                f"{self.max_num_batched_tokens}"
+            )
+
+    @property
+    def max_batch(self) -> int | None:  # type: ignore[override]
+        return self.max_num_seqs
+
+    @property
+    def max_prefill_tokens(self) -> int:  # type: ignore[override]
+        return self.max_num_batched_tokens
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_num_batched_tokens
+
+    @property
+    def hides_host(self) -> bool:  # type: ignore[override]
+        return self.async_scheduling
+
+    def batch_on(self, device: str, usual: int, block_length: int) -> int:
+        large = any(name in device for name in ("H100", "H200", "B200", "GB200", "MI3"))
+        return min(1024 if large else 256, self.max_num_batched_tokens)
+
+    def check(self, policy: Policy) -> None:
+        if not policy.granularity.under_budget:
+            kind = type(policy.granularity).__name__
+            raise PolicyError(f"{policy.name}: a token budget schedules no {kind}, expected Autoregressive or Canvas")
+
+    def answers(self, policy: Policy) -> Answers:
+        return {decide: decide_budget, prefill_over: leave, step_over: leave, placed: start_over, preempted: start_again}
+
+
+# ---- who runs ------------------------------------------------------------------------------------------------------
+
+
+@rule
+def start_over(w: Any, x: Any, slot: Any) -> None:
+    """A new request: all of its prompt is to compute."""
+    s = x.s[slot]
+    s.computed = 0
+    s.goal = max(1, int(w.q[slot].prompt))
+
+
+@rule
+def start_again(w: Any, x: Any, slot: Any) -> None:
+    """A sequence has lost its pages: it computes again all that it knows."""
+    x.s[slot].computed = 0
+
+
+@rule
+def decide_budget(w: Any, x: Any) -> int:
+    """Run what was decided ahead, or decide now; and where asked, decide ahead."""
+    c, p = w.c[0], x.p[0]
+    kind = c.next_kind
+    if kind == NOTHING:
+        kind = _fill(w, x, ROWS)
+    else:
+        copy_list(w, NEXT, ROWS, c.num_next)
+        c.num_rows = c.num_next
+        c.next_kind = NOTHING
+    for i in range(c.num_rows):
+        _begin_row(w, x, w.lists[ROWS, i])
+    if p.async_scheduling and kind != NOTHING:
+        c.next_kind = _fill(w, x, NEXT)
+    return kind
+
+
+@rule
+def _fill(w: Any, x: Any, to: Any) -> int:
+    """Choose the rows of a step and what each computes: those that run, then those that wait, within the budget."""
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    budget = int(p.max_num_batched_tokens)
+    alone = c.num_running + c.num_waiting == 1
+    num = 0
+    decodes = 0
+    some_preempted = False
+    i = 0
+    while i < c.num_running and budget > 0:
+        slot = w.lists[RUNNING, i]
+        i += 1
+        q, s = w.q[slot], x.s[slot]
+        n = _most(next_tokens(w, x, slot), budget, alone, p)
+        if n == 0:
+            continue
+        needed = max(int(q.pages), -(-(int(s.computed) + n) // int(f.page)))
+        gone = False
+        while not gone and needed - q.pages > f.num_pages - c.pages_held:
+            some_preempted = True
+            youngest = w.lists[RUNNING, c.num_running - 1]
+            unseat(w, youngest)
+            push_front(w, int(w.q[youngest].request), youngest)
+            preempted(w, x, youngest)
+            gone = youngest == slot
+        if gone:
+            break
+        c.pages_held += needed - q.pages
+        q.pages = needed
+        s.wanted = n
+        if not _prefills(q, s):
+            decodes += 1
+        budget -= n
+        w.lists[to, num] = slot
+        num += 1
+    while not some_preempted and c.num_waiting > 0 and budget > 0 and c.num_running < f.max_batch:
+        request, slot = head(w)
+        known = max(1, int(w.r[request].input_length)) if slot < 0 else int(x.s[slot].goal)
+        n = _most(known, budget, alone, p)
+        if n < known and not p.enable_chunked_prefill:
+            break
+        free = f.num_pages - c.pages_held
+        pages = -(-n // int(f.page))
+        if pages > free or (p.scheduler_reserve_full_isl and -(-known // int(f.page)) > free):
+            break
+        pop(w)
+        new = slot < 0
+        slot = place(w, request, slot, known, pages)
+        if new:
+            placed(w, x, slot)
+        let_in(w, slot)
+        x.s[slot].wanted = n
+        budget -= n
+        w.lists[to, num] = slot
+        num += 1
+    if to == ROWS:
+        c.num_rows = num
+    else:
+        c.num_next = num
+    if num == 0:
+        return NOTHING
+    return DECODE_STEP if decodes > 0 else PREFILL_STEP
+
+
+@rule
+def _most(wanted: Any, budget: Any, alone: Any, p: Any) -> Any:
+    """The positions that a request gets of those it asks for."""
+    n = wanted
+    if p.long_prefill_token_threshold > 0 and not alone:
+        n = min(n, p.long_prefill_token_threshold)
+    return min(n, budget)
+
+
+@rule
+def _prefills(q: Any, s: Any) -> bool:
+    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost."""
+    return s.goal == max(1, int(q.prompt)) or s.goal - s.computed > 1
+
+
+@rule
+def leave(w: Any, x: Any) -> None:
+    """What finished sequences hold comes free, unless the next step computes them all the same."""
+    c = w.c[0]
+    ahead = c.num_next if c.next_kind != NOTHING else 0
+    for i in range(ahead):
+        w.q[w.lists[NEXT, i]].in_flight = True
+    num = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        if w.q[slot].finished and not w.q[slot].in_flight:
+            w.lists[SCRATCH, num] = slot
+            num += 1
+    for i in range(ahead):
+        w.q[w.lists[NEXT, i]].in_flight = False
+    release(w, SCRATCH, num)
+
+
+# ---- what a row computes -------------------------------------------------------------------------------------------
+
+
+@rule
+def next_of_tokens(w: Any, x: Any, slot: Any) -> Any:
+    """What is left of a prompt, or the last token and the drafts behind it."""
+    q, s = w.q[slot], x.s[slot]
+    output = max(1, int(q.end) - int(q.prompt))
+    # A request that ends at an EOS is asked once too often: nobody knew of it when the step was decided on.
+    if s.goal - q.prompt >= output + (1 if w.f[0].eos else 0):
+        return 0
+    left = int(s.goal) - int(s.computed)
+    return left if _prefills(q, s) else left + x.p[0].drafts
+
+
+@rule
+def _begin_row(w: Any, x: Any, slot: Any) -> None:
+    """A step with this sequence begins: what it computes counts as computed from now on."""
+    q, s = w.q[slot], x.s[slot]
+    n, before = int(s.wanted), int(s.computed)
+    q.num_tokens = n
+    q.num_retained = n
+    q.num_keys = before + n
+    q.left = 0
+    sampled = 0
+    if q.finished:
+        q.phase = IDLE  # it ended while this was decided on
+    else:
+        prefills = _prefills(q, s)
+        q.phase = PREFILL if prefills else DENOISE
+        s.computed = min(before + n, int(s.goal))
+        q.left = s.goal - s.computed
+        if s.computed == s.goal:
+            sampled = 1 if prefills else n
+            s.goal += 1
+    for p in range(w.window.shape[1]):
+        w.window[slot, p] = p < sampled
+
+
+@rule
+def plan_budget(w: Any, x: Any) -> None:
+    """Plan a step of prompts' chunks and next tokens, causal; only what is sampled goes through the LM head."""
+    c = w.c[0]
+    tokens = 0
+    pairs = 0
+    keys = 0
+    sampled = 0
+    prompts = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        n = int(q.num_tokens)
+        tokens += n
+        keys += int(q.num_keys)
+        pairs += n * (int(q.num_keys) - n) + n * (n + 1) // 2
+        if q.phase == PREFILL:
+            prompts += n
+        for p in range(w.window.shape[1]):
+            sampled += w.window[slot, p]
+    set_features(w, tokens, pairs, keys, sampled, sampled, 0 if prompts == tokens else w.window.shape[1])
+    c.prefill_tokens = prompts
+
+
+@rule
+def draw_budget(w: Any, x: Any, d: Any) -> None:
+    """Every row that is sampled has its token, and of its drafts those up to the first that is not accepted."""
+    for i in range(w.c[0].num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        accept_row(w.window[slot], w.committed[slot], int(q.start), int(q.request), d)
+
+
+@rule
+def commit_budget(w: Any, x: Any, now: Any) -> None:
+    """Rows have so many tokens more; what was preempted meanwhile computes them again."""
+    c, emits = w.c[0], w.f[0].emit != EMIT_END
+    gaps = 0.0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q, s = w.q[slot], x.s[slot]
+        if q.phase == IDLE or not w.committed[slot, 0]:
+            continue
+        num = 0
+        for p in range(w.committed.shape[1]):
+            num += w.committed[slot, p]
+        tokens = min(num, int(q.end) - int(q.start) - 1)
+        if tokens > 0:
+            q.start += tokens
+            s.goal += tokens - 1
+            if q.pages > 0:
+                s.computed += tokens - 1
+            r = w.r[q.request]
+            if r.first_block != r.first_block:
+                r.first_block = now
+            if emits:
+                gaps += emit(w, slot, tokens, now)
+        if q.start + 1 >= q.end:
+            if q.pages == 0:
+                unqueue(w, slot)
+            finish(w, slot, now)
+    c.gap_sum += gaps
+
+
+@dataclass(frozen=True)
+class Tokens(Autoregressive):
+    """The next token of a sequence, and drafts of those behind it that the same forward verifies."""
+
+    num_speculative_tokens: Annotated[int, Range(0, 63), "drafts a step, as a proposer makes them for nothing"] = 0
+    acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted, those before it being"] = 0.7
+
+    under_budget = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_speculative_tokens <= 63:
+            raise PolicyError(f"num_speculative_tokens is {self.num_speculative_tokens}, expected 0 to 63")
+        if not 0 <= self.acceptance <= 1:
+            raise PolicyError(f"acceptance is {self.acceptance}, expected 0 to 1")
+
+    @property
+    def num_columns(self) -> int:
+        return 1 + self.num_speculative_tokens
+
+    def check(self, policy: Policy) -> None:
+        super().check(policy)
+        if not isinstance(policy.batching, TokenBudget):
+            kind = type(policy.batching).__name__
+            raise PolicyError(f"{policy.name}: chunks of prompts need a token budget, and batching is {kind}")
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"drafts": self.num_speculative_tokens}
+
+    @property
+    def acceptances(self) -> tuple[float, ...]:  # type: ignore[override]
+        return (1.0, *(self.acceptance,) * self.num_speculative_tokens)
+
+    def answers(self, policy: Policy) -> Answers:
+        return {
+            plan_prompts: plan_budget, plan_rows: plan_budget, commit_rows: commit_budget, draw_rows: draw_budget,
+            next_tokens: next_of_tokens,
+        }  # fmt: skip
+
+
+PAGES = PagedMemory(page_size=16)
+_AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
+
+PRESETS = {
+    "vllm-ar": Preset(
+        _AR,
+        "max_num_seqs",
+        "vLLM 0.32, autoregressive: chunked prefill mixed with decoding, decided a step ahead",
+        SOURCE,
+        {"max_num_seqs": [16, 32, 64, 128, 256], "max_num_batched_tokens": [2048, 4096, 8192]},
+    ),
+    "vllm-ar-spec": Preset(
+        replace(_AR, name="vllm-ar-spec", granularity=Tokens(num_speculative_tokens=3)),
+        "num_speculative_tokens",
+        "vLLM 0.32 with speculative decoding: drafts of the next tokens, verified in one forward",
+        SOURCE,
+    ),
+}
