@@ -3,7 +3,7 @@
 from typing import Any
 
 from .jit import rule
-from .state import CACHED, FREE, FREED, MASKED, PENDING, PREEMPTED, RUNNING
+from .state import CACHED, FREE, FREED, MASKED, NEXT, NOTHING, PENDING, PREEMPTED, ROWS, RUNNING, SCRATCH
 
 
 @rule
@@ -95,6 +95,7 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
         q.unpublished = True
         q.finished = False
         q.prefilled = False
+        q.left = 0
     w.q[slot].pages = pages
     c.pages_held += pages
     return slot
@@ -152,6 +153,39 @@ def release(w: Any, which: Any, num: Any) -> None:
             c.num_free += 1
             w.lists[FREED, c.num_freed] = q.request
             c.num_freed += 1
+
+
+@rule
+def leave(w: Any, x: Any) -> None:
+    """Where steps are decided on ahead: what finished ones hold comes free, unless the next step computes them too."""
+    c = w.c[0]
+    ahead = c.num_next if c.next_kind != NOTHING else 0
+    for i in range(ahead):
+        w.q[w.lists[NEXT, i]].in_flight = True
+    num = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        if q.finished and not q.in_flight:
+            if q.pages == 0:  # it was preempted while its last step ran
+                unqueue(w, slot)
+            w.lists[SCRATCH, num] = slot
+            num += 1
+    for i in range(ahead):
+        w.q[w.lists[NEXT, i]].in_flight = False
+    release(w, SCRATCH, num)
+
+
+@rule
+def take_next(w: Any) -> Any:
+    """Take the rows that were decided on ahead; the kind of their step, NOTHING where none was."""
+    c = w.c[0]
+    kind = c.next_kind
+    if kind != NOTHING:
+        copy_list(w, NEXT, ROWS, c.num_next)
+        c.num_rows = c.num_next
+        c.next_kind = NOTHING
+    return kind
 
 
 @rule

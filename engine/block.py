@@ -200,14 +200,18 @@ def commit_block(w: Any, x: Any, now: Any) -> None:
         for p in range(width):
             if w.committed[slot, p]:
                 w.status[slot, p] = PENDING
+        if own.final and w.q[slot].phase == DENOISE and not _any(w.status[slot], block, MASKED):
+            for p in range(block):
+                w.status[slot, p] = CACHED
     if not prefill and holds_back(w, x):
         return
-    if f.emit == EMIT_STEP:
+    if f.emit == EMIT_STEP and not own.late:
         emit_prefixes(w, now)
-    if prefill:  # a request for no tokens is over once its prompt is in
+    if c.prefill_tokens > 0:  # a request for no tokens is over once its prompt is in
         for i in range(c.num_rows):
             slot = w.lists[ROWS, i]
-            if w.q[slot].end == w.q[slot].prompt:
+            q = w.q[slot]
+            if q.phase == PREFILL and q.left == 0 and q.end == q.prompt:
                 finish(w, slot, now)
     while _advance(w, x, now) and width > block:
         pass  # streaming has already worked on the next block: it may be complete too
@@ -223,6 +227,8 @@ def _advance(w: Any, x: Any, now: Any) -> bool:
         slot = w.lists[ROWS, i]
         q = w.q[slot]
         if not q.unpublished or q.finished or _any(w.status[slot], block, MASKED):
+            continue
+        if x.p[0].late and _any_open(w.status[slot], block):
             continue
         gaps += publish(w, slot, now)
         if q.start + block >= q.end:

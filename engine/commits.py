@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
-from .draw import REQUEST_DRAW, Draws, accept_plan, draw_plan, scheduled_plan
+from .draw import REQUEST_DRAW, Draws, accept_plan, draw_plan, law_plan, scheduled_plan
 from .errors import ProfileError
 from .jit import without_overflow_warnings
 from .state import as_records
@@ -111,7 +111,7 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(102
 def _draws(num_requests: int, width: int, block: int) -> Draws:
     return Draws(
         as_records(np.zeros(num_requests, REQUEST_DRAW)), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
-        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64),
+        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.zeros(4),
     )  # fmt: skip
 
 
@@ -151,6 +151,26 @@ class ScheduledCommits:
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""
         committed: npt.NDArray[np.bool_] = scheduled_plan(plan.status, plan.evaluations, plan.window, self.arrays)
+        return committed
+
+
+class LawDraws:
+    """A law of steps a block and a seed: a block's masks commit all at once, in its last step."""
+
+    def __init__(self, law: CanvasLaw, seed: int, num_requests: int) -> None:
+        d = self.arrays = _draws(num_requests, 1, 1)
+        pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
+        d.requests["factor"] = np.exp(law.request_spread * _QUANTILES)[pick]
+        d.factors[0] = np.exp(law.canvas_spread * _QUANTILES)
+        d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
+        d.law[:] = law.median, law.drift, law.least, law.most
+
+    def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
+        """The masks that commit, [rows, width]."""
+        with without_overflow_warnings():
+            committed: npt.NDArray[np.bool_] = law_plan(
+                plan.status, plan.evaluations, plan.window, plan.block_start, plan.prompt, plan.requests, self.arrays
+            )
         return committed
 
 
@@ -245,4 +265,4 @@ class CommitDraws:
         return committed
 
 
-Commits = CommitDraws | ScheduledCommits | TokenDraws
+Commits = CommitDraws | LawDraws | ScheduledCommits | TokenDraws

@@ -28,7 +28,7 @@ from .hooks import (
 from .jit import JIT, bind, entry, rule, uncompiled
 from .journal import record_step
 from .latency import price
-from .state import DECODE_STEP, NOTHING, PREFILL, PREFILL_STEP, ROWS, Own
+from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -92,12 +92,11 @@ def commit(w: Any, x: Any, now: Any) -> None:
     c.num_done = 0
     account(w, now)
     commit_rows(w, x, now)
-    if c.prefill_tokens > 0:
-        for i in range(c.num_rows):
-            q = w.q[w.lists[ROWS, i]]
-            if q.phase == PREFILL and q.left == 0 and not q.prefilled:
-                q.prefilled = True
-                c.outstanding_tokens -= q.prompt
+    for i in range(c.num_rows):
+        q = w.q[w.lists[ROWS, i]]
+        if not q.prefilled and q.left == 0:
+            q.prefilled = True
+            c.outstanding_tokens -= q.prompt
     if c.kind == PREFILL_STEP:
         prefill_over(w, x)
     else:

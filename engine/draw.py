@@ -31,6 +31,7 @@ class Draws(NamedTuple):
     factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
     deltas: Any  # [5] ImportanceDeltas
     schedule: Any  # [2] int64: least, more
+    law: Any  # [4] CanvasLaw: median, drift, least, most
 
 
 @rule
@@ -128,6 +129,55 @@ def accept_plan(window: Any, start: Any, requests: Any, d: Any) -> Any:
     for i in range(len(requests)):
         accept_row(window[i], committed[i], int(start[i]), int(requests[i]), d)
     return committed
+
+
+@rule
+def steps_of_law(d: Any, request: Any, index: Any) -> Any:
+    """Forwards until a request's block of that index, from 0, is committed (commits.CanvasLaw)."""
+    drawn = draw64(key64(d.streams[OF_BLOCKS], request), index, 0)
+    steps = d.law[0] * d.requests[request].factor * d.factors[BLOCK_FACTORS, pick64(drawn)]
+    for _ in range(index):
+        steps *= d.law[1]
+    return int(min(max(np.floor(steps + 0.5), d.law[2]), d.law[3]))
+
+
+@rule
+def law_row(
+    status: Any, evaluations: Any, window: Any, committed: Any, start: Any, prompt: Any, request: Any, d: Any
+) -> None:  # fmt: skip
+    """Mark all masks of a row's window in the last step of its block, and none before."""
+    width = len(status)
+    steps = -1
+    for p in range(width):
+        committed[p] = False
+        if window[p] and status[p] == MASKED:
+            if steps < 0:
+                index = max(0, (start - prompt + width - 1) // width)
+                steps = steps_of_law(d, request, index) - 1 - int(evaluations[p])
+            committed[p] = steps <= 0
+
+
+@rule
+def law_plan(status: Any, evaluations: Any, window: Any, start: Any, prompt: Any, requests: Any, d: Any) -> Any:
+    """The masks that commit, [rows, width], of a plan's rows."""
+    committed = np.zeros(window.shape, np.bool_)
+    for i in range(len(requests)):
+        law_row(
+            status[i], evaluations[i], window[i], committed[i], int(start[i]), int(prompt[i]), int(requests[i]), d
+        )  # fmt: skip
+    return committed
+
+
+@rule
+def draw_by_law(w: Any, x: Any, d: Any) -> None:
+    """Predict what the step in flight commits where a law says how many steps a block takes."""
+    for i in range(w.c[0].num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        law_row(
+            w.status[slot], w.evaluations[slot], w.window[slot], w.committed[slot], int(q.start), int(q.prompt),
+            int(q.request), d,
+        )  # fmt: skip
 
 
 @rule

@@ -12,7 +12,7 @@ from .errors import DsimError, PolicyError
 from .histogram import CountHistogram, TimeHistogram
 from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
-from .latency import Cost, Features, LatencyModel
+from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of
 from .request import Request
 from .state import (
@@ -136,7 +136,13 @@ class Engine:
     def idle(self) -> bool:
         """Whether there is nothing to do until a request arrives."""
         c = self._c
-        return bool(c["kind"] == NOTHING and not c["num_waiting"] and not c["num_running"] and c["num_group"] < 0 and c["next_kind"] == NOTHING)
+        return bool(
+            c["kind"] == NOTHING
+            and not c["num_waiting"]
+            and not c["num_running"]
+            and c["num_group"] < 0
+            and c["next_kind"] == NOTHING
+        )
 
     @property
     def totals(self) -> StepTotals:
@@ -290,7 +296,7 @@ class Engine:
         c, w = self._c, self._w
         slots = w.lists[ROWS, : int(c["num_rows"])].copy()
         q = w.q[slots]
-        features = Features(*(int(c[name]) for name in Features._fields))
+        features = (Continued if c["continues"] else Features)(*(int(c[name]) for name in Features._fields))
         eviction: Any = self.policy.eviction  # one that evicts on the way says what it goes by
         evicting = eviction.evicting(self._x.s[slots]) if c["evicting"] else None
         return StepPlan(

@@ -48,6 +48,11 @@ def next_tokens(w: Any, x: Any, slot: Any) -> int:
     return 0
 
 
+@rule
+def begin_row(w: Any, x: Any, slot: Any) -> None:
+    """A step with this sequence begins, under a budget of tokens: note what it computes, and its phase."""
+
+
 # ---- memory ------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,19 @@ class Features(NamedTuple):
     prefill_tokens: int  # of `tokens`, those of prompts being prefilled
     num_forwards: int = 1  # forwards the step is split into (a long prompt's chunks)
 
+    @property
+    def continues(self) -> bool:
+        """Whether the host planned it together with the step before."""
+        return False
+
+
+class Continued(Features):
+    """Features of a step that the host planned together with the one before."""
+
+    @property
+    def continues(self) -> bool:
+        return True
+
 
 @rule
 def _bucket(num: Any) -> Any:
@@ -67,6 +80,8 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
         tokens, head, sampled = tokens + more, head + more, sampled + more
         launch = 0.0
     device = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n) + cost.head * head + cost.sample * sampled
+    if f.continues:
+        return max(launch, device)
     if cost.overlap:
         return max(launch + host, device)
     return max(launch, device) + n * cost.host_step + cost.host_request * f.batch

@@ -83,6 +83,7 @@ class Scheduler(Part):
     full_sequence = False  # whether it schedules passes of full-sequence models
     first_token = False  # whether a block's first step commits its first token, however confident the others are
     pads = False  # whether it pads a batch's requests to the longest
+    pieces = False  # whether a prompt may be prefilled in pieces, over several steps
     hides_host = False  # whether the host's time passes while the device works on the step before
 
     max_batch: int | None
@@ -97,6 +98,10 @@ class Scheduler(Part):
         """Sequences running on a device of that name where max_batch is not given; usual: what LMDeploy has there."""
         # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
         return min(usual, max(1, self.max_prefill_tokens // block_length))
+
+    def logit_rows(self, policy: "Policy", max_batch: int) -> int | None:
+        """Rows of logits that a step has at most; None: all of a prefill's."""
+        return max_batch * policy.width if self.pieces else None
 
     def group_steps(self, page_size: int, block_length: int) -> int:
         """Steps that a batch is frozen for."""
@@ -137,6 +142,7 @@ class Granularity(Part):
     needs_latency = False  # chooses by what steps cost
     obs = False  # the window may reach into the next block
     under_budget = False  # a token budget can schedule it
+    on_a_grid = True  # blocks begin at multiples of their length
     block_length: int
 
     @property
@@ -249,7 +255,7 @@ class Policy:
         for axis in ("granularity", "batching", "eviction"):
             getattr(self, axis).check(self)
         page, block = self.memory.page_size, self.block_length
-        if page % block:
+        if page % block and self.granularity.on_a_grid:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
 
     def _check_full_sequence(self) -> None:
@@ -337,6 +343,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     """x.p: every field that is a number or a word of a Choice (its place in it), and what parts add; None is -1."""
     held: dict[str, Any] = {
         "given": policy.granularity.given, "listed": False, "sample_block": False, "once_more": False,
+        "late": False, "final": False,
     }  # fmt: skip
     for part in policy.parts():
         hints = typing.get_type_hints(type(part), include_extras=True)

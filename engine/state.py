@@ -68,6 +68,7 @@ COUNTERS = np.dtype(
         ("chunk", "i8"),
         ("waiting", "i8"), ("running", "i8"), ("pages", "i8"), ("submitted_then", "i8"),
         *((name, "i8") for name in _FEATURES),
+        ("continues", "?"),
         ("evicting", "?"),
         # Of its features, what an eviction left.
         ("left_tokens", "i8"), ("left_q_kv", "i8"), ("left_kv", "i8"), ("left_sampled", "i8"),

@@ -6,12 +6,12 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from .draw import draw_block, draw_scheduled
+from .draw import draw_block, draw_by_law, draw_scheduled
 from .errors import PolicyError
 from .hooks import draw_rows
 from .part import Answers, Choice, Part, Policy, Range
 
-STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential")
+STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "law")
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Unmasking(Part):
     """Which computed masks commit; always at least one.
 
     low_confidence_dynamic: those whose confidence reaches the threshold (strict: exceeds it), and the best.
+    law: all of a block at once, in its last step: models that change tokens until then. How many steps it has is drawn
+    from the profile's law.
     low_confidence_static: the n most confident. sequential: those among the n positions from the first mask on.
     n = max(1, block_length // denoising_steps), and 1 where denoising_steps is not given. Full-sequence models commit
     one more in the first block_length % denoising_steps steps of a block, so that it is whole after the last one.
@@ -44,6 +46,8 @@ class Unmasking(Part):
 
     def answers(self, policy: Policy) -> Answers:
         """How the twin draws commits."""
+        if self.strategy == "law":
+            return {draw_rows: draw_by_law}
         return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block}
 
     def scheduled(self, policy: Policy) -> bool:

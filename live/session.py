@@ -137,7 +137,12 @@ def make_executor(
     forward: Forward, policy: Policy, limits: Limits, prompts: Prompts,
     draws: CommitDraws | ScheduledCommits | None = None, watch: Callable[[Growth], None] | None = None,
 ) -> ModelExecutor:  # fmt: skip
-    """What runs the policy's plans."""
+    """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""
+    if policy.batching.pieces:
+        kind = type(policy.batching).__name__
+        raise PolicyError(f"{policy.name}: dsim live prefills a prompt in one step, and {kind} in several")
+    if policy.unmasking.strategy == "law":
+        raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
     if isinstance(forward, PeriodicForward):
         return PeriodicExecutor(forward, policy, prompts, draws)

@@ -83,19 +83,27 @@ class MemoryModel:
     vocab: int
     utilisation: float = 0.8  # share of what is left after weights and runtime (cache_max_entry_count)
     fixed_num_pages: int | None = None  # pages to use, whatever would fit
+    row_bytes: int = 0  # set aside for each row that may run: windowed layers' keys and values, a sampler's workspace
 
     def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
         """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
         return self.fit(page, max_batch, max_prefill_tokens)[0]
 
-    def fit(self, page: int, max_batch: int, max_prefill_tokens: int) -> tuple[int, int]:
-        """Pages, and the prefill budget that leaves room for them: it is halved until at least 16 pages fit."""
+    def fit(
+        self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None
+    ) -> tuple[int, int]:
+        """Pages, and the prefill budget that leaves room for them: it is halved until at least 16 pages fit.
+
+        logit_rows: of a step at most, where prefills need not all of theirs; None: as LMDeploy has it.
+        """
         if self.fixed_num_pages is not None:
             return self.fixed_num_pages, max_prefill_tokens
-        budget = max_prefill_tokens
+        budget, rows = max_prefill_tokens, max_batch * self.row_bytes
+        if logit_rows is not None:
+            return self._pages(page, logit_rows * self.vocab * 4, max_batch), budget
         while budget > 0:
             runtime = (budget + 2 * max_batch) * self.vocab * 2
-            free = (self.capacity_bytes - self.weight_bytes - runtime) * self.utilisation
+            free = (self.capacity_bytes - self.weight_bytes - rows - runtime) * self.utilisation
             pages = int(free // (page * self.kv_bytes_per_token))
             if pages >= MIN_PAGES:
                 return pages - 1, budget
@@ -103,6 +111,20 @@ class MemoryModel:
         raise ProfileError(
             f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory, which leaves no room "
             f"for {MIN_PAGES} KV pages of {gb(page * self.kv_bytes_per_token)} at a batch of {max_batch}"
+        )
+
+
+    def _pages(self, page: int, runtime: int, max_batch: int) -> int:
+        """Pages beside a fixed runtime; a ProfileError that names what leaves no room."""
+        rows = max_batch * self.row_bytes
+        free = (self.capacity_bytes - self.weight_bytes - rows - runtime) * self.utilisation
+        pages = int(free // (page * self.kv_bytes_per_token))
+        if pages >= MIN_PAGES:
+            return pages - 1
+        raise ProfileError(
+            f"of {gb(self.capacity_bytes)} of memory the weights take {gb(self.weight_bytes)}, {max_batch} rows "
+            f"{gb(rows)} and logits {gb(runtime)}, which leaves no room for {MIN_PAGES} KV pages of "
+            f"{gb(page * self.kv_bytes_per_token)}: expected fewer rows"
         )
 
 
@@ -182,13 +204,29 @@ class Profile:
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(m.workload for m in self.commits))
+        return tuple(dict.fromkeys(m.workload for m in (*self.commits, *self.canvas_laws)))
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
         """How well one of the profile's commit models was fitted; None for a published one."""
         wanted = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
         fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
         return next(fits, None)
+
+    def canvas_law(self, workload: str | None, canvas_length: int) -> CanvasLaw:
+        """The law of steps a canvas for a run, or a ProfileError that lists what the profile holds."""
+        if not self.canvas_laws:
+            raise ProfileError(
+                f"profile {self.name} holds no law of steps a canvas (canvas_laws is empty): expected one that does"
+            )
+        wanted = workload or self.canvas_laws[0].workload
+        for law in self.canvas_laws:
+            if (law.workload, law.canvas_length) == (wanted, canvas_length):
+                return law
+        held = ", ".join(f"{law.workload} of {law.canvas_length}" for law in self.canvas_laws)
+        raise ProfileError(
+            f"profile {self.name} holds laws of steps a canvas for {held}; this run asks for {wanted} of "
+            f"{canvas_length}"
+        )
 
     @property
     def default_max_batch(self) -> int:
@@ -280,6 +318,8 @@ def from_json(data: object, path: str) -> Profile:
         data = data | {"latency": data["latency"] | {"upkeep": []}}
     if version <= 4:
         data = data | {"canvas_laws": [], "frontend": None}
+        if isinstance(data.get("memory"), dict):
+            data["memory"] = {"row_bytes": 0, **data["memory"]}
         if isinstance(data.get("latency"), dict):
             data["latency"] = {"overlap": False, **data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))

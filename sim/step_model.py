@@ -1,7 +1,5 @@
 """The step model: what a plan would cost and yield, predicted from a profile."""
 
-import numpy as np
-
 from ..engine import upkeep
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.latency import LatencyModel

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.commits import CommitDraws, CommitModel, Commits, ImportanceDeltas, ScheduledCommits, TokenDraws
+from ..engine.commits import CommitDraws, CommitModel, Commits, ImportanceDeltas, LawDraws, ScheduledCommits, TokenDraws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
@@ -66,7 +66,8 @@ def limits_on(policy: Policy, memory: MemoryModel, device: str, model: Sized) ->
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
         # A prefill so large that its logits leave no room for pages is made smaller.
-        num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget)
+        rows = batching.logit_rows(policy, max_batch)
+        num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget, rows)
     return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
 
 
@@ -84,6 +85,9 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
         )
     unmasking = policy.unmasking
     if policy.autoregressive or (policy.full_sequence and unmasking.strategy == "low_confidence_static"):
+        return None
+    if unmasking.strategy == "law":
+        profile.canvas_law(workload, policy.block_length)
         return None
     if unmasking.strategy != "low_confidence_dynamic":
         raise PolicyError(
@@ -107,11 +111,18 @@ def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
 
 
 def draws_of(
-    policy: Policy, profile: Profile, commits: CommitModel | None, seed: int, requests: Trace
+    policy: Policy,
+    profile: Profile,
+    commits: CommitModel | None,
+    seed: int,
+    requests: Trace,
+    workload: str | None = None,
 ) -> Commits | None:
     """What decides the commits of a run's requests; None where one token follows another."""
     if policy.autoregressive:
         return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
+    if policy.unmasking.strategy == "law":
+        return LawDraws(profile.canvas_law(workload, policy.block_length), seed, len(requests))
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
     lengths = requests.input_length, requests.output_length
@@ -154,7 +165,7 @@ def simulate(
     missed = np.zeros(len(trace), np.bool_)
     if eos and not (policy.autoregressive or policy.full_sequence):
         trace, missed = _past_eos(trace, policy.block_length)
-    draws = draws_of(policy, profile, commits, seed, trace)
+    draws = draws_of(policy, profile, commits, seed, trace, workload)
     if isinstance(draws, CommitDraws):
         draws.num_padding[missed] = 1
     step_model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)

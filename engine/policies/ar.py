@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from ..errors import PolicyError
 from ..block import plan_prefill
+from ..errors import PolicyError
 from ..hooks import commit_rows, draw_rows, plan_prompts, plan_rows
 from ..part import BATCHING_SPACE, Answers, Granularity, Policy, Preset
 from ..tokens import commit_tokens, draw_tokens, plan_tokens

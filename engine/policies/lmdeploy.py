@@ -1,4 +1,4 @@
-"""LMDeploy's scheduler: prefill first, and decode in groups of steps in which the batch is frozen."""
+"""LMDeploy's schedulers: groups of steps in which the batch is frozen (2025), and one forward ahead (0.18)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,15 +8,17 @@ from ..admission import (
     canvas,
     copy_list,
     head,
+    leave,
     let_in,
     place,
     pop,
     preempt,
     prefill_length,
     release,
+    take_next,
 )  # fmt: skip
 from ..errors import PolicyError
-from ..hooks import decide, pages_to_admit, placed, preempted, rows_updated, step_over
+from ..hooks import decide, pages_to_admit, placed, preempted, prefill_over, rows_updated, step_over
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
 from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING
@@ -306,6 +308,95 @@ def end_group(w: Any) -> None:
     release(w, ROWS, c.num_rows)
 
 
+@dataclass(frozen=True)
+class LookAhead(Scheduler):
+    """LMDeploy 0.18: prefill or decode, decided one forward ahead; no frozen groups (production-dllm-serving.md 4).
+
+    A prompt longer than a prefill runs alone, as one step of several forwards; the engine's lane that takes turns with
+    decoding, a chunk at a time, is left out.
+    """
+
+    max_batch: Annotated[
+        int | None, Range(1), "sequences running; none: the device's default, at most a prefill's block rows"
+    ] = None
+    max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 8192
+    prefill_interval: Annotated[int, Range(1), "decode forwards in a row, with requests waiting, before a prefill"] = 16
+
+    neutral = frozenset({"max_batch", "max_prefill_tokens", "prefill_interval"})
+    hides_host = True
+
+    def __post_init__(self) -> None:
+        check_batch(self.max_batch, self.max_prefill_tokens)
+        if self.prefill_interval < 1:
+            raise PolicyError(f"prefill_interval is {self.prefill_interval}, expected at least 1")
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"prealloc": 0, "prefill_prealloc": 0, "reserve_past_end": True}
+
+    def record(self, policy: Policy) -> Mapping[str, Any]:
+        return {"streak": 0}
+
+    def reserved(self, policy: Policy, length: Any) -> Any:
+        block = policy.block_length
+        return -(-length // block) * block - block + policy.width
+
+    def answers(self, policy: Policy) -> Answers:
+        return {decide: decide_look_ahead, prefill_over: leave, step_over: leave, pages_to_admit: pages_of_prefill}
+
+
+@rule
+def decide_look_ahead(w: Any, x: Any) -> int:
+    """Run what was decided ahead, or decide now; and decide ahead, as if all that is in flight went on."""
+    c = w.c[0]
+    kind = take_next(w)
+    if kind == NOTHING:
+        kind = _look(w, x, ROWS)
+    if kind != NOTHING:
+        c.next_kind = _look(w, x, NEXT)
+    return kind
+
+
+@rule
+def _look(w: Any, x: Any, to: Any) -> int:
+    """Prefill where requests wait and one of three things holds; or else decode all that run."""
+    c, f, m = w.c[0], w.f[0], x.m[0]
+    kind = NOTHING
+    num = 0
+    if c.num_waiting == 0:
+        m.streak = 0
+    elif (
+        m.streak >= x.p[0].prefill_interval or c.num_running < 0.5 * f.max_batch or _waiting_tokens(w) >= f.max_prefill
+    ):
+        num = admit(w, x, to)
+        if num > 0:
+            kind = PREFILL_STEP
+            m.streak = 0
+    if kind == NOTHING:
+        num = _make_room(w, x, to)
+        if num > 0:
+            kind = DECODE_STEP
+            if c.num_waiting > 0:
+                m.streak += 1
+    if to == ROWS:
+        c.num_rows = num
+    else:
+        c.num_next = num
+    return kind
+
+
+@rule
+def _waiting_tokens(w: Any) -> Any:
+    """Positions that the prefill of all that wait computes; no more are counted than one prefill may have."""
+    c, f, last = w.c[0], w.f[0], len(w.queue) - 1
+    tokens = 0
+    for i in range(c.num_waiting):
+        at = (c.queue_head + i) & last
+        tokens += prefill_length(w, int(w.queue[at, 0]), int(w.queue[at, 1]))
+        if tokens >= f.max_prefill:
+            break
+    return tokens
+
+
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
 EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided on a step ahead
 
@@ -313,9 +404,16 @@ PRESETS = {
     "lmdeploy-bd32": Preset(
         Policy("lmdeploy-bd32", batching=Continuous(decide_ahead=True)),
         "block_length",
-        "LMDeploy: the whole block every step, groups of frozen steps, a pass over each finished block",
+        "LMDeploy of 2025: the whole block every step, groups of frozen steps, a pass over each finished block",
         "LMDeploy's fork of December 2025, as FOCUS ran it (block-diffusion.md 2.1)",
         {FITTED: True, **BATCHING_SPACE, "num_loops": ["none", 1, 2, 4, 8]},
         reference=True,
-    )
+    ),
+    "lmdeploy-0.18": Preset(
+        Policy("lmdeploy-0.18", batching=LookAhead()),
+        "block_length",
+        "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
+        "LMDeploy 0.18.0 (production-dllm-serving.md 4)",
+        {FITTED: True, "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]},
+    ),
 }

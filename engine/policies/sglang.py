@@ -1,14 +1,39 @@
-"""SGLang's sync mode of a year ago: the batch changes between blocks, each as slow as its slowest."""
+"""SGLang's scheduler for diffusion models: rounds of prefill or of decode, each row a block a round.
 
+`Rounds` is release 0.5.23 (production-dllm-serving.md 3); `BlockSynchronous` its first port, a year older.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from ..admission import canvas, copy_list, head, let_in, place, pop
+from ..emission import set_features
 from ..errors import PolicyError
-from ..hooks import decide, holds_back, pages_to_admit, step_over
+from ..hooks import block_entered, decide, holds_back, pages_to_admit, placed, plan_prompts, plan_rows, step_over
 from ..jit import rule
-from ..part import Answers, Policy, Preset, Range, Scheduler, check_batch
-from ..state import DENOISE, ROWS
+from ..part import FITTED, Answers, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
+from ..state import (
+    CACHED,
+    DECODE_STEP,
+    DENOISE,
+    FLUSH,
+    GROUP,
+    IDLE,
+    MASKED,
+    NOTHING,
+    PREFILL,
+    PREFILL_STEP,
+    ROWS,
+    RUNNING,
+)
+from ..unmasking import Unmasking
+from .canvas import BY_LAW, Canvas
 from .lmdeploy import decide_continuous, end_group, pages_of_prefill
+
+SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
+_PAGES = PagedMemory(page_size=32)  # a page a block, as with its radix cache
+_GEMMA_PAGES = PagedMemory(page_size=256)
 
 
 @dataclass(frozen=True)
@@ -56,11 +81,297 @@ def round_step_over(w: Any, x: Any) -> None:
         end_group(w)
 
 
+@dataclass(frozen=True)
+class Rounds(Scheduler):
+    """SGLang 0.5.23: while any request prefills nothing else runs, and each row takes a block a round (3.2).
+
+    A prompt's whole blocks are prefilled one a round, and its tail is the head of the first decode block. A canvas
+    model prefills its prompt in one forward, and each canvas again once it is decoded.
+    """
+
+    max_running_requests: Annotated[int, Range(1), "requests running (the engine's own default is 1)"] = 64
+    dllm_fdfo: Annotated[bool, "a row whose block is done goes on; false: rounds last until all blocks are done"] = True
+    max_prefill_tokens: Annotated[int, Range(1), "tokens of a canvas model's prefill, the first prompt always"] = 16384
+    prefill_blocks_per_round: Annotated[int, Range(1, 4096), "blocks of a prompt a round (proposed: PR 31586)"] = 1
+    mixed: Annotated[bool, "prefill and decode in one forward (proposed: PR 33196)"] = False
+    steps_per_round: Annotated[int, Range(1, 4096), "forwards that the host plans at once (proposed: PR 33190)"] = 1
+
+    neutral = frozenset(
+        {
+            "max_running_requests", "dllm_fdfo", "max_prefill_tokens", "prefill_blocks_per_round", "mixed",
+            "steps_per_round",
+        }
+    )  # fmt: skip
+    pieces = True
+    columns = (
+        ("computed", "i4"),  # tokens of the prompt that are prefilled, once the step in flight is over
+        ("goal", "i4"),  # ... that are to be
+        ("wanted", "i4"),  # positions that the coming step computes
+    )
+
+    def __post_init__(self) -> None:
+        check_batch(self.max_running_requests, self.max_prefill_tokens)
+        for name in ("prefill_blocks_per_round", "steps_per_round"):
+            if not 1 <= getattr(self, name) <= 4096:
+                raise PolicyError(f"{name} is {getattr(self, name)}, expected 1 to 4096")
+        if not self.dllm_fdfo and (self.mixed or self.steps_per_round > 1):
+            found = f"mixed={str(self.mixed).lower()}, steps_per_round={self.steps_per_round}"
+            raise PolicyError(f"dllm_fdfo is false and {found}: expected mixed=false, steps_per_round=1")
+
+    @property
+    def max_batch(self) -> int | None:  # type: ignore[override]
+        return self.max_running_requests
+
+    def check(self, policy: Policy) -> None:
+        if policy.autoregressive or policy.eviction.evicts or not policy.granularity.whole_block:
+            raise PolicyError(f"{policy.name}: SGLang's rounds compute whole blocks, without eviction")
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        grid = policy.granularity.on_a_grid
+        return {"grid": grid, "late": grid and policy.unmasking.strategy != "law", "last": 0, "scratch": 0}
+
+    def record(self, policy: Policy) -> Mapping[str, Any]:
+        return {"round_steps": 1}
+
+    def answers(self, policy: Policy) -> Answers:
+        goes_on = round_goes_on if policy.unmasking.strategy != "law" else round_has_masks
+        ends = {} if self.dllm_fdfo else {holds_back: goes_on}
+        return {
+            decide: decide_round, placed: enter_round, plan_prompts: plan_round, plan_rows: plan_round,
+            step_over: step_of_round, block_entered: stay, **ends,
+        }  # fmt: skip
+
+
+@rule
+def enter_round(w: Any, x: Any, slot: Any) -> None:
+    """A new request: its whole blocks are to prefill, or all of its prompt where canvases begin behind it."""
+    q, s, block = w.q[slot], x.s[slot], int(w.f[0].block)
+    s.computed = 0
+    s.goal = int(q.prompt) // block * block if x.p[0].grid else q.prompt
+
+
+@rule
+def stay(w: Any, x: Any, slot: Any) -> None:
+    """A block is closed: rounds keep no more of it than the engine does."""
+
+
+@rule
+def decide_round(w: Any, x: Any) -> int:
+    """Go on with the round, or let requests in and begin one: those that prefill if any does, else all."""
+    c, f, p = w.c[0], w.f[0], x.p[0]
+    if c.num_group >= 0:
+        copy_list(w, GROUP, ROWS, c.num_group)
+        c.num_rows = c.num_group
+        return DECODE_STEP
+    _let_in(w, x)
+    block = int(f.block)
+    some_prefill = False
+    for i in range(c.num_running):
+        slot = w.lists[RUNNING, i]
+        if _prefills(w, x, slot):
+            some_prefill = True
+    budget = f.max_batch * block * p.prefill_blocks_per_round if p.grid else f.max_prefill
+    num = 0
+    decodes = 0
+    for i in range(c.num_running):
+        slot = w.lists[RUNNING, i]
+        q, s = w.q[slot], x.s[slot]
+        prefills = _prefills(w, x, slot)
+        if some_prefill and not p.mixed and not prefills:
+            continue
+        if not prefills:
+            # In so many forwards a row enters a block every second one at most.
+            s.wanted = block
+            tokens = min(int(q.start) + block * (1 + p.steps_per_round // 2), _canvas_end(w, x, slot))
+        elif s.computed < s.goal:
+            s.wanted = s.goal - s.computed
+            if p.grid:
+                s.wanted = min(s.wanted, p.prefill_blocks_per_round * block, budget // block * block)
+            elif s.wanted > budget and num > decodes:
+                continue
+            tokens = s.computed + s.wanted
+        else:
+            s.wanted = block
+            tokens = q.start + block
+        pages = max(int(q.pages), -(-int(tokens) // int(f.page)))
+        if s.wanted == 0 or pages - q.pages > f.num_pages - c.pages_held:
+            continue  # it waits for the next round
+        c.pages_held += pages - q.pages
+        q.pages = pages
+        if prefills:
+            budget -= s.wanted
+        else:
+            decodes += 1
+        w.lists[ROWS, num] = slot
+        num += 1
+    c.num_rows = num
+    if num == 0:
+        return NOTHING
+    if decodes == 0:
+        return PREFILL_STEP
+    copy_list(w, ROWS, GROUP, num)
+    c.num_group = num
+    # A round with prompts in it is one forward: their next blocks need pages first.
+    c.loops_left = 1 if some_prefill else p.steps_per_round
+    x.m[0].round_steps = c.loops_left
+    return DECODE_STEP
+
+
+@rule
+def _let_in(w: Any, x: Any) -> None:
+    """Let waiting requests in, first come first served, while the pool holds all that those inside may come to need.
+
+    Nobody is preempted: a pool that promised more would end with every row waiting for pages.
+    """
+    c, f = w.c[0], w.f[0]
+    promised = 0
+    for i in range(c.num_running):
+        promised += -(-_canvas_end(w, x, w.lists[RUNNING, i]) // int(f.page))
+    while c.num_waiting > 0 and c.num_running < f.max_batch:
+        request, slot = head(w)
+        block, prompt = int(f.block), int(w.r[request].input_length)
+        behind = prompt // block * block if x.p[0].grid else prompt
+        whole = behind + canvas(prompt + int(w.r[request].output_length) - behind, block)
+        promised += -(-max(whole, behind + block) // int(f.page))
+        if promised > f.num_pages:
+            return
+        pop(w)
+        slot = place(w, request, slot, behind + block, 0)
+        placed(w, x, slot)
+        let_in(w, slot)
+
+
+@rule
+def _canvas_end(w: Any, x: Any, slot: Any) -> Any:
+    """Where a sequence's last block ends."""
+    q, block = w.q[slot], int(w.f[0].block)
+    return max(int(q.start) + block, int(q.start) + canvas(int(q.end) - int(q.start), block))
+
+
+@rule
+def _prefills(w: Any, x: Any, slot: Any) -> bool:
+    """Whether a sequence is in its prefill phase: blocks of its prompt are missing, or the keys of a decoded canvas."""
+    if x.s[slot].computed < x.s[slot].goal:
+        return True
+    return not x.p[0].grid and w.status[slot, 0] != MASKED and w.status[slot, 0] != CACHED
+
+
+@rule
+def plan_round(w: Any, x: Any) -> None:
+    """Plan the chosen rows: blocks of prompts, and blocks that are decoded or whose keys are left behind."""
+    c, p, block = w.c[0], x.p[0], int(w.f[0].block)
+    tokens = 0
+    pairs = 0
+    keys = 0
+    prompts = 0
+    decoded = 0
+    for i in range(c.num_rows):
+        slot = w.lists[ROWS, i]
+        q, s = w.q[slot], x.s[slot]
+        n, before = int(s.wanted), int(q.start)
+        q.left = 0
+        computed = True
+        if q.finished:
+            n = block
+            q.phase = IDLE
+            computed = False
+            pairs += n * (before + n)
+            decoded += n
+        elif s.computed < s.goal:
+            before = int(s.computed)
+            q.phase = PREFILL
+            computed = False
+            s.computed += n
+            q.left = s.goal - s.computed
+            pairs += n * before + (n * (n + block) // 2 if p.grid else n * (n + 1) // 2)
+            prompts += n
+        elif _prefills(w, x, slot):  # a decoded canvas, causal
+            q.phase = FLUSH
+            pairs += n * before + n * (n + 1) // 2
+            prompts += n
+        else:
+            n = block
+            q.phase = FLUSH
+            for k in range(block):
+                if w.status[slot, k] == MASKED:
+                    q.phase = DENOISE
+            pairs += n * (before + n)
+            decoded += n
+        for k in range(block):
+            w.window[slot, k] = computed
+        q.num_tokens = n
+        q.num_retained = n
+        q.num_keys = before + n
+        tokens += n
+        keys += before + n
+    # A masked model's prefill runs the graph of a decode round, LM head and all.
+    head_rows = tokens if p.grid else decoded
+    set_features(w, tokens, pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
+    c.prefill_tokens = prompts
+    c.continues = prompts == 0 and decoded > 0 and c.loops_left < x.m[0].round_steps
+
+
+@rule
+def round_has_masks(w: Any, x: Any) -> bool:
+    """A round of canvases ends with the forward that decodes the last of them."""
+    for i in range(w.c[0].num_rows):
+        slot = w.lists[ROWS, i]
+        if w.status[slot, 0] == MASKED and not w.q[slot].finished:
+            return True
+    return False
+
+
+@rule
+def step_of_round(w: Any, x: Any) -> None:
+    """A round ends with its last forward; one of blocks in step goes on until all are done."""
+    c = w.c[0]
+    if holds_back(w, x):
+        return
+    c.loops_left -= 1
+    if c.loops_left <= 0:
+        end_group(w)
+
+
+@dataclass(frozen=True)
+class JointThreshold(Unmasking):
+    """Tokens change until a forward changes none, which leaves their keys and values right: a law of such forwards."""
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"final": True}
+
+
 PRESETS = {
     "sglang-bd32": Preset(
         Policy("sglang-bd32", batching=BlockSynchronous()),
         "block_length",
-        "SGLang's sync mode: the batch changes between blocks, each as slow as its slowest",
+        "SGLang's sync mode of 2025: the batch changes between blocks, each as slow as its slowest",
         "SGLang's first port, as FOCUS ran it (block-diffusion.md 2.3)",
-    )
+    ),
+    "sglang-fdfo": Preset(
+        Policy("sglang-fdfo", batching=Rounds(), memory=_PAGES),
+        "max_running_requests",
+        "SGLang 0.5.23 (LLaDA2, SDAR): rounds of prefill, a block a row, or of decode; done blocks go on at once",
+        SOURCE,
+        {"max_running_requests": [8, 16, 32, 64, 128], FITTED: True},
+    ),
+    "sglang-sync": Preset(
+        Policy("sglang-sync", batching=Rounds(dllm_fdfo=False), memory=_PAGES),
+        "max_running_requests",
+        "SGLang 0.5.23 with --no-dllm-fdfo: decode rounds last until all their blocks are done",
+        SOURCE,
+    ),
+    "sglang-joint": Preset(
+        Policy("sglang-joint", batching=Rounds(), unmasking=JointThreshold(strategy="law"), memory=_PAGES),
+        "max_running_requests",
+        "SGLang 0.5.23, JointThreshold (LLaDA2.1): tokens of a block may change until its last forward",
+        SOURCE,
+    ),
+    "sglang-gemma": Preset(
+        Policy(
+            "sglang-gemma", batching=Rounds(), granularity=Canvas(late=False), unmasking=BY_LAW, memory=_GEMMA_PAGES
+        ),
+        "max_running_requests",
+        "DiffusionGemma on SGLang 0.5.23: a decoded canvas is prefilled in a round of its own, while all others wait",
+        SOURCE,
+    ),
 }

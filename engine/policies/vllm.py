@@ -1,19 +1,20 @@
 """vLLM's v1 scheduler: a budget of tokens a step, on which all that run draw first, whether they prefill or decode.
 
 There are no phases: a request wants to catch up with the tokens it knows of. One whose prompt is not all in computes
-a chunk of it beside the tokens of others, in one forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py
-of 0.32.0).
+a chunk of it beside the tokens of others, in one forward (production-dllm-serving.md 2.3;
+vllm/v1/core/sched/scheduler.py of 0.32.0).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from ..admission import copy_list, head, let_in, place, pop, push_front, release, unqueue, unseat
+from ..admission import head, leave, let_in, place, pop, push_front, take_next, unseat
 from ..draw import accept_row
 from ..emission import emit, finish, set_features
 from ..errors import PolicyError
 from ..hooks import (
+    begin_row,
     commit_rows,
     decide,
     draw_rows,
@@ -38,9 +39,9 @@ from ..state import (
     PREFILL_STEP,
     ROWS,
     RUNNING,
-    SCRATCH,
 )
 from .ar import Autoregressive
+from .canvas import BY_LAW, Canvas
 
 SOURCE = "vLLM 0.32.0 (production-dllm-serving.md 2.3)"
 
@@ -57,7 +58,9 @@ class TokenBudget(Scheduler):
         int, Range(0), "most tokens of one prompt a step, beside other requests; 0: as many as the budget has"
     ] = 0
     enable_chunked_prefill: Annotated[bool, "a prompt that the budget cannot take whole is computed in chunks"] = True
-    scheduler_reserve_full_isl: Annotated[bool, "let a request in only where pages are free for all of its prompt"] = True
+    scheduler_reserve_full_isl: Annotated[bool, "let a request in only where pages are free for all of its prompt"] = (
+        True
+    )
     async_scheduling: Annotated[bool, "decide on a step as the one before it begins, its outcome unknown"] = True
 
     neutral = frozenset(
@@ -66,6 +69,7 @@ class TokenBudget(Scheduler):
             "scheduler_reserve_full_isl", "async_scheduling",
         }
     )  # fmt: skip
+    pieces = True
     columns = (
         ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
         ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled
@@ -108,7 +112,13 @@ class TokenBudget(Scheduler):
             raise PolicyError(f"{policy.name}: a token budget schedules no {kind}, expected Autoregressive or Canvas")
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_budget, prefill_over: leave, step_over: leave, placed: start_over, preempted: start_again}
+        return {
+            decide: decide_budget,
+            prefill_over: leave,
+            step_over: leave,
+            placed: start_over,
+            preempted: start_again,
+        }
 
 
 # ---- who runs ------------------------------------------------------------------------------------------------------
@@ -132,15 +142,11 @@ def start_again(w: Any, x: Any, slot: Any) -> None:
 def decide_budget(w: Any, x: Any) -> int:
     """Run what was decided ahead, or decide now; and where asked, decide ahead."""
     c, p = w.c[0], x.p[0]
-    kind = c.next_kind
+    kind = take_next(w)
     if kind == NOTHING:
         kind = _fill(w, x, ROWS)
-    else:
-        copy_list(w, NEXT, ROWS, c.num_next)
-        c.num_rows = c.num_next
-        c.next_kind = NOTHING
     for i in range(c.num_rows):
-        _begin_row(w, x, w.lists[ROWS, i])
+        begin_row(w, x, w.lists[ROWS, i])
     if p.async_scheduling and kind != NOTHING:
         c.next_kind = _fill(w, x, NEXT)
     return kind
@@ -160,10 +166,13 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         slot = w.lists[RUNNING, i]
         i += 1
         q, s = w.q[slot], x.s[slot]
-        n = _most(next_tokens(w, x, slot), budget, alone, p)
-        if n == 0:
+        asked = next_tokens(w, x, slot)
+        prefills = _prefills(q, s, x.p[0])
+        n = _most(asked, budget, alone, p)
+        if n == 0 or (n < asked and f.block > 1 and not prefills):  # a canvas is computed whole
             continue
-        needed = max(int(q.pages), -(-(int(s.computed) + n) // int(f.page)))
+        ahead = 0 if prefills else p.scratch
+        needed = max(int(q.pages), -(-(int(s.computed) + n + ahead) // int(f.page)))
         gone = False
         while not gone and needed - q.pages > f.num_pages - c.pages_held:
             some_preempted = True
@@ -177,7 +186,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         c.pages_held += needed - q.pages
         q.pages = needed
         s.wanted = n
-        if not _prefills(q, s):
+        if not prefills:
             decodes += 1
         budget -= n
         w.lists[to, num] = slot
@@ -194,7 +203,8 @@ def _fill(w: Any, x: Any, to: Any) -> int:
             break
         pop(w)
         new = slot < 0
-        slot = place(w, request, slot, known, pages)
+        # A next token is computed from the last one known; a canvas begins behind it.
+        slot = place(w, request, slot, known + (int(f.block) if f.block > 1 else 0), pages)
         if new:
             placed(w, x, slot)
         let_in(w, slot)
@@ -221,27 +231,12 @@ def _most(wanted: Any, budget: Any, alone: Any, p: Any) -> Any:
 
 
 @rule
-def _prefills(q: Any, s: Any) -> bool:
-    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost."""
-    return s.goal == max(1, int(q.prompt)) or s.goal - s.computed > 1
+def _prefills(q: Any, s: Any, p: Any) -> bool:
+    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost.
 
-
-@rule
-def leave(w: Any, x: Any) -> None:
-    """What finished sequences hold comes free, unless the next step computes them all the same."""
-    c = w.c[0]
-    ahead = c.num_next if c.next_kind != NOTHING else 0
-    for i in range(ahead):
-        w.q[w.lists[NEXT, i]].in_flight = True
-    num = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        if w.q[slot].finished and not w.q[slot].in_flight:
-            w.lists[SCRATCH, num] = slot
-            num += 1
-    for i in range(ahead):
-        w.q[w.lists[NEXT, i]].in_flight = False
-    release(w, SCRATCH, num)
+    p.last: while it decodes, tokens known whose KV is not there: the last one, or none before a canvas.
+    """
+    return s.goal - s.computed > p.last or (p.last > 0 and s.goal == max(1, int(q.prompt)))
 
 
 # ---- what a row computes -------------------------------------------------------------------------------------------
@@ -256,11 +251,11 @@ def next_of_tokens(w: Any, x: Any, slot: Any) -> Any:
     if s.goal - q.prompt >= output + (1 if w.f[0].eos else 0):
         return 0
     left = int(s.goal) - int(s.computed)
-    return left if _prefills(q, s) else left + x.p[0].drafts
+    return left if _prefills(q, s, x.p[0]) else left + x.p[0].drafts
 
 
 @rule
-def _begin_row(w: Any, x: Any, slot: Any) -> None:
+def begin_tokens(w: Any, x: Any, slot: Any) -> None:
     """A step with this sequence begins: what it computes counts as computed from now on."""
     q, s = w.q[slot], x.s[slot]
     n, before = int(s.wanted), int(s.computed)
@@ -272,7 +267,7 @@ def _begin_row(w: Any, x: Any, slot: Any) -> None:
     if q.finished:
         q.phase = IDLE  # it ended while this was decided on
     else:
-        prefills = _prefills(q, s)
+        prefills = _prefills(q, s, x.p[0])
         q.phase = PREFILL if prefills else DENOISE
         s.computed = min(before + n, int(s.goal))
         q.left = s.goal - s.computed
@@ -341,8 +336,6 @@ def commit_budget(w: Any, x: Any, now: Any) -> None:
             if emits:
                 gaps += emit(w, slot, tokens, now)
         if q.start + 1 >= q.end:
-            if q.pages == 0:
-                unqueue(w, slot)
             finish(w, slot, now)
     c.gap_sum += gaps
 
@@ -373,7 +366,7 @@ class Tokens(Autoregressive):
             raise PolicyError(f"{policy.name}: chunks of prompts need a token budget, and batching is {kind}")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"drafts": self.num_speculative_tokens}
+        return {"drafts": self.num_speculative_tokens, "last": 1, "scratch": 0}
 
     @property
     def acceptances(self) -> tuple[float, ...]:  # type: ignore[override]
@@ -382,11 +375,12 @@ class Tokens(Autoregressive):
     def answers(self, policy: Policy) -> Answers:
         return {
             plan_prompts: plan_budget, plan_rows: plan_budget, commit_rows: commit_budget, draw_rows: draw_budget,
-            next_tokens: next_of_tokens,
+            next_tokens: next_of_tokens, begin_row: begin_tokens,
         }  # fmt: skip
 
 
 PAGES = PagedMemory(page_size=16)
+_DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
 PRESETS = {
@@ -402,5 +396,12 @@ PRESETS = {
         "num_speculative_tokens",
         "vLLM 0.32 with speculative decoding: drafts of the next tokens, verified in one forward",
         SOURCE,
+    ),
+    "vllm-diffusion": Preset(
+        Policy("vllm-diffusion", batching=_DIFFUSION, granularity=Canvas(late=True), unmasking=BY_LAW, memory=PAGES),
+        "max_num_seqs",
+        "DiffusionGemma on vLLM 0.32: canvases under the token budget, each committed by a forward of its own",
+        "vLLM 0.32.0 (production-dllm-serving.md 2.2)",
+        {"max_num_seqs": [1, 2, 4, 8], "max_num_batched_tokens": [2048, 4096, 8192]},
     ),
 }
