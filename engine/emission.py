@@ -159,9 +159,9 @@ def account(w: Any, now: Any) -> None:
         for p in range(w.committed.shape[1]):
             num += w.committed[slot, p]
         r.num_committed += num
-        total += num
         retained += q.num_retained
         if decode and q.phase != PREFILL:
+            total += num
             r.num_forwards += 1
             r.num_computed += q.num_retained
         elif decode:

@@ -1,6 +1,6 @@
 """The shapes of the models that profiles speak of, and the arithmetic of their parameters, FLOPs and bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine.errors import ProfileError
 from ..files.read import cut
@@ -20,8 +20,21 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Windowed:
+    """Layers whose queries see the last `window` tokens alone."""
+
+    layers: int  # of the model's
+    kv_heads: int
+    head_dim: int
+    window: int  # tokens
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    """A transformer's dimensions, as in its config.json. The feed-forward is SwiGLU: three matrices."""
+    """A transformer's dimensions, as in its config.json. The feed-forward is SwiGLU: three matrices.
+
+    `kv_heads` and `head_dim` are of the layers that see all tokens before theirs, where others have windows.
+    """
 
     name: str
     layers: int
@@ -36,6 +49,19 @@ class ModelShape:
     qk_norm: bool = False
     qkv_bias: bool = False
     experts: Experts | None = None
+    windowed: Windowed | None = None
+    value_is_key: bool = False  # layers without a window project values with the keys' matrix
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that see all tokens before theirs."""
+        return self.layers - (self.windowed.layers if self.windowed else 0)
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of keys and values that a sequence holds in layers with a window, at most; 0 without such layers."""
+        w = self.windowed
+        return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * w.window if w else 0
 
     @property
     def state_tokens(self) -> int:
@@ -63,27 +89,33 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that a token holds in all layers."""
-        return 2 * BYTES * self.layers * self.kv_heads * self.head_dim
+        """Bytes of keys and values that a token holds in the layers that see all tokens."""
+        return 2 * BYTES * self.full_layers * self.kv_heads * self.head_dim
 
 
 def attention_params(m: ModelShape) -> int:
-    """Of one layer: the four projections, with biases and head norms where the model has them."""
-    q, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+    """Of all layers: the four projections, with biases and head norms where the model has them."""
+    full = m.full_layers * _attention_params(m, m.kv_heads, m.head_dim, 1 if m.value_is_key else 2)
+    w = m.windowed
+    return full + (w.layers * _attention_params(m, w.kv_heads, w.head_dim, 2) if w else 0)
+
+
+def _attention_params(m: ModelShape, kv_heads: int, head_dim: int, matrices: int) -> int:
+    q, kv = m.heads * head_dim, kv_heads * head_dim
     bias = q + 2 * kv if m.qkv_bias else 0
-    norm = 2 * m.head_dim if m.qk_norm else 0
-    return m.hidden * (2 * q + 2 * kv) + bias + norm
+    norm = 2 * head_dim if m.qk_norm else 0
+    return m.hidden * (2 * q + matrices * kv) + bias + norm
 
 
 def layer_params(m: ModelShape) -> int:
     """Of all layers and the final norm: everything but the embeddings."""
-    shared = m.layers * (attention_params(m) + 2 * m.hidden) + m.hidden
+    shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=False)
 
 
 def active_layer_params(m: ModelShape) -> int:
     """Of all layers: what one token multiplies with."""
-    shared = m.layers * (attention_params(m) + 2 * m.hidden) + m.hidden
+    shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=True)
 
 
@@ -119,8 +151,13 @@ def head_flops(m: ModelShape) -> int:
 
 
 def attention_flops(m: ModelShape) -> int:
-    """Of one query-key pair in all layers: scores and the weighted sum."""
-    return 4 * m.heads * m.head_dim * m.layers
+    """Of one query-key pair in the layers that see all tokens: scores and the weighted sum."""
+    return 4 * m.heads * m.head_dim * m.full_layers
+
+
+def window_flops(m: ModelShape) -> int:
+    """Of one query in layers with a window, as if the window were full: scores and the weighted sum."""
+    return 4 * m.heads * m.windowed.head_dim * m.windowed.layers * m.windowed.window if m.windowed else 0
 
 
 def touched_experts(m: ModelShape, tokens: float) -> float:
@@ -142,7 +179,9 @@ def family(m: ModelShape) -> str:
     """How a model of that name generates."""
     if m.name.startswith(("SDAR", "LLaDA2")):
         return "block-diffusion"
-    return "autoregressive" if m.name.startswith("Qwen") else "full-sequence"
+    if m.name.startswith("DiffusionGemma"):
+        return "canvas"
+    return "autoregressive" if m.name.startswith(("Qwen", "Gemma")) else "full-sequence"
 
 
 def _feed_forward_params(m: ModelShape, active: bool) -> int:
@@ -153,6 +192,11 @@ def _feed_forward_params(m: ModelShape, active: bool) -> int:
     sparse_layer = (routed + e.shared) * 3 * m.hidden * e.ffn + m.hidden * e.num  # and the router
     return e.dense_layers * 3 * m.hidden * m.ffn + (m.layers - e.dense_layers) * sparse_layer
 
+
+_GEMMA = ModelShape(
+    "Gemma4-26B-A4B", 30, 2816, 16, 2, 512, 2112, 262144, 262144, tied=True, qk_norm=True,
+    experts=Experts(128, 8, 3, 704, 0), windowed=Windowed(25, 8, 256, 1024), value_is_key=True,
+)  # fmt: skip
 
 # Checkpoints' config.json where public; LLaDA2.0-flash's feed-forward widths are secondary, and add up to its card.
 _SHAPES = (
@@ -169,6 +213,16 @@ _SHAPES = (
     ModelShape(
         "LLaDA2.0-flash", 32, 4096, 32, 4, 128, 9216, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 1024, 1)
     ),
+    ModelShape(
+        "LLaDA2.1-mini", 20, 2048, 16, 4, 128, 5120, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 512, 1)
+    ),
+    ModelShape(
+        "LLaDA2.1-flash", 32, 4096, 32, 4, 128, 9216, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 1024, 1)
+    ),
+    # A dense feed-forward of 2,112 beside the experts of 704 counts as three shared ones: 25.2 B parameters, 3.8 B
+    # active (production-dllm-serving.md 1.1).
+    _GEMMA,
+    replace(_GEMMA, name="DiffusionGemma-26B-A4B"),
     ModelShape("LLaDA-8B", 32, 4096, 32, 32, 128, 12288, 126464, 4096),
     ModelShape("Dream-7B", 28, 3584, 28, 4, 128, 18944, 152064, 131072, qkv_bias=True),
 )

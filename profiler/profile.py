@@ -14,12 +14,12 @@ from ..files.read import cut
 from ..files.write import check_file, write_whole
 from .checked import AllLimits, Section, names, read_json, write_json
 from .hardware import default_max_batch
-from .models import Experts, ModelShape
+from .models import Experts, ModelShape, Windowed
 
 SCHEMA = "dsim-profile"
 VERSION = 5
 ORIGINS = ("measured", "calibrated", "roofline")
-FAMILIES = ("block-diffusion", "autoregressive", "full-sequence")
+FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 REGIMES = ("memory-bound", "transition", "compute-bound")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
@@ -66,14 +66,6 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Frontend:
-    """What passes between a client and the engine, both ways: HTTP, tokenising, and handing on (s)."""
-
-    first: float  # before a request's first token is seen, beside its time in the engine
-    event: float  # ... before any later token is
-
-
-@dataclass(frozen=True)
 class MemoryModel:
     """What the KV pages of a replica may take, summed over its GPUs (LMDeploy, engine/executor/base.py)."""
 
@@ -89,9 +81,7 @@ class MemoryModel:
         """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
         return self.fit(page, max_batch, max_prefill_tokens)[0]
 
-    def fit(
-        self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None
-    ) -> tuple[int, int]:
+    def fit(self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None) -> tuple[int, int]:
         """Pages, and the prefill budget that leaves room for them: it is halved until at least 16 pages fit.
 
         logit_rows: of a step at most, where prefills need not all of theirs; None: as LMDeploy has it.
@@ -112,7 +102,6 @@ class MemoryModel:
             f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory, which leaves no room "
             f"for {MIN_PAGES} KV pages of {gb(page * self.kv_bytes_per_token)} at a batch of {max_batch}"
         )
-
 
     def _pages(self, page: int, runtime: int, max_batch: int) -> int:
         """Pages beside a fixed runtime; a ProfileError that names what leaves no room."""
@@ -192,7 +181,7 @@ class Profile:
     commit_fits: tuple[CommitFit, ...] = ()  # of the commit models that were fitted to logs
     focus: ImportanceDeltas | None = None
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
-    frontend: Frontend | None = None  # None: nobody measured it, and it counts as nothing
+    frontend: float = 0.0  # s between a client and the engine, both ways: HTTP, tokenising, handing on; 0: not measured
 
     @property
     def is_estimate(self) -> bool:
@@ -246,6 +235,7 @@ SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "c
 LIMITS: AllLimits = {
     Profile: {"origin": ORIGINS, "family": FAMILIES},
     Device: {"count": (1,), "memory_bytes": (1,)},
+    Windowed: {"layers": (1,), "kv_heads": (1,), "head_dim": (1,), "window": (1,)},
     Experts: {"num": (1,), "top_k": (1,), "ffn": (1,)},
     ModelShape: dict.fromkeys(SHAPE, (1,)),
     LatencyModel: {"early": SHARE},
@@ -317,7 +307,7 @@ def from_json(data: object, path: str) -> Profile:
     if version <= 3 and isinstance(data.get("latency"), dict):
         data = data | {"latency": data["latency"] | {"upkeep": []}}
     if version <= 4:
-        data = data | {"canvas_laws": [], "frontend": None}
+        data = data | {"canvas_laws": [], "frontend": 0.0}
         if isinstance(data.get("memory"), dict):
             data["memory"] = {"row_bytes": 0, **data["memory"]}
         if isinstance(data.get("latency"), dict):
@@ -327,7 +317,7 @@ def from_json(data: object, path: str) -> Profile:
     return top.read(
         Profile,
         LIMITS,
-        model=model_shape(top.section("model", names(ModelShape))),
+        model=model_shape(top),
         latency=_latency(latency),
         fit=_fit(latency),
         commits=tuple(_commits(s) for s in top.sections("commits", names(CommitModel))),
@@ -357,15 +347,19 @@ def _of_version_2(data: dict[str, Any], path: str) -> dict[str, Any]:
         return data
     if "model" not in data:
         return data  # which the reader of the whole file says
-    shape = model_shape(Section(path, "", data, tuple(data)).section("model", names(ModelShape)))
+    shape = model_shape(Section(path, "", data, tuple(data)))
     data = data | {"latency": data["latency"] | {"early": shape.early, "eviction": 0.0, "graph_tokens": 0}}
     if isinstance(data.get("focus"), dict):
         data["focus"] = data["focus"] | {"distance_slope": 0.0}
     return data
 
 
-def model_shape(s: Section) -> ModelShape:
-    """A model's dimensions, each checked."""
+def model_shape(outer: Section) -> ModelShape:
+    """The dimensions under `model`, each checked; files from before layers had windows lack two of them."""
+    given = outer.values["model"]
+    if isinstance(given, dict):
+        given = {"windowed": None, "value_is_key": False, **given}
+    s = outer.part({"model": given}).section("model", names(ModelShape))
     shape = s.read(ModelShape, LIMITS)
     if shape.experts is not None:
         e = s.section("experts", names(Experts))

@@ -9,7 +9,7 @@ ordinary steps' std to be 2 / 2.2 of their mean; the two agree within 0.15 token
 
 from dataclasses import dataclass, replace
 
-from ..engine.commits import CommitModel, ImportanceDeltas
+from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas
 from .calibrate import calibrate_commits
 
 BLOCK_LENGTH = 32
@@ -18,6 +18,20 @@ BLOCK_LENGTH = 32
 FOCUS_DELTAS = ImportanceDeltas(
     decodable_mean=2.0, decodable_std=1.0, undecodable_mean=0.0, undecodable_std=1.0, distance_slope=0.2
 )
+
+
+_SUGGESTED = "no distribution is published; production-dllm-serving.md 1.3 suggests it from means: {}"
+# Forwards a canvas of DiffusionGemma; the first workload is what a run has that names none.
+CANVAS_LAWS = (
+    CanvasLaw(
+        "mixed", 256, 14.0, request_spread=0.35, canvas_spread=0.28,
+        source=_SUGGESTED.format("log-normal, median 14, spread 0.45 in all"),
+    ),
+    CanvasLaw("code", 256, 16.0, 0.2, 0.15, source=_SUGGESTED.format("code 12 to 20")),
+    CanvasLaw("prose", 256, 26.0, 0.2, 0.2, source=_SUGGESTED.format("prose and mixed 20 to 34")),
+    CanvasLaw("fixed-48", 256, 48.0, source="fixed steps, as SGLang's benchmark has them (PR 34061)"),
+    CanvasLaw("fixed-16", 256, 16.0, source="fixed steps, as vLLM's blog benchmark has them (2026-06-10)"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

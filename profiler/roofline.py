@@ -4,6 +4,8 @@ The layers are memory-bound while reading weights takes longer than multiplying 
 transition is a chord from half the knee to one and a half times it. Every constant below is an assumption.
 """
 
+from dataclasses import replace
+
 from .. import __version__
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
@@ -19,11 +21,14 @@ from .models import (
     head_params,
     layer_params,
     touched_experts,
+    window_flops,
 )
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
-from .published import FOCUS_DELTAS, published_commits
+from .published import CANVAS_LAWS, FOCUS_DELTAS, published_commits
 
 PAGE = 64  # tokens of a KV page
+CANVAS = 256  # tokens
+CANVAS_TENSORS = 6  # of a canvas's logits in fp32 that live at once, untiled (production-dllm-serving.md 6.1)
 
 # LMDeploy eager: 41 ms for SDAR-8B's 36 layers, host time and kernel launches (derived from Optimus's figures).
 EAGER_LAUNCH = 0.041 / 36  # s per layer
@@ -65,6 +70,7 @@ def roofline(
         fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
         memory=memory_model(gpu, model, tp),
         commits=published_commits(model.name),
+        canvas_laws=CANVAS_LAWS if family(model) == "canvas" else (),
         focus=FOCUS_DELTAS if family(model) == "block-diffusion" else None,
         provenance=Provenance(
             ("data sheet figures and efficiencies in profiler/hardware.py", "dimensions in profiler/models.py"),
@@ -77,7 +83,7 @@ def roofline(
 def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[LatencyModel, tuple[str, ...]]:
     """The latency model, and the regime of each of its pieces."""
     peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
-    compute = compute_slope(gpu, model, tp)
+    compute = compute_slope(gpu, model, tp) + window_flops(model) / (tp * gpu.peak * ATTENTION_EFFICIENCY)
     turn = knee(gpu, model, tp)
     start, end = max(1, round(turn / 2)), max(2, round(turn * 1.5))
     fixed, per_token = all_reduce(gpu, model, tp)
@@ -148,7 +154,13 @@ def eager_launch(model: ModelShape) -> float:
 
 
 def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
-    return MemoryModel(tp * gpu.memory_bytes, model.weight_bytes, _kv_bytes(model, tp), model.vocab)
+    kv = MemoryModel(tp * gpu.memory_bytes, model.weight_bytes, _kv_bytes(model, tp), model.vocab)
+    # A window and what is behind it stay for as long as a sequence runs: of a canvas, and of the one decided ahead.
+    canvas = family(model) == "canvas"
+    behind = 2 * CANVAS if canvas else PAGE
+    window = model.window_bytes * (1 + behind / model.windowed.window) if model.windowed else 0
+    workspace = CANVAS * model.vocab * 4 * CANVAS_TENSORS if canvas else 0
+    return replace(kv, row_bytes=int(window + workspace))
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:

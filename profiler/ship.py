@@ -14,6 +14,7 @@ from .calibrated import (
     Line,
     calibrated,
 )
+from .engines import engine_profiles
 from .hardware import gpu
 from .models import model
 from .profile import SHIPPED, Profile, save
@@ -59,6 +60,7 @@ def profiles() -> list[Profile]:
         _script(roofline(gpu("L40S"), llada, graphs=False, name="l40s-llada-8b", date=DATE), SERVE_HOST_REQUEST),
         _script(roofline(gpu("RTX4090"), llada, graphs=False, name="rtx4090-llada-8b", date=DATE), SERVE_HOST_REQUEST),
         _script(roofline(gpu("RTX4090-48GB"), llada, graphs=False, name="rtx4090-48gb-llada-8b", date=DATE), 0.0),
+        *engine_profiles(),
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
 from ..files.read import cut, parsing, read_lines, shown
-from .checked import Section, names
+from .checked import Section
 from .commit_log import Bools, CommitLog
 from .fit import fit_latency
 from .fit_commits import fit_commits
@@ -194,7 +194,7 @@ def _header(where: str, values: dict[str, Any]) -> Header:
     if isinstance(s.values["model"], str):
         shape = _named(where, s.text("model"))
     else:
-        shape = model_shape(s.section("model", names(ModelShape)))
+        shape = model_shape(s)
     weights, per_token = shape.weight_bytes, shape.kv_bytes_per_token
     return s.read(
         Header,

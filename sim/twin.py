@@ -1,6 +1,7 @@
 """The twin: a trace through replicas of a policy, priced by a profile."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,12 +184,15 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
-    arrivals = _Arrivals(env, trace, drain)
+    arrivals = _Arrivals(env, trace, drain, profile.frontend)
+
+    def loop_arrivals() -> float:
+        return math.inf if loop is None else loop.next_time()
 
     def horizon(r: int) -> Callable[[], float]:
         if concurrency is not None:
             # The next arrival is when a request of this very replica ends, or at any end of another's.
-            return (lambda: math.inf) if replicas == 1 else (lambda: env.now)
+            return loop_arrivals if replicas == 1 else (lambda: env.now)
         # A router that looks at no replica sends each every n-th arrival.
         return partial(arrivals.next_time, r, replicas) if router == "round-robin" else arrivals.next_time
 
@@ -202,7 +206,7 @@ def simulate(
     def submit(request: Request) -> bool:
         return fleet[route(engines)].submit(request)
 
-    loop = None if concurrency is None else _ClosedLoop(env, trace, submit)
+    loop = None if concurrency is None else _ClosedLoop(env, trace, submit, profile.frontend)
     interrupted = False
     try:
         with asked_to_stop(env.stop):
@@ -235,26 +239,30 @@ def _past_eos(trace: Trace, block: int) -> tuple[Trace, npt.NDArray[np.bool_]]:
 
 
 class _Arrivals:
-    """The open loop: each request is submitted at its time, whatever became of the others."""
+    """The open loop: each request is submitted at its time, whatever became of the others.
 
-    def __init__(self, env: Clock, trace: Trace, drain: bool) -> None:
+    delay: s from a client to the engine and back; all of it counts on the way there.
+    """
+
+    def __init__(self, env: Clock, trace: Trace, drain: bool, delay: float = 0.0) -> None:
         self._env = env
         self._trace = trace
+        self._delay = delay
         self._next = 0
-        self._end = math.inf if drain else float(trace.arrival[-1])
+        self._end = math.inf if drain else float(trace.arrival[-1]) + delay
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
         """The time of the next arrival whose index is `turn` modulo `every`, or of the run's end if there is none."""
         i = self._next + (turn - self._next) % every
-        return float(self._trace.arrival[i]) if i < len(self._trace) else self._end
+        return float(self._trace.arrival[i]) + self._delay if i < len(self._trace) else self._end
 
     def run(self, submit: Callable[[Request], bool]) -> Generator[simpy.Event, Any, None]:
         """Submit the trace's requests."""
         env = self._env
         for i in range(len(self._trace)):
             request = self._trace.request(i)
-            if request.arrival > env.now:
-                yield env.at(request.arrival, urgent=True)
+            if request.arrival + self._delay > env.now:
+                yield env.at(request.arrival + self._delay, urgent=True)
             self._next = i + 1
             submit(request)
         yield env.timeout(0)
@@ -263,20 +271,40 @@ class _Arrivals:
 class _ClosedLoop:
     """Workers that share the trace as a queue: each submits its next request when its last one ends."""
 
-    def __init__(self, env: Clock, trace: Trace, submit: Callable[[Request], bool]) -> None:
+    def __init__(self, env: Clock, trace: Trace, submit: Callable[[Request], bool], delay: float = 0.0) -> None:
         self._env = env
         self._trace = trace
         self._submit = submit
+        self._delay = delay  # s, as the open loop's
+        self._underway: deque[Request] = deque()
         self._taken = 0
+
+    def next_time(self) -> float:
+        """When the next request reaches the fleet that is on its way there."""
+        return self._time_of(self._underway[0]) if self._underway else math.inf
 
     def next(self, workers: int) -> None:
         """So many workers are free."""
         while workers and self._taken < len(self._trace):
             request = self._trace.request(self._taken)
             self._taken += 1
-            # One that is rejected ends at once.
-            if self._submit(Request(request.index, self._env.now, request.input_length, request.output_length)):
+            asked = Request(request.index, self._env.now, request.input_length, request.output_length)
+            if self._delay:
+                self._underway.append(asked)
+                self._env.process(self._arrive())
                 workers -= 1
+            elif self._submit(asked):  # one that is rejected ends at once
+                workers -= 1
+
+    def _arrive(self) -> Generator[simpy.Event, Any, None]:
+        """The request that has been on its way longest reaches the fleet."""
+        yield self._env.at(self._time_of(self._underway[-1]), urgent=True)
+        if not self._submit(self._underway.popleft()):
+            self.next(1)
+
+    def _time_of(self, request: Request) -> float:
+        """When a request that was sent reaches the fleet."""
+        return request.arrival + self._delay
 
 
 def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:

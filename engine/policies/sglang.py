@@ -131,7 +131,7 @@ class Rounds(Scheduler):
         return {"grid": grid, "late": grid and policy.unmasking.strategy != "law", "last": 0, "scratch": 0}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        return {"round_steps": 1}
+        return {"round_steps": 1, "goes_on": False}
 
     def answers(self, policy: Policy) -> Answers:
         goes_on = round_goes_on if policy.unmasking.strategy != "law" else round_has_masks
@@ -308,7 +308,7 @@ def plan_round(w: Any, x: Any) -> None:
     head_rows = tokens if p.grid else decoded
     set_features(w, tokens, pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
     c.prefill_tokens = prompts
-    c.continues = prompts == 0 and decoded > 0 and c.loops_left < x.m[0].round_steps
+    c.continues = prompts == 0 and decoded > 0 and (c.loops_left < x.m[0].round_steps or x.m[0].goes_on)
 
 
 @rule
@@ -325,7 +325,8 @@ def round_has_masks(w: Any, x: Any) -> bool:
 def step_of_round(w: Any, x: Any) -> None:
     """A round ends with its last forward; one of blocks in step goes on until all are done."""
     c = w.c[0]
-    if holds_back(w, x):
+    x.m[0].goes_on = holds_back(w, x)
+    if x.m[0].goes_on:
         return
     c.loops_left -= 1
     if c.loops_left <= 0:

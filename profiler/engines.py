@@ -1,0 +1,155 @@
+"""Profiles of production engines whose forwards follow published runs: nothing here was measured by us.
+
+Each line of step times is fitted to the rows named in its source, whole forwards with all that they hold; attention
+and KV reads keep the data sheets' terms, so that longer prompts are predicted and not fitted. Figures, and the sections
+that are cited, are production-dllm-serving.md's.
+"""
+
+from dataclasses import dataclass, replace
+
+from ..engine.commits import CanvasLaw
+from ..engine.latency import LatencyModel
+from .hardware import gpu
+from .models import BYTES, model
+from .profile import Fit, Profile, Provenance
+from .published import CANVAS_LAWS
+from .roofline import roofline
+
+CANVAS = 256
+
+
+@dataclass(frozen=True)
+class Published:
+    """Forwards of an engine: points (tokens, s) at about `keys` visible keys a row of `row` tokens."""
+
+    points: tuple[tuple[float, float], ...]
+    row: int
+    keys: float
+    source: str
+    host_step: float = 0.0  # s, of the engine's scheduler, not in the points
+    host_request: float = 0.0
+    overlap: bool = True  # the host's time passes while the device works
+    weight_bytes: int = BYTES  # of a parameter
+    uncertainty: float = 0.1
+
+
+def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said: str) -> Profile:
+    """The roofline of a model on GPUs, with its layers bent so that whole forwards pass through the points."""
+    base = roofline(
+        gpu(device), model(shape), tp, name=said["name"], description=said["description"], date=said["date"]
+    )
+    roof = base.latency
+    per_token = roof.attention * runs.keys + roof.kv_read * runs.keys / runs.row
+    knots = tuple((x, float(f"{y - per_token * x:.6g}")) for x, y in runs.points)
+    (x0, y0), (x1, y1) = runs.points[-2:]
+    latency = LatencyModel(
+        knots=knots,
+        slope=float(f"{(y1 - y0) / (x1 - x0) - per_token:.6g}"),
+        attention=roof.attention,
+        kv_read=roof.kv_read,
+        host_step=runs.host_step,
+        host_request=runs.host_request,
+        early=roof.early,
+        overlap=runs.overlap,
+    )
+    memory = replace(base.memory, weight_bytes=base.memory.weight_bytes * runs.weight_bytes // BYTES, utilisation=0.9)
+    regimes = (*("transition",) * (len(knots) - 1), "compute-bound")
+    return replace(
+        base,
+        origin="calibrated",
+        implementation=said["implementation"],
+        latency=latency,
+        memory=memory,
+        fit=Fit((runs.points[0][0], 4 * runs.points[-1][0]), regimes, None, None, runs.uncertainty),
+        provenance=Provenance((runs.source, *base.provenance.sources), said["date"], base.provenance.tool_version),
+    )
+
+
+def _line(base: float, slope: float, row: int, rows: int) -> tuple[tuple[float, float], ...]:
+    return tuple((float(x), float(f"{base + slope * x:.6g}")) for x in (row, row * rows))
+
+
+# vLLM: 50 forwards (prefill, 48, commit) of 0.569, 1.281 and 2.226 s at 1, 4 and 8 rows of 256 tokens (6.1).
+VLLM_GEMMA = Published(
+    _line(6.65e-3, 18.5e-6, CANVAS, 8),
+    CANVAS,
+    384,
+    "SGLang's benchmark README (PR 34061), H200 TP 2, 48 fixed steps, prompts of 128: vLLM 0.28 0.569, 1.281, 2.226 s "
+    "at 1, 4, 8 concurrent, read as 50 forwards of 6.65 ms + 18.5 us a token",
+)
+# SGLang: 49 forwards. In step (sync) 15.1, 28.8 and 50.1 ms; FDFO 1.4 to 2.3 ms more, its scheduler's share.
+SGLANG_GEMMA = Published(
+    ((256.0, 15.1e-3), (1024.0, 28.8e-3), (2048.0, 50.1e-3)),
+    CANVAS,
+    384,
+    "SGLang's benchmark README (PR 34061), H200 TP 2, 48 fixed steps, prompts of 128: sync 0.741, 1.409, 2.455 s and "
+    "FDFO 0.810, 1.521, 2.561 s at 1, 4, 8 concurrent, read as 49 forwards",
+    host_step=1.5e-3,
+    host_request=0.1e-3,
+    overlap=False,
+)
+# One point, batch 1: 17 forwards a canvas of 1,008 tokens a second. The slope is the data sheet's at FP8.
+BLOG_GEMMA = Published(
+    _line(14.9e-3 - CANVAS * 9.0e-6, 9.0e-6, CANVAS, 8),
+    CANVAS,
+    1664,
+    "vLLM's blog of 2026-06-10, H100, FP8, batch 1, 1024/1024 tokens, 16 fixed steps: 1,008 tok/s, read as 17 forwards "
+    "a canvas of 14.9 ms; what more rows cost is assumed (9 us a token, half of what the H200s' bf16 runs show)",
+    weight_bytes=1,
+    uncertainty=0.3,
+)
+# Autoregressive: 149 tok/s alone and 5,794 at 64 (6.4): 6.71 and 11.05 ms a forward.
+QWEN_AR = Published(
+    ((1.0, 6.71e-3), (64.0, 11.05e-3)),
+    1,
+    1000,
+    "DreamShift's report, Qwen3-8B on SGLang, H100, AIME: 149 tok/s at concurrency 1 and 5,794 at 64; a context "
+    "of 1,000 tokens assumed (1,200 would leave nothing but KV reads between the two)",
+)
+# The same GPU and shape, its own speculation: three drafts and the next token are verified in a forward. Half of the
+# drafts accepted (assumed) is 1.875 tokens a forward, of 6.9 and 18.7 ms.
+SDAR_TOKENS = 1 + 0.5 + 0.25 + 0.125
+SDAR_SGLANG = Published(
+    ((4.0, SDAR_TOKENS / 272), (256.0, 64 * SDAR_TOKENS / 6414)),
+    4,
+    1000,
+    "DreamShift's report, SDAR-8B speculative (N=3, greedy) on SGLang, H100, AIME: 272 tok/s at concurrency 1 and 6,414 "
+    "at 64; each draft accepted with probability 0.5 and a context of 1,000 tokens assumed",
+    overlap=False,
+    uncertainty=0.3,
+)
+DATE = "2026-11-22"
+
+
+def engine_profiles() -> list[Profile]:
+    """Profiles of the engines that teams run, by the releases that were published about."""
+    fixed_first = tuple(sorted(CANVAS_LAWS, key=lambda law: law.workload != "fixed-48"))
+    vllm, sglang = "vLLM 0.28 to 0.32", "SGLang 0.5.23"
+    gemma = "DiffusionGemma-26B-A4B"
+    found = [
+        engine_profile(
+            "H200", gemma, VLLM_GEMMA, 2, name="h200x2-diffusiongemma-vllm", date=DATE, implementation=vllm,
+            description="DiffusionGemma on two H200s, vLLM, calibrated to fixed-step runs",
+        ),
+        engine_profile(
+            "H200", gemma, SGLANG_GEMMA, 2, name="h200x2-diffusiongemma-sglang", date=DATE, implementation=sglang,
+            description="DiffusionGemma on two H200s, SGLang, calibrated to fixed-step runs",
+        ),
+        engine_profile(
+            "H100", gemma, BLOG_GEMMA, name="h100-diffusiongemma-fp8", date=DATE, implementation=vllm,
+            description="DiffusionGemma in FP8 on an H100, vLLM, calibrated to one published run",
+        ),
+        engine_profile(
+            "H100", "Qwen3-8B", QWEN_AR, name="h100-qwen3-8b-ar", date=DATE, implementation=sglang,
+            description="Qwen3-8B on an H100, autoregressive, calibrated to two published runs",
+        ),
+        engine_profile(
+            "H100", "SDAR-8B", SDAR_SGLANG, name="h100-sdar-8b-sglang", date=DATE, implementation=sglang,
+            description="SDAR-8B on an H100, SGLang, three drafts a step, calibrated to two published runs",
+        ),
+    ]  # fmt: skip
+    laws: dict[str, tuple[CanvasLaw, ...]] = {p.name: p.canvas_laws for p in found}
+    laws["h200x2-diffusiongemma-vllm"] = laws["h200x2-diffusiongemma-sglang"] = fixed_first
+    found = [replace(p, canvas_laws=laws[p.name]) for p in found]
+    autoregressive = replace(found[-1], family="autoregressive", commits=(), focus=None)
+    return [*found[:-1], autoregressive]
