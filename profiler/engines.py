@@ -113,8 +113,8 @@ SDAR_SGLANG = Published(
     ((4.0, SDAR_TOKENS / 272), (256.0, 64 * SDAR_TOKENS / 6414)),
     4,
     1000,
-    "DreamShift's report, SDAR-8B speculative (N=3, greedy) on SGLang, H100, AIME: 272 tok/s at concurrency 1 and 6,414 "
-    "at 64; each draft accepted with probability 0.5 and a context of 1,000 tokens assumed",
+    "DreamShift's report, SDAR-8B speculative (N=3, greedy) on SGLang, H100, AIME: 272 tok/s at concurrency 1 and "
+    "6,414 at 64; each draft accepted with probability 0.5 and a context of 1,000 tokens assumed",
     overlap=False,
     uncertainty=0.3,
 )
