@@ -117,6 +117,7 @@ def set_features(w: Any, tokens: Any, pairs: Any, keys: Any, head_rows: Any, sam
     c.batch = c.num_rows
     c.prefill_tokens = 0
     c.num_forwards = 1
+    c.first_tokens = 0
     c.evicting = False
 
 

@@ -173,6 +173,7 @@ class Cache(Part):
     """What keys and values a step may see, and what it costs to keep them."""
 
     full_sequence = False  # whether the model attends in both directions, over all of a request's tokens
+    first_layer_whole = False  # whether the first layer computes all positions in every step, the others as planned
 
 
 @dataclass(frozen=True)
@@ -337,6 +338,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     """x.p: every field that is a number or a word of a Choice (its place in it), and what parts add; None is -1."""
     held: dict[str, Any] = {
         "given": policy.granularity.given, "listed": False, "sample_block": False, "once_more": False,
+        "first_layer_whole": False,
     }  # fmt: skip
     for part in policy.parts():
         hints = typing.get_type_hints(type(part), include_extras=True)

@@ -47,7 +47,7 @@ class StepPlan:
     prefill: bool
     requests: npt.NDArray[np.int32]
     phases: npt.NDArray[np.uint8]
-    num_tokens: npt.NDArray[np.int32]  # positions computed
+    num_tokens: npt.NDArray[np.int32]  # positions computed, by all layers but the first where `first` says otherwise
     num_keys: npt.NDArray[np.int32]  # keys visible
     window: npt.NDArray[np.bool_]  # [rows, width] positions of the block computed
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED before the step
@@ -65,6 +65,7 @@ class StepPlan:
     preempted: tuple[int, ...] = ()  # requests that lost their pages to it
     freed: tuple[int, ...] = ()  # requests whose pages came free since the last plan, the preempted ones included
     evicting: Evicting | None = None  # None: every position goes through all layers
+    first: Features | None = None  # what the first layer computes; None: as the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
