@@ -279,6 +279,11 @@ class Engine:
             w.q["num_retained"][slots] = retained.sum(axis=1)
         c["evicting"] = retained is not None
         w.committed[slots] = committed
+        if outcome.ends is not None:
+            q, ends = w.q[slots], outcome.ends
+            assert ((ends <= q["end"]) & (ends >= q["prompt"] + q["emitted"])).all(), "an end before what is handed out"
+            c["outstanding_tokens"] -= int((q["end"] - ends).sum())
+            w.q["end"][slots] = ends
         c["latency"] = outcome.latency
         if outcome.device == outcome.device:  # not NaN: someone measured it
             self._host.add(max(0.0, outcome.latency - outcome.device))
