@@ -61,6 +61,9 @@ def live_command(
     time_unit: options.TimeUnit = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
+    eos: Annotated[
+        bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before.")
+    ] = False,
     drop_warmup: options.DropWarmup = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,

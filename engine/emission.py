@@ -118,6 +118,7 @@ def set_features(w: Any, tokens: Any, pairs: Any, keys: Any, head_rows: Any, sam
     c.prefill_tokens = 0
     c.num_forwards = 1
     c.continues = False
+    c.first_tokens = 0
     c.evicting = False
 
 

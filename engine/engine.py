@@ -285,6 +285,11 @@ class Engine:
             w.q["num_retained"][slots] = retained.sum(axis=1)
         c["evicting"] = retained is not None
         w.committed[slots] = committed
+        if outcome.ends is not None:
+            q, ends = w.q[slots], outcome.ends
+            assert ((ends <= q["end"]) & (ends >= q["prompt"] + q["emitted"])).all(), "an end before what is handed out"
+            c["outstanding_tokens"] -= int((q["end"] - ends).sum())
+            w.q["end"][slots] = ends
         c["latency"] = outcome.latency
         if outcome.device == outcome.device:  # not NaN: someone measured it
             self._host.add(max(0.0, outcome.latency - outcome.device))
@@ -299,13 +304,17 @@ class Engine:
         features = (Continued if c["continues"] else Features)(*(int(c[name]) for name in Features._fields))
         eviction: Any = self.policy.eviction  # one that evicts on the way says what it goes by
         evicting = eviction.evicting(self._x.s[slots]) if c["evicting"] else None
+        first = None
+        if c["first_tokens"]:
+            tokens, pairs, keys = (int(c[name]) for name in ("first_tokens", "first_q_kv", "first_kv"))
+            first = features._replace(tokens=tokens, sum_q_kv=pairs, sum_kv=keys)
         return StepPlan(
             float(c["now"]), int(c["num_steps"]) - 1, bool(c["kind"] == PREFILL_STEP), q["request"].copy(),
             q["phase"].copy(), q["num_tokens"].copy(), q["num_keys"].copy(), w.window[slots], w.status[slots],
             w.evaluations[slots], q["start"].copy(), q["prompt"].copy(), q["end"].copy(), int(c["chunk"]), features,
             slots, int(c["waiting"]), int(c["running"]), int(c["pages"]), int(c["submitted_then"]),
             tuple(w.lists[PREEMPTED, : int(c["num_preempted"])].tolist()),
-            tuple(w.lists[FREED, : int(c["num_freed"])].tolist()), evicting,
+            tuple(w.lists[FREED, : int(c["num_freed"])].tolist()), evicting, first,
         )  # fmt: skip
 
     # ---- many steps ------------------------------------------------------------------------------------------

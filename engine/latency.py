@@ -88,6 +88,19 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
 
 
 @rule
+def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, keys: Any) -> Any:
+    """The latency of a step of features `f` whose first layer computes so many tokens, pairs, keys."""
+    n = f.num_forwards
+    first = _layers(knots, cost, tokens, pairs, keys, n) / cost.layers
+    others = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n) * (1.0 - 1.0 / cost.layers)
+    device = first + others + cost.head * f.head_rows + cost.sample * f.sampled_rows
+    host = n * cost.host_step + cost.host_request * f.batch
+    if cost.overlap:
+        return max(n * cost.launch + host, device)
+    return max(n * cost.launch, device) + host
+
+
+@rule
 def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, keys: Any, sampled: Any) -> Any:
     """The latency of a step of features `f` of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
     n = f.num_forwards
@@ -102,7 +115,8 @@ def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, key
 
 
 bucket = plain(_bucket)
-_seconds, _seconds_evicting, _plain_pieces = plain(seconds), plain(seconds_evicting), plain(_pieces)
+_seconds, _seconds_first_whole, _seconds_evicting = plain(seconds), plain(seconds_first_whole), plain(seconds_evicting)
+_plain_pieces = plain(_pieces)
 
 
 def padded(f: Features) -> Features:
@@ -137,6 +151,9 @@ class LatencyModel:
     Where positions are evicted on the way, a share `early` of the layers computes what was planned and the rest what
     was left; choosing takes `eviction` more, for the host waits for the choice. Decode steps of at most `graph_tokens`
     that evict nothing are captured graphs: their tokens and rows are padded to a bucket, and they have no launch.
+
+    Where the first layer computes more than the others, its share of the layers, one of `layers`, is as if all did.
+    Such steps are not captured.
     """
 
     knots: tuple[tuple[float, float], ...]
@@ -153,6 +170,7 @@ class LatencyModel:
     graph_tokens: int = 0  # 0: nothing is captured
     overlap: bool = False  # host_step and host_request pass while the device works, where steps are decided on ahead
     upkeep: tuple[Upkeep, ...] = ()  # of full-sequence caches; their steps cost it on top of the latency above
+    layers: int = 0  # of the model, as its profile says; 0: nobody has said
 
     def exposed(self) -> "LatencyModel":
         """The model for an engine that decides on a step when the one before it is over: all host time shows."""
@@ -162,8 +180,14 @@ class LatencyModel:
         """Device time of the layers for `tokens` positions, in seconds."""
         return float(_plain_pieces(self.knots, self.slope, tokens))
 
-    def step(self, f: Features, left: Features | None = None) -> float:
-        """The latency of a step, in seconds; `left`: what remains of it after an eviction."""
+    def step(self, f: Features, left: Features | None = None, first: Features | None = None) -> float:
+        """The latency of a step, in seconds.
+
+        left: what remains of it after an eviction. first: what the first layer computes, where that is more.
+        """
+        if first is not None:
+            more = first.tokens, first.sum_q_kv, first.sum_kv
+            return float(_seconds_first_whole(self.knots, self, f, *more))
         if left is None:
             return float(_seconds(self.knots, self, f))
         return float(
@@ -194,7 +218,8 @@ class Cost(NamedTuple):
 
 _COST = np.dtype(
     [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
-                               "host_request", "early", "eviction")] + [("graph_tokens", "i8"), ("overlap", "?")]
+                               "host_request", "early", "eviction")]
+    + [("graph_tokens", "i8"), ("layers", "i8"), ("overlap", "?")]
 )  # fmt: skip
 
 
@@ -206,7 +231,10 @@ def price(w: Any, k: Any) -> Any:
         return seconds_evicting(
             k.knots, k.numbers[0], c, c.left_tokens, c.left_q_kv, c.left_kv, c.left_sampled
         )  # fmt: skip
-    latency = seconds(k.knots, k.numbers[0], c)
+    if c.first_tokens > 0:
+        latency = seconds_first_whole(k.knots, k.numbers[0], c, c.first_tokens, c.first_q_kv, c.first_kv)
+    else:
+        latency = seconds(k.knots, k.numbers[0], c)
     if len(k.overhead) and c.kind == DECODE_STEP:
         more = 0.0
         block = int(w.f[0].block)

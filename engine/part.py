@@ -179,6 +179,7 @@ class Cache(Part):
     """What keys and values a step may see, and what it costs to keep them."""
 
     full_sequence = False  # whether the model attends in both directions, over all of a request's tokens
+    first_layer_whole = False  # whether the first layer computes all positions in every step, the others as planned
 
 
 @dataclass(frozen=True)
@@ -344,6 +345,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     held: dict[str, Any] = {
         "given": policy.granularity.given, "listed": False, "sample_block": False, "once_more": False,
         "late": False, "final": False,
+        "first_layer_whole": False,
     }  # fmt: skip
     for part in policy.parts():
         hints = typing.get_type_hints(type(part), include_extras=True)

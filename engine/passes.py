@@ -17,7 +17,7 @@ from .emission import emit, emit_prefixes, finish, publish, set_features
 from .errors import PolicyError
 from .hooks import head_rows, held, pages_to_admit, placed, work
 from .jit import plain, rule
-from .part import Cache
+from .part import Cache, Policy
 from .state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS
 
 Ints = npt.NDArray[np.int64]
@@ -85,6 +85,21 @@ class ApproximateCache(Cache):
         return found
 
 
+def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Ints:
+    """Tokens, query-key pairs and visible keys of a first layer that computes all positions, [steps, 3].
+
+    prompt, end: of the steps' rows, one step's after another's; offsets [steps + 1]: where each step's begin.
+    """
+    block = policy.block_length
+    prompt = prompt.astype(np.int64)
+    output = -(-(end - prompt) // block) * block
+    length, begin, rows = prompt + output, offsets[:-1], np.diff(offsets)
+    if policy.batching.pads:  # to the longest prompt and the longest output
+        length = np.repeat(np.maximum.reduceat(prompt, begin) + np.maximum.reduceat(output, begin), rows)
+    tokens = np.add.reduceat(length, begin)
+    return np.column_stack([tokens, np.add.reduceat(length * length, begin), tokens])
+
+
 def check_logits(logits: str) -> None:
     """PolicyError unless there are such rows of logits."""
     if logits not in LOGITS:
@@ -145,6 +160,8 @@ def plan_passes(w: Any, x: Any) -> None:
     pairs = 0
     sum_keys = 0
     head_sum = 0
+    whole = 0
+    whole_pairs = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
@@ -168,7 +185,13 @@ def plan_passes(w: Any, x: Any) -> None:
         pairs += tokens * keys
         sum_keys += keys
         head_sum += head_rows(prompt, length, start, tokens, block, p)
+        whole += length
+        whole_pairs += length * length
     set_features(w, total, pairs, sum_keys, head_sum, head_sum, block)
+    if p.first_layer_whole and whole > total:
+        c.first_tokens = whole
+        c.first_q_kv = whole_pairs
+        c.first_kv = whole
 
 
 @rule

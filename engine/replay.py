@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from .engine import Engine
 from .journal import STEP_COLUMNS, pack, unpack
+from .part import Policy
 from .request import Request
-from .state import MASKED, REJECTED, UNFINISHED
-from .step import StepOutcome, StepPlan, features_left
+from .state import COMPLETED, MASKED, REJECTED, UNFINISHED
+from .step import Phase, StepOutcome, StepPlan, features_left, reached
 
 Columns = Mapping[str, npt.NDArray[Any]]
 # What a plan fixes; the other columns say what came of it.
@@ -34,6 +35,7 @@ def replay(
     of each plan and of what the journal says came of it.
     """
     mine = np.flatnonzero(requests["replica"] == replica)
+    early = Ends(engine.policy, requests)
     submitted = 0
     for row in np.flatnonzero(steps["replica"] == replica):
         while submitted < steps["submitted"][row]:
@@ -75,7 +77,7 @@ def replay(
             return
         retained = None if plan.evicting is None else plan.window & ~evicted
         left = plan.features if retained is None else features_left(plan, retained)
-        outcome = StepOutcome(latency, committed, retained=retained)
+        outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
         told(plan, outcome)
         done = engine.commit(outcome, start + latency)
         came = {
@@ -99,6 +101,26 @@ def replay(
         ours_now, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
         for i in np.flatnonzero(~((ours_now == recorded) | ((ours_now != ours_now) & (recorded != recorded)))):
             yield f"request {mine[i]}: {name} is {ours_now[i]}, the journal has {recorded[i]}"
+
+
+class Ends:
+    """Where a journal's requests ended at an EOS, before they had all the tokens that they asked for."""
+
+    def __init__(self, policy: Policy, requests: Columns) -> None:
+        self._policy = policy
+        size = int(requests["request"].max(initial=-1)) + 1
+        self._at = np.full(size, np.iinfo(np.int32).max, np.int32)
+        early = (requests["status"] == COMPLETED) & (requests["num_tokens"] < requests["output_length"])
+        self._at[requests["request"][early]] = (requests["input_length"] + requests["num_tokens"])[early]
+        self._any = bool(early.any())
+
+    def of(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32] | None:
+        """StepOutcome.ends of a plan: an EOS counts as soon as all before it is known."""
+        if not self._any:
+            return None
+        at = self._at[plan.requests]
+        found = (reached(self._policy, plan, committed) >= at) & (plan.phases != Phase.IDLE)
+        return np.where(found, np.minimum(at, plan.end), plan.end)
 
 
 def _columns(plan: StepPlan) -> dict[str, Any]:

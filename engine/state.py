@@ -70,6 +70,7 @@ COUNTERS = np.dtype(
         *((name, "i8") for name in _FEATURES),
         ("continues", "?"),
         ("evicting", "?"),
+        ("first_tokens", "i8"), ("first_q_kv", "i8"), ("first_kv", "i8"),  # of a first layer that computes more, or 0
         # Of its features, what an eviction left.
         ("left_tokens", "i8"), ("left_q_kv", "i8"), ("left_kv", "i8"), ("left_sampled", "i8"),
         # What a run's steps add up to (journal.StepTotals).

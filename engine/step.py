@@ -10,6 +10,8 @@ import numpy.typing as npt
 from . import state
 from .block import visible_rows
 from .latency import Features
+from .part import Policy
+from .state import MASKED
 
 
 class Phase(IntEnum):
@@ -47,7 +49,7 @@ class StepPlan:
     prefill: bool
     requests: npt.NDArray[np.int32]
     phases: npt.NDArray[np.uint8]
-    num_tokens: npt.NDArray[np.int32]  # positions computed
+    num_tokens: npt.NDArray[np.int32]  # positions computed, by all layers but the first where `first` says otherwise
     num_keys: npt.NDArray[np.int32]  # keys visible
     window: npt.NDArray[np.bool_]  # [rows, width] positions of the block computed
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED before the step
@@ -65,6 +67,7 @@ class StepPlan:
     preempted: tuple[int, ...] = ()  # requests that lost their pages to it
     freed: tuple[int, ...] = ()  # requests whose pages came free since the last plan, the preempted ones included
     evicting: Evicting | None = None  # None: every position goes through all layers
+    first: Features | None = None  # what the first layer computes; None: as the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +80,16 @@ class StepOutcome:
     retained: npt.NDArray[np.bool_] | None = (
         None  # [rows, width] of the window, what went through all layers; None: all
     )
+    ends: npt.NDArray[np.int32] | None = None  # [rows] where requests end, for an EOS was found; None: as planned
+
+
+def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The position before which each row's tokens are all known after a step, as far as its window goes, [rows]."""
+    start = plan.block_start.astype(np.int64)
+    if policy.autoregressive:
+        return start + 2  # the row of a position says the token after it
+    known = (plan.status != MASKED) | committed
+    return start + np.where(known.all(axis=1), known.shape[1], np.argmin(known, axis=1))
 
 
 def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:

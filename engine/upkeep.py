@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .latency import LatencyModel
+from .latency import Features, LatencyModel
 from .policy import PRESETS
 from .step import Phase, StepPlan
 
@@ -40,3 +40,8 @@ def of_plan(table: Floats, plan: StepPlan) -> float:
     if not table.any():
         return 0.0
     return float(of_rows(table, plan.phases, plan.prompt, plan.end, plan.window.shape[1]).sum())
+
+
+def price(latency: LatencyModel, table: Floats, plan: StepPlan, left: Features | None = None) -> float:
+    """What a latency model says of a plan, its rows' upkeep included, in seconds; left: what an eviction left of it."""
+    return latency.step(plan.features, left, plan.first) + of_plan(table, plan)

@@ -1,7 +1,7 @@
 """The executor: runs a plan on a decoder with a paged cache, and lets the weights, or a profile's draws, commit."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from ..engine.state import MASKED
-from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
+from ..engine.step import Evicting, Phase, StepOutcome, StepPlan, reached
 from .choice import choose
 from .config import ModelConfig
 from .evicting import Evict
@@ -41,11 +41,13 @@ class ModelExecutor:
     """Runs plans. It keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
 
     watch: told of every decode step by a policy that evicts nothing; the step computes importances for it.
+    eos: tokens that end a request once all before them are known. One in a block that holds some of the prompt is
+    missed, as LMDeploy misses it and as the twin has it (block-diffusion.md 1.6).
     """
 
     def __init__(
         self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None, max_prefill_tokens: int,
-        watch: Callable[[Growth], None] | None = None,
+        watch: Callable[[Growth], None] | None = None, eos: Sequence[int] = (),
     ) -> None:  # fmt: skip
         config = forward.model.config
         assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
@@ -65,6 +67,7 @@ class ModelExecutor:
         self._mask = config.mask_token
         self._shifted = config.shifted
         self._watch = watch
+        self._eos = np.array(eos, np.int32)
         self._tokens: npt.NDArray[np.int32] = np.zeros((16, 64), np.int32)  # [slots, positions]
         self._slot_of: dict[int, int] = {}  # request -> slot whose pages it holds
         self._owner: dict[int, int] = {}  # slot -> request whose tokens it holds
@@ -83,7 +86,21 @@ class ModelExecutor:
                 f"the device is out of memory in a step of {f.tokens} tokens and {f.batch} sequences: set num_pages, "
                 f"max_batch or {budget} lower ({str(error).splitlines()[0]})"
             ) from None
-        return replace(outcome, latency=time.perf_counter() - begin)
+        ends = self._ends(plan, outcome.committed) if len(self._eos) else None
+        return replace(outcome, latency=time.perf_counter() - begin, ends=ends)
+
+    def _ends(self, plan: StepPlan, committed: Bools) -> npt.NDArray[np.int32]:
+        """Where each row's request ends: behind its first EOS, if that and all before it are known now."""
+        ends = plan.end.copy()
+        upto = np.minimum(reached(self._policy, plan, committed), plan.end)
+        missed = 0 if self._policy.autoregressive else self._block  # of a block that the prompt reaches into
+        for i in np.flatnonzero(plan.phases != Phase.IDLE).tolist():
+            slot, start, prompt = int(plan.slots[i]), int(plan.block_start[i]), int(plan.prompt[i])
+            begin = start if start >= prompt else max(start + missed, prompt)
+            found = np.flatnonzero(np.isin(self._tokens[slot, begin : upto[i]], self._eos))
+            if len(found):
+                ends[i] = begin + int(found[0]) + 1
+        return ends
 
     def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
         """The tokens of a request that its slot still holds."""

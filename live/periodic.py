@@ -157,18 +157,26 @@ class PeriodicForward(Forward):
     @torch.inference_mode()
     def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor, keys: Tensor | None) -> list[Tensor]:
         x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
-        num_rows = step.num_changed + (self._prompt if step.prompt else 0)
-        heads = self.model.config.kv_heads
-        # Where each head's queries begin, and their positions: what is seen is no matter of those.
-        start = num_rows * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
-        nowhere = torch.zeros(heads * num_rows, dtype=torch.int32, device=self.device)
-        for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
-            x = self._layer(layer, cache, x, cos, sin, step, start, nowhere)
+        layers = list(zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True))
+        if self._rule.first_layer_whole:
+            whole = Step(0, True, True, self._length - self._prompt)
+            x = self._layer(*layers[0], x, cos, sin, whole, self._heads_of(whole))
+            layers = layers[1:]
+        heads = self._heads_of(step)
+        for layer, cache in layers:
+            x = self._layer(layer, cache, x, cos, sin, step, heads)
         return [*self._sample(self.model.leave(x[sampled]), keys)]
 
+    def _heads_of(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Where each head's queries begin, [kv_heads + 1], and their positions: what is seen is no matter of those."""
+        num_rows = step.num_changed + (self._prompt if step.prompt else 0)
+        heads = self.model.config.kv_heads
+        start = num_rows * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
+        return start, torch.zeros(heads * num_rows, dtype=torch.int32, device=self.device)
+
     def _layer(
-        self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step, start: Tensor,
-        nowhere: Tensor,
+        self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step,
+        heads: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
         """A layer's output, [rows, hidden], as `x`."""
         rows, to = self._rows(layer, cache, x, step)
@@ -179,7 +187,7 @@ class PeriodicForward(Forward):
         one_head = (-1, 1, k.shape[2])
         k_rows, v_rows = k.reshape(one_head), v.reshape(one_head)
         kv_scatter(k_rows, v_rows, self._keys, self._values, to.reshape(-1), check=False)
-        read = self._read(q, cache.whole if step.prompt else cache.cheap, start, nowhere)
+        read = self._read(q, cache.whole if step.prompt else cache.cheap, *heads)
         if step.prompt and self._budgets is not None:
             self._keep_chosen(layer.index, cache, q, k, v)
         x = x + self._completed(self._keys, cache, layer.output(read), rows, len(x))

@@ -56,20 +56,21 @@ def run(
     watch: Callable[[Growth], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     sampling: Sampling | None = None,
+    eos: Sequence[int] = (),
 ) -> LiveRun:
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
     chosen by. append: receives the journal's steps in batches. graphs: decode steps are captured CUDA graphs.
     max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself. sampling: how tokens
-    are drawn; without, they are the likeliest.
+    are drawn; without, they are the likeliest. eos: tokens that end a request; none: it has all that it asked for.
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
     done, and `failure` says why.
     """
     forward = make_forward(model, policy, limits, requests, max_num_logits, graphs)
     forward.sampling = sampling
-    executor = make_executor(forward, policy, limits, prompts, draws, watch)
+    executor = make_executor(forward, policy, limits, prompts, draws, watch, eos)
     table = RequestTable(len(requests))
     engine = Engine(policy, limits, table, latency=latency, emit=emit)
     width = policy.block_length * (2 if policy.obs else 1)
@@ -137,6 +138,7 @@ def make_forward(
 def make_executor(
     forward: Forward, policy: Policy, limits: Limits, prompts: Prompts,
     draws: CommitDraws | ScheduledCommits | None = None, watch: Callable[[Growth], None] | None = None,
+    eos: Sequence[int] = (),
 ) -> ModelExecutor:  # fmt: skip
     """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""
     if policy.batching.pieces:
@@ -144,6 +146,7 @@ def make_executor(
         raise PolicyError(f"{policy.name}: dsim live prefills a prompt in one step, and {kind} in several")
     if policy.unmasking.strategy == "law":
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
+    assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
     if isinstance(forward, PeriodicForward):
         return PeriodicExecutor(forward, policy, prompts, draws)
@@ -151,7 +154,7 @@ def make_executor(
         return FullSequenceExecutor(forward, policy, prompts, draws)
     assert not isinstance(draws, ScheduledCommits), "a schedule is of full-sequence policies"
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-    return ModelExecutor(forward, policy, prompts, draws, budget, watch)
+    return ModelExecutor(forward, policy, prompts, draws, budget, watch, eos)
 
 
 def _pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int:

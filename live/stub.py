@@ -39,5 +39,5 @@ class StubExecutor:
         else:
             retained, committed = self._draws.draw_evicting(plan)
             left = features_left(plan, retained)
-        self._sleep(self._time_scale * self._latency.step(plan.features, left))
+        self._sleep(self._time_scale * self._latency.step(plan.features, left, plan.first))
         return StepOutcome(self._clock() - begin, committed, retained=retained)

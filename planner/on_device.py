@@ -17,6 +17,7 @@ from .agreement import Agreed, exact_of
 from .scenario import Scenario
 
 if TYPE_CHECKING:
+    from ..live.config import ModelConfig
     from ..live.sampling import Sampling
     from ..profiler.measure import Loaded
 
@@ -90,6 +91,7 @@ def on_device(
         progress=progress,
         graphs=loaded.graphs,
         sampling=answers.sampling,
+        eos=config.eos if scenario.eos else (),
     )
     result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted)
     return result, done.failure
@@ -192,6 +194,8 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         check_runs(policy, config)
         if loaded.graphs:
             raise DsimError(f"--graphs captures steps of block-diffusion policies, and {policy.name} is full-sequence")
+    if scenario.eos:
+        _check_eos(policy, config, commits)
     if commits not in COMMITS:
         raise DsimError(f"commits is {commits}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
@@ -218,3 +222,13 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         check_same_model(profile, config)
         if commits == "twin":
             commit_model_of(policy, profile, scenario.workload)
+
+
+def _check_eos(policy: Policy, config: ModelConfig, commits: str) -> None:
+    """DsimError unless an EOS may end requests."""
+    if not config.eos:
+        raise DsimError(f"--eos ends requests, and {config.name} names no token that does: expected an eos_token_id")
+    if commits != "model":
+        raise DsimError(f"--eos ends requests where the weights say so, and commits is {commits}: expected model")
+    if policy.full_sequence:
+        raise DsimError(f"--eos ends requests between blocks, and {policy.name} denoises a canvas of fixed length")

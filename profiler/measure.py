@@ -16,7 +16,7 @@ from ..engine.commits import CommitModel, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
-from ..engine.latency import LatencyModel, Upkeep
+from ..engine.latency import Features, LatencyModel, Upkeep
 from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
@@ -372,9 +372,9 @@ def measure_upkeep(
             told(f"the upkeep of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
         requests = [Request(j, 0.0, length, 2 * block) for j, length in enumerate(2 * prompts)]
         columns, lists = _journal_of(loaded, policy, requests, budget / len(FULL_SEQUENCE))
-        said = [latency.step(features_at(columns, j)) for j in range(len(columns["latency"]))]
-        over = columns["latency"] - said
         length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
+        said = [_said(latency, policy, features_at(columns, j), int(n)) for j, n in enumerate(length)]
+        over = columns["latency"] - said
         for phase in np.unique(lists["phases"]).tolist():
             rows = lists["phases"] == phase
             seen = np.unique(length[rows])
@@ -383,6 +383,14 @@ def measure_upkeep(
             if row or token:
                 found.append(Upkeep(type(policy.cache).__name__, PHASES[phase], digits(row, 3), digits(token, 3)))
     return tuple(found)
+
+
+def _said(latency: LatencyModel, policy: Policy, features: Features, length: int) -> float:
+    """What a latency model says of a step of one request of so many tokens."""
+    first = None
+    if policy.cache.first_layer_whole and features.tokens < length:
+        first = features._replace(tokens=length, sum_q_kv=length**2, sum_kv=length)
+    return latency.step(features, first=first)
 
 
 def _journal_of(
@@ -464,7 +472,7 @@ def profile_model(
         told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens)
-    latency = replace(latency, early=digits(loaded.shape.early))
+    latency = replace(latency, early=digits(loaded.shape.early), layers=loaded.shape.layers)
     if full_sequence:
         said = None if told is None else lambda what, share: told(what, (for_steps + share * for_upkeep) / budget)
         latency = replace(latency, upkeep=measure_upkeep(loaded, latency, for_upkeep, said))

@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,10 @@ class Profile:
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
     frontend: float = 0.0  # s between a client and the engine, both ways: HTTP, tokenising, handing on; 0: not measured
 
+    def __post_init__(self) -> None:
+        latency = replace(self.latency, layers=self.model.layers)
+        object.__setattr__(self, "latency", latency)  # a frozen dataclass's own
+
     @property
     def is_estimate(self) -> bool:
         return self.origin != "measured"
@@ -283,6 +287,7 @@ def shipped() -> dict[str, str]:
 def to_json(profile: Profile) -> object:
     """The profile as JSON's own types, in the order in which people read them."""
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
+    del data["latency"]["layers"]  # the model's
     data["latency"] |= data.pop("fit")
     return _plain(data)
 
@@ -313,7 +318,8 @@ def from_json(data: object, path: str) -> Profile:
         if isinstance(data.get("latency"), dict):
             data["latency"] = {"overlap": False, **data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
-    latency = top.section("latency", names(LatencyModel) + names(Fit))
+    own = tuple(name for name in names(LatencyModel) if name != "layers")  # the model's
+    latency = top.section("latency", own + names(Fit))
     return top.read(
         Profile,
         LIMITS,
@@ -385,7 +391,7 @@ def _latency(s: Section) -> LatencyModel:
         knots.append((x, y))
     if not knots:
         raise s.error("knots", [], "at least one knot")
-    found = s.read(LatencyModel, LIMITS, knots=tuple(knots))
+    found = s.read(LatencyModel, LIMITS, knots=tuple(knots), layers=0)
     for i, part in enumerate(found.upkeep):
         if any((p.cache, p.phase) == (part.cache, part.phase) for p in found.upkeep[:i]):
             raise s.error(f"upkeep[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")

@@ -2,19 +2,27 @@
 
 from ..engine import upkeep
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
+from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
+from ..engine.part import Cache
 from ..engine.step import StepOutcome, StepPlan, features_left
 
 
 class StepModel:
     """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits.
 
-    cache: the policy's, whose upkeep the latency model may know. hides_host: steps are decided on ahead.
+    cache: the policy's, whose upkeep the latency model may know; ProfileError where its first layer is to be charged
+    apart, and the latency model knows no layers. hides_host: steps are decided on ahead.
     """
 
     def __init__(
-        self, latency: LatencyModel, draws: Commits | None, cache: object = None, hides_host: bool = False
+        self, latency: LatencyModel, draws: Commits | None, cache: Cache | None = None, hides_host: bool = False
     ) -> None:
+        if cache is not None and cache.first_layer_whole and not latency.layers:
+            raise ProfileError(
+                "first_layer_whole is true, and the latency model says 0 layers: expected a profile's, or "
+                "first_layer_whole=false"
+            )
         self.latency = latency = latency if hides_host else latency.exposed()
         self.upkeep = upkeep.table_of(latency, cache)
         self.draws = draws
@@ -26,7 +34,7 @@ class StepModel:
         if plan.evicting is not None:
             assert isinstance(self.draws, CommitDraws)
             retained, committed = self.draws.draw_evicting(plan)
-            latency = self.latency.step(plan.features, features_left(plan, retained))
+            latency = upkeep.price(self.latency, self.upkeep, plan, features_left(plan, retained))
             return StepOutcome(latency, committed, retained=retained)
         committed = plan.window.copy() if self.draws is None else self.draws.draw(plan)
-        return StepOutcome(self.latency.step(plan.features) + upkeep.of_plan(self.upkeep, plan), committed)
+        return StepOutcome(upkeep.price(self.latency, self.upkeep, plan), committed)

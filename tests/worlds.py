@@ -20,7 +20,7 @@ from dsim.profiler.profile import Profile, load
 from dsim.sim.step_model import StepModel
 from dsim.traces import Trace
 
-SECOND = LatencyModel(((0.0, 1.0),), 0.0)  # every step takes 1 s
+SECOND = LatencyModel(((0.0, 1.0),), 0.0, layers=2)  # every step takes 1 s
 LETTERS = {Phase.PREFILL: "", Phase.DENOISE: "D", Phase.FLUSH: "F", Phase.IDLE: "I"}
 CELLS = "MPC"  # masked, pending, cached
 

@@ -53,12 +53,16 @@ class PeriodicCache(NoCache):
     """dLLM-Cache: prompt and response have periods of refreshing; between, the most changed `transfer` share is (3.1).
 
     A step that refreshes neither finds the changed tokens by their new values, which are computed for the whole
-    response: a projection that is left out of the tokens counted.
+    response: a projection that is left out of the tokens counted. So is what the first layer computes beyond the
+    others, of which latency.LatencyModel knows the cost.
     """
 
     prompt_refresh: Annotated[int, Range(1), "steps between refreshes of the prompt, K_p"] = 50
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 7
     transfer: Annotated[float, Range(0, 1), "share of the response refreshed in between, rho"] = 0.25
+    first_layer_whole: Annotated[
+        bool, "the first layer computes all positions in every step, as the code does"
+    ] = True
 
     in_place = True
     keeps_outputs = True

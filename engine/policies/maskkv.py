@@ -37,6 +37,7 @@ class MaskKV(PeriodicCache):
     budget: Annotated[int, Range(1), "prompt keys of a head, the mean over heads and layers"] = 256
     alpha: Annotated[float, Range(0, 1), "of a layer's budget, the share that its heads divide equally"] = 0.1
     beta: Annotated[float, Range(0, 1), "of the whole budget, the share that layers divide equally"] = 0.4
+    first_layer_whole: bool = False
     boundary: Annotated[tuple[int, ...], "the layers whose importance is weighed apart"] = (0, -1)
 
     in_place = False  # the prompt is computed elsewhere, and what heads keep of it has places
@@ -45,6 +46,8 @@ class MaskKV(PeriodicCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.first_layer_whole:
+            raise PolicyError("first_layer_whole is true, and MaskKV carries no prompt along: expected false")
         if self.budget < 1:
             raise PolicyError(f"budget is {self.budget}, expected at least 1")
         for name in ("alpha", "beta"):

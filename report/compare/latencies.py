@@ -56,8 +56,7 @@ class Latencies:
         recorded = self._same.get(key)
         if recorded is None:
             self.num_nearest += 1
-            said = self._model.step(plan.features, left) + upkeep.of_plan(self._upkeep, plan)
-            return said * self._correction(plan)
+            return upkeep.price(self._model, self._upkeep, plan, left) * self._correction(plan)
         used = self._used[key]
         self._used[key] = used + 1
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))

@@ -86,7 +86,7 @@ def parts(
     recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy)
     table = upkeep.table_of(model, worlds[0].policy.cache)
     price: list[Price] = [
-        lambda plan, left=None: model.step(plan.features, left) + upkeep.of_plan(table, plan), recorded,
+        lambda plan, left=None: upkeep.price(model, table, plan, left), recorded,
     ]  # fmt: skip
     total, done = 4 * len(steps[1]["step"]), 0
 

@@ -11,7 +11,7 @@ from ...engine.errors import DsimError
 from ...engine.journal import RequestTable
 from ...engine.latency import Features
 from ...engine.policy import Policy, parse
-from ...engine.replay import replay
+from ...engine.replay import Ends, replay
 from ...engine.request import Request
 from ...engine.step import StepOutcome, StepPlan, features_left
 from ...profiler.profile import Profile
@@ -87,6 +87,7 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
 
 
 def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, tick: Tick) -> None:
+    early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
     names = ("request", "arrival", "input_length", "output_length")
     coming = [Request(*values) for values in zip(*(requests[name][order].tolist() for name in names), strict=True)]
@@ -103,7 +104,7 @@ def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, ti
             continue
         committed, retained = commits.of(plan)
         left = None if retained is None else features_left(plan, retained)
-        outcome = StepOutcome(price(plan, left), committed, retained=retained)
+        outcome = StepOutcome(price(plan, left), committed, retained=retained, ends=early.of(plan, committed))
         now += outcome.latency
         engine.commit(outcome, now)
         tick()

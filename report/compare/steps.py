@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ...engine import upkeep
 from ...engine.latency import Features, LatencyModel
+from ...engine.passes import first_layers
 from ...engine.policy import Policy
 from ..run import Columns
 from .errors import Errors, Floats, errors, ks_distance
@@ -74,15 +75,22 @@ def compare_steps(
 
 def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
     """What a latency model says of each step of a policy by its features and its rows' phases, in seconds."""
-    pairs = zip(features_of(steps), left_of(steps), strict=True)
-    priced = np.array([latency.step(features, left) for features, left in pairs], np.float64)
+    features, left = features_of(steps), left_of(steps)
+    first: list[Features | None] = [None] * len(features)
     table = upkeep.table_of(latency, policy.cache)
-    if not table.any():
+    by_row = table.any() or policy.cache.first_layer_whole
+    if by_row:
+        (who, offsets), (phases, _) = lists["requests"], lists["phases"]
+        lengths = np.zeros((2, int(requests["request"].max(initial=-1)) + 1), np.int64)
+        lengths[:, requests["request"]] = requests["input_length"], requests["output_length"]
+        prompt, output = lengths[:, who]
+    if policy.cache.first_layer_whole:
+        whole = first_layers(policy, prompt, prompt + output, offsets).tolist()
+        first = [f._replace(tokens=n, sum_q_kv=pairs, sum_kv=keys) if n > f.tokens else None
+                 for f, (n, pairs, keys) in zip(features, whole, strict=True)]  # fmt: skip
+    priced = np.array([latency.step(*step) for step in zip(features, left, first, strict=True)], np.float64)
+    if not by_row:
         return priced
-    (who, offsets), (phases, _) = lists["requests"], lists["phases"]
-    lengths = np.zeros((2, int(requests["request"].max(initial=-1)) + 1), np.int64)
-    lengths[:, requests["request"]] = requests["input_length"], requests["output_length"]
-    prompt, output = lengths[:, who]
     rows = upkeep.of_rows(table, phases, prompt, prompt + output, policy.block_length)
     total: Floats = priced + np.diff(np.concatenate([[0.0], np.cumsum(rows)])[offsets])
     return total

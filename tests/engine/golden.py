@@ -50,16 +50,19 @@ VARIANTS = (
 )  # fmt: skip
 
 
-# What the published codes do was applied since (errata 2, 3 and 6): these fields take it back.
+# What the published codes do was applied since (errata 1, 2, 3 and 6): these fields take it back.
 BEFORE = ",fetch_nothing=false,reserve_at_prefill=true,reserve_past_end=false,preempts=admitted"
 ERRATA = (
     "ar", "lmdeploy-bd32", "lmdeploy-bd32:4", "lmdeploy-bd32,num_loops=3", "optimus", "optimus,obs=true",
-    "optimus,num_loops=5,obs=true", "delayed-cache-plus", "focus",
+    "optimus,num_loops=5,obs=true", "delayed-cache-plus", "focus", "dllm-cache",
+    "dllm-cache,prompt_refresh=5,response_refresh=3,max_batch=2",
 )  # fmt: skip
 
 
 def before(spec: str) -> str:
     """The SPEC of what a policy did before errata were applied."""
+    if parse(spec).cache.first_layer_whole:
+        return spec + ",first_layer_whole=false"
     if not hasattr(parse(spec).batching, "fetch_nothing"):
         return spec
     ahead = name_of(spec) in ("delayed-cache", "delayed-cache-plus", "focus")

@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 
+from dsim.engine.commits import ScheduledCommits
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import PolicyError, ProfileError
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.part import numbers_of
 from dsim.engine.policy import parse
+from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome
 from dsim.engine.unmasking import unmask
+from dsim.sim.step_model import StepModel
 
-from ..worlds import World
+from ..worlds import Collector, World
 
 BEFORE = ",fetch_nothing=false,reserve_at_prefill=true,reserve_past_end=false,preempts=admitted"
 
@@ -105,3 +112,69 @@ def test_the_first_step_of_a_block_commits_its_first_token_under_dllm_serve() ->
     assert parse("dllm-serve").batching.first_token
     assert unmask(rule, confidence, masked, 4, steps, True).argmax(axis=1).tolist() == [0, 3]
     assert unmask(rule, confidence, masked, 4, steps).argmax(axis=1).tolist() == [3, 3]
+
+
+# A step takes 1 s up to 10 tokens and 0.1 s for each more; a query-key pair 1 ms, a visible key 1 us, a row of the head
+# 10 us. Of four layers the first one is a quarter of it.
+FOUR_LAYERS = LatencyModel(((10.0, 1.0),), 0.1, attention=1e-3, kv_read=1e-6, head=1e-5, layers=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "partial"),
+    [
+        # 17 tokens that see 17 keys; 4 that see 17.
+        ("", 0.25 * (1.7 + 0.289 + 17e-6) + 0.75 * (1.0 + 0.068 + 17e-6) + 17e-5),
+        (",first_layer_whole=false", 1.0 + 0.068 + 17e-6 + 17e-5),
+    ],
+)
+def test_the_first_layer_of_dllm_cache_costs_a_full_pass(fields: str, partial: float) -> None:
+    policy = parse("dllm-cache:50,response_refresh=5,block_length=8" + fields)
+    limits, whole = Limits(100, 4096, 1), 1.7 + 0.289 + 17e-6 + 17e-5
+    table = RequestTable(1)
+    engine = Engine(policy, limits, table)
+    model = StepModel(FOUR_LAYERS, ScheduledCommits(8, None), policy.cache)
+    engine.submit(Request(0, 0.0, 1, 16))
+    told: list[tuple[str, int, float]] = []
+    now = 0.0
+    while (plan := engine.schedule(now)) is not None:
+        outcome = model.step(plan)
+        told.append((Phase(plan.phases[0]).name, plan.features.tokens, outcome.latency))
+        now += outcome.latency
+        engine.commit(outcome, now)
+    assert told[1] == ("PARTIAL", 4, pytest.approx(partial, rel=1e-12))  # 4 tokens go through all layers
+    first = {name: latency for name, _, latency in told}
+    assert first["FULL"] == pytest.approx(whole, rel=1e-12)
+    # All of the response, one token less than all there is.
+    response = 1.6 + 0.272 + 17e-6
+    expected = response if fields else 0.25 * (1.7 + 0.289 + 17e-6) + 0.75 * response
+    assert first["REFRESH_RESPONSE"] == pytest.approx(expected + 17e-5, rel=1e-12)
+    # The compiled run is the same.
+    fast = Engine(policy, limits, RequestTable(1))
+    fast.submit(Request(0, 0.0, 1, 16))
+    journal = Collector()
+    recorder = StepRecorder(journal, policy.block_length)
+    fast.run(0.0, np.inf, model.arrays, model.cost, recorder)
+    recorder.flush()
+    assert journal.steps["latency"].tolist() == [latency for _, _, latency in told]
+
+
+def test_in_a_padded_batch_the_first_layer_computes_what_is_padded_too() -> None:
+    engine = Engine(parse("dllm-cache,max_batch=2,block_length=8"), Limits(100, 4096, 2), RequestTable(2))
+    engine.submit(Request(0, 0.0, 1, 16))
+    engine.submit(Request(1, 0.0, 30, 8))
+    for _ in range(2):
+        plan = engine.schedule(0.0)
+        assert plan is not None
+        engine.commit(StepOutcome(1.0, plan.window & False), 0.0)
+    # A prompt of 30 and an output of 16 each; of the response the changed quarter goes through all layers.
+    assert plan.features == Features(8, 8 * 46, 92, 92, 92, 2, 0)
+    assert plan.first == plan.features._replace(tokens=92, sum_q_kv=2 * 46**2, sum_kv=92)
+
+
+def test_a_first_layer_cannot_be_charged_apart_where_nobody_says_how_many_there_are() -> None:
+    one = LatencyModel(((0.0, 1.0),), 0.0)
+    with pytest.raises(ProfileError, match="first_layer_whole is true, and the latency model says 0 layers"):
+        StepModel(one, None, parse("dllm-cache").cache)
+    StepModel(one, None, parse("dllm-cache,first_layer_whole=false").cache)
+    with pytest.raises(PolicyError, match="first_layer_whole is true, and MaskKV carries no prompt"):
+        parse("maskkv,first_layer_whole=true")

@@ -75,12 +75,13 @@ class PlainPeriodic:
             assert isinstance(layer, Layer)
             cached = self.cached[index]
             q, k, v = project(model, layer, x, cos, sin)  # of all, to use what this step computes
-            rows = response if of_response else least_similar(v, cached.values, response, changing)
-            values = response if of_response or changing else []
-            if of_prompt:
+            whole = index == 0 and self.rule.first_layer_whole
+            rows = response if of_response or whole else least_similar(v, cached.values, response, changing)
+            values = response if of_response or whole or changing else []
+            if of_prompt or whole:
                 rows, values = prompt + rows, prompt + values
             cached.keys[rows], cached.values[values] = k[rows], v[values]
-            seen = [(prompt if of_prompt else kept) + response for kept in self.kept[index]]  # by each KV head
+            seen = [(prompt if of_prompt or whole else kept) + response for kept in self.kept[index]]  # by each KV head
             cached.attended[rows] = attention(q[rows], cached.keys, cached.values, seen) @ layer.output.weight.T
             x = x + cached.attended
             cached.fed[rows] = feed(layer, x[rows])

@@ -17,7 +17,7 @@ from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig
 from dsim.live.full_sequence import FullSequenceExecutor
-from dsim.live.model import frequencies
+from dsim.live.model import Layer, frequencies
 from dsim.live.periodic import PeriodicForward, importance_of, least_alike
 
 from .dense import SMALL, Dense
@@ -34,6 +34,8 @@ SETTINGS = [
     "dllm-cache:1,response_refresh=1",
     "dllm-cache:7,response_refresh=4,block_length=8,denoising_steps=5,transfer=0.6",
     "dllm-cache:6,response_refresh=4,strategy=low_confidence_dynamic,threshold=0.6",
+    "dllm-cache:6,response_refresh=3,first_layer_whole=false",
+    "dllm-cache:4,response_refresh=2,transfer=0,first_layer_whole=false",
     "maskkv:4,prompt_refresh=6,response_refresh=3",
     "maskkv:3,prompt_refresh=5,response_refresh=4,transfer=0.5,alpha=0,beta=0",
     "maskkv:8,prompt_refresh=7,response_refresh=2,boundary=1",
@@ -103,6 +105,33 @@ def test_every_step_is_as_confident_as_the_plain_executor(
         np.testing.assert_allclose(np.array(said), expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("fields", "second"), [("", [17, 4, 4]), (",first_layer_whole=false", [4, 4, 4])]
+)  # fmt: skip
+def test_the_first_layer_computes_all_positions_as_the_code_does(
+    fields: str, second: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A prompt of one token and an output of 16, K_p=50, K_r=5, rho=0.25 (erratum 1).
+    rows = PeriodicForward._rows
+    seen: list[list[int]] = []
+
+    def listen(self: PeriodicForward, layer: Layer, *rest: Any) -> Any:
+        found = rows(self, layer, *rest)
+        seen.extend([[]] if layer.index == 0 else [])
+        seen[-1].append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(PeriodicForward, "_rows", listen)
+    config = replace(SMALL, name="three", layers=3)
+    policy = parse("dllm-cache:50,response_refresh=5,block_length=8,page_size=8" + fields)
+    _, _, journal, _ = run(policy, [(1, 16)], config=config)
+    assert seen[:2] == [[17, 17, 17], second]
+    assert journal.steps["tokens"][:2].tolist() == [17, 4]  # what goes through all layers
+    plain = oracle(policy, config)
+    plain.serve(PROMPTS(0, 1).tolist(), 16)
+    assert seen == plain.computed
+
+
 def test_no_two_of_those_settings_commit_alike() -> None:
     # The tests above would tell nothing apart.
     found = {spec: run(policy_of(spec), LENGTHS, config=DEEP)[0].commits for spec in SETTINGS}
@@ -120,7 +149,7 @@ def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest
     periods = "prompt_refresh=6,response_refresh=3"
     monkeypatch.setattr(periodic, "mask_vote", None)  # nobody asks for votes
     kept, *_ = run(policy_of(f"maskkv:40,{periods}"), LENGTHS)
-    every, *_ = run(policy_of(f"dllm-cache,{periods}"), LENGTHS)
+    every, *_ = run(policy_of(f"dllm-cache,{periods},first_layer_whole=false"), LENGTHS)
     assert kept.commits == every.commits
 
 

@@ -135,7 +135,7 @@ def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) 
 
 def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     # Beside a model by which steps take next to nothing, and beside one by which they take longer than they do.
-    nothing, ages = (LatencyModel(((0.0, seconds),), 0.0) for seconds in (1e-9, 1e3))
+    nothing, ages = (LatencyModel(((0.0, seconds),), 0.0, layers=2) for seconds in (1e-9, 1e3))
     found = measure_upkeep(loaded, nothing, 1e3)
     phases = ["full", "refresh_response", "refresh_prompt", "partial"]
     assert {cache: [u.phase for u in found if u.cache == cache] for cache in CACHES} == {

@@ -1,0 +1,129 @@
+"""Requests that end at an EOS, beside the same requests that do not: the same tokens, up to and with the first EOS."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import DsimError
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.policy import Policy, parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.live import session
+from dsim.live.executor import ModelExecutor
+from dsim.live.loop import serve
+from dsim.live.prompts import random_prompts
+from dsim.live.sampling import Sampling
+from dsim.live.weights import random_model
+from dsim.planner.on_device import check_live
+from dsim.planner.scenario import Scenario
+from dsim.profiler.measure import open_model
+
+from ..worlds import Collector
+from .dense import SMALL
+from .test_executor import LATENCY
+
+LENGTHS = [(1, 19), (5, 13), (8, 16), (13, 1), (40, 12), (3, 20), (17, 25), (2, 16), (4, 0)]
+EOS = tuple(range(0, SMALL.vocab, 9))
+SPECS = [
+    "lmdeploy-bd32", "sglang-bd32", "chunk:3", "chunk:3,obs=true", "delayed-cache", "focus",
+    "lmdeploy-bd32,num_loops=3", "ar", "ar,decide_ahead=true",
+]  # fmt: skip
+
+
+class Listening:
+    """Keeps the text of each request as its last step left it."""
+
+    def __init__(self, executor: ModelExecutor) -> None:
+        self.executor = executor
+        self.texts: dict[int, list[int]] = {}
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = self.executor.step(plan)
+        for request, slot, end in zip(plan.requests.tolist(), plan.slots.tolist(), plan.end.tolist(), strict=True):
+            self.texts[request] = self.executor.text(request, slot, end).tolist()
+        return outcome
+
+
+def run(
+    policy: Policy, eos: tuple[int, ...], emit: str = "block", num_pages: int = 200
+) -> tuple[Listening, RequestTable, Collector, Engine]:
+    model = random_model(SMALL, "cpu", torch.float32, seed=1)
+    with torch.no_grad():
+        model.embedding.weight.mul_(40.0)
+    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
+    limits = Limits(num_pages, 256, 4)
+    forward = session.make_forward(model, policy, limits, requests)
+    forward.sampling = Sampling(4.0)  # without chance every token is the same
+    made = session.make_executor(forward, policy, limits, random_prompts(SMALL, 7), eos=eos)
+    listening, table, journal = Listening(made), RequestTable(len(requests)), Collector()
+    recorder = StepRecorder(journal, policy.width)
+    engine = Engine(policy, limits, table, latency=LATENCY, emit=emit)
+    serve(engine, listening, requests, recorder=recorder)
+    recorder.flush()
+    assert forward.cache.num_free + len(forward.cache.table[forward.cache.table >= 0]) == forward.cache.num_pages
+    return listening, table, journal, engine
+
+
+def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
+    """Tokens of an answer of `text`, by the rule as it is told."""
+    seen = prompt
+    if not policy.autoregressive and prompt % policy.block_length:
+        seen = -(-prompt // policy.block_length) * policy.block_length
+    ends = [i + 1 - prompt for i in range(seen, prompt + output) if text[i] in EOS]
+    return ends[0] if ends else output
+
+
+@pytest.mark.parametrize("emit", ["block", "step", "end"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
+    blocks = "" if spec.startswith("ar") else ",block_length=4"
+    policy = parse(f"{spec},max_batch=4,page_size=8,max_prefill_tokens=24{blocks}")
+    whole, *_ = run(policy, ())
+    listening, table, journal, engine = run(policy, EOS, emit)
+    wanted = [expected(policy, whole.texts[i], *lengths) for i, lengths in enumerate(LENGTHS)]
+    assert table["num_tokens"].tolist() == wanted
+    assert sum(n < o for n, (_, o) in zip(wanted, LENGTHS, strict=True)) >= 3
+    for i, (prompt, _) in enumerate(LENGTHS):
+        assert listening.texts[i][: prompt + wanted[i]] == whole.texts[i][: prompt + wanted[i]]
+    assert (table["status"] == 0).all()
+    assert engine.outstanding_tokens == engine.pages_held == 0
+    fresh = Engine(policy, engine.limits, RequestTable(len(LENGTHS)), latency=LATENCY, emit=emit)
+    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+
+
+def test_a_preempted_request_ends_at_its_eos_too() -> None:
+    policy = parse("chunk:3,max_batch=4,page_size=8,max_prefill_tokens=24,block_length=4")
+    _, roomy, *_ = run(policy, EOS)
+    _, table, journal, engine = run(policy, EOS, num_pages=9)
+    assert table["num_preemptions"].sum() > 0
+    assert table["num_tokens"].tolist() == roomy["num_tokens"].tolist()
+    fresh = Engine(policy, engine.limits, RequestTable(len(LENGTHS)), latency=LATENCY)
+    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "commits", "eos", "said"),
+    [
+        ("lmdeploy-bd32", "model", (), "--eos ends requests, and tiny-bytes names no token that does"),
+        ("lmdeploy-bd32", "twin", (5,), "--eos ends requests where the weights say so, and commits is twin"),
+        ("vanilla", "model", (5,), "--eos ends requests between blocks, and vanilla denoises a canvas"),
+    ],
+)
+def test_where_no_eos_can_end_a_request_one_line_says_so(
+    policy: str, commits: str, eos: tuple[int, ...], said: str
+) -> None:
+    loaded: Any = open_model("tiny", "cpu", 0)
+    loaded.model.config = replace(loaded.model.config, eos=eos)
+    with pytest.raises(DsimError, match=said):
+        check_live(Scenario("azure-conv", policy, eos=True), loaded, None, commits)
+
+
+def test_without_an_eos_an_outcome_says_nothing_of_ends() -> None:
+    outcome = StepOutcome(1.0, np.zeros((1, 4), np.bool_))
+    assert outcome.ends is None
