@@ -10,6 +10,7 @@ import numpy as np
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse
+from ..files.read import cut
 from ..profiler.profile import Profile
 from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
@@ -193,7 +194,7 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         if loaded.graphs:
             raise DsimError(f"--graphs captures steps of block-diffusion policies, and {policy.name} is full-sequence")
     if commits not in COMMITS:
-        raise DsimError(f"commits is {commits}, expected one of: {', '.join(COMMITS)}")
+        raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
         raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
     if commits == "model" and not loaded.trained:

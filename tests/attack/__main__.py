@@ -20,8 +20,13 @@ def main() -> int:
     given.add_argument("--minutes", type=float, default=60.0, help="how long, in all")
     given.add_argument("--seed", type=int, default=0, help="where the inputs' seeds begin")
     given.add_argument("--only", default="", help="targets whose name holds this")
+    given.add_argument("--inputs", type=int, default=None, help="end after so many inputs, too")
+    given.add_argument("--input", type=int, default=None, help="run the one input of this seed, which a fault names")
     given.add_argument("--disasters", type=float, default=0.25, help="share of the time for kills and full disks")
+    given.add_argument("--log", type=Path, default=None, help="write the counts there every minute")
     asked = given.parse_args()
+    if asked.input is not None:
+        return _one(asked.only, asked.input)
     begin = time.monotonic()
     until = begin + 60 * asked.minutes
     found = fuzz.Found()
@@ -31,18 +36,28 @@ def main() -> int:
     with fuzz.workplace() as (work, folder):
         turns = [target for target in weighted(targets(work)) if asked.only in target.name]
         chance = Random(asked.seed)
-        seed = asked.seed * 1_000_000_000
-        while time.monotonic() < until:
+        seed, told = asked.seed * 1_000_000_000, time.monotonic()
+        while time.monotonic() < until and found.inputs.total() != asked.inputs:
             seed += 1
             fuzz.attack_once(chance.choice(turns), seed, folder, found)
+            if asked.log is not None and time.monotonic() > told + 60:
+                told = time.monotonic()
+                asked.log.write_text(f"{told - begin:.0f} s\n{found}\n{found.told()}")
     print(found)
     for name, n in sorted(tried.items()):
         print(f"{name}: {n}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"{sum(tried.values())} disasters; {time.monotonic() - begin:.0f} s; peak memory {peak:.2f} GB")
-    for where, how in found.faults.items():
-        print(f"\nFAULT {where}\n{how}")
+    print(found.told())
     return 1 if found.faults else 0
+
+
+def _one(name: str, seed: int) -> int:
+    """Run one input again, and let it break."""
+    with fuzz.workplace() as (work, folder):
+        [target] = [target for target in targets(work) if target.name == name]
+        print("refused" if fuzz.attack(target, Random(seed), folder) else "read")
+    return 0
 
 
 def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str]) -> None:
