@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import os
 import types
 import typing
@@ -28,6 +29,7 @@ from .scenario import Scenario, classes
 
 Json = dict[str, Any]
 
+MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 SECTIONS = ("title", "base", "grid", "list")
 PATHS = ("trace", "profile", "fit", "lengths")  # fields that may name a file
@@ -86,6 +88,9 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
     ]
     if not grid and not picked:
         raise DsimError(f"{where}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
+    num_cells = math.prod(map(len, grid.values())) + len(picked)
+    if num_cells > MOST_CELLS:
+        raise DsimError(f"{where}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
     varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
     return _check(where, folder, title, varied, [base | item for item in [*combined, *picked]], data)

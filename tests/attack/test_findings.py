@@ -358,3 +358,10 @@ def test_a_closed_output_ends_no_command(redirect: str) -> None:
         ["sh", "-c", f"{sys.executable} -m dsim profiles {redirect}"], capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_sweep_of_too_many_cells_is_refused_with_both_numbers() -> None:
+    many = list(range(1, 2001))
+    grid = {"rate": many, "seed": many, "replicas": many}
+    with pytest.raises(DsimError, match=r"asks for 8000000000 cells, expected at most 100000"):
+        sweep({"base": {"trace": "t.jsonl"}, "grid": grid}, "out", jobs=1)
