@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Engine, Limits
+from ..engine.errors import PolicyError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel, bucket
 from ..engine.policy import Policy
