@@ -80,6 +80,7 @@ def main() -> None:
 
     SIGTERM and SIGHUP end a command as Ctrl-C does: with what is done.
     """
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may be no text
@@ -118,6 +119,17 @@ def main() -> None:
     except MemoryError:
         _fail("there is not enough memory for this", 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Where a shell closed output or error (`>&-`), what is said goes nowhere, and no file takes its number."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_WRONLY)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - it ends with dsim
 
 
 def _give_up_output() -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..files.read import cut
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
@@ -129,7 +130,7 @@ def percent(name: str, text: str) -> float:
     if text.endswith("%"):
         value /= 100
     if not 0 < value <= 1:
-        raise DsimError(f"{name} is {text}, expected a share above 0% and up to 100%, such as 2%")
+        raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
     return value
 
 

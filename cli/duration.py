@@ -4,6 +4,7 @@ import math
 import re
 
 from ..engine.errors import DsimError
+from ..files.read import quoted
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -13,7 +14,7 @@ def seconds_of(text: str) -> float:
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", text)
     seconds = float(found[1]) * UNITS[found[2]] if found else math.nan
     if not seconds > 0:
-        raise DsimError(f"duration is {text!r}, expected more than 0 as in 90s, 5m or 1h")
+        raise DsimError(f"duration is {quoted(text)}, expected more than 0 as in 90s, 5m or 1h")
     return seconds
 
 

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..files.read import cut
+from ..files.write import check_file, write_whole
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
@@ -115,7 +117,7 @@ def live_command(
 
     if agreement:
         if commits != "model" or prompts is None or sampling is not None:
-            raise DsimError(f"--agreement is of the likeliest tokens of trained weights, and commits is {commits}")
+            raise DsimError(f"--agreement is of the likeliest tokens of trained weights, and commits is {cut(commits)}")
         _agree(loaded, held, prompts, scenarios, requests, answers, out, force, as_json, screen)
         return
 
@@ -159,8 +161,8 @@ def _agree(
     from ..planner.agreement import table
     from ..planner.on_device import agreement
 
-    if out is not None and out.exists() and not force:
-        raise DsimError(f"{out} exists: choose another name, or pass --force to replace it")
+    if out is not None:
+        check_file(out, force=force)
     with Bar(screen, "agreement", "policies", len(scenarios) + 1) as bar:
         found = agreement(loaded, held, prompts, scenarios, requests, answers, bar.update)
     if as_json:
@@ -169,5 +171,5 @@ def _agree(
         for agreed, _ in found:
             print(agreed)
     if out is not None:
-        out.write_text(table(found, loaded.model.config.name, Path(prompts).stem), encoding="utf-8")
+        write_whole(out, table(found, loaded.model.config.name, Path(prompts).stem))
         screen.print(f"Wrote {out}", markup=False)

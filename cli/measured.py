@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..files.read import printable
+from ..files.read import printable, quoted
 from . import options
 from .bar import Bar
 from .duration import seconds_of
@@ -78,5 +78,5 @@ def _threshold(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value <= 1:
-        raise DsimError(f"--thresholds holds {text!r}, expected numbers above 0 and at most 1, as in 0.8,0.9")
+        raise DsimError(f"--thresholds holds {quoted(text)}, expected numbers above 0 and at most 1, as in 0.8,0.9")
     return value

@@ -76,11 +76,11 @@ def profile_command(
         raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
     if output is None:
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
+    check_file(output, force=force)  # told before minutes are spent
     beside = report or output.with_suffix(".html")
     if beside == output:
         raise DsimError(f"--report is {beside}, the profile's own name, expected another")
-    for path in (output, beside):  # told before minutes are spent
-        check_file(path, force=force)
+    check_file(beside, force=force)
     if from_log is not None:
         profile = _fit_log(from_log, output, beside, force)
     else:

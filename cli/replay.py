@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..files.read import cut
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
@@ -63,7 +64,7 @@ def replay(
 
     given, specs = locals(), options.different(policy or ["optimus"])
     if fit is not None and arrival != "burstgpt-like":
-        raise DsimError(f"--fit is {fit} and --arrival is {arrival}, expected burstgpt-like")
+        raise DsimError(f"--fit is {cut(fit)} and --arrival is {cut(arrival)}, expected burstgpt-like")
     if concurrency is not None and (arrival != "trace" or rate is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
     first = options.scenario(given, policy=specs[0], replicas=replicas_of(specs, replicas))

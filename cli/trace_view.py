@@ -1,7 +1,7 @@
 """dsim trace-view: a run for chrome://tracing or ui.perfetto.dev."""
 
+import io
 import math
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..files.write import check_file, writing
 from .options import option
 
 
@@ -35,17 +36,11 @@ def trace_view(
         raise DsimError(f"--from is {begin:g} s and --to is {last:g} s, expected a stretch of time after 0 s")
     found = read_run(run)
     file = out if out is not None else run.parent / f"{run.absolute().name}.trace.json"
-    if file.exists() and not force:
-        raise DsimError(f"{file} exists: choose another name, or pass --force to replace it")
-    part = file.with_name(f".{file.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            count = write_events(stream, found, begin, last, rows)
-        os.replace(part, file)
-    except OSError as error:
-        raise DsimError(f"{file}: cannot be written: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
+    check_file(file, force=force)
+    with writing(file) as data:
+        text = io.TextIOWrapper(data, encoding="utf-8", write_through=True)
+        count = write_events(text, found, begin, last, rows)
+        text.detach()
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         f"Wrote {file} ({count:,} events): open it at ui.perfetto.dev or chrome://tracing", markup=False
     )

@@ -1,4 +1,9 @@
-"""The one family of errors that are told in one line: of what a user can mend (exit code 2), and of the machine (1)."""
+"""The one family of errors that are told in one line: of what a user can mend (exit code 2), and of the machine (1).
+
+What such a line quotes of the input goes through `cut` or `quoted`: a whole file may stand where a word is expected.
+"""
+
+SHOWN = 80  # characters of the input that a message quotes
 
 
 class DsimError(Exception):
@@ -23,3 +28,14 @@ class ModelError(DsimError):
 
 class MachineError(DsimError):
     """What no other input would mend: a full disk, a failing device, too little memory. Exit code 1."""
+
+
+def cut(text: object, most: int = SHOWN) -> str:
+    """A piece of the input as a message shows it: on one line, and at most so many characters."""
+    line = " ".join(str(text)[: 4 * most].split())
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def quoted(value: object) -> str:
+    """A value as Python writes it, as a message shows it."""
+    return cut(repr(value))

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from .errors import PolicyError
+from .errors import SHOWN, PolicyError, cut, quoted
 from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
 from .policies import SHIPPED
 
@@ -61,14 +61,15 @@ def parse(spec: str) -> Policy:
     settings: dict[str, str] = {}
     if value is not None:
         if not preset.main:
-            raise PolicyError(f"policy {spec!r}: {value!r} is given to a preset without a main field")
+            raise PolicyError(f"policy {_said(spec)}: {quoted(value)} is given to a preset without a main field")
         settings[preset.main] = value
     for item in rest:
         key, equals, value = item.partition("=")
         if not equals:
-            raise PolicyError(f"policy {spec!r}: {item!r} is not a field=value")
+            raise PolicyError(f"policy {_said(spec)}: {quoted(item)} is not a field=value")
         if key in settings:
-            raise PolicyError(f"policy {spec!r}: {key} is given twice, as {settings[key]} and {value}")
+            both = f"{cut(settings[key])} and {cut(value)}"
+            raise PolicyError(f"policy {_said(spec)}: {cut(key)} is given twice, as {both}")
         settings[key] = value
     return _with_settings(preset.policy, spec, settings)
 
@@ -105,6 +106,11 @@ def _name_and_value(head: str) -> tuple[str, str | None]:
         return file[1], file[2]
     name, colon, value = head.partition(":")
     return name, value if colon else None
+
+
+def _said(spec: str) -> str:
+    """A SPEC as a message shows it: one that names a file whole, and otherwise no more than a line of it."""
+    return repr(spec) if spec.endswith(".toml") or ".py:" in spec else quoted(spec)
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
@@ -145,26 +151,27 @@ def preset_of(name: str, spec: str = "") -> Preset:
         try:
             return _as_preset(found[name].load(), found[name].value, spec)
         except Exception as error:  # whatever another distribution's code raises
-            raise PolicyError(f"policy {spec!r}: {found[name].value} cannot be loaded: {error}") from error
+            raise PolicyError(f"policy {_said(spec)}: {found[name].value} cannot be loaded: {cut(error)}") from error
     known = known_presets()
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise PolicyError(f"policy {spec!r}: no preset is named {name!r}{hint}; there are {', '.join(known)}")
+    raise PolicyError(f"policy {_said(spec)}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
 
 
 def _from_file(path: str, name: str, spec: str) -> Preset:
     try:
         stamp = Path(path).stat().st_mtime_ns
     except OSError as error:
-        raise PolicyError(f"policy {spec!r}: {path} cannot be read: {error.strerror}") from None
+        raise PolicyError(f"policy {_said(spec)}: {path} cannot be read: {error.strerror}") from None
     try:
         module = _module(str(Path(path).absolute()), stamp)
     except Exception as error:  # whatever the file raises
         said = f"{type(error).__name__}: {error}"
-        raise PolicyError(f"policy {spec!r}: {path} cannot be run: {said}") from error
+        raise PolicyError(f"policy {_said(spec)}: {path} cannot be run: {cut(said)}") from error
     if not hasattr(module, name):
         held = [n for n, v in vars(module).items() if isinstance(v, Preset | Policy)]
-        raise PolicyError(f"policy {spec!r}: {path} holds no {name}; its policies are {', '.join(held) or 'none'}")
+        known = ", ".join(held) or "none"
+        raise PolicyError(f"policy {_said(spec)}: {path} holds no {cut(name)}; its policies are {known}")
     return _as_preset(getattr(module, name), f"{path}:{name}", spec)
 
 
@@ -190,7 +197,7 @@ def _as_preset(value: Any, where: str, spec: str) -> Preset:
     if isinstance(value, Policy):
         value = Preset(value)
     if not isinstance(value, Preset):
-        raise PolicyError(f"policy {spec!r}: {where} is a {type(value).__name__}, expected a Preset or a Policy")
+        raise PolicyError(f"policy {_said(spec)}: {where} is a {type(value).__name__}, expected a Preset or a Policy")
     return value
 
 
@@ -206,11 +213,11 @@ def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
-        raise PolicyError(f"{path}: cannot be read as TOML: {str(e)[:80]}") from None
+        raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
     table.pop("replicas", None)  # the fleet's: planner/scenario.py reads it
     name = table.pop("policy", None)
     if not isinstance(name, str):
-        raise PolicyError(f'{path}: `policy` is {name!r}, expected a preset\'s name such as "optimus"')
+        raise PolicyError(f'{path}: `policy` is {quoted(name)}, expected a preset\'s name such as "optimus"')
     return name, table
 
 
@@ -221,7 +228,8 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
         if name not in homes:
             close = difflib.get_close_matches(name, homes, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise PolicyError(f"policy {spec!r}: there is no field {name!r}{hint}; its fields are {', '.join(homes)}")
+            known = ", ".join(homes)
+            raise PolicyError(f"policy {_said(spec)}: there is no field {quoted(name)}{hint}; its fields are {known}")
         axis = homes[name]
         axes.setdefault(axis, {})[name] = _convert(spec, type(getattr(policy, axis)), name, value)
     try:
@@ -233,7 +241,7 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
         changed = {axis: replace(getattr(policy, axis), **given) for axis, given in axes.items()}
         return replace(policy, name=spec, **changed)
     except PolicyError as e:
-        raise PolicyError(f"policy {spec!r}: {e}".replace(f"{spec}: ", "", 1)) from None
+        raise PolicyError(f"policy {_said(spec)}: {str(e).replace(f'{spec}: ', '', 1)}") from None
 
 
 def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
@@ -253,16 +261,16 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
             if kind is int and not isinstance(value, str) and number != value:
                 raise ValueError
             if abs(number) > MAX_NUMBER:
-                raise PolicyError(f"policy {spec!r}: {name} is {value}, expected at most {MAX_NUMBER}")
+                raise PolicyError(f"policy {_said(spec)}: {name} is {cut(value)}, expected at most {MAX_NUMBER}")
             return number
-        if kind is str and isinstance(value, str):
+        if kind is str and isinstance(value, str) and len(value) <= SHOWN:  # no word is longer
             return value
     except (KeyError, ValueError, TypeError, OverflowError):
         pass
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
         kind, "whole numbers such as 2/8/32"
     )
-    raise PolicyError(f"policy {spec!r}: {name} is {value!r}, expected {wanted}")
+    raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {wanted}")
 
 
 def _toml_value(value: Any) -> str:

@@ -1,6 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP: what they end, when, and what they may not end half-way."""
 
+import _thread
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +16,11 @@ Handler = Callable[[int, FrameType | None], Any]
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
     """SIGTERM and SIGHUP do what Ctrl-C does: for a command, which they end. One that is ignored stays so."""
-    fatal = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
-        fatal = []
+        yield
+        return
+    fatal = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    dropped, sys.unraisablehook = sys.unraisablehook, _again
     for number in fatal:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -24,6 +28,15 @@ def as_ctrl_c() -> Iterator[None]:
     finally:
         for number in fatal:
             signal.signal(number, signal.SIG_DFL)
+        sys.unraisablehook = dropped
+
+
+def _again(dropped: "sys.UnraisableHookArgs") -> None:
+    """An interrupt that came where Python can raise nothing, as while a module's lock is let go, comes once more."""
+    if dropped.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, _thread.interrupt_main).start()  # not from in here, where it would be dropped, too
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 @contextmanager

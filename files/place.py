@@ -112,9 +112,11 @@ class Staged:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
             self._lock = Lock(self.path)
-        except OSError as error:
+        except BaseException as error:  # an interrupt, too: nobody holds this yet, who would abort it
             self.abort()
-            raise fault(folder, error) from None
+            if isinstance(error, OSError):
+                raise fault(folder, error) from None
+            raise
 
     def commit(self) -> None:
         """Take the place. Killed between the two renames, the old folder is found again by the next run there."""

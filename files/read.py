@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import DsimError, MachineError
+from ..engine.errors import SHOWN, DsimError, MachineError
+from ..engine.errors import cut as cut  # beside the others that show a value
+from ..engine.errors import quoted as quoted
 
 MOST = 2 << 30  # bytes of a trace, a log or a journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, a manifest or a TOML file
-SHOWN = 80  # characters of the input that a message quotes
 # A path of one's own choice: another one mends these. Anything else is the machine's.
 OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
@@ -94,17 +95,6 @@ def parsing(where: object, what: str, kind: Kind = DsimError) -> Iterator[None]:
     except Exception as error:
         said = cut(str(error) or type(error).__name__)
         raise kind(f"{where}: cannot be read as {what}: {said}") from None
-
-
-def cut(text: object, most: int = SHOWN) -> str:
-    """A piece of the input as a message shows it: on one line, and at most so many characters."""
-    line = " ".join(str(text)[: 4 * most].split())
-    return line if len(line) <= most else line[: most - 3] + "..."
-
-
-def quoted(value: object) -> str:
-    """A value as Python writes it, as a message shows it."""
-    return cut(repr(value))
 
 
 def cut_words(text: str, most: int = 200) -> str:

@@ -28,18 +28,15 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     path = Path(path)
     part = beside(path)
     try:
-        file = part.open("xb")
-        try:
-            lock = Lock(part)
-            try:
-                with file:
-                    yield file
-                    file.flush()
-                    os.fsync(file.fileno())
-                check_file(path, force=True)
-                os.replace(part, path)
-            finally:
-                lock.close()
+        try:  # from before it is there: an interrupt may come as it is made
+            with part.open("xb") as file:
+                lock = Lock(part)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            check_file(path, force=True)
+            os.replace(part, path)
+            lock.close()
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:

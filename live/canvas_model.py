@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, rms_norm
 
 from ..engine.errors import ModelError
+from ..files.read import cut, parsing, shown
 from ..kernels.qk_norm_rope.reference import rotate
 from .config_file import read_json
 from .weights import tensors_of
 
 ARCHITECTURE = "DiffusionGemmaForBlockDiffusion"
+MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
 DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
 NOT_TEXT = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")  # pictures are not served
 
@@ -171,12 +173,17 @@ def read_canvas_config(folder: Path) -> CanvasConfig:
     """A directory's config.json and generation_config.json. Raises ModelError."""
     path = folder / "config.json"
     found = read_json(path) or {}
+    with parsing(path, "a DiffusionGemma's configuration", ModelError):
+        return _canvas_config(folder, path, found)
+
+
+def _canvas_config(folder: Path, path: Path, found: Mapping[str, Any]) -> CanvasConfig:
     if found.get("architectures") != [ARCHITECTURE]:
-        raise ModelError(f"{path}: architectures is {found.get('architectures')}, expected [{ARCHITECTURE}]")
+        raise ModelError(f"{path}: architectures is {shown(found.get('architectures'))}, expected [{ARCHITECTURE}]")
     text = found.get("text_config") or {}
     for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
         if text.get(key, wanted) != wanted:
-            raise ModelError(f"{path}: {key} is {text[key]}, expected {wanted}")
+            raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {wanted}")
     if text.get("use_bidirectional_attention") == "all":
         raise ModelError(f"{path}: use_bidirectional_attention is all, expected the text to be read causally")
     if not (found.get("tie_word_embeddings", True) and text.get("tie_word_embeddings", True)):
@@ -186,13 +193,18 @@ def read_canvas_config(folder: Path) -> CanvasConfig:
         value = source.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{path}: {key} is {value}, expected a whole number of at least 1")
+            raise ModelError(f"{path}: {key} is {cut(value)}, expected a whole number of at least 1")
+        if value > MOST:
+            raise ModelError(f"{path}: {key} is {cut(value)}, expected at most {MOST}")
         return value
 
     num, head_dim, kv_heads = whole("num_hidden_layers"), whole("head_dim"), whole("num_key_value_heads")
+    if num > 1 << 10:
+        raise ModelError(f"{path}: num_hidden_layers is {num}, expected at most {1 << 10}")
     kinds = text.get("layer_types") or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num)]
     if len(kinds) != num or not {*kinds} <= {"sliding_attention", "full_attention"}:
-        raise ModelError(f"{path}: layer_types holds {len(kinds)} of {sorted({*kinds})}, expected {num} of two kinds")
+        held = f"{len(kinds)} of {cut(sorted({*kinds}))}"
+        raise ModelError(f"{path}: layer_types holds {held}, expected {num} of two kinds")
     own = text.get("per_layer_config") or {}
     layers = []
     for i, kind in enumerate(kinds):
@@ -286,7 +298,7 @@ def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasMo
         elif name == "lm_head.weight":
             ours = "embed_tokens.weight"
         if ours not in wanted:
-            raise ModelError(f"{path}: holds {name}, which {config.name} has no place for")
+            raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
         if tuple(tensor.shape) != wanted[ours]:
             raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(wanted[ours])} by config.json")
         tensor = tensor.to(dtype)

@@ -1,24 +1,24 @@
 """Conversations as a checkpoint's chat template has them: it is data, runs in a sandbox, and reads nothing."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ModelError
+from ..files.read import cut, read_lines, read_text
 from .config_file import read_json
 
 
 def chat_template(folder: Path) -> str | None:
     """The template of a tokenizer's folder: chat_template.jinja, or as tokenizer_config.json has it."""
-    try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / 'chat_template.jinja'}: cannot be read: {error}") from None
+    path = folder / "chat_template.jinja"
+    if os.path.lexists(path):
+        return read_text(path, kind=ModelError)
     found = (read_json(folder / "tokenizer_config.json") or {}).get("chat_template")
     if isinstance(found, list):  # several, by name
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
+        found = named[0].get("template") if named else None
     return found if isinstance(found, str) else None
 
 
@@ -41,33 +41,27 @@ def render(template: str, messages: list[dict[str, Any]], folder: Path) -> str:
     }
     try:
         return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **special)
-    except (TemplateError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ModelError(f"{folder}: its chat template fails: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # a template is a program: it may fail as any does
+        raise ModelError(f"{folder}: its chat template fails: {cut(error) or type(error).__name__}") from None
 
 
 def read_conversations(path: str) -> list[list[dict[str, Any]]] | None:
     """A .jsonl of conversations, an object with "messages" a line; None where the first line is something else."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines() if path.endswith(".jsonl") else []
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        return None
     found: list[list[dict[str, Any]]] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in read_lines(path, kind=ModelError) if path.endswith(".jsonl") else ():
         if not line.strip():
             continue
         try:
             said = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict) or "messages" not in said:
             if not found:
                 return None
-            raise ModelError(f'{path}:{number}: is {line[:40]}, expected an object with "messages"')
+            raise ModelError(f'{path}:{number}: is {cut(line, 40)}, expected an object with "messages"')
         messages = said["messages"]
         fine = isinstance(messages, list) and messages
         if not fine or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
-            raise ModelError(f"{path}:{number}: messages is {str(messages)[:40]}, expected roles and contents")
+            raise ModelError(f"{path}:{number}: messages is {cut(messages)}, expected roles and contents")
         found.append(messages)
     return found or None

@@ -1,18 +1,26 @@
 """config.json, read into a ModelConfig by its family's declaration, and written from one."""
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ModelError
+from ..files import read
+from ..files.read import cut, shown
 from .config import Experts, ModelConfig
 from .families import FAMILIES, Family
 
 NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields, and what an absent key means
 TRUTHS = ("tied", "experts.normed")  # false where absent
 FROM_NOUGHT = {"mask_token": None, "experts.shared": 0, "experts.dense_layers": 0}
+# Far beyond any model: what is larger is a mistake, and would take memory and hours before it is told.
+MOST = 1 << 16
+MOST_OF = {
+    "hidden": 1 << 20, "ffn": 1 << 20, "experts.ffn": 1 << 20, "vocab": 1 << 24, "mask_token": 1 << 24,
+    "context_limit": 1 << 30, "layers": 1 << 10, "experts.num": 1 << 10, "experts.shared": 1 << 10,
+}  # fmt: skip
 FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from what the user says
 
 
@@ -35,8 +43,8 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
         raise ModelError(f"{folder}: has no config.json")
     named = found.get("architectures")
     architecture: Any = named[0] if isinstance(named, list) and named else None
-    if architecture not in FAMILIES:
-        raise ModelError(f"{path}: architecture is {architecture}, expected one of: {', '.join(FAMILIES)}")
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
+        raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {', '.join(FAMILIES)}")
     family = FAMILIES[architecture]
     _check_fixed(path, found, family)
     values = _values(path, found, family)
@@ -48,11 +56,11 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     vocab, mask = values["vocab"], values["mask_token"]
     if not 0 <= mask < vocab:
         raise ModelError(f"{path}: mask_token_id is {mask}, expected below vocab_size, {vocab}")
-    rotary = _rotary(path, values["head_dim"], _rope(found).get("partial_rotary_factor", 1.0))
+    rotary = _rotary(path, values["head_dim"], _rope(path, found).get("partial_rotary_factor", 1.0))
     of_experts = {name.partition(".")[2]: values.pop(name) for name in list(values) if name.startswith("experts.")}
     config = ModelConfig(
         **values,
-        name=str(found.get("name") or folder.resolve().name),
+        name=cut(found.get("name") or folder.resolve().name),
         rotary=None if rotary == values["head_dim"] else rotary,
         experts=None if family.experts is None else _experts(path, {**family.experts, **of_experts}),
         architecture=architecture,
@@ -78,14 +86,11 @@ def config_written(config: ModelConfig) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object of a model's directory; None where there is no such file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    found = read.read_json(path, kind=ModelError)
     if not isinstance(found, dict):
-        raise ModelError(f"{path}: holds {type(found).__name__}, expected an object")
+        raise ModelError(f"{path}: is {shown(found)}, expected an object")
     return found
 
 
@@ -95,14 +100,15 @@ def _values(path: Path, found: Mapping[str, Any], family: Family) -> dict[str, A
     for ours, theirs in family.keys.items():
         names = (theirs,) if isinstance(theirs, str) else theirs
         key = next((name for name in names if found.get(name) is not None), names[0])
-        value = _rope(found).get(key) if ours == "rope_theta" else found.get(key)
+        value = _rope(path, found).get(key) if ours == "rope_theta" else found.get(key)
         value = values.get(ours, FROM_NOUGHT.get(ours)) if value is None else value
         if ours in TRUTHS:
             values[ours] = bool(value)
         elif ours in NUMBERS:
             values[ours] = _number(path, key, NUMBERS[ours] if value is None else value)
         elif value is not None or ours not in FOLLOW:
-            values[ours] = _whole(path, key, value, least=0 if ours in FROM_NOUGHT else 1)
+            least = 0 if ours in FROM_NOUGHT else 1
+            values[ours] = _whole(path, key, value, least, MOST_OF.get(ours, MOST))
     return values | dict(family.trained)
 
 
@@ -125,13 +131,13 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
 
 
 def _check_fixed(path: Path, found: Mapping[str, Any], family: Family) -> None:
-    rope = _rope(found)
+    rope = _rope(path, found)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise ModelError(f"{path}: rope_type is {kind}, expected default")
+        raise ModelError(f"{path}: rope_type is {cut(kind)}, expected default")
     for key, wanted in family.fixed.items():
         if found.get(key, wanted) != wanted:
-            raise ModelError(f"{path}: {key} is {found[key]}, expected {wanted}")
+            raise ModelError(f"{path}: {key} is {cut(found[key])}, expected {wanted}")
 
 
 def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
@@ -144,10 +150,15 @@ def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
     values["block_length"] = given.block_length or block
 
 
-def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of RoPE, of old in several places."""
     own = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if found.get(key) is not None}
-    return own | (found.get("rope_scaling") or {}) | (found.get("rope_parameters") or {})
+    for key in ("rope_scaling", "rope_parameters"):
+        said = found.get(key) or {}
+        if not isinstance(said, dict):
+            raise ModelError(f"{path}: {key} is {shown(said)}, expected an object")
+        own |= said
+    return own
 
 
 def _rotary(path: Path, head_dim: int, share: Any) -> int:
@@ -155,7 +166,8 @@ def _rotary(path: Path, head_dim: int, share: Any) -> int:
     rotary = int(head_dim * _number(path, "partial_rotary_factor", share))
     if rotary % 2 or not 0 < rotary <= head_dim:
         raise ModelError(
-            f"{path}: partial_rotary_factor is {share}, of heads of {head_dim}: expected an even number of components"
+            f"{path}: partial_rotary_factor is {cut(share)}, of heads of {head_dim}: expected an even number of "
+            "components"
         )
     return rotary
 
@@ -170,12 +182,14 @@ def _eos(folder: Path, found: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _number(path: Path, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ModelError(f"{path}: {key} is {value}, expected a positive number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
+        raise ModelError(f"{path}: {key} is {cut(value)}, expected a positive number")
     return float(value)
 
 
-def _whole(path: Path, key: str, value: Any, least: int) -> int:
+def _whole(path: Path, key: str, value: Any, least: int, most: int = MOST) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ModelError(f"{path}: {key} is {value}, expected a whole number of at least {least}")
+        raise ModelError(f"{path}: {key} is {cut(value)}, expected a whole number of at least {least}")
+    if value > most:
+        raise ModelError(f"{path}: {key} is {cut(value)}, expected at most {most}")
     return value

@@ -120,7 +120,8 @@ def _encode(path: str, text: str, folder: Path, config: ModelConfig, raw: bytes 
     file = folder / "tokenizer.json"
     if not file.is_file():
         if config.vocab < 512:
-            return np.frombuffer(text.encode() if raw is None else raw, np.uint8).astype(np.int32)
+            raw = text.encode("utf-8", "surrogatepass") if raw is None else raw
+            return np.frombuffer(raw, np.uint8).astype(np.int32)
         raise ModelError(f"{path}: is text and {folder} has no tokenizer.json: give token ids, a list a line (.jsonl)")
     with parsing(file, "a tokenizer", ModelError):
         tokenizer = Tokenizer.from_file(str(file))

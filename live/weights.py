@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..engine.errors import ModelError
+from ..files.read import cut, shown
 from .config import PRESETS, ModelConfig
 from .config_file import AS_IT_SAYS, Given, config_written, read_config, read_json
 from .experts import MixedFeedForward
@@ -35,7 +37,7 @@ def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Give
     if Path(model).is_dir():
         return read_model(Path(model), device, dtype, given)
     if given != AS_IT_SAYS:
-        raise ModelError(f"model is {model}, and --mask-token-id and --block-length are of a directory's")
+        raise ModelError(f"model is {cut(model)}, and --mask-token-id and --block-length are of a directory's")
     if model in FOLDERS:
         return read_model(FOLDERS[model], device, dtype)
     return random_model(config_of(model), device, dtype, seed)
@@ -53,7 +55,7 @@ def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
     if model in FOLDERS:
         return read_config(FOLDERS[model])
     if model not in PRESETS:
-        raise ModelError(f"model is {model}, expected a directory or one of: {', '.join(PRESETS)}")
+        raise ModelError(f"model is {cut(model)}, expected a directory or one of: {', '.join(PRESETS)}")
     return PRESETS[model]
 
 
@@ -75,6 +77,7 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
     """A directory's decoder. Raises ModelError: a shard or a weight is missing, or has another shape."""
     config = read_config(folder, given)
+    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for what a file only claims
     model = _empty(config, device, dtype)
     with torch.no_grad():
         _fill(model, folder, device)
@@ -117,7 +120,8 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[tuple[Path, str, in
             again = path, tensor
             continue
         if name not in places:
-            raise ModelError(f"{path}: holds {name}, which {config.name} of {config.layers} layers has no place for")
+            about = f"{config.name} of {config.layers} layers"
+            raise ModelError(f"{path}: holds {cut(name)}, which {about} has no place for")
         target = places[name].of(parameters)
         if tensor.shape != target.shape:
             raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(target.shape)} by config.json")
@@ -195,16 +199,16 @@ def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
     if (said := read_json(index)) is not None:
         listed = said.get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-            raise ModelError(f"{index}: weight_map is {str(listed)[:40]}, expected weights and the files they are in")
+            raise ModelError(f"{index}: weight_map is {shown(listed)}, expected weights and the files they are in")
         files = sorted(set(listed.values()))
         outside = [name for name in files if Path(name).name != name]
         if outside:
-            raise ModelError(f"{index}: weight_map names {outside[0]}, expected a file of the folder itself")
+            raise ModelError(f"{index}: weight_map names {cut(outside[0])}, expected a file of the folder itself")
     elif not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder}: has neither {WEIGHTS} nor {INDEX}")
-    missing = [name for name in files if not (folder / name).is_file()]
+    missing = [name for name in files if not os.path.isfile(folder / name)]  # of any name, however long
     if missing:
-        raise ModelError(f"{folder}: lacks {missing[0]} ({len(missing)} of {len(files)} shards are missing)")
+        raise ModelError(f"{folder}: lacks {cut(missing[0])} ({len(missing)} of {len(files)} shards are missing)")
     for name in files:
         path = folder / name
         try:
@@ -216,7 +220,7 @@ def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
                     else:
                         yield path, key, shard.get_tensor(key)
         except SafetensorError as error:
-            raise ModelError(f"{path}: not a safetensors file: {str(error).splitlines()[0]}") from None
+            raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -8,6 +8,7 @@ from typing import Any
 from ..engine.errors import DsimError
 from ..engine.policy import Policy
 from ..engine.policy import parse as parse_policy
+from ..files.read import quoted
 from ..profiler.profile import Profile
 from ..profiler.profile import load as load_profile
 from ..report.manifest import Manifest
@@ -171,5 +172,5 @@ def _names(kind: type[Scenario]) -> set[str]:
 def _known(more: Mapping[str, Any], kind: type[Scenario]) -> Mapping[str, Any]:
     for name in more:
         if name not in _names(kind):
-            raise DsimError(f"there is no option {name!r}, expected one of: {', '.join(sorted(_names(kind)))}")
+            raise DsimError(f"there is no option {quoted(name)}, expected one of: {', '.join(sorted(_names(kind)))}")
     return more

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from .. import __version__
 from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
+from ..files.read import cut
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -52,11 +53,11 @@ class Pool:
 
     def __init__(self, backend: str = "local", jobs: int | None = None, address: str | None = None) -> None:
         if backend not in BACKENDS:
-            raise DsimError(f"backend is {backend}, expected one of: {', '.join(BACKENDS)}")
+            raise DsimError(f"backend is {cut(backend)}, expected one of: {', '.join(BACKENDS)}")
         if jobs is not None and jobs < 1:
             raise DsimError(f"jobs is {jobs}, expected at least 1")
         if backend == "local" and address is not None:
-            raise DsimError(f"address is {address} and backend is local, expected ray")
+            raise DsimError(f"address is {cut(address)} and backend is local, expected ray")
         self._backend, self._jobs, self._address = backend, jobs, address
         self._workers = 1  # local processes so far: never fewer again, since a change of their number costs seconds
         self._leave: Callable[[], None] | None = None  # the cluster
@@ -263,7 +264,7 @@ def _ray() -> Any:
 def _check_answers(address: str, own_address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdigit():
-        raise DsimError(f"address is {address}, expected HOST:PORT of a Ray cluster, or auto")
+        raise DsimError(f"address is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
     # Ray reads localhost as this machine's own address.
     target = own_address if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address else host
     try:

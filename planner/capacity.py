@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.errors import DsimError
+from ..files.read import quoted
 from ..report.metrics import latencies, no_nan
 from ..report.page import Page
 from ..report.shown import Showable
@@ -395,7 +396,7 @@ def _pilot(search: Search) -> tuple[float, int]:
         overrun = search.requests(PILOT)(BEYOND * found.rate)
         used += 1
         if overrun.worst < 0:
-            names = " and ".join(f"'{criterion.text}'" for criterion in search.criteria)
+            names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
             raise DsimError(
                 f"SLO {names} is met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
                 f"{found.rate:.3g} req/s at which the queue begins to grow without end: expected a bound that can bind"
@@ -411,7 +412,8 @@ def _never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
     else:
         said = f"{100 * value:.4g}% of arrivals meet it"
     return DsimError(
-        f"SLO '{criterion.text}' holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly idle"
+        f"SLO {quoted(criterion.text)} holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly "
+        "idle"
     )
 
 

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import os
 import types
 import typing
@@ -17,7 +18,7 @@ from .. import __version__
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.policy import PRESETS, file_of, settings_of, with_file
-from ..files.read import quoted, read_toml
+from ..files.read import cut, quoted, read_toml
 from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
 from ..sim.router import ROUTERS
@@ -28,6 +29,7 @@ from .scenario import Scenario, classes
 
 Json = dict[str, Any]
 
+MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 SECTIONS = ("title", "base", "grid", "list")
 PATHS = ("trace", "profile", "fit", "lengths")  # fields that may name a file
@@ -86,6 +88,9 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
     ]
     if not grid and not picked:
         raise DsimError(f"{where}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
+    num_cells = math.prod(map(len, grid.values())) + len(picked)
+    if num_cells > MOST_CELLS:
+        raise DsimError(f"{where}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
     varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
     return _check(where, folder, title, varied, [base | item for item in [*combined, *picked]], data)
@@ -142,7 +147,10 @@ def _value(place: str, name: str, value: Any) -> Any:
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     kind = typing.get_origin(kind) or kind
     if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        return tuple(str(Slo.parse(item)) for item in value)
+        try:
+            return tuple(str(Slo.parse(item)) for item in value)
+        except DsimError as error:
+            raise DsimError(f"{place}: {error}") from None
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
     if isinstance(value, kind) and isinstance(value, bool) == (kind is bool) and kind is not float:
@@ -187,7 +195,7 @@ def _check(
             }
             key = key_of(scenario)
         except DsimError as error:
-            said = ", ".join(f"{name}={_shown(given[name])}" for name in varied if name in given)
+            said = ", ".join(f"{name}={cut(_shown(given[name]))}" for name in varied if name in given)
             raise type(error)(f"{where}: cell {i} ({said}): {error}") from None
         if profile.is_estimate:
             estimated[profile.name] = None
@@ -217,9 +225,9 @@ def _scenario(folder: Path, given: Json) -> Scenario:
 def _check_values(scenario: Scenario) -> None:
     """What neither a policy, a profile nor a trace checks before it is simulated."""
     if scenario.router not in ROUTERS:
-        raise DsimError(f"router is {scenario.router}, expected one of: {', '.join(ROUTERS)}")
+        raise DsimError(f"router is {cut(scenario.router)}, expected one of: {', '.join(ROUTERS)}")
     if scenario.emit not in EMIT:
-        raise DsimError(f"emit is {scenario.emit}, expected one of: {', '.join(EMIT)}")
+        raise DsimError(f"emit is {cut(scenario.emit)}, expected one of: {', '.join(EMIT)}")
     for name in ("replicas", "concurrency", "num_requests"):
         value = getattr(scenario, name)
         if value is not None and value < 1:
@@ -227,7 +235,7 @@ def _check_values(scenario: Scenario) -> None:
     if not scenario.drop_warmup >= 0:
         raise DsimError(f"drop_warmup is {scenario.drop_warmup} s, expected at least 0")
     if scenario.fit is not None and scenario.arrival != "burstgpt-like":
-        raise DsimError(f"fit is {scenario.fit} and arrival is {scenario.arrival}, expected burstgpt-like")
+        raise DsimError(f"fit is {cut(scenario.fit)} and arrival is {cut(scenario.arrival)}, expected burstgpt-like")
     closed = scenario.concurrency is not None
     if closed and (scenario.arrival != "trace" or scenario.rate is not None or not scenario.drain):
         raise DsimError(f"concurrency is {scenario.concurrency}: a closed loop takes no arrival, rate or drain = false")

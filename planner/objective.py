@@ -9,6 +9,7 @@ import numpy as np
 
 from ..engine import chance
 from ..engine.errors import DsimError, TraceError
+from ..files.read import quoted
 from ..profiler.profile import Profile
 from ..report.metrics import SloVerdict, Summary
 from ..report.slo import METRIC_KEYS, STATS, Slo
@@ -129,7 +130,7 @@ def parse_latency(text: str) -> tuple[str, str]:
     stat, _, metric = text.partition(":")
     if stat not in STATS or metric not in METRIC_KEYS:
         raise DsimError(
-            f"latency metric is {text!r}, expected STAT:METRIC such as {LATENCY_METRIC}, of {', '.join(STATS)} "
+            f"latency metric is {quoted(text)}, expected STAT:METRIC such as {LATENCY_METRIC}, of {', '.join(STATS)} "
             f"and {', '.join(METRIC_KEYS)}"
         )
     return stat, metric

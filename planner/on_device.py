@@ -10,6 +10,7 @@ import numpy as np
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse
+from ..files.read import cut
 from ..profiler.profile import Profile
 from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
@@ -197,7 +198,7 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
     if scenario.eos:
         _check_eos(policy, config, commits)
     if commits not in COMMITS:
-        raise DsimError(f"commits is {commits}, expected one of: {', '.join(COMMITS)}")
+        raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
         raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
     if commits == "model" and not loaded.trained:

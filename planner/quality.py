@@ -141,7 +141,7 @@ def parse_share(text: str | float) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share <= 1.5:
-        raise DsimError(f"quality {text} is not a share of the full cache's, expected such as 98% or 0.98")
+        raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share
 
 
@@ -221,7 +221,8 @@ def _points(table: QualityTable, model: str) -> list[_Point]:
                 raise
             continue  # of a system whose policy has other fields here
         groups.setdefault(tuple(factors.items()), []).append(score)
-    full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g}
+    # Beside a score of nought no other is a share.
+    full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
     points = []
     for key, scores in groups.items():
         known = [(s, s.baseline or full.get(s.benchmark)) for s in scores]

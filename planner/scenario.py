@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
+from ..files.read import quoted, read_toml
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
@@ -196,13 +196,13 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
         if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe never ends, or never begins
             continue
         try:
-            count = tomllib.loads(Path(policy).read_text(encoding="utf-8")).get("replicas")
-        except (OSError, ValueError, RecursionError):
+            count = read_toml(policy).get("replicas")
+        except DsimError:
             continue  # `parse` says so
         if count is None:
             continue
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise PolicyError(f"{policy}: replicas is {count!r}, expected a whole number of at least 1")
+            raise PolicyError(f"{policy}: replicas is {quoted(count)}, expected a whole number of at least 1")
         asked.setdefault(count, policy)
     if len(asked) > 1:
         (one, first), (two, second), *_ = asked.items()

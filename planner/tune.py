@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
+from ..files.read import cut
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
 from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Measure, Replays, traffic
@@ -191,7 +192,7 @@ def _check(
 ) -> None:
     for name in objectives:
         if name not in OBJECTIVES:
-            raise DsimError(f"no objective is named {name}, expected one of {', '.join(OBJECTIVES)}")
+            raise DsimError(f"no objective is named {cut(name)}, expected one of {', '.join(OBJECTIVES)}")
     if not objectives or len(set(objectives)) < len(objectives):
         raise DsimError(f"objectives are {', '.join(objectives) or 'none'}, expected one or several different ones")
     if not scenario.slos and {"goodput", "cost"} & set(objectives):
@@ -199,7 +200,7 @@ def _check(
     if "cost" in objectives and not (gpu_hour is not None and 0 < gpu_hour < math.inf):
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price above 0 where cost is an objective")
     if sampler not in SAMPLERS:
-        raise DsimError(f"no sampler is named {sampler}, expected one of {', '.join(SAMPLERS)}")
+        raise DsimError(f"no sampler is named {cut(sampler)}, expected one of {', '.join(SAMPLERS)}")
     if not 0 < train < 1:
         raise DsimError(f"train is {train}, expected a share of the trace between 0 and 1")
     for name, value, least in (("trials", trials, 1), ("replications", replications, 2), ("jobs", jobs, 1)):

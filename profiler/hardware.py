@@ -13,6 +13,7 @@ Bandwidth: 0.8 of the data sheet, 0.85 for GDDR6X cards (about 15.5 ms to read L
 from dataclasses import dataclass
 
 from ..engine.errors import ProfileError
+from ..files.read import cut
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak: short windows over paged keys
 MOE_SHARE = 0.36  # of the dense efficiency: LLaDA2.0-mini's steps (FOCUS, Fig. 6) imply 0.27 of an A100's peak
@@ -55,7 +56,7 @@ def gpu(name: str) -> Gpu:
     for known, found in GPUS.items():
         if known.lower() == wanted.lower():
             return found
-    raise ProfileError(f"no GPU is named {name}; the known ones are {', '.join(GPUS)}")
+    raise ProfileError(f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}")
 
 
 def default_max_batch(device: str) -> int:

@@ -21,6 +21,7 @@ from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
 from ..engine.upkeep import PHASES
+from ..files.read import cut
 from ..live import weights
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
@@ -94,7 +95,7 @@ def open_model(
     """
     device = device or default_device()
     if device.split(":")[0] not in ("cuda", "cpu"):
-        raise ModelError(f"device is {device}, expected cuda or cpu")
+        raise ModelError(f"device is {cut(device)}, expected cuda or cpu")
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
@@ -122,11 +123,12 @@ def select(device: str) -> int | None:
     if not device.startswith("cuda"):
         return None
     if not torch.cuda.is_available():
-        raise ModelError(f"device is {device}, and PyTorch {torch.__version__} finds no CUDA device here: expected cpu")
+        why = f"PyTorch {torch.__version__} finds no CUDA device here"
+        raise ModelError(f"device is {cut(device)}, and {why}: expected cpu")
     _, colon, index = device.partition(":")
     count = torch.cuda.device_count()
     if colon and not (index.isdecimal() and int(index) < count):
-        raise ModelError(f"device is {device}, expected cuda:0 to cuda:{count - 1}")
+        raise ModelError(f"device is {cut(device)}, expected cuda:0 to cuda:{count - 1}")
     torch.cuda.set_device(int(index) if colon else torch.cuda.current_device())
     # What other processes hold is not ours, however large the device is.
     return int(torch.cuda.mem_get_info()[0])

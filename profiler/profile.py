@@ -10,7 +10,7 @@ from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, Upkeep
 from ..engine.upkeep import CACHES, PHASES
-from ..files.read import cut
+from ..files.read import cut, cut_words
 from ..files.write import check_file, write_whole
 from .checked import AllLimits, Section, names, read_json, write_json
 from .hardware import default_max_batch
@@ -265,7 +265,8 @@ def load(name: str | Path) -> Profile:
     if not os.path.isfile(path):
         held = _shipped_files()
         if str(name) not in held:
-            raise ProfileError(f"no profile file or shipped profile is named {name}; shipped: {', '.join(held)}")
+            named = cut_words(str(name))
+            raise ProfileError(f"no profile file or shipped profile is named {named}; shipped: {', '.join(held)}")
         path = held[str(name)]
     return from_json(read_json(path), str(path))
 

@@ -82,12 +82,14 @@ class RunWriter:
         # Opened here, not by Arrow: it takes no name that is not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
-        except OSError as error:
+            self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
+            self._request_schema = pa.schema([*REQUEST_SCHEMA, *((name, pa.float64()) for name in more)])
+            self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
+        except BaseException as error:  # an interrupt, too: nobody holds this yet, who would abort it
             self._staged.abort()
-            raise fault(self._shown, error) from None
-        self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
-        self._request_schema = pa.schema([*REQUEST_SCHEMA, *((name, pa.float64()) for name in more)])
-        self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
+            if isinstance(error, OSError):
+                raise fault(self._shown, error) from None
+            raise
         self._open = True
 
     def steps(self, policy: str) -> StepSink:

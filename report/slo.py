@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..engine.errors import DsimError
+from ..files.read import cut, quoted
 
 METRIC_KEYS = ("ttft", "ttfb", "tpot", "tpot_chunk", "norm_latency", "e2el", "itl")
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -40,57 +41,59 @@ class Slo:
 
         `chat/ttft=1s` names a class of the trace; whether there is one, `check_class` says.
         """
-        spec = text.strip()
+        spec, said = text.strip(), quoted(text)
         shape = _SHAPE.fullmatch(spec)
         if shape is None:
-            raise DsimError(f"SLO '{text}': expected [stat:]metric=bound, such as ttft=2s or p90:tpot_chunk=50ms")
+            raise DsimError(f"SLO {said}: expected [stat:]metric=bound, such as ttft=2s or p90:tpot_chunk=50ms")
         metric, stat, slo_class = shape["metric"].strip(), shape["stat"], shape["class"]
         if metric not in METRIC_KEYS:
-            raise DsimError(f"SLO '{text}': unknown metric '{metric}', expected one of {', '.join(METRIC_KEYS)}")
+            known = ", ".join(METRIC_KEYS)
+            raise DsimError(f"SLO {said}: unknown metric {quoted(metric)}, expected one of {known}")
         if stat is not None and (stat := stat.strip()) not in STATS:
-            stat = _share(stat, text)
+            stat = _share(stat, said)
         if metric == "itl" and (stat is None or stat.endswith("%")):
-            example = f"p99:itl={shape['bound'].strip()}"
-            raise DsimError(f"SLO '{text}': itl is a list a request, so it needs a statistic, such as {example}")
+            example = f"p99:itl={cut(shape['bound'].strip())}"
+            raise DsimError(f"SLO {said}: itl is a list a request, so it needs a statistic, such as {example}")
         if slo_class is not None:
             slo_class = slo_class.strip()
             if not slo_class:
-                raise DsimError(f"SLO '{text}': the class is empty, expected one of the trace's, such as chat/ttft=1s")
+                raise DsimError(f"SLO {said}: the class is empty, expected one of the trace's, such as chat/ttft=1s")
             if metric == "itl":
-                raise DsimError(f"SLO '{text}': itl is pooled over all requests, expected no class")
-        return cls(metric, _seconds(shape["bound"].strip(), text), stat, spec, slo_class)
+                raise DsimError(f"SLO {said}: itl is pooled over all requests, expected no class")
+        return cls(metric, _seconds(shape["bound"].strip(), said), stat, spec, slo_class)
 
     def check_class(self, classes: Collection[str]) -> None:
         """Refuse a class that none of the trace's requests is of."""
         if self.slo_class is not None and self.slo_class not in classes:
             known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
-            raise DsimError(f"SLO '{self}': no request is of class '{self.slo_class}': the trace {known}")
+            mine = f"SLO {quoted(str(self))}: no request is of class {quoted(self.slo_class)}"
+            raise DsimError(f"{mine}: the trace {cut(known, 400)}")
 
     def __str__(self) -> str:
         who = "" if self.slo_class is None else f"{self.slo_class}/"
         return self.text or f"{who}{self.stat + ':' if self.stat else ''}{self.metric}={self.bound:g}s"
 
 
-def _share(stat: str, text: str) -> str:
+def _share(stat: str, said: str) -> str:
     found = _SHARE.fullmatch(stat)
     if found is None:
         raise DsimError(
-            f"SLO '{text}': unknown statistic '{stat}', expected one of {', '.join(STATS)}, or a share such as 95%"
+            f"SLO {said}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}, or a share such as 95%"
         )
     percent = float(found["percent"])
     if not 0 < percent <= 100:
-        raise DsimError(f"SLO '{text}': share of arrivals is {stat}, expected above 0% and up to 100%")
+        raise DsimError(f"SLO {said}: share of arrivals is {cut(stat)}, expected above 0% and up to 100%")
     return f"{percent:g}%"
 
 
-def _seconds(bound: str, text: str) -> float:
+def _seconds(bound: str, said: str) -> float:
     found = _BOUND.fullmatch(bound)
     if found is None:
-        raise DsimError(f"SLO '{text}': bound '{bound}' is not a time above zero, such as 2s, 50ms or 800us")
+        raise DsimError(f"SLO {said}: bound {quoted(bound)} is not a time above zero, such as 2s, 50ms or 800us")
     if found["unit"] not in UNITS:
-        what = f"unit '{found['unit']}' is unknown" if found["unit"] else f"bound '{bound}' has no unit"
-        raise DsimError(f"SLO '{text}': {what}, expected s, ms or us")
+        what = f"unit {quoted(found['unit'])} is unknown" if found["unit"] else f"bound {quoted(bound)} has no unit"
+        raise DsimError(f"SLO {said}: {what}, expected s, ms or us")
     seconds = float(found["number"]) * UNITS[found["unit"]]
     if seconds <= 0:
-        raise DsimError(f"SLO '{text}': bound is {bound}, expected a time above zero")
+        raise DsimError(f"SLO {said}: bound is {cut(bound)}, expected a time above zero")
     return seconds

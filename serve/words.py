@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..engine.errors import DsimError
+from ..files.read import parsing
 
 FILLER = ("one ", "two ", "six ", "ten ")  # four bytes a token, as the twin counts a prompt's
 BYTES_PER_TOKEN = 4  # a rule of thumb for English text
@@ -54,10 +55,8 @@ class Tokenized:
             raise DsimError(f"{file}: no such file, expected a tokenizer.json")
         from tokenizers import Tokenizer  # imported here: bytes and the twin need none
 
-        try:
+        with parsing(file, "a tokenizer"):
             self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise DsimError(f"{file}: is no tokenizer: {str(error).splitlines()[0]}") from None
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ..engine.engine import Engine
 from ..engine.errors import PolicyError
+from ..files.read import quoted
 
 Router = Callable[[Sequence[Engine]], int]
 
@@ -40,5 +41,5 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 def router(name: str) -> Router:
     """A fresh router by name; PolicyError lists those there are."""
     if name not in ROUTERS:
-        raise PolicyError(f"router is {name!r}, expected one of {', '.join(ROUTERS)}")
+        raise PolicyError(f"router is {quoted(name)}, expected one of {', '.join(ROUTERS)}")
     return ROUTERS[name]()

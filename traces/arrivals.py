@@ -12,6 +12,7 @@ from scipy.special import gammaincinv, gammaln
 
 from ..engine import chance
 from ..engine.errors import TraceError
+from ..files.read import cut
 from .trace import Floats, check_rate
 
 CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
@@ -106,7 +107,7 @@ def root(falling: Callable[[float], float], low: float, high: float) -> float:
 def check_choice(arrival: str) -> None:
     """Refuse an arrival process that does not exist."""
     if arrival not in ARRIVALS:
-        raise TraceError(f"no arrival process named {arrival}, expected one of: {', '.join(ARRIVALS)}")
+        raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
 
 
 def check_seed(seed: int) -> None:

@@ -12,7 +12,7 @@ from typing import IO, BinaryIO
 from urllib.parse import urlsplit
 
 from ..engine.errors import TraceError
-from ..files.read import fault, read_bytes
+from ..files.read import cut, fault, read_bytes
 from ..files.write import check_file, writing
 
 SCHEMES = ("https",)
@@ -100,7 +100,7 @@ def fetch(
 def find(dataset: str, file: str) -> Release:
     """The release of a file; an error lists what there is."""
     if dataset not in RELEASES:
-        raise TraceError(f"no data set named {dataset}, expected one of: {', '.join(RELEASES)}")
+        raise TraceError(f"no data set named {cut(dataset)}, expected one of: {', '.join(RELEASES)}")
     if file not in RELEASES[dataset]:
         raise TraceError(f"no file {file} in {dataset}, expected one of: {', '.join(RELEASES[dataset])}")
     return RELEASES[dataset][file]

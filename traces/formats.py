@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..engine.errors import TraceError
+from ..files.read import cut
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
@@ -76,7 +77,7 @@ FORMATS = {
 def named(name: str) -> Format:
     """The format of this name; an error lists those there are."""
     if name not in FORMATS:
-        raise TraceError(f"no trace format named {name}, expected one of: {', '.join(FORMATS)}, sharegpt")
+        raise TraceError(f"no trace format named {cut(name)}, expected one of: {', '.join(FORMATS)}, sharegpt")
     return FORMATS[name]
 
 

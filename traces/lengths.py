@@ -8,6 +8,7 @@ from scipy.special import ndtri
 
 from ..engine import chance
 from ..engine.errors import TraceError
+from ..files.read import cut
 from .trace import MAX_LENGTH, Floats, Ints, Trace
 
 INPUT, OUTPUT, PAIR = range(3)
@@ -76,13 +77,13 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
     elif kind in ("normal", "lognormal") and len(numbers) == 2:
         numbers *= 2
     if kind not in ("fixed", "normal", "lognormal") or len(numbers) != 4:
-        raise TraceError(f"lengths are {text}, expected one of: {', '.join(LENGTHS)}, {FORMS}")
+        raise TraceError(f"lengths are {cut(text)}, expected one of: {', '.join(LENGTHS)}, {FORMS}")
     for mean, std in (numbers[:2], numbers[2:]):
         if not 1 <= mean <= MAX_LENGTH or not 0 <= std <= MAX_LENGTH:
             found = f"mean {mean:g} and std {std:g}"
-            raise TraceError(f"lengths are {text}: {found}, expected 1 to {MAX_LENGTH} and 0 to {MAX_LENGTH}")
+            raise TraceError(f"lengths are {cut(text)}: {found}, expected 1 to {MAX_LENGTH} and 0 to {MAX_LENGTH}")
     if kind == "fixed" and any(mean % 1 for mean in numbers[::2]):
-        raise TraceError(f"lengths are {text}, expected whole numbers of tokens")
+        raise TraceError(f"lengths are {cut(text)}, expected whole numbers of tokens")
     return kind, Moments(*numbers)
 
 

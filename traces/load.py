@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import TraceError
-from ..files.read import printable
+from ..files.read import cut, cut_words, printable
 from .formats import TICKS_PER_SECOND, Format, named, recognise, shown_keys
 from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
 from .rows import (
@@ -46,7 +46,7 @@ def load(
     requests without output; `format` is told by the keys unless given.
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
-        raise TraceError(f"time unit is {time_unit}, expected one of: {', '.join(TICKS_PER_SECOND)}")
+        raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
     path, name = locate(path_or_name)
     columns, form = read(path, format, skip_bad)
     has_arrivals = form is not None
@@ -65,7 +65,9 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
         return path, printable(path.stem)
     if str(path_or_name) in SHIPPED:
         return SHIPPED[str(path_or_name)], str(path_or_name)
-    raise TraceError(f"no trace file {path_or_name}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
+    raise TraceError(
+        f"no trace file {cut_words(str(path_or_name))}, expected a file or a shipped trace: {', '.join(SHIPPED)}"
+    )
 
 
 def read(path: Path, format: str | None, skip_bad: bool) -> tuple[Columns, Format | None]:

@@ -16,6 +16,7 @@ from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_ROWS = 10_000_000  # a file of a few bytes may claim any number
 LONGEST = 2**62  # ns that a tool may take
+LATEST = 1e300  # a time that adds up; whoever reads a later one says what is wrong
 
 Row: TypeAlias = dict[str, Any]
 
@@ -178,7 +179,7 @@ def turns(row: Row | str) -> Iterator[Row | str]:
             yield complaint_about(turn)
             continue
         known = isinstance(delay, int | float) and 0 <= delay <= LONGEST
-        if known and isinstance(start, int | float) and not isinstance(start, bool):
+        if known and isinstance(start, int | float) and not isinstance(start, bool) and abs(start) <= LATEST:
             start += delay
         yield {
             "arrival_time_ns": start,

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..engine import chance
 from ..engine.errors import TraceError
+from ..files.read import cut
 from .arrivals import GAPS, check_choice, check_seed, renewal, resolve_cv
 from .burstgpt import BurstGPTLike, burstgpt_like
 from .lengths import LENGTHS, Moments, bootstrap, draw_lengths
@@ -43,7 +44,7 @@ def synth(
     if arrival == "trace":
         raise TraceError("arrival is trace, expected an arrival process: a made-up trace has no times of its own")
     if parameters is not None and arrival != "burstgpt-like":
-        raise TraceError(f"arrival is {arrival}, expected burstgpt-like: the parameters given are for that one")
+        raise TraceError(f"arrival is {cut(arrival)}, expected burstgpt-like: the parameters given are for that one")
     check_rate(rate)
     check_seed(seed)
     check_count(num_requests)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.errors import DsimError
+from ...files.read import quoted, read_text
 from ..manifest import Manifest
 from ..run import Columns
 from .measured import COMPLETED
@@ -37,11 +38,7 @@ _SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)
 
 def read_samples(path: str | Path) -> dict[str, float]:
     """Every sample of a Prometheus text, summed over its labels; a DsimError names the file and the line."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DsimError(f"{path}: cannot be read: {error}") from None
+    text = read_text(path)
     found: dict[str, float] = defaultdict(float)
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -52,7 +49,7 @@ def read_samples(path: str | Path) -> dict[str, float]:
         except ValueError:
             value, sample = math.nan, None
         if sample is None:
-            raise DsimError(f"{path}:{number}: is {line[:40]!r}, expected a Prometheus sample: name{{labels}} value")
+            raise DsimError(f"{path}:{number}: is {quoted(line)}, expected a Prometheus sample: name{{labels}} value")
         found[sample[1]] += value
     if not any(name.startswith("vllm:") for name in found):
         raise DsimError(f"{path}: holds no vllm:* metrics, expected those of a vLLM server")

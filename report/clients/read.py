@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.errors import DsimError
+from ...files.read import MOST, cut, read_text, shown
 from ...profiler import steplog
 
 Floats = npt.NDArray[np.float64]
 Json = dict[str, Any]
 
 MAX_TOKENS = 10_000_000  # of a request: more is a mistake
+LARGEST = 1e100  # a time, whatever its unit; squares and sums of such are numbers still
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
     "guidellm": "guidellm's JSON output",
@@ -55,13 +57,7 @@ class ClientLog:
 
 def read_client(path: str | Path) -> ClientLog:
     """The requests in a load generator's file; a DsimError names the file, the request and both values."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DsimError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise DsimError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    text = read_text(path, most=MOST)
     return _reader(str(path), text)(str(path), text)
 
 
@@ -87,7 +83,7 @@ def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
         return _vllm
     if "aiperf_version" in whole:
         raise DsimError(f"{path}: is aiperf's summary, expected its requests: profile_export.jsonl beside it")
-    raise DsimError(f"{path}: holds {', '.join(list(whole)[:4]) or 'nothing'}, expected {_expected()}")
+    raise DsimError(f"{path}: holds {cut(', '.join(list(whole)[:4])) or 'nothing'}, expected {_expected()}")
 
 
 def _expected() -> str:
@@ -308,11 +304,10 @@ class _Row:
 
 
 def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
         raise DsimError(f"{where} is {_shown(value)}, expected a finite number")
     return float(value)
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return "missing" if value is None else text if len(text) <= 40 else text[:37] + "..."
+    return "missing" if value is None else shown(value)

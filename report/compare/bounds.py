@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engine.errors import DsimError
+from ...files.read import cut, quoted
 
 METRICS = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time", "step_latency")
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -30,17 +31,17 @@ class Bound:
     @classmethod
     def parse(cls, text: str) -> "Bound":
         """Read `e2el=3%` or `p95:ttft=10%`; a DsimError names what is unknown and what is known."""
-        shape = _SHAPE.fullmatch(text.strip())
+        shape, said = _SHAPE.fullmatch(text.strip()), quoted(text)
         if shape is None:
-            raise DsimError(f"bound '{text}': expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
+            raise DsimError(f"bound {said}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
         stat, metric = shape["stat"], shape["metric"]
         if metric not in METRICS:
-            raise DsimError(f"bound '{text}': unknown metric '{metric}', expected one of {', '.join(METRICS)}")
+            raise DsimError(f"bound {said}: unknown metric {quoted(metric)}, expected one of {', '.join(METRICS)}")
         if stat is not None and stat not in STATS:
-            raise DsimError(f"bound '{text}': unknown statistic '{stat}', expected one of {', '.join(STATS)}")
+            raise DsimError(f"bound {said}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}")
         if stat is None and metric == "step_latency":
             raise DsimError(
-                f"bound '{text}': steps are not requests: expected a statistic, such as mean:{text.strip()}"
+                f"bound {said}: steps are not requests: expected a statistic, such as mean:{cut(text.strip())}"
             )
         return cls(text.strip(), metric, stat, float(shape["percent"]) / 100)
 
@@ -67,8 +68,8 @@ def judge(bound: Bound, cell: str, metrics: Mapping[str, Any], unpaired: str) ->
         value = abs(metric.error[bound.stat])
     elif metric.requests is None:
         raise DsimError(
-            f"bound '{bound.text}': the requests of {cell} are not paired, since {unpaired}: expected a statistic, "
-            f"such as mean:{bound.text}"
+            f"bound {quoted(bound.text)}: the requests of {cell} are not paired, since {unpaired}: expected a "
+            f"statistic, such as mean:{cut(bound.text)}"
         )
     else:
         value = metric.requests.mape

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...engine.errors import DsimError
 from ...engine.policy import parse
+from ...files.read import cut
 from ...profiler.profile import Profile
 from ..metrics import METRICS, Floats, no_nan
 from ..run import Columns, Run
@@ -270,12 +271,12 @@ def _shared_requests(
     cut = side(p).interrupted or side(m).interrupted or clients
     if len(a["request"]) != len(b["request"]) and not cut:
         raise DsimError(
-            f"{p.folder} holds {len(a['request'])} requests of {policy}, {m.folder} holds {len(b['request'])}: "
+            f"{p.folder} holds {len(a['request'])} requests of {cut(policy)}, {m.folder} holds {len(b['request'])}: "
             "expected two runs of the same trace"
         )
     index, i, j = np.intersect1d(a["request"], b["request"], return_indices=True)
     if not len(index):
-        raise DsimError(f"{p.folder} and {m.folder} share no request of {policy}")
+        raise DsimError(f"{p.folder} and {m.folder} share no request of {cut(policy)}")
     told = []
     for name in ("input_length", "output_length", "arrival"):
         x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
@@ -317,11 +318,12 @@ def _check_pair(p: Run, m: Run, across: bool) -> None:
         x, y = (getattr(side(run), key) for run in (p, m))
         if x != y and UNKNOWN not in (x, y) and not across:
             raise DsimError(
-                f"{key} is {x} in {p.folder} and {y} in {m.folder}: expected the same, or --across to compare them"
+                f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same, or --across to "
+                "compare them"
             )
     if not set(p.policies) & set(m.policies):
         raise DsimError(
-            f"{p.folder} holds policies {', '.join(p.policies)}, {m.folder} holds {', '.join(m.policies)}: "
+            f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
             "expected at least one in both"
         )
     same: list[tuple[str, Any]] = [("closed_loop", False), ("drop_warmup", 0.0)]
@@ -330,7 +332,7 @@ def _check_pair(p: Run, m: Run, across: bool) -> None:
     for key, default in same:
         x, y = (run.info.get(key, default) for run in (p, m))
         if x != y:
-            raise DsimError(f"{key} is {x} in {p.folder} and {y} in {m.folder}: expected the same in both")
+            raise DsimError(f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same in both")
 
 
 def _no_parts(p: Run, m: Run, policy: str) -> str:

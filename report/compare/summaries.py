@@ -7,6 +7,7 @@ import numpy as np
 
 from ...engine.errors import DsimError
 from ...engine.journal import StepTotals
+from ...files.read import cut
 from ..metrics import summarize
 from ..run import Run
 from ..slo import Slo
@@ -75,6 +76,6 @@ def _check(run: Run, policy: str, name: str, stored: Any, found: Any, source: st
     a, b = (math.nan if x is None else x for x in (stored, found))
     if not isinstance(a, int | float) or not np.isclose(a, b, rtol=TOLERANCE, atol=0, equal_nan=True):
         raise DsimError(
-            f"{run.folder}/run.json: {name} of {policy} is {stored}, {source} beside it gives {found}: the summary was "
-            "edited or is another run's"
+            f"{run.folder}/run.json: {name} of {cut(policy)} is {cut(stored)}, {source} beside it gives "
+            f"{found}: the summary was edited or is another run's"
         )

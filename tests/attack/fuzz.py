@@ -11,21 +11,25 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
 from types import FrameType
+from unittest import mock
 
 from dsim.engine.errors import DsimError
 
 from .targets import Target
 
-PATIENCE = 10  # s for one input
+PATIENCE = 10  # s of the CPU for one input: a machine that others work on is no hang
+WAIT = 120  # s of the clock, for what sleeps or waits for another
 GROWTH = 1_000_000_000  # bytes that one process may grow by
 MOST_QUOTED = 100  # characters of a word in a message: 80 of the input, and what dsim puts around them
 
 
 class HangError(BaseException):
-    """An input took longer than PATIENCE. No loader may swallow it."""
+    """An input took longer than PATIENCE, or waited. No loader may swallow it."""
 
 
 @dataclass
@@ -35,10 +39,15 @@ class Found:
     inputs: Counter[str] = field(default_factory=Counter)  # by target
     refused: Counter[str] = field(default_factory=Counter)
     faults: dict[str, str] = field(default_factory=dict)  # by where it broke: the first input that did, and how
+    times: Counter[str] = field(default_factory=Counter)  # how often it broke there
 
     def __str__(self) -> str:
         lines = [f"{name}: {n} inputs, {self.refused[name]} refused" for name, n in sorted(self.inputs.items())]
         return "\n".join([*lines, f"{self.inputs.total()} inputs, {len(self.faults)} faults"])
+
+    def told(self) -> str:
+        """Every fault, and how often it was met."""
+        return "".join(f"\nFAULT {key} ({self.times[key]} times)\n{how}\n" for key, how in self.faults.items())
 
 
 def attack(target: Target, chance: Random, folder: Path) -> bool:
@@ -49,7 +58,7 @@ def attack(target: Target, chance: Random, folder: Path) -> bool:
         except DsimError as error:
             said = str(error)
             long = [word[:100] for word in said.replace(str(folder), "").split() if len(word) > MOST_QUOTED]
-            assert not long or not target.quotes_little, f"quotes {long[0]}..."
+            assert not long, f"quotes {long[0]}..."
             assert not target.of_a_file or str(folder) in said, f"names no file: {said[:300]}"
             return True
     return False
@@ -65,10 +74,13 @@ def attack_once(target: Target, seed: int, folder: Path, found: Found) -> None:
         found.refused[target.name] += attack(target, Random(seed), folder)
         grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         assert grown < GROWTH, f"grew by {grown} bytes"
-    except (Exception, HangError) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a library of another language may panic
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "/tests/" not in f.filename]
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the attack"
         key = f"{target.name}: {type(error).__name__} at {where}"
+        found.times[key] += 1
         if key not in found.faults:
             found.faults[key] = f"seed {seed}: {' '.join(str(error).split())[:300]}\n{_ours(error)}"
 
@@ -80,7 +92,7 @@ def workplace() -> Iterator[tuple[Path, Path]]:
         work, folder = Path(name) / "work", Path(name) / "input"
         work.mkdir()
         folder.mkdir()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), mock.patch("dsim.engine.policy.entry_points", cache(entry_points)):
             # What would reach a user of the library as a warning of NumPy's is a finding.
             warnings.simplefilter("error", RuntimeWarning)
             yield work, folder
@@ -88,16 +100,20 @@ def workplace() -> Iterator[tuple[Path, Path]]:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    def late(_signum: int, _frame: FrameType | None) -> None:
-        raise HangError(f"took more than {PATIENCE} s")
+    def late(number: int, _frame: FrameType | None) -> None:
+        worked = number == signal.SIGPROF
+        raise HangError(f"took more than {PATIENCE} s of the CPU" if worked else f"waited for more than {WAIT} s")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE)
+    before = {number: signal.signal(number, late) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, WAIT)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _ours(error: BaseException) -> str:

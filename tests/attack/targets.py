@@ -1,33 +1,42 @@
 """What is attacked: every loader and the option parser, each with valid inputs to start from and a way to run it."""
 
+import collections
 import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 
 import dsim
-from dsim.cli import main
+from dsim import cli
 from dsim.cli.duration import seconds_of
+from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
 from dsim.profiler import profile, steplog
+from dsim.report.clients.measured import MeasuredRun, measured_run
+from dsim.report.clients.prometheus import differences, read_samples, summary_of
+from dsim.report.clients.read import read_client
 from dsim.report.compare.bounds import Bound
 from dsim.report.compare.comparison import compare_runs
-from dsim.report.run import read_run
+from dsim.report.run import Run, read_run
 from dsim.report.slo import Slo
+from dsim.report.trace_view import events
 from dsim.traces import load, prepare, write
 from dsim.traces.lengths import parse_lengths
 from dsim.traces.trace import Trace
@@ -45,9 +54,8 @@ class Target:
 
     name: str
     attack: Callable[[Random, Path], None]
-    weight: int = 1  # how often beside the others
+    weight: int = 1  # how often beside the others; those that take tens of milliseconds are of 1
     of_a_file: bool = True  # a refusal names the file
-    quotes_little: bool = True  # and no long word of it; the command line cuts the others
 
 
 def targets(work: Path) -> list[Target]:
@@ -56,24 +64,36 @@ def targets(work: Path) -> list[Target]:
     (work / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _make_run(work)
     _make_sweep(work)
-    found = [Target(f"trace {name}", partial(_trace, make), 2) for name, make in TRACES.items()]
-    found += [Target("trace parquet", _parquet_trace)]
+    found = [Target(f"trace {name}", partial(_trace, make), 4) for name, make in TRACES.items()]
     found += [
-        Target("profile", _profile, 3),
-        Target("step log", _steplog),
-        Target("policy file", _policy_file, quotes_little=False),
-        Target("policy", _policy, 2, of_a_file=False, quotes_little=False),
-        Target("sweep file", partial(_grid, work)),
-        Target("space file", _space, quotes_little=False),
-        Target("quality table", _quality, quotes_little=False),
+        Target("trace parquet", _parquet_trace, 4),
+        Target("profile", _profile, 4),
+        Target("step log", _steplog, 4),
+        Target("policy file", _policy_file, 4),
+        Target("policy", _policy, 4, of_a_file=False),
+        Target("sweep file", partial(_grid, work), 4),
+        Target("space file", _space, 4),
+        Target("quality table", _quality, 4),
         Target("run.json", partial(_run_json, work)),
         Target("run's Parquet", partial(_run_parquet, work)),
         Target("cells.jsonl", partial(_cells, work)),
-        Target("validation.json", _plan),
-        Target("SLO, bound, duration, lengths", _words, of_a_file=False, quotes_little=False),
-        Target("command line", partial(_command_line, work), 2, of_a_file=False),
+        Target("validation.json", _plan, 4),
+        Target("load generator", _client, 4),
+        Target("Prometheus", _prometheus, 4),
+        Target("SLO, bound, duration, lengths", _words, 4, of_a_file=False),
+        Target("command line", partial(_command_line, work), of_a_file=False),
     ]
-    return found
+    return found + _models(work)
+
+
+def _models(work: Path) -> list[Target]:
+    """A model's directory; none where PyTorch is not installed."""
+    if find_spec("torch") is None:
+        return []
+    from . import models
+
+    found = [Target(name, attack, weight) for name, (attack, weight) in models.ALL.items()]
+    return [*found, Target("safetensors", partial(models.weights, work))]
 
 
 # ---- traces ---------------------------------------------------------------------------------------------------
@@ -131,11 +151,11 @@ def _use_trace(path: Path, chance: Random) -> None:
         format=chance.choice((None, None, None, None, "guidellm", "mooncake", "sharegpt")),
     )  # fmt: skip
     copy = write(trace, path.with_suffix(".out"), force=True)
-    with contextlib.suppress(dsim_error()):  # a kept request without output is read back as it is asked for
+    with contextlib.suppress(DsimError):  # a kept request without output is read back as it is asked for
         again = load(copy, keep_failed=True)
         assert len(again) == len(trace)
         assert abs(again.duration - trace.duration) <= 2e-3 + 1e-9 * trace.duration
-    with contextlib.suppress(dsim_error()):
+    with contextlib.suppress(DsimError):
         _prepare_trace(trace, chance)
 
 
@@ -221,34 +241,54 @@ def _make_run(work: Path) -> None:
     record([scenario, replace(scenario, policy="ar")], scenario.requests(), in_twin, out=work / "run")
 
 
-def _copy_run(work: Path, folder: Path) -> Path:
+RUN = ("run.json", "requests.parquet", "steps.parquet")
+
+
+def _run_with(work: Path, folder: Path, name: str, data: bytes) -> Path:
+    """A run's folder of which one file is another."""
     copy = folder / "run"
     copy.mkdir(exist_ok=True)
-    for name in ("run.json", "requests.parquet", "steps.parquet", "report.html"):
-        _write(copy / name, _held(work / "run" / name))
+    for file in RUN:
+        if file == name:
+            _write(copy / file, data)
+        else:
+            os.link(work / "run" / file, copy / file)
     return copy
 
 
 def _run_json(work: Path, chance: Random, folder: Path) -> None:
-    copy = _copy_run(work, folder)
-    _write(copy / "run.json", mutate.json_text(json.loads(_held(work / "run" / "run.json")), chance))
-    _use_run(work, copy)
+    data = mutate.json_text(json.loads(_held(work / "run" / "run.json")), chance)
+    _use_run(work, _run_with(work, folder, "run.json", data), chance)
 
 
 def _run_parquet(work: Path, chance: Random, folder: Path) -> None:
-    copy = _copy_run(work, folder)
-    name = chance.choice(("requests.parquet", "steps.parquet"))
-    _write(copy / name, mutate.damaged(_held(work / "run" / name), chance))
-    _use_run(work, copy)
+    name = chance.choice(RUN[1:])
+    _use_run(work, _run_with(work, folder, name, mutate.damaged(_held(work / "run" / name), chance)), chance)
 
 
-def _use_run(work: Path, folder: Path) -> None:
+def _use_run(work: Path, folder: Path, chance: Random) -> None:
+    """Read what a page, a trace view or a comparison reads of it; the slower ones less often."""
     run = read_run(folder)
-    for name in run.policies:
-        run.requests(name)
-        run.steps(name)
-        run.step_lists(name)
-    compare_runs([(read_run(work / "run"), run)], lambda _: profile.load(profile.DEFAULT), with_parts=False)
+    how = chance.random()
+    if how < 0.1:
+        compare_runs([(_whole_run(work), run)], _profile_of, with_parts=False)
+    elif how < 0.2:
+        collections.deque(events(run, 0.0, 5.0, rows=chance.random() < 0.5), maxlen=0)
+    else:
+        for name in run.policies:
+            run.requests(name)
+            run.steps(name)
+            run.step_lists(name)
+
+
+@cache
+def _whole_run(work: Path) -> Run:
+    return read_run(work / "run")
+
+
+@cache
+def _profile_of(_name: str) -> profile.Profile:
+    return profile.load(profile.DEFAULT)
 
 
 CONFIG = {"grid": {"rate": [1.0, 2.0]}}
@@ -297,6 +337,47 @@ def _plan(chance: Random, folder: Path) -> None:
     validate._cells(held)
 
 
+# ---- what load generators and servers wrote ---------------------------------------------------------------------
+
+CLIENTS = ROOT / "tests" / "report" / "clients"
+SAMPLES = """# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_sum{model_name="m"} 1.5
+vllm:time_to_first_token_seconds_count{model_name="m"} 8
+vllm:request_success_total{finished_reason="stop"} 8
+vllm:prompt_tokens_total{model_name="m"} 600
+vllm:generation_tokens_total{model_name="m"} 300
+"""
+
+
+def _client(chance: Random, folder: Path) -> None:
+    name = chance.choice(("vllm_bench.json", "guidellm.json", "aiperf.jsonl"))
+    held = _held(CLIENTS / name).splitlines() if name.endswith("l") else [_held(CLIENTS / name)]
+    rows = [json.loads(line) for line in held if line.strip()]
+    data = mutate.json_lines(rows, chance) if len(rows) > 1 else mutate.json_text(rows[0], chance)
+    log = read_client(_write(folder / name, data))
+    measured_run(log, None, slos=[Slo.parse("ttft=1s")], replicas=chance.choice((1, 2)))
+
+
+def _prometheus(chance: Random, folder: Path) -> None:
+    path = folder / "metrics.txt"
+    lines = SAMPLES.splitlines()
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(lines))
+        unknown = lines[at].rpartition(" ")[0] + " NaN"
+        lines[at] = chance.choice((mutate.spec(lines[at], chance), unknown, *mutate.WORDS))
+    data = "\n".join(lines).encode("utf-8", "surrogatepass")
+    samples = read_samples(_write(path, mutate.damaged(data, chance) if chance.random() < 0.3 else data))
+    with contextlib.suppress(DsimError):  # a reading before that is none of the same server
+        server = summary_of(samples, chance.choice((None, {"vllm:prompt_tokens_total": 1e308})))
+        run = _measured()
+        differences(server, run.columns, run.info)
+
+
+@cache
+def _measured() -> MeasuredRun:
+    return measured_run(read_client(CLIENTS / "vllm_bench.json"))
+
+
 # ---- the option parser ----------------------------------------------------------------------------------------
 
 
@@ -326,6 +407,18 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("sweep", "T", "-o", "OUT", "--jobs", "1"),
     ("capacity", "T", "--slo", "nonsense", "--precision", "2%", "--rate", "3", "--max-replicas", "2"),
     ("tune", "T", "--train", "7", "--trials", "2", "--space", "T", "-o", "OUT"),
+    ("capacity", "T", "--slo", "p90:ttft=1s", "--rate", "3", "--max-replicas", "2", "--gpu-hour", "x", "-o", "OUT"),
+    ("tune", "T", "--slo", "ttft=1s", "--policy", "optimus", "--objective", "speed", "--sampler", "x", "-o", "RUN"),
+    ("trace-view", "RUN", "--from", "0", "--to", "5", "--rows", "-o", "OUT", "--force"),
+    ("import", "BENCH", "--policy", "server", "--replicas", "1", "--slo", "ttft=2s", "-o", "OUT", "--force"),
+    ("live", "T", "--model", "tiny", "--commits", "model", "--prompts", "source", "--temperature", "0.5", "-o", "OUT"),
+    ("live", "T", "--model", "tiny", "--commits", "twin", "--block-length", "4", "--top-p", "0.9", "--device", "cpu"),
+    ("validate", "--model", "tiny", "--budget", "10m", "--load", "0.5", "--policy", "ar", "--lengths", "fixed:8,8",
+     "--bound", "e2el=3%", "-o", "OUT"),
+    ("serve", "--twin", "a100-sdar-8b", "--port", "8000", "--replicas", "2", "--speed", "2", "--max-body", "9"),
+    ("serve", "--model", "tiny", "--policy", "lmdeploy-bd32", "--drain", "1", "--max-waiting", "3", "-o", "OUT"),
+    ("profile", "--model", "tiny", "--budget", "1m", "--device", "cpu", "-o", "OUT"),
+    ("model", "info", "tiny", "--gpu", "H100", "--json"), ("model", "info", "MODEL", "--block-length", "4"),
     ("policies", "--json"), ("profiles",), ("metrics", "--json"), ("--version",), ("--help",),
 )  # fmt: skip
 
@@ -344,8 +437,12 @@ def _command_line(work: Path, chance: Random, folder: Path) -> None:
         else:
             del words[i]
             words = words or ["--help"]
-    places = {"T": str(work / "trace.jsonl"), "OUT": str(folder / "out"), "RUN": str(work / "run")}
-    code, out, err = run_command([places.get(word, word) for word in words], folder)
+    places = {
+        "T": str(work / "trace.jsonl"), "OUT": str(folder / "out"), "RUN": str(work / "run"),
+        "BENCH": str(CLIENTS / "vllm_bench.json"), "MODEL": str(ROOT / "live" / "tiny"),
+    }  # fmt: skip
+    with _before_the_work():
+        code, out, err = run_command([places.get(word, word) for word in words], folder)
     assert code in (0, 1, 2), f"exit code {code}"
     assert "Traceback" not in err + out
     assert "Warning:" not in err or "RuntimeWarning" not in err
@@ -355,6 +452,30 @@ def _command_line(work: Path, chance: Random, folder: Path) -> None:
         assert all(len(word) <= 250 for word in err.split()), "an overlong word in a message"
 
 
+def _stop(*_: Any, **__: Any) -> NoReturn:
+    raise DsimError("the work begins")
+
+
+# Where work begins that takes minutes, many processes, or lasts until it is stopped: module, and what of it.
+WORK = (
+    ("live.session", "run"), ("planner.validate", "validate"), ("planner.validate", "least_time"),
+    ("profiler.measure", "profile_model"), ("serve.server", "Server.run"), ("planner.backend", "Pool.__enter__"),
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _before_the_work() -> Iterator[None]:
+    """Commands that search, serve or measure end where that begins: what they say before it is what is tried here."""
+    with contextlib.ExitStack() as stack:
+        for module, name in WORK if find_spec("torch") else ():
+            place: Any = import_module(f"dsim.{module}")
+            *inside, last = name.split(".")
+            for part in inside:
+                place = getattr(place, part)
+            stack.enter_context(mock.patch.object(place, last, _stop))
+        yield
+
+
 def run_command(arguments: list[str], folder: Path) -> tuple[int, str, str]:
     """How a command ends in this process: its exit code and what it printed."""
     out, err = io.StringIO(), io.StringIO()
@@ -362,23 +483,24 @@ def run_command(arguments: list[str], folder: Path) -> tuple[int, str, str]:
     with (
         contextlib.chdir(folder),
         mock.patch.object(sys, "argv", ["dsim", *arguments]),
+        mock.patch("dsim.cli.app", _parser()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
         try:
-            main()
+            cli.main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
     return code, out.getvalue(), err.getvalue()
 
 
+@cache
+def _parser() -> Any:
+    """The option parser, made once: it takes longer than most commands."""
+    return typer.main.get_command(cli.app)
+
+
 # ---- small things ---------------------------------------------------------------------------------------------
-
-
-def dsim_error() -> type[Exception]:
-    from dsim.engine.errors import DsimError
-
-    return DsimError
 
 
 def _write(path: Path, data: bytes) -> Path:

@@ -15,8 +15,9 @@ from .targets import Target, targets
 NAMES = (
     "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace sharegpt", "trace azure",
     "trace burstgpt", "trace vidur", "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
-    "space file", "quality table", "run.json", "run's Parquet", "cells.jsonl", "validation.json",
-    "SLO, bound, duration, lengths", "command line",
+    "space file", "quality table", "run.json", "run's Parquet", "cells.jsonl", "validation.json", "load generator",
+    "Prometheus", "SLO, bound, duration, lengths", "command line", "model config", "tokenizer", "prompts", "chats",
+    "safetensors",
 )  # fmt: skip
 
 

@@ -2,20 +2,31 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
-from dsim.engine.errors import DsimError, MachineError, TraceError
+from dsim.cli.duration import seconds_of
+from dsim.engine.errors import DsimError, MachineError, ModelError, TraceError
+from dsim.engine.policy import parse
+from dsim.live.chat import chat_template
+from dsim.live.config_file import read_config
+from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import SHIPPED
 from dsim.profiler.profile import load as load_profile
+from dsim.report.compare.bounds import Bound
 from dsim.report.files import RunWriter
 from dsim.report.run import read_run
+from dsim.report.slo import Slo
 from dsim.traces import load, prepare, synth
+from dsim.traces.lengths import parse_lengths
 
 from . import disasters
 from .targets import run_command
@@ -240,3 +251,117 @@ def test_a_name_that_no_file_can_have_is_no_file(option: str) -> None:
     code, err = dsim(*command.get(option, ("replay", "t.jsonl", option, name)))
     assert (code, err.count("\n")) == (2, 1), err
     assert len(err) < 1200
+
+
+def test_a_view_of_a_run_replaces_no_device() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("run"))
+    code, err = dsim("trace-view", "run", "-o", "/dev/full", "--force")
+    assert (code, err) == (2, "Error: /dev/full: is a device, expected the name of a file to write\n")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_place_without_a_name_is_no_place_for_a_profile() -> None:
+    code, err = dsim("profile", "--from-log", "t.jsonl", "-o", "/")
+    assert (code, err) == (2, "Error: /: is a directory, expected the name of a file to write\n")
+
+
+def test_a_session_that_begins_beyond_all_floats_is_one_line() -> None:
+    turns = '[{"input_toks": 9, "output_toks": 4, "tool_duration_ns": 0.5}, {"input_toks": 9, "output_toks": 4}]'
+    Path("t.jsonl").write_text(f'{{"arrival_time_ns": 1{"0" * 400}, "sub_requests": {turns}}}\n')
+    with pytest.raises(TraceError, match=r"t.jsonl:1: arrival_time_ns is 1000.*, expected a finite number"):
+        load("t.jsonl")
+
+
+def test_beside_a_score_of_nought_nothing_is_a_share() -> None:
+    Path("q.csv").write_text("policy,threshold,score\nlmdeploy-bd32,0.9,0\noptimus,0.8,50\n")
+    found = quality_of(parse("optimus,threshold=0.8"), "SDAR-8B", load_table("q.csv"))
+    assert found.relative is None
+
+
+CLIENTS = Path(__file__).parent.parent / "report" / "clients"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("itls", [[10**400]] * 8, "itls is 1000.*, expected a finite number"),
+        ("latencies", [1e308] * 8, r"latencies is 1e\+308, expected a finite number"),
+        ("ttfts", ["x" * 9000] * 8, 'ttfts is "xxx.*, expected a finite number'),
+    ],
+)
+def test_a_load_generators_numbers_are_bounded(key: str, value: list[object], says: str) -> None:
+    held = json.loads((CLIENTS / "vllm_bench.json").read_text())
+    Path("b.json").write_text(json.dumps(held | {key: value}))
+    code, err = dsim("import", "b.json")
+    assert (code, err.count("\n"), len(err) < 300) == (2, 1, True), err
+    assert re.search(f"b.json: request 0: {says}", err)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe.json"])
+@pytest.mark.parametrize("option", ["file", "--metrics"])
+def test_pipes_and_devices_are_no_load_generators_files(name: str, option: str) -> None:
+    os.mkfifo("pipe.json")
+    command = ("import", name) if option == "file" else ("import", str(CLIENTS / "vllm_bench.json"), option, name)
+    code, err = dsim(*command)
+    assert (code, err.count("\n")) == (2, 1), err
+
+
+CONFIG_JSON = {
+    "architectures": ["SDARForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2,
+    "intermediate_size": 8, "vocab_size": 300, "max_position_embeddings": 64, "block_size": 4, "mask_token_id": 299,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"rope_scaling": [1]}, "rope_scaling is a list of 1, expected an object"),
+        ({"architectures": [["SDARForCausalLM"]]}, "architecture is .*, expected one of"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648, expected at most 1024"),
+        ({"intermediate_size": 2**62}, "intermediate_size is 4611686018427387904, expected at most 1048576"),
+        ({"hidden_size": "9" * 5000}, r"hidden_size is 999.*\.\.\., expected a whole number of at least 1"),
+        ({"rms_norm_eps": 10**400}, r"rms_norm_eps is 1000.*\.\.\., expected a positive number"),
+    ],
+)
+def test_a_config_of_another_shape_is_one_line(changed: dict[str, object], says: str) -> None:
+    Path("config.json").write_text(json.dumps(CONFIG_JSON | changed))
+    with pytest.raises(ModelError, match=f"config.json: {says}") as error:
+        read_config(Path.cwd())
+    assert len(str(error.value)) < 500
+
+
+def test_a_chat_template_of_another_shape_is_none() -> None:
+    Path("tokenizer_config.json").write_text(json.dumps({"chat_template": ["x", {"name": "default"}, 3]}))
+    assert chat_template(Path.cwd()) is None
+    Path("chat_template.jinja").mkdir()
+    with pytest.raises(ModelError, match=r"chat_template.jinja: is a directory, expected a file"):
+        chat_template(Path.cwd())
+
+
+@pytest.mark.parametrize("text", ["x " * 5000, "x" * 10_000, "optimus," + "y " * 5000, "optimus,scope=" + "z " * 999])
+def test_a_message_quotes_no_more_than_a_line(text: str) -> None:
+    for read in (parse, Slo.parse, Bound.parse, seconds_of, parse_lengths):
+        with pytest.raises(DsimError) as error:
+            read(text)
+        assert len(str(error.value)) < 1000
+
+
+def test_an_slo_in_a_sweeps_file_is_named_by_its_place() -> None:
+    Path("s.toml").write_text('[base]\ntrace = "t.jsonl"\nslos = ["ttft=soon"]\n[grid]\nrate = [1]\n')
+    with pytest.raises(DsimError, match=r"s.toml: base.slos: SLO 'ttft=soon': bound 'soon' is not a time above zero"):
+        sweep("s.toml", jobs=1)
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_ends_no_command(redirect: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m dsim profiles {redirect}"], capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_sweep_of_too_many_cells_is_refused_with_both_numbers() -> None:
+    many = list(range(1, 2001))
+    grid = {"rate": many, "seed": many, "replicas": many}
+    with pytest.raises(DsimError, match=r"asks for 8000000000 cells, expected at most 100000"):
+        sweep({"base": {"trace": "t.jsonl"}, "grid": grid}, "out", jobs=1)

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from dsim.files.interrupt import SIGNALS, asked_to_stop, uninterrupted
+from dsim.files.interrupt import SIGNALS, as_ctrl_c, asked_to_stop, uninterrupted
 
 
 @pytest.fixture
@@ -69,3 +70,21 @@ def test_a_command_under_nohup_goes_on_ignoring_its_terminals_end() -> None:
     )
     done = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "1 <built-in function default_int_handler>\n"
+
+
+class Dropping:
+    """As it goes away a signal comes, and Python drops what is raised there."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_an_interrupt_that_python_drops_comes_once_more() -> None:
+    def work() -> None:
+        gone = Dropping()
+        del gone
+        for _ in range(1000):
+            time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt), as_ctrl_c():
+        work()

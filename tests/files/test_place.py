@@ -14,6 +14,7 @@ from dsim.engine.errors import DsimError, MachineError
 from dsim.files.lock import Lock, is_held
 from dsim.files.place import Kind, Staged, check_folder, has_schema, take_folder, write_folder
 from dsim.files.write import check_file, write_whole, writing
+from dsim.report.files import RunWriter
 
 KIND = Kind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", has_schema("it"), kept="log-0.txt")
 OURS = {"it.json": '{"schema": "it"}', "page.html": "<p>"}
@@ -183,3 +184,26 @@ def test_leftovers_of_a_killed_write_are_named_and_removed(tmp_path: Path, capfd
     write_whole(tmp_path / "p.json", "whole")
     assert tree(tmp_path) == {"p.json": "whole"}
     assert capfd.readouterr().err == f"Removed {left}, which a run that was killed left behind\n"
+
+
+def test_an_interrupt_while_a_place_is_made_leaves_nothing_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsim.files.place.Lock", stop)
+    monkeypatch.setattr("dsim.files.write.Lock", stop)
+    with pytest.raises(KeyboardInterrupt) as held:  # which holds the frames, and so whatever was made in them
+        Staged(tmp_path / "out", KIND)
+    assert held.type is KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "out.json", "{}")
+    assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    monkeypatch.setattr("pyarrow.parquet.ParquetWriter", stop)
+    with pytest.raises(KeyboardInterrupt) as held:
+        RunWriter(tmp_path / "run")
+    assert held.type is KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
