@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,13 @@ from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.forward import Forward
-from ..live.graphs import MAX_ROWS, GraphForward
+from ..live.graphs import GraphForward
 from ..live.measure import Measured, Shape, features_at, features_of, measure_evicting, pages_of, shapes
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
+from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
-from ..live.session import run
+from ..live.session import Kept, run
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
 from .fit import fit_latency
@@ -54,11 +55,17 @@ class Loaded:
     shape: ModelShape
     memory: MemoryModel
     trained: bool  # whether its weights mean something
-    graphs: bool = False  # decode steps are captured CUDA graphs
+    graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
+    captured: Kept = field(default_factory=Kept)  # where they are kept from one run to the next
 
     @property
     def on_gpu(self) -> bool:
         return bool(self.model.embedding.weight.is_cuda)
+
+    @property
+    def kept(self) -> Kept | None:
+        """Where captured graphs are kept; None: nothing is captured."""
+        return self.captured if self.graphs else None
 
     @property
     def graph_tokens(self) -> int:
@@ -86,9 +93,11 @@ class Loaded:
 
 
 def open_model(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool = False, given: Given = AS_IT_SAYS
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
 ) -> Loaded:
     """Load a preset or a directory on a device, the GPU where there is one: bf16 there, fp32 on a CPU.
+
+    graphs: whether decode steps are captured; None: on CUDA they are.
 
     Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
     """
@@ -111,7 +120,10 @@ def open_model(
         kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim,
         vocab=config.vocab,
     )
-    return Loaded(name, model, found, shape_of(config), memory, weights.is_trained(name), graphs)
+    return Loaded(
+        name, model, found, shape_of(config), memory, weights.is_trained(name),
+        device.startswith("cuda") if graphs is None else graphs,
+    )  # fmt: skip
 
 
 def select(device: str) -> int | None:
@@ -222,11 +234,9 @@ def measure_steps(
     tokens = min(8192, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
-    weight = loaded.model.embedding.weight
-    kind = GraphForward if loaded.graphs else Forward
-    forward = kind(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
-    chance = np.random.default_rng(seed)
     begin = time.monotonic()
+    forward = _forward(loaded, pages, context + 3 * block, batch, seed)
+    chance = np.random.default_rng(seed)
     reference = offered[len(offered) // 2]
     measure_shape(forward, offered[-1], block, 1)  # allocations and compilation
     taken: list[Measured] = []
@@ -247,6 +257,19 @@ def measure_steps(
         wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens)
         order = [left[i] for i in wanted]
     return _samples(taken, loaded.on_gpu)
+
+
+def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
+    """What shapes are measured through: its keys and values are no zeros, and what it captures is captured."""
+    config, weight = loaded.model.config, loaded.model.embedding.weight
+    cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
+    cache.fill(seed)
+    if not loaded.graphs:
+        return Forward(loaded.model, cache)
+    forward = GraphForward(loaded.model, cache, longest=longest)
+    for spec in ("ar", *((f"chunk:1,block_length={config.block_length}",) if config.block_length > 1 else ())):
+        forward.prepare(parse(spec), batch)  # windows of every size
+    return forward
 
 
 def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
@@ -293,7 +316,7 @@ def log_commits(
     done = run(
         loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=_after(budget),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
-        graphs=loaded.graphs,
+        graphs=loaded.kept,
         watch=None if told is None else lambda g: told.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
@@ -337,7 +360,12 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
     batches = [batch for batch in BATCHES if batch <= (most_batch or BATCHES[-1])]
     weight = loaded.model.embedding.weight
     pages = batches[-1] * pages_of(context, block, PAGE)
-    forward = Forward(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
+    cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
+    cache.fill(0)
+    forward = Forward(loaded.model, cache)
+    if loaded.graphs:
+        forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
+        forward.prepare(parse(f"focus,sample_block=false,block_length={block}"), batches[-1])
     over = [
         took - latency.step(planned, left)
         for batch in batches
@@ -451,6 +479,8 @@ def profile_model(
     """
     if full_sequence and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
+    if full_sequence:
+        loaded = replace(loaded, graphs=False)  # whose steps are never captured
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
     config = loaded.model.config

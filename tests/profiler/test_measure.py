@@ -17,7 +17,7 @@ from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import LatencyModel, Upkeep
 from dsim.engine.upkeep import CACHES
 from dsim.live.config import ModelConfig
-from dsim.live.graphs import MAX_ROWS
+from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
 from dsim.planner.on_device import about_live
 from dsim.profiler import measure
