@@ -2,7 +2,7 @@
 
 from typing import Any
 
-_ready: list[str] = []  # their names, since `watch`
+_ready: set[str] = set()  # what tells each from all others
 _watched = False
 
 
@@ -25,7 +25,7 @@ def _watch() -> None:
     before = knobs.runtime.jit_cache_hook
 
     def told(*args: Any, **kwargs: Any) -> bool | None:
-        _ready.append(str(kwargs.get("repr", "")))
+        _ready.add(f"{kwargs.get('repr')} {kwargs.get('key')}")
         return before(*args, **kwargs) if before is not None else None  # true: not to be compiled
 
     knobs.runtime.jit_cache_hook = told

@@ -65,6 +65,11 @@ class Forward:
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: tokens are the likeliest
 
+    @property
+    def attended(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as attention takes them, of one layer."""
+        return self.cache.keys[0], self.cache.values[0]
+
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""

@@ -23,6 +23,7 @@ from .model import Decoder
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .sampling import Sampling
+from .warm import warm_kernels
 
 WARM_UP = 4  # requests served before the clock starts
 BATCH = 256  # steps handed on at a time: the device is slow, and what is handed on survives a crash of the process
@@ -204,6 +205,8 @@ def _warm_up(
         Request(i, 0.0, r.input_length, min(r.output_length, 2 * policy.block_length))
         for i, r in enumerate(requests[:WARM_UP])
     ]
+    budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
+    warm_kernels(forward, policy, max(budget, limits.max_batch * policy.width))
     engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
     serve(engine, make_executor(forward, policy, limits, prompts), few)
     forward.cache.clear()

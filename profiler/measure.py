@@ -267,7 +267,7 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     if not loaded.graphs:
         return Forward(loaded.model, cache)
     forward = GraphForward(loaded.model, cache, longest=longest)
-    for spec in ("ar", *((f"chunk:1,block_length={config.block_length}",) if config.block_length > 1 else ())):
+    for spec in ("ar", *((f"chunk:2,block_length={config.block_length}",) if config.block_length > 1 else ())):
         forward.prepare(parse(spec), batch)  # windows of every size
     return forward
 
