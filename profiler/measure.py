@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import nnls
 
 from .. import __version__
-from ..engine.commits import CommitModel, ScheduledCommits
+from ..engine.commits import CommitDraws, CommitModel, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
@@ -27,7 +27,7 @@ from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
-from ..live.measure import Measured, Shape, features_at, features_of, measure_evicting, pages_of, shapes
+from ..live.measure import Measured, Shape, features_at, features_of, level_shapes, measure_evicting, pages_of, shapes
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
@@ -43,6 +43,7 @@ from .models import Experts, ModelShape
 from .pieces import digits
 from .profile import Device, MemoryModel, Profile, Provenance
 from .samples import Samples, samples
+from .stairs import levels
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,9 @@ def measure_steps(
     tokens = min(8192, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
+    # A device's time rises in steps: every level is measured once before the fit says where it is unsure.
+    steps = [int(n) for n in levels(tokens)] if loaded.on_gpu else []
+    on_levels = [s for s in level_shapes(block, batch, tokens, context, steps) if fits(s, block, pages)]
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     chance = np.random.default_rng(seed)
@@ -244,6 +248,7 @@ def measure_steps(
     # As many of every size as the first round takes, so that all regimes are in the first fit.
     first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
     order = [left[i] for i in dict.fromkeys(first.tolist())]
+    order = [*order, *(s for s in on_levels if s not in order)]
     chance.shuffle(order)
     while order:
         for shape in [*order, reference]:
@@ -254,9 +259,56 @@ def measure_steps(
                 return _samples(taken, loaded.on_gpu)
         left = [shape for shape in left if shape not in order]
         expected = [features_of(shape, block) for shape in left]
-        wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens)
+        wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens) if left else []
         order = [left[i] for i in wanted]
     return _samples(taken, loaded.on_gpu)
+
+
+def fits(shape: Shape, block: int, pages: int) -> bool:
+    """Whether so many pages hold a shape."""
+    return shape.batch * pages_of(shape.context, block, PAGE) <= pages
+
+
+JOURNAL = ("lmdeploy-bd32:{block},page_size=64", "chunk:{half},block_length={block},page_size=64")
+JOURNAL_OF_ONE = ("ar,page_size=64",)  # of models that decode a token at a time
+
+
+def serve_journal(
+    loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
+) -> Samples:  # fmt: skip
+    """The steps of serving requests of any length, for about `budget` seconds: what a fit is judged by.
+
+    All requests arrive at once, so that batches shrink from the largest to one.
+    """
+    config = loaded.model.config
+    block = config.block_length
+    chance = np.random.default_rng([seed, 1])
+    most = min(max_context or config.context_limit, config.context_limit)
+    batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else 32)
+    specs = JOURNAL if block > 1 else JOURNAL_OF_ONE
+    steps: list[Mapping[str, Any]] = []
+    for spec in specs:
+        policy = parse(f"{spec.format(block=block, half=max(2, block // 2))},max_batch={batch}")
+        requests = [
+            Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
+            for i in range(2 * batch)
+        ]
+        lengths = (np.array([getattr(r, name) for r in requests]) for name in ("input_length", "output_length"))
+        own = policy.block_length
+        ordinary = CommitModel("journal", own, 0.9, None, tuple(0.9 * 0.8**d for d in range(own)))
+        tokens = policy.batching.max_prefill_tokens
+        pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
+        done = run(
+            loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
+            draws=None if policy.autoregressive else CommitDraws(ordinary, seed, *lengths, own),
+            append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
+            stop=_after(budget / len(specs)),
+        )  # fmt: skip
+        if done.failure is not None:
+            raise done.failure
+    columns = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
+    features = [features_at(columns, i) for i in range(len(columns["latency"]))]
+    return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None)
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
@@ -443,6 +495,7 @@ def _journal_of(
 
 # ---- the profile ----------------------------------------------------------------------------------------------
 
+JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU: serving, which judges the fit
 STEPS_SHARE = 0.5  # of the budget; the rest is the commit logs'
 UPKEEP_SHARE = 0.25  # of the budget, for full-sequence models
 
@@ -490,10 +543,15 @@ def profile_model(
     for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
     steps = measure_steps(
-        loaded, for_steps, max_batch=max_batch, max_context=max_context, seed=seed,
+        loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context, seed=seed,
         told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
-    latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens)
+    journal = None
+    if loaded.on_gpu and not full_sequence:
+        journal = serve_journal(
+            loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
+        )
+    latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
     latency = replace(latency, early=digits(loaded.shape.early))
     if full_sequence:
         said = None if told is None else lambda what, share: told(what, (for_steps + share * for_upkeep) / budget)
