@@ -321,7 +321,7 @@ def from_json(data: object, path: str) -> Profile:
         if isinstance(data.get("memory"), dict):
             data["memory"] = {"row_bytes": 0, **data["memory"]}
         if isinstance(data.get("latency"), dict):
-            data["latency"] = {"overlap": False, **data["latency"]}
+            data["latency"] = {"overlap": False, "captured_evictions": False, **data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     latency = top.section("latency", names(LatencyModel) + names(Fit))
     return top.read(
