@@ -45,7 +45,7 @@ def live_command(
         option("FILE", "What requests ask: a text, .jsonl of token ids or conversations, or source|records (tiny)."),
     ] = None,
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Capture decode steps as CUDA graphs.")] = False,
+    graphs: options.Graphs = None,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
     tokenizer: Annotated[

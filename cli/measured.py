@@ -22,7 +22,7 @@ def measure_profile(
     beside: Path,
     *,
     device: str | None,
-    graphs: bool,
+    graphs: bool | None,
     budget: str,
     thresholds: str,
     temperature: float,

@@ -51,6 +51,11 @@ def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]
     return begun
 
 
+# Where steps run.
+Graphs = Annotated[
+    bool | None,
+    typer.Option("--graphs/--no-graphs", help="Decode steps as captured CUDA graphs; by default on a GPU they are."),
+]
 # What is replayed.
 TraceName = Annotated[
     str,

@@ -35,7 +35,7 @@ def profile_command(
     tp: Annotated[int, typer.Option(help="GPUs a replica (tensor parallel), with --roofline.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
     device: Annotated[str | None, option("D", "cuda or cpu, to measure on; the GPU where there is one.")] = None,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Measure decode steps as captured CUDA graphs.")] = False,
+    graphs: options.Graphs = None,
     full_sequence: Annotated[
         bool,
         typer.Option("--full-sequence", help="For policies that attend both ways: no commits are logged."),

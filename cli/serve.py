@@ -32,7 +32,7 @@ def serve_command(
     ] = None,
     commits: Annotated[str | None, option("C", "With --model: what decides what commits, model or twin.")] = None,
     device: Annotated[str | None, option("D", "With --model: cuda or cpu; the GPU where there is one.")] = None,
-    graphs: Annotated[bool, typer.Option("--graphs", help="With --model: decode steps as CUDA graphs.")] = False,
+    graphs: options.Graphs = None,
     tokenizer: Annotated[
         str | None, option("DIR", "The twin's: count prompts by this tokenizer.json, not by bytes.")
     ] = None,

@@ -38,7 +38,7 @@ def validate_command(
     ],
     model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Capture decode steps as CUDA graphs.")] = False,
+    graphs: options.Graphs = None,
     budget: Annotated[str, option("T", "About how long it may take: 90s, 20m, 1h.")] = "20m",
     profile: Annotated[
         str | None, option("P", "A measured profile of the model; by default one is measured.", "--profile")

@@ -103,14 +103,19 @@ def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, 
 @rule
 def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, keys: Any, sampled: Any) -> Any:
     """The latency of a step of features `f` of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
-    n = f.num_forwards
-    before = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n)
+    n, planned, launch = f.num_forwards, f.tokens, f.num_forwards * cost.launch
+    if cost.captured_evictions and f.tokens <= cost.graph_tokens:
+        # Two captured graphs: rows of nothing fill the bucket of either.
+        more = _bucket(tokens) - tokens
+        planned, tokens, sampled = _bucket(f.tokens), tokens + more, sampled + more
+        launch = 0.0
+    before = _layers(knots, cost, planned, f.sum_q_kv, f.sum_kv, n)
     layers = cost.early * before + (1.0 - cost.early) * _layers(knots, cost, tokens, pairs, keys, n)
     device = layers + cost.head * tokens + cost.sample * sampled
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
-        return max(n * cost.launch + host, device) + cost.eviction
-    latency = max(n * cost.launch, device) + n * cost.host_step + cost.host_request * f.batch
+        return max(launch + host, device) + cost.eviction
+    latency = max(launch, device) + n * cost.host_step + cost.host_request * f.batch
     return latency + cost.eviction
 
 
@@ -150,7 +155,8 @@ class LatencyModel:
 
     Where positions are evicted on the way, a share `early` of the layers computes what was planned and the rest what
     was left; choosing takes `eviction` more, for the host waits for the choice. Decode steps of at most `graph_tokens`
-    that evict nothing are captured graphs: their tokens and rows are padded to a bucket, and they have no launch.
+    that evict nothing are captured graphs: their tokens and rows are padded to a bucket, and they have no launch. With
+    `captured_evictions` those that evict are two graphs: what was planned and what was left are padded each.
 
     Where the first layer computes more than the others, its share of the layers, one of `layers`, is as if all did.
     Such steps are not captured.
@@ -171,6 +177,7 @@ class LatencyModel:
     overlap: bool = False  # host_step and host_request pass while the device works, where steps are decided on ahead
     upkeep: tuple[Upkeep, ...] = ()  # of full-sequence caches; their steps cost it on top of the latency above
     layers: int = 0  # of the model, as its profile says; 0: nobody has said
+    captured_evictions: bool = False  # steps that evict are captured too: two graphs round one wait
 
     def exposed(self) -> "LatencyModel":
         """The model for an engine that decides on a step when the one before it is over: all host time shows."""
@@ -219,7 +226,7 @@ class Cost(NamedTuple):
 _COST = np.dtype(
     [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
                                "host_request", "early", "eviction")]
-    + [("graph_tokens", "i8"), ("layers", "i8"), ("overlap", "?")]
+    + [("graph_tokens", "i8"), ("layers", "i8"), ("overlap", "?"), ("captured_evictions", "?")]
 )  # fmt: skip
 
 

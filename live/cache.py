@@ -90,6 +90,12 @@ class PagedCache:
         self._free.extend(held[held >= 0].tolist()[::-1])
         held[:] = -1
 
+    def fill(self, seed: int) -> None:
+        """Normal numbers in every page, as norms leave them: multiplying zeros draws less power than real steps do."""
+        chance = torch.Generator(self.all_keys.device).manual_seed(seed)
+        for pages in (self.all_keys, self.all_values):
+            pages.normal_(generator=chance)
+
     def clear(self) -> None:
         """Take back every page."""
         for slot in np.flatnonzero(self._count).tolist():

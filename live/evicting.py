@@ -40,58 +40,85 @@ class Evict:
     num_steps: npt.NDArray[np.int32]  # [sequences]
     progress: Array  # [sequences], absolute: the rightmost position that went through all layers, or what lies before
     forced: npt.NDArray[np.bool_] | None = None  # [rows], which go on whatever the rule says
+    there: npt.NDArray[np.bool_] | None = None  # [rows], which are no padding; None: all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """A forward half-way: the second layer has projected all rows, and the rule has said which go on."""
+
+    x: Tensor  # [rows, hidden], the stream before the second layer's attention
+    q: Tensor  # [rows, heads, head_dim], its queries
+    cos: Tensor  # [rows, head_dim / 2]
+    sin: Tensor
+    retained: Tensor  # [rows] bool
+    delta: Tensor  # [M], the masks' importance in the second layer less that in the first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retained:
-    """What a forward that evicts has to say, all of it on the device."""
+    """The rows that go on, together."""
 
-    hidden: Tensor  # [R, hidden], normed
+    x: Tensor  # [R, hidden]; so are the next
+    q: Tensor
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+    places: Tensor
     rows: Tensor  # [R], which of the batch's they are
-    delta: Tensor  # [M], the masks' importance in the second layer less that in the first
+    start: Tensor  # [sequences + 1]
+    seen: Tensor  # [sequences, width] bool, keys of the block that are there
 
 
-def forward_evicting(
-    model: Decoder,
-    inputs: Inputs,
-    evict: Evict,
-    keep: Callable[[int, Tensor, Tensor, Inputs], None],
-    attend: Callable[[int, Tensor, Inputs], Tensor],
-) -> Retained:
-    """`Decoder.forward` with an eviction between the second layer's projections and its attention (focus.md 3.2).
+Keep = Callable[[int, Tensor, Tensor, Inputs], None]
+Attend = Callable[[int, Tensor, Inputs], Tensor]
+
+
+def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Chosen:
+    """`Decoder.forward` as far as the second layer's projections, and the choice of rows (focus.md 3.2).
 
     keep(layer, k, v, rows) writes keys and values where `rows` has its places; attend(layer, q, rows) is what queries
-    read, of the keys that `rows` lists. The host waits once, for the number of rows retained: what they see is worked
-    out on the device.
+    read, of the keys that `rows` lists.
     """
-    first, second, *others = cast(list[Layer], list(model.layers))
+    first, second = cast(list[Layer], list(model.layers))[:2]
     x, cos, sin = model.enter(inputs["tokens"], inputs["positions"])
-
     x, q, k, v = first.project(x, cos, sin)
     before = _importance(q, k, inputs)
     keep(0, k, v, inputs)
     x, added = first.finish(x, attend(0, q, inputs))
-
     x, q, k, v = second.project(x, cos, sin, added)
     after = _importance(q, k, inputs)
     # Of evicted rows too: some are seen later, by layers that need not be the first.
     keep(1, k, v, inputs)
-    retained = _select(before, after, inputs, evict.rule)
-    start, rows, (x, q, cos, sin, positions, places) = compact(
-        retained, inputs["query_start"], x, q, cos, sin, inputs["positions"], inputs["places"], check=False
-    )
-    left = inputs | {"query_start": start, "positions": positions, "places": places}
-    seen = _listed(inputs["listed"], inputs["cells"], retained, evict.rule.visible == "listed")
-    if evict.rule.second_layer_sees == "retained":
-        left["listed"] = seen
-    x, added = second.finish(x, attend(1, q, left))
+    return Chosen(x, q, cos, sin, _select(before, after, inputs, rule), after - before)
 
-    left["listed"] = seen
+
+def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None = None) -> Retained:
+    """The rows that go on moved together; what they see is worked out on the device.
+
+    num_retained: how many there are, where that is known; without, the host waits for it.
+    """
+    start, rows, (x, q, cos, sin, positions, places) = compact(
+        chosen.retained, inputs["query_start"], chosen.x, chosen.q, chosen.cos, chosen.sin, inputs["positions"],
+        inputs["places"], num_retained=num_retained, check=False,
+    )  # fmt: skip
+    seen = _listed(inputs["listed"], inputs["cells"], chosen.retained, rule.visible == "listed")
+    return Retained(x, q, cos, sin, positions, places, rows, start, seen)
+
+
+def finish_rows(model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Tensor:
+    """The rest of the forward, of the rows that go on: their final hidden states [R, hidden], normed."""
+    _, second, *others = cast(list[Layer], list(model.layers))
+    left = inputs | {"query_start": kept.start, "positions": kept.positions, "places": kept.places}
+    if rule.second_layer_sees == "retained":
+        left["listed"] = kept.seen
+    x, added = second.finish(kept.x, attend(1, kept.q, left))
+    left["listed"] = kept.seen
     for layer in others:
-        x, q, k, v = layer.project(x, cos, sin, added)
+        x, q, k, v = layer.project(x, kept.cos, kept.sin, added)
         keep(layer.index, k, v, left)
         x, added = layer.finish(x, attend(layer.index, q, left))
-    return Retained(model.leave(x, added), rows, after - before)
+    return model.leave(x, added)
 
 
 def _importance(q: Tensor, k: Tensor, inputs: Inputs) -> Tensor:
@@ -104,7 +131,8 @@ def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tenso
         before, after, inputs["masked"], inputs["masked_start"], inputs["positions"], inputs["num_decoded"],
         inputs["num_steps"], inputs["progress"], rule.alpha, sample_deviation=rule.sample_deviation, check=False,
     )  # fmt: skip
-    return inputs.get("forced", retained)
+    retained = inputs.get("forced", retained)
+    return retained & inputs["there"] if "there" in inputs else retained
 
 
 def _listed(listed: Tensor, cells: Tensor, retained: Tensor, by_list: bool) -> Tensor:

@@ -1,7 +1,7 @@
 """One forward of the decoder over rows of many sequences: from host arrays to sampled rows' tokens and confidences."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..kernels.confidence import confidence_of_hidden
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import PagedCache
-from .evicting import Array, Evict, Inputs, forward_evicting
+from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, gather
 from .model import Decoder
 from .sampling import Sampling, sample_of_hidden
 
@@ -22,7 +22,7 @@ from .sampling import Sampling, sample_of_hidden
 KINDS = dict.fromkeys(
     ("positions", "query_start", "history", "page_table", "masked_start", "num_decoded", "num_steps", "progress"),
     torch.int32,
-) | dict.fromkeys(("listed", "forced"), torch.bool)
+) | dict.fromkeys(("listed", "forced", "there"), torch.bool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +65,11 @@ class Forward:
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: tokens are the likeliest
 
+    @property
+    def attended(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as attention takes them, of one layer."""
+        return self.cache.keys[0], self.cache.values[0]
+
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
@@ -93,12 +98,12 @@ class Forward:
         """Tokens and confidences, and where rows may be evicted those retained and how much importance grew."""
         if batch.evict is None:
             return [*self._compute(inputs, batch.block_length)], None
-        found = forward_evicting(
-            self.model, inputs, batch.evict, self._keep,
-            lambda layer, q, rows: self._attend(layer, q, rows, batch.block_length),
-        )  # fmt: skip
+        rule, attend = batch.evict.rule, self._attending(batch.block_length)
+        chosen = choose_rows(self.model, inputs, rule, self._keep, attend)
+        kept = gather(chosen, inputs, rule)  # the host waits here, for the number of rows retained
+        hidden = finish_rows(self.model, kept, inputs, rule, self._keep, attend)
         keys = inputs.get("keys")
-        return [*self._sample(found.hidden, None if keys is None else keys[found.rows]), found.rows], found.delta
+        return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
 
     def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,6 +112,9 @@ class Forward:
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
         return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
+
+    def _attending(self, block_length: int) -> Attend:
+        return lambda layer, q, rows: self._attend(layer, q, rows, block_length)
 
     def _keep(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs) -> None:
         kv_scatter(k, v, self.cache.keys[layer], self.cache.values[layer], inputs["places"], check=False)
@@ -135,26 +143,44 @@ class Forward:
     @staticmethod
     def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
         """All arrays of a batch one after another, and their shapes."""
+        # What there is a sequence first: where it lies depends on no number of rows.
         arrays: dict[str, npt.NDArray[Any]] = {
-            "tokens": batch.tokens, "positions": batch.positions, "places": batch.places, "sampled": batch.sampled,
             "query_start": batch.query_start, "history": batch.history, "page_table": batch.page_table,
-            "listed": batch.listed,
+            "listed": batch.listed, "tokens": batch.tokens, "positions": batch.positions, "places": batch.places,
+            "sampled": batch.sampled,
         }  # fmt: skip
         if (evict := batch.evict) is not None:
             arrays |= {
                 "masked": evict.masked, "masked_start": evict.masked_start, "cells": evict.cells,
                 "num_decoded": evict.num_decoded, "num_steps": evict.num_steps, "progress": evict.progress,
             }  # fmt: skip
-            if evict.forced is not None:
-                arrays["forced"] = evict.forced
+            arrays |= {n: x for n in ("forced", "there") if (x := getattr(evict, n)) is not None}
         if batch.keys is not None:
             arrays["keys"] = batch.keys.view(np.int64)
-        flat = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays.values()])
-        return flat, {name: array.shape for name, array in arrays.items()}
+        return flattened(arrays), {name: array.shape for name, array in arrays.items()}
 
     @staticmethod
-    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]]) -> Inputs:
-        """The arrays again, each of the type that the kernels want."""
-        parts = torch.split(held, [int(np.prod(shape)) for shape in shapes.values()])
-        tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        return {name: tensor.to(KINDS.get(name, torch.int64)) for name, tensor in tensors.items()}
+    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
+        """The arrays again, or those of these names, each of the type that the kernels want."""
+        found, begin = {}, 0
+        for name, shape in shapes.items():
+            size = int(np.prod(shape))
+            if names is None or name in names:
+                found[name] = held[begin : begin + size].view(shape).to(KINDS.get(name, torch.int64))
+            begin += size + size % 2
+        return found
+
+
+def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
+    """Arrays one after another, each at a multiple of 16 bytes: kernels are compiled by what addresses divide by."""
+    flat, begin = np.zeros(flat_size(array.shape for array in arrays.values()), np.int64), 0
+    for array in arrays.values():
+        flat[begin : begin + array.size] = array.reshape(-1)
+        begin += array.size + array.size % 2
+    return flat
+
+
+def flat_size(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Numbers that arrays of such shapes take one after another."""
+    sizes = (int(np.prod(shape)) for shape in shapes)
+    return sum(size + size % 2 for size in sizes)

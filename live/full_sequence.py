@@ -6,7 +6,7 @@ all its positions, with SparseCache the kept ones. What this step alone reads (a
 the block's own where what is cached is packed) goes to scratch pages: one layer's worth, which every layer writes over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -36,7 +36,7 @@ from .choice import choose
 from .config import ModelConfig
 from .evicting import Array, Inputs
 from .executor import ModelExecutor, steps_of
-from .forward import Batch, Forward
+from .forward import Batch, Forward, flattened
 from .model import Decoder
 from .prompts import Prompts
 
@@ -193,12 +193,12 @@ class FullSequenceForward(Forward):
         if (pack := batch.pack) is None:
             return flat, shapes
         more = {name: getattr(pack, name) for name in ("block_rows", *INT32)}
-        flat = np.concatenate([flat, *(array.reshape(-1).astype(np.int64) for array in more.values())])
+        flat = np.concatenate([flat, flattened(more)])
         return flat, shapes | {name: array.shape for name, array in more.items()}
 
     @staticmethod
-    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]]) -> Inputs:
-        inputs = Forward._unflatten(held, shapes)
+    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
+        inputs = Forward._unflatten(held, shapes, names)
         return inputs | {name: inputs[name].int() for name in INT32 if name in inputs}
 
 

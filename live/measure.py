@@ -185,6 +185,22 @@ def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, pag
     return sorted(found, key=lambda s: (s.tokens, s))
 
 
+def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: int, tokens: list[int]) -> list[Shape]:
+    """A decode shape and a prefill of exactly so many tokens each, where batches and contexts allow, smallest first.
+
+    The context of decode shapes is a block: they tell of the layers, and what attention adds other shapes tell.
+    """
+    found = set()
+    for n in tokens:
+        for batch in (b for b in range(1, min(most_batch, n) + 1) if n % b == 0 and n // b <= block):
+            found.add(Shape(batch, n // batch, block))
+            break  # the fewest sequences
+        for batch in (b for b in range(1, most_batch + 1) if n % (b * block) == 0 and n // b <= most_context):
+            found.add(Shape(batch, 0, n // batch))
+            break
+    return sorted((s for s in found if s.tokens <= most_tokens), key=lambda s: (s.tokens, s))
+
+
 def pages_of(context: int, block: int, page: int) -> int:
     """Pages that a sequence of a shape may come to hold while it is measured."""
     return -(-(context + 2 * block + MOST_STEPS) // page)

@@ -1,16 +1,56 @@
 """Decode batches padded to few shapes, so that a captured graph of one shape serves many steps."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import numpy as np
 
 from ..engine.latency import bucket
+from ..engine.policy import Policy
+from .evicting import Evict
 from .forward import Batch
 
+MAX_ROWS = 8192  # of a captured step
 
-def shape_of(batch: Batch) -> tuple[int, int]:
-    """Rows and sequences that a decode batch is padded to. Padding rows need a sequence of their own."""
-    rows, sequences = len(batch.tokens), len(batch.history)
+Shape = tuple[int, int]  # rows and sequences of a captured step
+
+
+def shape_of(batch: Batch) -> Shape:
+    """Rows and sequences that a decode batch is padded to."""
+    return padded_shape(len(batch.tokens), len(batch.history))
+
+
+def padded_shape(rows: int, sequences: int) -> Shape:
+    """What so many rows of so many sequences are padded to. Padding rows need a sequence of their own."""
     padded = bucket(rows)
     return padded, bucket(sequences + (padded > rows))
+
+
+def reachable(policy: Policy, max_batch: int) -> list[Shape]:
+    """The padded shapes of a policy's decode steps with at most so many sequences, the largest first.
+
+    Steps of more than MAX_ROWS rows are not captured.
+    """
+    found = set()
+    whole = policy.granularity.whole_block and not policy.eviction.evicts
+    for n in range(1, max_batch + 1):
+        most = min(n * policy.width, MAX_ROWS)
+        if whole:
+            rows: Iterable[int] = (n * policy.block_length,) if n * policy.block_length <= MAX_ROWS else ()
+        else:
+            # Shapes change where a bucket is full, and one row later.
+            full = {bucket(r) for r in range(n, most + 1)}
+            rows = {r for edge in full for r in (edge, edge + 1) if n <= r <= most} | {n, most}
+        found |= {padded_shape(r, n) for r in rows if r >= n}
+    return sorted(found, reverse=True)
+
+
+def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
+    """The padded shapes that an eviction may leave of those, the largest first: fewer rows of as many sequences."""
+    found = set()
+    for rows, sequences in shapes:
+        found |= {(bucket(left), sequences) for left in range(1, rows + 1)}
+    return sorted(found, reverse=True)
 
 
 def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
@@ -36,4 +76,22 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
         listed=listed,
         block_length=batch.block_length,
         sampled=np.arange(rows),
+        evict=None if batch.evict is None else _padded(batch.evict, num_rows, rows, num_sequences, sequences, width),
+    )
+
+
+def _padded(evict: Evict, num_rows: int, rows: int, num_sequences: int, sequences: int, width: int) -> Evict:
+    """The same for what an eviction goes by: padding rows are no masks, and never go on."""
+    more, after = rows - num_rows, sequences - num_sequences
+    return replace(
+        evict,
+        # A list of masks as long as there are rows: where the last sequence's end, `masked_start` says.
+        masked=np.pad(evict.masked, (0, rows - len(evict.masked))),
+        masked_start=np.pad(evict.masked_start, (0, after), mode="edge"),
+        cells=np.pad(evict.cells, (0, more), constant_values=num_sequences * width),
+        num_decoded=np.pad(evict.num_decoded, (0, after)),
+        num_steps=np.pad(evict.num_steps, (0, after)),
+        progress=np.pad(evict.progress, (0, after)),
+        forced=None if evict.forced is None else np.pad(evict.forced, (0, more)),
+        there=np.arange(rows) < num_rows,
     )

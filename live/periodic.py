@@ -111,6 +111,10 @@ class PeriodicForward(Forward):
         self._budgets: Ints | None = None  # of its layers; None where every key is kept
         self._prompt = self._length = 0
 
+    @property
+    def attended(self) -> tuple[Tensor, Tensor]:
+        return self._keys, self._values
+
     def prepare(self, prompts: Prompts) -> None:
         """What is found offline, before the first request (3.3)."""
         if self._rule.votes and self.importance is None:

@@ -9,10 +9,11 @@ from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
-from ..engine.latency import LatencyModel, bucket
+from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
+from ..kernels.compilations import num_compilations
 from .cache import PagedCache
 from .executor import Growth, ModelExecutor
 from .forward import Forward
@@ -23,6 +24,7 @@ from .model import Decoder
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .sampling import Sampling
+from .warm import warm_kernels
 
 WARM_UP = 4  # requests served before the clock starts
 BATCH = 256  # steps handed on at a time: the device is slow, and what is handed on survives a crash of the process
@@ -37,6 +39,35 @@ class LiveRun:
     seconds: float
     interrupted: bool
     failure: Exception | None  # what ended it; the requests finished before are in the table
+    num_made_ready: int = 0  # kernels compiled and graphs captured while the clock ran: the warm-up missed them
+
+
+class Kept:
+    """The captured forward of the last run, with which the next goes on where it can: graphs outlive requests."""
+
+    def __init__(self) -> None:
+        self._forward: GraphForward | None = None
+
+    def forward(
+        self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int
+    ) -> GraphForward:  # fmt: skip
+        """A forward with at least so many pages, free all of them, for sequences of at most `longest` tokens."""
+        page, temperature = policy.memory.page_size, policy.unmasking.temperature or 1.0
+        found = self._forward
+        if (
+            found is None
+            or found.model is not model
+            or (found.cache.page_size, found.temperature, found.max_num_logits) != (page, temperature, max_num_logits)
+            or found.cache.num_pages < num_pages
+            or found.pages < -(-longest // page)
+        ):
+            self._forward = found = None  # its memory is wanted
+            weight = model.embedding.weight
+            cache = PagedCache(model.config, num_pages, page, str(weight.device), weight.dtype)
+            self._forward = found = GraphForward(model, cache, temperature, max_num_logits, longest)
+        found.cache.clear()
+        found.sampling = None
+        return found
 
 
 def run(
@@ -52,7 +83,7 @@ def run(
     append: Append | None = None,
     progress: Callable[[int, float], None] | None = None,
     max_num_logits: int = 8192,
-    graphs: bool = False,
+    graphs: Kept | None = None,
     watch: Callable[[Growth], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     sampling: Sampling | None = None,
@@ -61,14 +92,16 @@ def run(
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
-    chosen by. append: receives the journal's steps in batches. graphs: decode steps are captured CUDA graphs.
+    chosen by. append: receives the journal's steps in batches. graphs: decode steps of block diffusion are captured CUDA graphs,
+    kept there for the next run; None: they are not.
     max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself. sampling: how tokens
     are drawn; without, they are the likeliest. eos: tokens that end a request; none: it has all that it asked for.
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
     done, and `failure` says why.
     """
-    forward = make_forward(model, policy, limits, requests, max_num_logits, graphs)
+    # Tokens that are drawn are drawn eagerly.
+    forward = make_forward(model, policy, limits, requests, max_num_logits, graphs if sampling is None else None)
     forward.sampling = sampling
     executor = make_executor(forward, policy, limits, prompts, draws, watch, eos)
     table = RequestTable(len(requests))
@@ -77,12 +110,14 @@ def run(
     recorder = None if append is None else StepRecorder(append, width, BATCH)
     failure: Exception | None = None
     told = threading.Event()
+    ready = made_ready(forward)
     with asked_to_stop(told.set):
         begin = time.monotonic()
         try:
             if isinstance(forward, GraphForward):
-                _prepare(forward, policy, limits)
+                forward.prepare(policy, limits.max_batch, draws is not None)
             _warm_up(forward, policy, limits, latency, requests, prompts)
+            ready = made_ready(forward)
             begin = time.monotonic()
             serve(
                 engine, executor, requests, recorder=recorder, sleep=told.wait,
@@ -93,46 +128,43 @@ def run(
     seconds = time.monotonic() - begin
     if recorder is not None:
         recorder.flush()
-    return LiveRun(table, engine.totals, seconds, told.is_set(), failure)
+    return LiveRun(table, engine.totals, seconds, told.is_set(), failure, made_ready(forward) - ready)
+
+
+def made_ready(forward: Forward) -> int:
+    """Kernels compiled and graphs captured so far."""
+    return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward) else 0)
 
 
 def open_executor(
     model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts, *,
     draws: CommitDraws | ScheduledCommits | None = None, latency: LatencyModel | None = None, warm_up: Prompts,
-    max_num_logits: int = 8192, graphs: bool = False,
+    max_num_logits: int = 8192, graphs: Kept | None = None,
 ) -> ModelExecutor:  # fmt: skip
     """An executor for requests that are yet to come, none of them larger than `requests`, on a model that is warm."""
     forward = make_forward(model, policy, limits, requests, max_num_logits, graphs)
     if isinstance(forward, GraphForward):
-        _prepare(forward, policy, limits)
+        forward.prepare(policy, limits.max_batch, draws is not None)
     _warm_up(forward, policy, limits, latency, requests, warm_up)
     return make_executor(forward, policy, limits, prompts, draws)
 
 
-def _prepare(forward: GraphForward, policy: Policy, limits: Limits) -> None:
-    """Capture the graphs of a policy's decode steps."""
-    width = policy.width
-    batches = [1 << i for i in range(bucket(limits.max_batch).bit_length())]
-    windows = [w for w in (1, 2, 4, 8, 16, width) if w <= width]
-    forward.prepare(batches, windows, width, policy.block_length)
-
-
 def make_forward(
     model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], max_num_logits: int = 8192,
-    graphs: bool = False,
+    graphs: Kept | None = None,
 ) -> Forward:  # fmt: skip
-    """The model and a cache with as many pages as the requests may touch."""
+    """The model and a cache with as many pages as the requests may touch; `graphs`: as in `run`."""
     weight, config, page = model.embedding.weight, model.config, policy.memory.page_size
     if policy.full_sequence:
-        assert not graphs, "graphs are of decode steps"
         num_pages, scratch = pages_of_use(policy, limits, requests)
         cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
         runs = PeriodicForward if cache_of(policy).keeps_outputs else FullSequenceForward
         return runs(model, cache, policy)
     num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
+    if graphs is not None:
+        return graphs.forward(model, policy, num_pages, _longest(policy, limits, requests), max_num_logits)
     cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype)
-    kind = GraphForward if graphs else Forward
-    return kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
+    return Forward(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
 
 
 def make_executor(
@@ -159,10 +191,13 @@ def make_executor(
 
 def _pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int:
     """More pages than the largest batch of the longest requests takes are never touched."""
-    block, page = policy.block_length, policy.memory.page_size
+    return max(1, limits.max_batch * -(-_longest(policy, limits, requests) // policy.memory.page_size))
+
+
+def _longest(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int:
+    """Tokens of the longest request's canvas."""
     longest = max(request.input_length + request.output_length for request in requests)
-    canvas = -(-min(longest, limits.context_limit) // block) * block
-    return max(1, limits.max_batch * -(-canvas // page))
+    return -(-min(longest, limits.context_limit) // policy.block_length) * policy.block_length
 
 
 def _warm_up(
@@ -174,6 +209,8 @@ def _warm_up(
         Request(i, 0.0, r.input_length, min(r.output_length, 2 * policy.block_length))
         for i, r in enumerate(requests[:WARM_UP])
     ]
+    budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
+    warm_kernels(forward, policy, max(budget, limits.max_batch * policy.width))
     engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
     serve(engine, make_executor(forward, policy, limits, prompts), few)
     forward.cache.clear()

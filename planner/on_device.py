@@ -90,11 +90,11 @@ def on_device(
         emit=scenario.emit,
         append=append,
         progress=progress,
-        graphs=loaded.graphs,
+        graphs=loaded.kept,
         sampling=answers.sampling,
         eos=config.eos if scenario.eos else (),
     )
-    result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted)
+    result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready)
     return result, done.failure
 
 
@@ -161,11 +161,12 @@ def about_live(
 
     def about(results: Sequence[Result]) -> dict[str, Any]:
         host = {result.policy.name: _host(result) for result in results}
+        ready = {result.policy.name: result.num_made_ready for result in results}
         found: dict[str, Any] = {
             "question": "What did its clients see?",
             "driver": "live",
             "commits": commits,
-            "live": settings | {"prompts": prompts or "random tokens", "host_ms": host},
+            "live": settings | {"prompts": prompts or "random tokens", "host_ms": host, "made_ready": ready},
         }
         if answers.sampling is not None:
             found["live"] |= {"sampling": asdict(answers.sampling)}
@@ -193,8 +194,6 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
 
         check_runs(policy, config)
-        if loaded.graphs:
-            raise DsimError(f"--graphs captures steps of block-diffusion policies, and {policy.name} is full-sequence")
     if scenario.eos:
         _check_eos(policy, config, commits)
     if commits not in COMMITS:

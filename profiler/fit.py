@@ -8,9 +8,10 @@ from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .pieces import Problem, digits, search
+from .pieces import Problem, Solution, digits, search
 from .profile import Fit, HeldOut
 from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points
+from .stairs import Stairs, climb, traffic
 
 MIN_POINTS = 4
 
@@ -25,7 +26,8 @@ DOMAINS = ("tokens", "batch", "prefill_tokens", "head_rows")
 
 
 def fit_latency(
-    taken: Samples, held_out: Bools | None = None, graph_tokens: int = 0
+    taken: Samples, held_out: Bools | None = None, graph_tokens: int = 0, *, stairs: bool = False,
+    journal: Samples | None = None,
 ) -> tuple[LatencyModel, Fit]:  # fmt: skip
     """The model of least relative squares over the points (medians of repeats), and how far to trust it.
 
@@ -34,14 +36,27 @@ def fit_latency(
     otherwise host_step cannot be told from the other constants, and is left in them. Decode steps of at most
     `graph_tokens` were captured graphs: the model has them padded, and the domains are of what was computed, padding
     and all.
+
+    stairs: the device computes in tiles and waves, and every level of tokens has a time of its own (stairs.py);
+    otherwise up to three affine pieces. journal: steps of serving, which judge the fit in place of held-out points,
+    and say by which of them the stairs are to be right.
     """
     every = points(taken)
-    judge = split(every) if held_out is None else held_out
+    if journal is not None:
+        judge = np.zeros(len(every), np.bool_)
+    else:
+        judge = split(every) if held_out is None else held_out
     fitted = every[~judge]
     if len(fitted) < MIN_POINTS:
         raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")
     timed = not np.isnan(fitted.device).any()
-    solution = search(Problem(fitted, fitted.device if timed else fitted.latency, not timed, graph_tokens))
+    target = fitted.device if timed else fitted.latency
+    solution: Solution
+    if stairs:
+        share = None if journal is None else traffic(fitted, journal, graph_tokens)
+        solution = climb(Stairs(fitted, target, not timed, graph_tokens, share))
+    else:
+        solution = search(Problem(fitted, target, not timed, graph_tokens))
     errors = solution.standard_errors()
     host = {"host_step": 0.0, "host_request": 0.0}
     missing = list(solution.unidentified)
@@ -55,12 +70,15 @@ def fit_latency(
     model = solution.model(**host)
     residuals = predict(model, fitted.features) / fitted.latency - 1.0
     judged = None
-    if judge.any():
-        off = np.abs(predict(model, every.features[judge]) / every.latency[judge] - 1.0)
-        judged = HeldOut(int(judge.sum()), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
+    if judge.any() or journal is not None:
+        beside = every[judge] if journal is None else journal
+        off = np.abs(predict(model, beside.features) / beside.latency - 1.0)
+        judged = HeldOut(len(beside), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
     noise, (drift, drift_error) = _noise(every), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
-    doubts = _doubts(len(fitted), num, noise, drift, drift_error, judged)
+    # A level has its own points; what is linear in all of them takes more.
+    wanted = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
+    doubts = _doubts(len(fitted), num, wanted, noise, drift, drift_error, judged)
     computed = replace(fitted, features=padded(fitted.features, graph_tokens))
     return model, Fit(
         domain=_range(computed.column("tokens")),
@@ -149,14 +167,13 @@ def _drift(taken: Samples) -> tuple[float | None, float]:
 
 
 def _doubts(
-    num_points: int, num_coefficients: int, noise: float | None, drift: float | None, drift_error: float,
+    num_points: int, num_coefficients: int, wanted: int, noise: float | None, drift: float | None, drift_error: float,
     judged: HeldOut | None,
 ) -> tuple[str, ...]:  # fmt: skip
     doubts = []
-    if num_points < FEW_POINTS * num_coefficients:
+    if num_points < wanted:
         doubts.append(
-            f"too few points: {num_points} step shapes for {num_coefficients} coefficients, expected at least "
-            f"{FEW_POINTS * num_coefficients}"
+            f"too few points: {num_points} step shapes for {num_coefficients} coefficients, expected at least {wanted}"
         )
     if noise is not None and noise > NOISE:
         doubts.append(f"noise: repeats of a step spread by {noise:.1%}, expected at most {NOISE:.0%}")

@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import nnls
 
 from .. import __version__
-from ..engine.commits import CommitModel, ScheduledCommits
+from ..engine.commits import CommitDraws, CommitModel, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
@@ -27,12 +27,13 @@ from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.forward import Forward
-from ..live.graphs import MAX_ROWS, GraphForward
-from ..live.measure import Measured, Shape, features_at, features_of, measure_evicting, pages_of, shapes
+from ..live.graphs import GraphForward
+from ..live.measure import Measured, Shape, features_at, features_of, level_shapes, measure_evicting, pages_of, shapes
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
+from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
-from ..live.session import run
+from ..live.session import Kept, run
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
 from .fit import fit_latency
@@ -43,6 +44,7 @@ from .models import Experts, ModelShape
 from .pieces import digits
 from .profile import Device, MemoryModel, Profile, Provenance
 from .samples import Samples, samples
+from .stairs import levels
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,17 @@ class Loaded:
     shape: ModelShape
     memory: MemoryModel
     trained: bool  # whether its weights mean something
-    graphs: bool = False  # decode steps are captured CUDA graphs
+    graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
+    captured: Kept = field(default_factory=Kept)  # where they are kept from one run to the next
 
     @property
     def on_gpu(self) -> bool:
         return bool(self.model.embedding.weight.is_cuda)
+
+    @property
+    def kept(self) -> Kept | None:
+        """Where captured graphs are kept; None: nothing is captured."""
+        return self.captured if self.graphs else None
 
     @property
     def graph_tokens(self) -> int:
@@ -87,9 +95,11 @@ class Loaded:
 
 
 def open_model(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool = False, given: Given = AS_IT_SAYS
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
 ) -> Loaded:
     """Load a preset or a directory on a device, the GPU where there is one: bf16 there, fp32 on a CPU.
+
+    graphs: whether decode steps are captured; None: on CUDA they are.
 
     Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
     """
@@ -112,7 +122,10 @@ def open_model(
         kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim,
         vocab=config.vocab,
     )
-    return Loaded(name, model, found, shape_of(config), memory, weights.is_trained(name), graphs)
+    return Loaded(
+        name, model, found, shape_of(config), memory, weights.is_trained(name),
+        device.startswith("cuda") if graphs is None else graphs,
+    )  # fmt: skip
 
 
 def select(device: str) -> int | None:
@@ -224,11 +237,12 @@ def measure_steps(
     tokens = min(8192, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
-    weight = loaded.model.embedding.weight
-    kind = GraphForward if loaded.graphs else Forward
-    forward = kind(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
-    chance = np.random.default_rng(seed)
+    # A device's time rises in steps: every level is measured once before the fit says where it is unsure.
+    steps = [int(n) for n in levels(tokens)] if loaded.on_gpu else []
+    on_levels = [s for s in level_shapes(block, batch, tokens, context, steps) if fits(s, block, pages)]
     begin = time.monotonic()
+    forward = _forward(loaded, pages, context + 3 * block, batch, seed)
+    chance = np.random.default_rng(seed)
     reference = offered[len(offered) // 2]
     measure_shape(forward, offered[-1], block, 1)  # allocations and compilation
     taken: list[Measured] = []
@@ -236,6 +250,7 @@ def measure_steps(
     # As many of every size as the first round takes, so that all regimes are in the first fit.
     first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
     order = [left[i] for i in dict.fromkeys(first.tolist())]
+    order = [*order, *(s for s in on_levels if s not in order)]
     chance.shuffle(order)
     while order:
         for shape in [*order, reference]:
@@ -246,9 +261,69 @@ def measure_steps(
                 return _samples(taken, loaded.on_gpu)
         left = [shape for shape in left if shape not in order]
         expected = [features_of(shape, block) for shape in left]
-        wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens)
+        wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens) if left else []
         order = [left[i] for i in wanted]
     return _samples(taken, loaded.on_gpu)
+
+
+def fits(shape: Shape, block: int, pages: int) -> bool:
+    """Whether so many pages hold a shape."""
+    return shape.batch * pages_of(shape.context, block, PAGE) <= pages
+
+
+JOURNAL = ("lmdeploy-bd32:{block},page_size=64", "chunk:{half},block_length={block},page_size=64")
+JOURNAL_OF_ONE = ("ar,page_size=64",)  # of models that decode a token at a time
+
+
+def serve_journal(
+    loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
+) -> Samples:  # fmt: skip
+    """The steps of serving requests of any length, for about `budget` seconds: what a fit is judged by.
+
+    All requests arrive at once, so that batches shrink from the largest to one.
+    """
+    config = loaded.model.config
+    block = config.block_length
+    chance = np.random.default_rng([seed, 1])
+    most = min(max_context or config.context_limit, config.context_limit)
+    batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else 32)
+    specs = JOURNAL if block > 1 else JOURNAL_OF_ONE
+    steps: list[Mapping[str, Any]] = []
+    for spec in specs:
+        policy = parse(f"{spec.format(block=block, half=max(2, block // 2))},max_batch={batch}")
+        requests = [
+            Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
+            for i in range(2 * batch)
+        ]
+        lengths = (np.array([getattr(r, name) for r in requests]) for name in ("input_length", "output_length"))
+        own = policy.block_length
+        ordinary = CommitModel("journal", own, 0.9, None, tuple(0.9 * 0.8**d for d in range(own)))
+        tokens = policy.batching.max_prefill_tokens
+        pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
+        done = run(
+            loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
+            draws=None if policy.autoregressive else CommitDraws(ordinary, seed, *lengths, own),
+            append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
+            stop=_after(budget / len(specs)),
+        )  # fmt: skip
+        if done.failure is not None:
+            raise done.failure
+    columns = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
+    features = [features_at(columns, i) for i in range(len(columns["latency"]))]
+    return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None)
+
+
+def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
+    """What shapes are measured through: its keys and values are no zeros, and what it captures is captured."""
+    config, weight = loaded.model.config, loaded.model.embedding.weight
+    cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
+    cache.fill(seed)
+    if not loaded.graphs:
+        return Forward(loaded.model, cache)
+    forward = GraphForward(loaded.model, cache, longest=longest)
+    for spec in ("ar", *((f"chunk:2,block_length={config.block_length}",) if config.block_length > 1 else ())):
+        forward.prepare(parse(spec), batch)  # windows of every size
+    return forward
 
 
 def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
@@ -295,7 +370,7 @@ def log_commits(
     done = run(
         loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=_after(budget),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
-        graphs=loaded.graphs,
+        graphs=loaded.kept,
         watch=None if told is None else lambda g: told.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
@@ -339,7 +414,12 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
     batches = [batch for batch in BATCHES if batch <= (most_batch or BATCHES[-1])]
     weight = loaded.model.embedding.weight
     pages = batches[-1] * pages_of(context, block, PAGE)
-    forward = Forward(loaded.model, PagedCache(config, pages, PAGE, str(weight.device), weight.dtype))
+    cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
+    cache.fill(0)
+    forward = Forward(loaded.model, cache)
+    if loaded.graphs:
+        forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
+        forward.prepare(parse(f"focus,sample_block=false,block_length={block}"), batches[-1])
     over = [
         took - latency.step(planned, left)
         for batch in batches
@@ -425,6 +505,7 @@ def _journal_of(
 
 # ---- the profile ----------------------------------------------------------------------------------------------
 
+JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU: serving, which judges the fit
 STEPS_SHARE = 0.5  # of the budget; the rest is the commit logs'
 UPKEEP_SHARE = 0.25  # of the budget, for full-sequence models
 
@@ -461,6 +542,8 @@ def profile_model(
     """
     if full_sequence and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
+    if full_sequence:
+        loaded = replace(loaded, graphs=False)  # whose steps are never captured
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
     config = loaded.model.config
@@ -470,10 +553,15 @@ def profile_model(
     for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
     steps = measure_steps(
-        loaded, for_steps, max_batch=max_batch, max_context=max_context, seed=seed,
+        loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context, seed=seed,
         told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
-    latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens)
+    journal = None
+    if loaded.on_gpu and not full_sequence:
+        journal = serve_journal(
+            loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
+        )
+    latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
     latency = replace(latency, early=digits(loaded.shape.early), layers=loaded.shape.layers)
     if full_sequence:
         said = None if told is None else lambda what, share: told(what, (for_steps + share * for_upkeep) / budget)

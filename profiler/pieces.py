@@ -101,6 +101,11 @@ class Solution:
         return 2 * len(self.bends) + len(self.names) + int(self.floored)
 
     @property
+    def num_levels(self) -> int:
+        """Of those, the times of single levels: pieces have none."""
+        return 0
+
+    @property
     def bic(self) -> float:
         n = len(self.problem.points)
         # The floor counts three times, for its height and its choice of points: what a flat piece can say, it says.

@@ -317,7 +317,7 @@ def from_json(data: object, path: str) -> Profile:
         if isinstance(data.get("memory"), dict):
             data["memory"] = {"row_bytes": 0, **data["memory"]}
         if isinstance(data.get("latency"), dict):
-            data["latency"] = {"overlap": False, **data["latency"]}
+            data["latency"] = {"overlap": False, "captured_evictions": False, **data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     own = tuple(name for name in names(LatencyModel) if name != "layers")  # the model's
     latency = top.section("latency", own + names(Fit))

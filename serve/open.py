@@ -147,7 +147,7 @@ def open_live(
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(
         loaded.model, policy, limits, largest, fleet.prompt, draws=draws, latency=latency,
-        warm_up=random_prompts(config, scenario.seed), graphs=loaded.graphs,
+        warm_up=random_prompts(config, scenario.seed), graphs=loaded.kept,
     )  # fmt: skip
     words: Words = Bytes() if config.vocab < 512 else Tokenized(_tokenizer_file(loaded.name))
     about = f"{config.name} on {device}, {scenario.policy}"

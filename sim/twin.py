@@ -42,6 +42,7 @@ class Result:
     totals: StepTotals
     end: float  # s, simulated
     interrupted: bool
+    num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
 
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:

@@ -60,9 +60,7 @@ class PeriodicCache(NoCache):
     prompt_refresh: Annotated[int, Range(1), "steps between refreshes of the prompt, K_p"] = 50
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 7
     transfer: Annotated[float, Range(0, 1), "share of the response refreshed in between, rho"] = 0.25
-    first_layer_whole: Annotated[
-        bool, "the first layer computes all positions in every step, as the code does"
-    ] = True
+    first_layer_whole: Annotated[bool, "the first layer computes all positions in every step, as the code does"] = True
 
     in_place = True
     keeps_outputs = True

@@ -8,8 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import interpreted, num_multiprocessors, shared_memory
+from ..device import interpreted, num_multiprocessors
 
+MANY = 256  # rows from which on the product is the library's, and its logits go through memory
+CHUNK = 1024  # of those, rows whose logits exist at once
+SPLITS = tl.constexpr(256)  # of a row, merged together
 RUN = 8  # neighbouring logits that a lane takes together: 128 bits of bf16
 SHARE = 256  # what a program's share of a row is a multiple of
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # stands for no logit so far: differences with it are never NaN
@@ -42,11 +45,7 @@ PRODUCTS = {
     64: (
         Product(64, 128, 64, 4, 3), Product(64, 128, 64, 4, 4), Product(64, 256, 64, 8, 3), Product(64, 128, 128, 4, 2),
     ),
-    128: (Product(128, 128, 64, 8, 3), Product(128, 256, 64, 8, 3), Product(128, 128, 64, 8, 4)),
-    256: (
-        Product(128, 256, 64, 8, 4), Product(128, 256, 64, 8, 3), Product(128, 128, 64, 8, 3),
-        Product(128, 128, 64, 4, 4),
-    ),
+    128: (Product(128, 128, 64, 8, 3), Product(128, 128, 64, 8, 4), Product(128, 256, 64, 8, 3)),
 }  # fmt: skip
 WIDE_PRODUCTS = {rows: (Product(rows, 64, 32, 4, 3),) for rows in (16, 32, 64)}  # fp32
 
@@ -72,16 +71,18 @@ def confidence(
 def products(hidden: torch.Tensor) -> tuple[Product, ...]:
     """The ways to compile the product of these rows, the one that is launched first."""
     table = WIDE_PRODUCTS if hidden.element_size() > 2 else PRODUCTS
-    # 128 x 256 sums fit an H200's registers beside products that read shared memory, and not an A100's beside others.
-    most = max(table) if shared_memory(hidden.device) >= 200 * 1024 else min(128, max(table))
-    return table[min(max(16, triton.next_power_of_2(max(len(hidden), 1))), most)]
+    return table[min(max(16, triton.next_power_of_2(max(len(hidden), 1))), max(table))]
 
 
 def confidence_of_hidden(
     hidden: torch.Tensor, head: torch.Tensor, temperature: float, max_num_logits: int, how: Product | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher. No logits leave a program, so max_num_logits, whatever it is, is kept."""
+    """See the launcher. Of few rows no logits leave a program; of many, at most max_num_logits and CHUNK rows exist."""
     num_rows, width = hidden.shape
+    if how is None and num_rows >= MANY:
+        chunks = hidden.split(min(CHUNK, max_num_logits))
+        parts = [confidence(_logits(rows, head), temperature) for rows in chunks]
+        return torch.cat([tokens for tokens, _ in parts]), torch.cat([sure for _, sure in parts])
     how = products(hidden)[0] if how is None else how
     num_tiles = triton.cdiv(head.shape[0], how.tokens)
     best, total, token = _partials(num_tiles, num_rows, hidden.device)
@@ -93,6 +94,15 @@ def confidence_of_hidden(
             WIDEN=interpreted(hidden), num_warps=how.num_warps, num_stages=how.num_stages,
         )  # fmt: skip
     return _merged(best, total, token, temperature)
+
+
+def _logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """hidden @ head.T in fp32, whatever they are: rounded logits would tie."""
+    if hidden.dtype == torch.float32:
+        return hidden @ head.T
+    if hidden.is_cuda:
+        return torch.mm(hidden, head.T, out_dtype=torch.float32)
+    return hidden.float() @ head.float().T
 
 
 def _scale(temperature: float) -> float:
@@ -113,10 +123,7 @@ def _merged(
     tokens = torch.empty(num_rows, dtype=torch.int64, device=best.device)
     probabilities = torch.empty(num_rows, dtype=torch.float32, device=best.device)
     if num_rows:
-        _merge[(num_rows,)](
-            best, total, token, tokens, probabilities, num_splits, _scale(temperature),
-            BLOCK=triton.next_power_of_2(num_splits),
-        )  # fmt: skip
+        _merge[(num_rows,)](best, total, token, tokens, probabilities, num_splits, _scale(temperature))
     return tokens, probabilities
 
 
@@ -191,14 +198,23 @@ def _of_hidden(
 
 
 @triton.jit(do_not_specialize=["num_splits"])
-def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_splits, scale, BLOCK: tl.constexpr):
+def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_splits, scale):
     i_row = tl.program_id(0)
-    o_split = tl.arange(0, BLOCK)
-    m = o_split < num_splits
-    o = i_row.to(tl.int64) * num_splits + o_split
-    b_best = tl.load(best_ptr + o, mask=m, other=LOWEST)
-    b_total = tl.load(total_ptr + o, mask=m, other=0.0)
-    b_token = tl.load(token_ptr + o, mask=m, other=2147483647)
+    first = i_row.to(tl.int64) * num_splits
+    # Each lane keeps the best of its splits, in their order: a later one must be better to take its place.
+    b_best = tl.full([SPLITS], LOWEST, tl.float32)
+    b_total = tl.zeros([SPLITS], tl.float32)
+    b_token = tl.full([SPLITS], 2147483647, tl.int32)
+    for i in range(0, num_splits, SPLITS):
+        o = i + tl.arange(0, SPLITS)
+        m = o < num_splits
+        b_other = tl.load(best_ptr + first + o, mask=m, other=LOWEST)
+        b_other_token = tl.load(token_ptr + first + o, mask=m, other=2147483647)
+        b_new = tl.maximum(b_best, b_other)
+        b_total = b_total * tl.exp2((b_best - b_new) * scale)
+        b_total += tl.load(total_ptr + first + o, mask=m, other=0.0) * tl.exp2((b_other - b_new) * scale)
+        b_token = tl.where((b_other > b_best) | (i == 0), b_other_token, b_token)
+        b_best = b_new
     best = tl.max(b_best)
     total = tl.sum(b_total * tl.exp2((b_best - best) * scale))
     tl.store(tokens_ptr + i_row, tl.min(tl.where(b_best == best, b_token, 2147483647)).to(tl.int64))

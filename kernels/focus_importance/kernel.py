@@ -29,7 +29,7 @@ def focus_importance(
             q, k, masked, masked_start, *lse_or_columns, scale * 1.4426950408889634, num_masked, num_sequences,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1),
             G=num_heads // k.shape[1], D=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-            BLOCK=BLOCK, BLOCK_S=triton.next_power_of_2(num_sequences + 1), WIDEN=interpreted(q),
+            BLOCK=BLOCK, WIDEN=interpreted(q),
         )  # fmt: skip
     _head_sums[(triton.cdiv(num_masked, BLOCK_SUM),)](columns, importance, num_masked, num_heads, BLOCK=BLOCK_SUM)
     return importance
@@ -65,12 +65,12 @@ def _pooled(
 @triton.jit(do_not_specialize=["num_masked", "num_sequences"])
 def _row_sums(
     q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, scale, num_masked, num_sequences, q_row, q_head, k_row, k_head,
-    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The base-2 log of each query's sum of exponentials, for one head and a tile of queries."""
     i_head = tl.program_id(1)
-    _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK, BLOCK_S)
+    _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK)
     if first >= end:
         return
     o_query = first + tl.arange(0, BLOCK)
@@ -92,12 +92,12 @@ def _row_sums(
 def _column_sums(
     q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, columns_ptr, scale, num_masked, num_sequences,
     q_row, q_head, k_row, k_head,
-    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
     """What a tile of keys draws from all queries of its sequence, for one head."""
     i_head = tl.program_id(1)
-    _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK, BLOCK_S)
+    _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK)
     if first >= end:
         return
     o_key = first + tl.arange(0, BLOCK)

@@ -56,5 +56,5 @@ def focus_select(
     rightmost = torch.where(keep, spots, -1).amax(1)
     keep |= there & (spots < rightmost[:, None]) & (spots > progress[:, None])
     keep |= there & (num_masked <= budget)[:, None]
-    retained[masked] = keep[there]
+    retained[masked[: int(masked_start[-1])]] = keep[there]  # the list may be longer
     return retained, torch.where(keep, spots, -1).amax(1).maximum(progress).to(progress.dtype)

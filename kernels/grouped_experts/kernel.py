@@ -25,8 +25,8 @@ def grouped_experts(
         bounds = torch.arange(num_experts + 1, device=x.device)
         start = torch.searchsorted(of_pair, bounds).int()
         inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
-        tiles, block_e = num_tiles(num_pairs, num_experts, BLOCK_R), triton.next_power_of_2(num_experts)
-        shared = {"BLOCK_R": BLOCK_R, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "BLOCK_E": block_e}
+        tiles = num_tiles(num_pairs, num_experts, BLOCK_R)
+        shared = {"BLOCK_R": BLOCK_R, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K}
         shared["WIDEN"] = interpreted(x)
         if ffn:
             _gate_up[(tiles, triton.cdiv(ffn, BLOCK_N))](
@@ -44,10 +44,10 @@ def grouped_experts(
 def _gate_up(
     x_ptr, gate_up_ptr, start_ptr, order_ptr, inner_ptr, num_experts, x_row, expert_stride, gate_row,
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Gates and what they let through of some pairs of one expert: a tile of either, and one of their product out."""
-    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R, BLOCK_E)
+    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
     if begin < end:
         o_r = begin + tl.arange(0, BLOCK_R)
         o_f = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -79,10 +79,10 @@ def _gate_up(
 def _down(
     inner_ptr, down_ptr, start_ptr, order_ptr, weights_ptr, said_ptr, num_experts, expert_stride, down_row,
     WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr, WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """What an expert says of some of its pairs, weighted, at the pairs' own places."""
-    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R, BLOCK_E)
+    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
     if begin < end:
         o_r = begin + tl.arange(0, BLOCK_R)
         o_h = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

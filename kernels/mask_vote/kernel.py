@@ -37,8 +37,7 @@ def mask_vote(
     )  # fmt: skip
     sizes = {
         "G": num_heads // num_kv_heads, "D": head_dim, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)), "BLOCK_S": triton.next_power_of_2(num_sequences + 1),
-        "WIDEN": interpreted(q),
+        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)), "WIDEN": interpreted(q),
     }  # fmt: skip
     if num_masked:
         _row_sums[(num_tiles(num_masked, num_sequences, BLOCK_M), num_heads)](*arguments, **sizes)
@@ -63,11 +62,11 @@ def _row_sums(
     q_ptr, k_ptr, masked_ptr, masked_start_ptr, key_start_ptr, lse_ptr, votes_ptr, scale, num_masked, num_keys,
     num_sequences, q_row, q_head, k_row, k_head,
     G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr, WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The base-2 log of each masked query's sum of exponentials, for one query head and a tile of queries."""
     i_head = tl.program_id(1)
-    i_s, _, first, end = tile_of(masked_start_ptr, num_sequences, tl.program_id(0), BLOCK_M, BLOCK_S)
+    i_s, _, first, end = tile_of(masked_start_ptr, num_sequences, tl.program_id(0), BLOCK_M)
     if first >= end:
         return
     o_m = first + tl.arange(0, BLOCK_M)
@@ -92,11 +91,11 @@ def _column_sums(
     q_ptr, k_ptr, masked_ptr, masked_start_ptr, key_start_ptr, lse_ptr, votes_ptr, scale, num_masked, num_keys,
     num_sequences, q_row, q_head, k_row, k_head,
     G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr, WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """What a tile of keys draws from all masked queries of its sequence, over the query heads of one KV head."""
     i_head = tl.program_id(1)
-    i_s, _, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK_N, BLOCK_S)
+    i_s, _, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK_N)
     if first >= end:
         return
     o_key = first + tl.arange(0, BLOCK_N)

@@ -36,18 +36,17 @@ def pooled_topk_pack(
     query = torch.empty((num_sequences, num_heads, head_dim), dtype=torch.float32, device=k.device)
     scores, pooled = (torch.empty((choosing, num_keys), dtype=torch.float32, device=k.device) for _ in range(2))
     block_d = triton.next_power_of_2(head_dim)
-    block_s = triton.next_power_of_2(num_sequences + 1)
     grid = (num_tiles(num_keys, num_sequences, BLOCK), choosing)
     _mean_queries[(num_sequences, num_heads)](
         q, query_start, query, q.stride(0), q.stride(1), D=head_dim, BLOCK_D=block_d
     )
     _scores[grid](
         query, k, key_start, scores, num_keys, num_sequences, num_heads, k.stride(0), k.stride(1),
-        G=num_heads // num_kv_heads, D=head_dim, SHARED=shared, BLOCK=BLOCK, BLOCK_D=block_d, BLOCK_S=block_s,
+        G=num_heads // num_kv_heads, D=head_dim, SHARED=shared, BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip
     _pool[grid](
         scores, query_start, key_start, block_start, pooled, num_keys, num_sequences,
-        POOL=pool, BLOCK=BLOCK, BLOCK_S=block_s,
+        POOL=pool, BLOCK=BLOCK,
     )  # fmt: skip
     _pack[grid](
         pooled, k, v, query_start, key_start, block_start, num_kept, k_pages, v_pages, page_table, kept,
@@ -55,7 +54,7 @@ def pooled_topk_pack(
         k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0), v_pages.stride(1),
         v_pages.stride(2), page_table.stride(0),
         HEADS=num_kv_heads if shared else 1, D=head_dim, PAGE=k_pages.shape[1],
-        BLOCK=BLOCK, BLOCK_D=block_d, BLOCK_S=block_s,
+        BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip
     return kept
 
@@ -78,11 +77,11 @@ def _mean_queries(q_ptr, start_ptr, query_ptr, q_row, q_head, D: tl.constexpr, B
 def _scores(
     query_ptr, k_ptr, start_ptr, scores_ptr, num_keys, num_sequences, num_heads, k_row, k_head,
     G: tl.constexpr, D: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Scores of a tile of keys, put together over all heads in their order, or over one group."""
     i_choosing = tl.program_id(1)
-    i_s, _, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK, BLOCK_S)
+    i_s, _, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK)
     if first >= end:
         return
     o_key = first + tl.arange(0, BLOCK)
@@ -109,11 +108,9 @@ def _scores(
 
 
 @triton.jit
-def _candidates(
-    query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr
-):
+def _candidates(query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK: tl.constexpr):
     """A tile of a sequence's candidates: their indices, how many there are, where the block is, and the first key."""
-    i_s, start, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK, BLOCK_S)
+    i_s, start, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK)
     block = tl.load(query_start_ptr + i_s + 1) - tl.load(query_start_ptr + i_s)
     o = first - start + tl.arange(0, BLOCK)
     return i_s, o, end - start - block, tl.load(block_start_ptr + i_s), block, start
@@ -122,11 +119,11 @@ def _candidates(
 @triton.jit(do_not_specialize=["num_keys", "num_sequences"])
 def _pool(
     scores_ptr, query_start_ptr, key_start_ptr, block_start_ptr, pooled_ptr, num_keys, num_sequences,
-    POOL: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+    POOL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Pooled scores of a tile of candidates, stored as if the block were cut out of the sequence."""
     _, o, num, block_start, block, start = _candidates(
-        query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK, BLOCK_S
+        query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK
     )
     o_head = tl.program_id(1).to(tl.int64) * num_keys + start
     b_pooled = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -138,13 +135,13 @@ def _pool(
     tl.store(pooled_ptr + o_head + o, b_pooled, mask=o < num)
 
 
-@triton.jit(do_not_specialize=["num_keys", "num_sequences"])
+@triton.jit(do_not_specialize=["num_keys", "num_sequences", "slots", "table_row"])
 def _pack(
     pooled_ptr, k_ptr, v_ptr, query_start_ptr, key_start_ptr, block_start_ptr, num_kept_ptr,
     k_pages_ptr, v_pages_ptr, table_ptr, kept_ptr, num_keys, num_sequences, slots,
     k_row, k_head, v_row, v_head, k_page, k_slot, k_page_head, v_page, v_slot, v_page_head, table_row,
     HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Ranks a tile of candidates among all, and writes those that are kept to the slots of their ranks.
 
@@ -152,7 +149,7 @@ def _pack(
     """
     i_choosing = tl.program_id(1)
     i_s, o, num, block_start, block, start = _candidates(
-        query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK, BLOCK_S
+        query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK
     )
     num_kept = tl.load(num_kept_ptr + i_s)
     m = o < num

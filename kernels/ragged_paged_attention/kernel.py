@@ -11,9 +11,8 @@ import triton.language as tl
 from ..device import interpreted, num_multiprocessors, shared_memory
 from ..tiles import num_tiles, tile_of
 
-# Programs that a multiprocessor should have to choose from before the keys are no longer split further. Not measured.
-PROGRAMS_PER_MULTIPROCESSOR = 4
-MAX_SPLITS = 32
+WIDTH = tl.constexpr(64)  # listed positions looked at together
+LEAST_BLOCKS = 4  # blocks of keys in a split: fewer cost more to merge than they save
 
 
 class Tile(NamedTuple):
@@ -22,17 +21,22 @@ class Tile(NamedTuple):
     keys: int  # taken together; a divisor of the page size finds its page by one look-up
     num_warps: int
     num_stages: int
+    resident: int = 1  # programs that a multiprocessor holds: what keys are split for (tests/kernels/test_compile.py)
 
 
 # By rows of queries. The first is launched; the others are there for benchmarks/kernels.py --tune to time beside it.
 TILES = {
-    16: (Tile(64, 4, 3), Tile(64, 4, 4), Tile(32, 4, 5), Tile(32, 2, 4)),
-    32: (Tile(64, 4, 3), Tile(64, 4, 4), Tile(32, 4, 5), Tile(64, 8, 3)),
-    64: (Tile(64, 4, 3), Tile(64, 4, 2), Tile(32, 4, 4), Tile(64, 8, 3)),
+    16: (Tile(64, 4, 3, 2), Tile(64, 4, 4), Tile(32, 4, 5), Tile(32, 2, 4)),
+    32: (Tile(32, 4, 5, 2), Tile(64, 4, 3), Tile(64, 4, 4), Tile(64, 8, 3)),
+    64: (Tile(32, 4, 4, 2), Tile(64, 4, 3), Tile(64, 4, 2), Tile(64, 8, 3)),
     128: (Tile(64, 8, 3), Tile(64, 8, 4), Tile(64, 8, 2), Tile(32, 8, 5)),
 }
 # Without asynchronous products of four warps the operands lie in registers, and 64 keys do not fit beside them.
-SMALL_TILES = {64: (Tile(32, 4, 3), Tile(32, 8, 3), Tile(64, 8, 2)), 128: (Tile(32, 8, 3), Tile(32, 8, 2))}
+SMALL_TILES = {
+    32: (Tile(64, 4, 3, 2), Tile(32, 4, 4)),
+    64: (Tile(32, 8, 3), Tile(32, 4, 3), Tile(64, 8, 2)),
+    128: (Tile(32, 8, 3), Tile(32, 8, 2)),
+}
 WIDE_TILES = (Tile(32, 4, 3), Tile(32, 4, 2))  # fp32
 
 
@@ -66,7 +70,10 @@ def ragged_paged_attention(
     num_splits: int | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """See the launcher. Its shape alone decides the launch, so nothing waits for the device and graphs can hold it."""
+    """See the launcher. Its shape alone decides the launch, so nothing waits for the device and graphs can hold it.
+
+    num_splits: the most that a sequence's keys are split into; how many of them do, its real length says on the device.
+    """
     num_queries, num_heads, head_dim = q.shape
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences, width = listed.shape
@@ -79,12 +86,8 @@ def ragged_paged_attention(
     tile = tiles(block_m, q)[0] if tile is None else tile
     block_q = block_m // group
     if num_splits is None:
-        # Of the tiles launched some are empty: what counts is how many there are if all sequences are alike.
-        programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
-        enough = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(q.device)
-        useful = page_table.shape[1] * page_size // (4 * tile.keys)
-        num_splits = max(1, min(enough // programs, useful, MAX_SPLITS))
-        num_splits = 1 << (num_splits.bit_length() - 1)  # few variants to compile
+        num_splits = most_splits(num_queries, num_sequences, num_kv_heads, block_q, tile, q.device)
+        num_splits = max(1, min(num_splits, page_table.shape[1] * page_size // (LEAST_BLOCKS * tile.keys)))
     if num_splits == 1:
         partial, lse = out, out
     else:
@@ -99,33 +102,38 @@ def ragged_paged_attention(
         scale * 1.4426950408889634, num_queries, num_sequences, width, block_length,
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
         v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0), listed.stride(0),
-        G=group, D=head_dim, PAGE=page_size, NUM_SPLITS=num_splits,
-        BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d,
-        BLOCK_S=triton.next_power_of_2(num_sequences + 1), BLOCK_W=triton.next_power_of_2(max(width, 1)),
-        WIDEN=interpreted(q), num_warps=tile.num_warps, num_stages=num_stages,
+        G=group, D=head_dim, PAGE=page_size, SPLIT=num_splits > 1, LEAST=LEAST_BLOCKS * tile.keys,
+        BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d, WIDEN=interpreted(q), num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip
     if num_splits > 1:
         rows = num_queries * num_heads
         block_r = max(1, 2048 // block_d)
         _merge[(triton.cdiv(rows, block_r),)](
-            partial, lse, out, rows, D=head_dim, NUM_SPLITS=num_splits, BLOCK_R=block_r, BLOCK_D=block_d
+            partial, lse, out, rows, num_splits, D=head_dim, BLOCK_R=block_r, BLOCK_D=block_d
         )
     return out
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_sequences", "width", "block_length"])
+def most_splits(
+    num_queries: int, num_sequences: int, num_kv_heads: int, block_q: int, tile: Tile, device: torch.device
+) -> int:
+    """Splits of the keys that fill the device once, were all sequences alike: of the tiles launched some are empty."""
+    programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
+    return max(1, tile.resident * num_multiprocessors(device) // programs)
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_sequences", "width", "block_length", "table_row", "listed_row"])
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, positions_ptr, history_ptr, listed_ptr, out_ptr, lse_ptr,
     scale, num_queries, num_sequences, width, block_length,
     q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, listed_row,
-    G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
-    WIDEN: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, LEAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys; scale in base 2."""
     BLOCK_Q: tl.constexpr = BLOCK_M // G
     i_head, i_split = tl.program_id(1), tl.program_id(2)
-    i_s, _, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK_Q, BLOCK_S)
+    i_s, _, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK_Q)
     if first >= end:
         return
 
@@ -149,15 +157,24 @@ def _attend(
     b_limit = tl.where(m_row, b_limit, 0)
 
     history = tl.load(history_ptr + i_s)
-    o_w = tl.arange(0, BLOCK_W)
     listed_ptr += i_s.to(tl.int64) * listed_row
-    b_listed = tl.load(listed_ptr + o_w, mask=o_w < width, other=0)
-    num_keys = history + tl.max(tl.where(b_listed != 0, o_w + 1, 0))
-    num_keys = tl.minimum(num_keys, tl.max(b_limit))
-    # Every block of keys begins at a multiple of BLOCK_N.
-    share = tl.cdiv(tl.cdiv(num_keys, NUM_SPLITS), BLOCK_N) * BLOCK_N
-    low = i_split * share
-    high = tl.minimum(low + share, num_keys)
+    last = 0
+    for i_w in tl.range(0, width, WIDTH, num_stages=1):
+        o_w = i_w + tl.arange(0, WIDTH)
+        b_listed = tl.load(listed_ptr + o_w, mask=o_w < width, other=0)
+        last = tl.maximum(last, tl.max(tl.where(b_listed != 0, o_w + 1, 0)))
+    num_keys = tl.minimum(history + last, tl.max(b_limit))
+    low = 0
+    high = num_keys
+    if SPLIT:
+        # Every block of keys begins at a multiple of BLOCK_N. Short sequences leave the last splits empty.
+        share = tl.cdiv(tl.maximum(tl.cdiv(num_keys, tl.num_programs(2)), LEAST), BLOCK_N) * BLOCK_N
+        low = i_split * share
+        high = tl.minimum(low + share, num_keys)
+        if low >= high:
+            o_out = (i_split.to(tl.int64) * num_queries + o_row) * (tl.num_programs(1) * G) + o_head
+            tl.store(lse_ptr + o_out, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m_row)
+            return
     whole = tl.minimum(tl.minimum(history, shortest), high) // BLOCK_N * BLOCK_N
 
     table_ptr += i_s.to(tl.int64) * table_row
@@ -222,14 +239,14 @@ def _attend(
     o_out = (i_split.to(tl.int64) * num_queries + o_row) * (tl.num_programs(1) * G) + o_head
     m_out = m_row[:, None] & m_d[None, :]
     tl.store(out_ptr + o_out[:, None] * D + o_d[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_out)
-    if NUM_SPLITS > 1:
+    if SPLIT:
         tl.store(lse_ptr + o_out, b_max + tl.log2(b_sum), mask=m_row)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _merge(
-    partial_ptr, lse_ptr, out_ptr, num_rows,
-    D: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial_ptr, lse_ptr, out_ptr, num_rows, num_splits,
+    D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The splits of some rows (a query's head each) put together, always in the same order."""
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -239,14 +256,16 @@ def _merge(
     b_max = tl.full([BLOCK_R], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_R], tl.float32)
     b_acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-    for i_split in range(NUM_SPLITS):
-        o_row = i_split * num_rows + o_r
+    for i_split in range(num_splits):
+        o_row = o_r + i_split * num_rows.to(tl.int64)
         b_lse = tl.load(lse_ptr + o_row, mask=m_r, other=float("-inf"))
         b_new = tl.maximum(b_max, b_lse)
         b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
         b_weight = tl.exp2(b_lse - b_base)
         b_decay = tl.exp2(b_max - b_base)
-        b_part = tl.load(partial_ptr + o_row[:, None] * D + o_d[None, :], mask=m_out, other=0.0)
+        # Of an empty split nothing but that it is empty was written.
+        m_part = m_out & (b_lse > float("-inf"))[:, None]
+        b_part = tl.load(partial_ptr + o_row[:, None] * D + o_d[None, :], mask=m_part, other=0.0)
         b_sum = b_sum * b_decay + b_weight
         b_acc = b_acc * b_decay[:, None] + b_weight[:, None] * b_part
         b_max = b_new

@@ -55,6 +55,16 @@ def test_a_captured_step_is_padded_to_its_bucket_and_an_evicting_one_is_not() ->
     assert graphs.step(BEFORE, AFTER) == eager.step(BEFORE, AFTER) > 1.0
 
 
+def test_a_captured_step_that_evicts_is_two_graphs_each_padded_to_its_bucket() -> None:
+    graphs = LatencyModel(**(vars(MODEL) | {"launch": 1.0, "graph_tokens": 200, "captured_evictions": True}))
+    # 200 tokens are planned as 256, and the 60 that are left go on as 64: four rows of the head and of soft-max more.
+    before = 0.010 + 156 * 1e-4 + 5000e-6 + 300e-5
+    after = 0.010 + 1000e-6 + 200e-5
+    device = 0.25 * before + 0.75 * after + 64 * 1e-4 + 260 * 2e-4
+    assert graphs.step(BEFORE, AFTER) == pytest.approx(device + 0.003 + 8 * 0.001 + 0.005, rel=1e-12)
+    assert graphs.step(BEFORE._replace(tokens=201), AFTER) > 1.0  # larger than any captured
+
+
 def test_buckets_are_powers_of_two_and_then_multiples_of_256() -> None:
     assert [bucket(n) for n in (1, 2, 3, 32, 33, 255, 256, 257, 512, 513)] == [
         1, 2, 4, 32, 64, 256, 256, 512, 512, 768,

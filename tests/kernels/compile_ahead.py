@@ -23,7 +23,9 @@ from dsim.kernels import device, use
 
 CAPABILITY = int(sys.argv[1])
 ALL = "all" in sys.argv
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}[CAPABILITY]
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}[
+    CAPABILITY
+]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32) if ALL else (torch.bfloat16,)
 HEAD_DIMS = (64, 128) if ALL else (128,)
 
@@ -60,7 +62,7 @@ def facts(name: str, done: Any) -> dict[str, Any]:
         "spilled": taken["stack"] + taken["local"], "shared": shared,
         "programs": min(by_registers, (SHARED_MEMORY + 1024) // (shared + 1024), 64 // warps),
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg[^;]*, 0x10", ptx)),
-        "tensor_cores": "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "",
+        "tensor_cores": "wgmma" if "wgmma.mma_async" in ptx else "tcgen05" if "tcgen05.mma" in ptx else "mma" if "mma.sync" in ptx else "",
     }  # fmt: skip
 
 
@@ -83,12 +85,12 @@ def int32(*values: int) -> torch.Tensor:
 
 
 def attention() -> None:
-    """Batches of 64 with so many queries each; of all variants a prefill, splits, and pages shorter than a block."""
+    """Batches of 64, and of 2 whose keys are split, with so many queries each; of all variants pages shorter than a block."""
     global case
     from dsim.kernels.ragged_paged_attention import ragged_paged_attention
 
     for dtype, head_dim, page in itertools.product(DTYPES, HEAD_DIMS, (64, 16) if ALL else (64,)):
-        for batch, queries in ((64, 2), (64, 8), (64, 16), (64, 32), *(((1, 4096), (1, 8)) if ALL else ())):
+        for batch, queries in itertools.product((64, 2), (2, 8, 16, 32)):
             case = f"{batch} x {queries} queries"
             pages = torch.zeros(1, page, 8, head_dim, dtype=dtype)
             ragged_paged_attention(
@@ -114,7 +116,7 @@ def confidences() -> None:
 
     for dtype in DTYPES:
         confidence(torch.zeros(3, 151936, dtype=dtype))
-        for num_rows in (3, 20, 64, 128, 2048) if ALL else (64, 2048):
+        for num_rows in (3, 20, 64, 128) if ALL else (64, 128):
             case = f"{num_rows} rows"
             confidence_of_hidden(torch.zeros(num_rows, 4096, dtype=dtype), torch.zeros(1000, 4096, dtype=dtype))
     case = ""

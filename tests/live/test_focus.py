@@ -107,14 +107,16 @@ def run(
     num_pages: int = 200,
     draws: CommitDraws | None = None,
     watch: Callable[[Growth], None] | None = None,
-    kind: type[Forward] = Forward,
+    forward: Forward | None = None,
     lengths: list[tuple[int, int]] = LENGTHS,
 ) -> Ran:
     model = model or decoder()
     weight = model.embedding.weight
-    cache = PagedCache(model.config, num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
+    if forward is None:
+        cache = PagedCache(model.config, num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
+        forward = Forward(model, cache)
     executor = ModelExecutor(
-        kind(model, cache), policy, random_prompts(model.config, 7), draws, policy.batching.max_prefill_tokens, watch
+        forward, policy, random_prompts(model.config, 7), draws, policy.batching.max_prefill_tokens, watch
     )
     told = Told(executor)
     table = RequestTable(len(lengths))
@@ -173,8 +175,25 @@ def test_a_budget_that_nothing_exceeds_is_the_delayed_cache_token_for_token() ->
     assert all(outcome.retained is None for _, outcome in ran.told.plans)
 
 
-def test_steps_that_evict_run_as_they_are_where_others_are_captured() -> None:
-    assert run(focus(), kind=GraphForward).told.steps == run(focus()).told.steps
+@pytest.mark.parametrize(
+    "extra", ["", ",alpha=1,second_layer_sees=computed", ",visible=listed", ",scope=carry,sample_deviation=true"]
+)
+def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: str) -> None:
+    policy, model = focus(extra), decoder()
+    cache = PagedCache(DEEP, 200, 12, "cpu", torch.float32)
+    forward = GraphForward(model, cache)
+    forward.prepare(policy, 4)
+    captured = forward.num_captures
+    assert run(policy, model=model, forward=forward).told.steps == plainly(policy, model)
+    assert forward.num_captures == captured  # all that was needed was there
+
+
+def test_drawn_evictions_are_captured_too() -> None:
+    forward = GraphForward(decoder(), PagedCache(DEEP, 200, 12, "cpu", torch.float32))
+    forward.prepare(focus(), 4, forced=True)
+    captured = forward.num_captures
+    assert run(focus(), draws=draws_of(), forward=forward).told.steps == run(focus(), draws=draws_of()).told.steps
+    assert forward.num_captures == captured
 
 
 def test_preempted_sequences_evict_on_and_their_journal_replays() -> None:
@@ -296,7 +315,8 @@ class Kept(Forward):
 
 def asked(model: Decoder, policy: Policy) -> list[tuple[Batch, Sampled]]:
     """What a run asks of its forward, and what that says."""
-    forward = run(policy, model=model, kind=Kept).told.executor._forward
+    cache = PagedCache(model.config, 200, policy.memory.page_size, str(model.embedding.weight.device), torch.float32)
+    forward = run(policy, model=model, forward=Kept(model, cache)).told.executor._forward
     assert isinstance(forward, Kept)
     return forward.seen
 

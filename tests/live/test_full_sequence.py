@@ -330,7 +330,6 @@ def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> Non
             ["vanilla", "--profile", "other.json"],
             "other is of family block-diffusion, .*: expected a full-sequence pro",
         ),
-        (["vanilla", "--profile", "ours.json", "--graphs"], "--graphs captures steps of block-diffusion policies, and"),
         (["maskkv,page_size=4", "--profile", "ours.json"], "page_size is 4, .*: expected a multiple of 8"),
     ],
 )

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dsim.engine.latency import bucket
+from dsim.engine.policy import Policy, parse
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
-from dsim.live.padding import pad, shape_of
+from dsim.live.padding import MAX_ROWS, pad, padded_shape, reachable, shape_of
 from dsim.live.weights import random_model
 
 from .dense import SMALL
@@ -69,10 +70,36 @@ def test_padding_rows_have_a_sequence_of_their_own() -> None:
     assert not wide.listed[2:].any()
 
 
-def test_preparing_shapes_touches_no_key() -> None:
+def policy(spec: str) -> Policy:
+    return parse(f"{spec},block_length=4,page_size=8")
+
+
+def test_preparing_captures_the_reachable_shapes_and_touches_no_key() -> None:
     forward = GraphForward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 8, 8, "cpu", torch.float32))
-    forward.prepare([1, 2, 4], [1, 2, 4], 4, 4)
+    forward.prepare(policy("chunk:4"), 3)
+    assert forward.num_captures == len(reachable(policy("chunk:4"), 3))
     assert not forward.cache.keys.any()
+
+
+@pytest.mark.parametrize(("spec", "width"), [("lmdeploy-bd32", 4), ("chunk:4", 4), ("ar", 1), ("optimus", 4)])
+def test_every_step_of_a_policy_is_of_a_reachable_shape_and_every_reachable_shape_of_a_step(
+    spec: str, width: int
+) -> None:
+    given = parse(f"{spec},page_size=8") if spec == "ar" else policy(spec)
+    windows = [width] if spec == "lmdeploy-bd32" else range(1, width + 1)
+    assert given.width == width
+    steps = {padded_shape(r, n) for n in range(1, 41) for r in range(n * min(windows), n * max(windows) + 1)}
+    if spec == "lmdeploy-bd32":
+        steps = {padded_shape(4 * n, n) for n in range(1, 41)}
+    found = reachable(given, 40)
+    assert set(found) == steps
+    assert found == sorted(found, reverse=True)  # smaller ones lie where the largest's intermediate results did
+
+
+def test_steps_of_more_rows_than_are_captured_are_no_shape() -> None:
+    found = reachable(parse("lmdeploy-bd32"), 1024)
+    assert max(rows for rows, _ in found) == MAX_ROWS
+    assert len(found) < 50
 
 
 def test_a_prefill_is_never_padded_whatever_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:

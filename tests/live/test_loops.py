@@ -37,7 +37,7 @@ def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGT
     """What the executor makes of requests of a block-diffusion model."""
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
     limits = Limits(200, 256, len(lengths))
-    forward = session.make_forward(model, policy, limits, requests, 8192, graphs=False)
+    forward = session.make_forward(model, policy, limits, requests)
     executor = session.make_executor(forward, policy, limits, PROMPTS)
     table = RequestTable(len(lengths))
     serve(Engine(policy, limits, table), executor, requests)

@@ -8,7 +8,7 @@ import torch
 
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
-from dsim.live.measure import Shape, features_of, measure, measure_evicting, pages_of, shapes
+from dsim.live.measure import Shape, features_of, level_shapes, measure, measure_evicting, pages_of, shapes
 from dsim.live.weights import random_model
 
 from .dense import SMALL
@@ -69,6 +69,24 @@ def test_the_shapes_cover_every_axis_within_what_fits() -> None:
     assert all(s.batch * pages_of(s.context, 4, 8) <= 60 for s in found)
     assert [s.tokens for s in found] == sorted(s.tokens for s in found)
     assert len(set(found)) == len(found)
+
+
+def test_every_level_has_a_decode_step_and_a_prefill_of_its_size() -> None:
+    found = level_shapes(4, most_batch=12, most_tokens=40, most_context=20, tokens=[1, 2, 4, 8, 16, 24, 32, 40, 48])
+    assert [(s.batch, s.window, s.context) for s in found] == [
+        (1, 1, 4), (1, 2, 4), (1, 0, 4), (1, 4, 4), (1, 0, 8), (2, 4, 4), (1, 0, 16), (4, 4, 4), (2, 0, 12), (6, 4, 4),
+        (2, 0, 16), (8, 4, 4), (2, 0, 20), (10, 4, 4),
+    ]  # fmt: skip
+
+
+def test_pages_are_filled_with_numbers_that_are_no_zeros_and_the_same_each_time() -> None:
+    one, other = (PagedCache(SMALL, 3, 8, "cpu", torch.float32) for _ in range(2))
+    one.fill(5)
+    other.fill(5)
+    assert torch.equal(one.all_keys, other.all_keys)
+    for pages in (one.all_keys, one.all_values):
+        assert float(pages.std()) == pytest.approx(1.0, abs=0.05)
+        assert not (pages == 0).any()
 
 
 def test_the_middle_step_stands_for_a_shape(forward: Forward) -> None:

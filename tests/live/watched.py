@@ -87,7 +87,7 @@ def run(
     indices = indices or list(range(len(lengths)))
     requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
     limits = Limits(num_pages, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
-    forward = session.make_forward(model or decoder(config), policy, limits, requests, 8192, graphs=False)
+    forward = session.make_forward(model or decoder(config), policy, limits, requests)
     executor = session.make_executor(forward, policy, limits, PROMPTS, draws)
     assert isinstance(executor, FullSequenceExecutor)
     watched = Watched(executor, forward.cache, poison)

@@ -17,7 +17,7 @@ from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import LatencyModel, Upkeep
 from dsim.engine.upkeep import CACHES
 from dsim.live.config import ModelConfig
-from dsim.live.graphs import MAX_ROWS
+from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
 from dsim.planner.on_device import about_live
 from dsim.profiler import measure
@@ -34,6 +34,7 @@ from dsim.profiler.measure import (
     open_model,
     profile_model,
     select,
+    serve_journal,
 )  # fmt: skip
 from dsim.profiler.profile import from_json, load, to_json
 from dsim.profiler.samples import points
@@ -100,6 +101,31 @@ def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Lo
     assert profile.fit.domain == (1.0, 16.0)
     assert (every.column("prefill_tokens") > 0).any()
     assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
+
+
+def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loaded) -> None:
+    for given in (loaded, replace(loaded, graphs=True)):
+        found = serve_journal(given, 1e3, max_batch=3)
+        assert set(found.column("batch").tolist()) == {1.0, 2.0, 3.0}
+        assert (found.column("prefill_tokens") > 0).any()
+        assert len(np.unique(found.column("tokens"))) > 8  # of no lattice
+
+
+def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loaded, "on_gpu", property(lambda self: True))
+    device = replace(loaded, graphs=True)
+    whats: list[str] = []
+    taken = measure_steps(device, 3.0, max_batch=4, told=lambda what, _: whats.append(what))
+    profile, _ = profile_model(device, name="here", budget=6.0, workloads={}, thresholds=(), max_batch=3)
+    assert profile.fit.held_out is not None
+    assert profile.fit.held_out.num_points > 50  # steps of serving, not shapes
+    tokens = [x for x, _ in profile.latency.knots]
+    assert tokens == sorted(set(tokens))
+    assert {1.0, 2.0, 4.0, 8.0, 16.0} <= set(tokens)
+    assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
+    assert not np.isnan(taken.device).any()
 
 
 def test_a_log_holds_whole_blocks_whose_every_step_commits(loaded: Loaded, folder: Path) -> None:

@@ -1,0 +1,48 @@
+"""Kernels made ready before the clock starts: each in all the ways that steps may launch it, and in no other."""
+
+import torch
+
+from ..engine.policy import Policy
+from ..kernels.confidence import confidence_of_hidden
+from ..kernels.ragged_paged_attention import ragged_paged_attention
+from .forward import Forward
+
+# Rows at which the head is launched in another way: kernels/confidence/kernel.py.
+HEAD_ROWS = (1, 17, 33, 65, 256)
+
+
+@torch.inference_mode()
+def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
+    """Launch attention and the head, with nothing to see, in every way that a policy's steps may.
+
+    A way of attention follows from how many queries a sequence has on average, and from whether keys are split. The
+    other kernels are compiled in one way each, and the warm-up's requests meet them. Nothing is written anywhere.
+    most_tokens: of a step.
+    """
+    config, weight = forward.model.config, forward.model.head_weight
+    whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.full_sequence)
+    most_pages = min(len(forward.attended[0]), 4096)
+    queries = policy.block_length if whole else 1  # the fewest of a sequence, and then twice as many each time
+    while True:
+        for pages in {1, most_pages}:  # keys of one page are never split
+            _attend(forward, queries, pages, policy.width)
+        if queries * config.heads // config.kv_heads >= 128:
+            break
+        queries *= 2
+    for rows in HEAD_ROWS:
+        if rows <= max(1, most_tokens):
+            hidden = torch.zeros(rows, config.hidden, dtype=weight.dtype, device=weight.device)
+            confidence_of_hidden(hidden, weight, forward.temperature, forward.max_num_logits)
+
+
+def _attend(forward: Forward, queries: int, pages: int, width: int) -> None:
+    config, (keys, values) = forward.model.config, forward.attended
+    device, heads = keys.device, config.heads // config.kv_heads * keys.shape[2]
+    q = torch.zeros(queries, heads, config.head_dim, dtype=keys.dtype, device=device)
+    table = torch.full((1, pages), -1, dtype=torch.int32, device=device)
+    start = torch.tensor([0, queries], dtype=torch.int32, device=device)
+    nowhere = torch.zeros(queries, dtype=torch.int32, device=device)
+    listed = torch.zeros((1, width), dtype=torch.bool, device=device)
+    ragged_paged_attention(
+        q, keys, values, table, start, nowhere, nowhere[:1], listed, 1, check=False
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""Serves policies with kernels that are asked for and never compiled: `python run_uncompiled.py SPEC ...`.
+
+Launchers are called as they are, on the CPU, with a driver that only names a GPU; a launch ends where Triton would
+compile, and what it would compile is noted. What a kernel should have written is zeros. A line of JSON for each policy,
+eager and with graphs: the kernels and graphs made ready in all, and of those while the clock ran.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas, ScheduledCommits
+from dsim.engine.engine import Limits
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import Policy, parse
+from dsim.engine.request import Request
+from dsim.kernels import compilations, device, use
+from dsim.kernels.compact import kernel as compacting
+from dsim.kernels.compact import reference
+from dsim.live import session
+from dsim.live.config import ModelConfig
+from dsim.live.prompts import random_prompts
+from dsim.live.weights import random_model
+
+GROUPED = ModelConfig("grouped", 2, 64, 8, 2, 16, 96, 97, 512, 32, 96, rope_theta=1e4)  # four query heads a KV head
+REQUESTS = 9
+
+
+class NamedOnly:
+    """What a launch asks a driver for before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+
+def requests() -> list[Request]:
+    """Prompts of every size, the longest last: the warm-up's four have seen but some."""
+    chance = np.random.default_rng(0)
+    return [Request(i, 0.0, 3 + 40 * i, int(chance.integers(1, 90))) for i in range(REQUESTS)]
+
+
+def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
+    """What became of the requests under a policy."""
+    asked = requests()
+    block = policy.block_length
+    lengths = tuple(np.array([getattr(r, name) for r in asked]) for name in ("input_length", "output_length"))
+    model = CommitModel("toy", block, 0.9, None, tuple(0.6 * 0.9**d for d in range(block)))
+    deltas = FocusDeltas(2.0, 1.0, 0.0, 1.0, 0.0)
+    draws: CommitDraws | ScheduledCommits = (
+        ScheduledCommits(block, policy.unmasking.denoising_steps) if policy.full_sequence
+        else CommitDraws(model, 0, *lengths, block, deltas=deltas)
+    )  # fmt: skip
+    most = policy.batching.max_batch or 4
+    done = session.run(
+        random_model(GROUPED, "cpu", torch.bfloat16), policy, Limits(400, 512, most, state_tokens=GROUPED.state_tokens),
+        asked, random_prompts(GROUPED, 0), draws=None if policy.autoregressive else draws, graphs=graphs,
+        latency=LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001),
+    )  # fmt: skip
+    if done.failure is not None:
+        raise done.failure
+    assert (done.table["status"] == 0).all()
+    return {"ready": compilations.num_compilations(), "late": done.num_made_ready}
+
+
+def zeroed(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def allocated(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = allocate(*args, **kwargs)
+        return tensor if tensor.is_meta else tensor.zero_()
+
+    return allocated
+
+
+driver.set_active(NamedOnly())
+device.interpreted = lambda _: False
+device.num_multiprocessors = lambda _: 132
+device.shared_memory = lambda _: 227 * 1024
+for name in ("empty", "empty_like"):
+    setattr(torch, name, zeroed(getattr(torch, name)))
+launched = compacting.compact
+
+
+def compacted(*arguments: Any) -> Any:
+    """Launched as it is, and computed: the engine checks which rows it hears of."""
+    launched(*arguments)
+    return reference.compact(*arguments)
+
+
+compacting.compact = compacted
+knobs.runtime.jit_cache_hook = lambda *_, **__: True  # not to be compiled
+
+with use("triton"):
+    for spec in sys.argv[1:]:
+        policy = parse(spec)
+        for graphs in (None, session.Kept()) if not policy.full_sequence else (None,):
+            compilations._ready.clear()
+            print(json.dumps({"policy": spec, "graphs": graphs is not None, **served(policy, graphs)}), flush=True)

@@ -1,0 +1,41 @@
+"""Once the clock runs nothing is compiled and nothing captured, whatever the policy: counted by what Triton is asked."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SPECS = (
+    "lmdeploy-bd32,max_batch=5", "ar,max_batch=5", "chunk:8,max_batch=5", "optimus,max_batch=5",
+    "delayed-cache-plus,max_batch=5", "focus,max_batch=5", "fast-dllm,logits=block", "sparse-dllm,logits=block",
+    "dllm-serve,max_batch=3", "dllm-cache,logits=block", "maskkv:16",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ran() -> list[dict[str, Any]]:
+    """What run_uncompiled.py prints of nine requests, of which the warm-up serves four."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("run_uncompiled.py")), *SPECS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_no_policy_compiles_or_captures_while_the_clock_runs(ran: list[dict[str, Any]]) -> None:
+    assert {row["policy"] for row in ran} == set(SPECS)
+    assert [row for row in ran if row["late"]] == []
+
+
+def test_a_policy_reaches_few_kernels(ran: list[dict[str, Any]]) -> None:
+    # Attention has two ways for whole blocks, eight for windows of every size; the head four and the library's.
+    assert {row["ready"] for row in ran if row["policy"].startswith("lmdeploy")} == {14}
+    assert max(row["ready"] for row in ran) <= 26

@@ -1,0 +1,128 @@
+"""A device that computes in tiles and waves is fitted as the staircase it is, and judged by the steps of serving."""
+
+import numpy as np
+import pytest
+
+from dsim.engine.latency import Features
+from dsim.profiler.fit import fit_latency, predict
+from dsim.profiler.samples import Floats, Samples, padded, points, samples
+from dsim.profiler.stairs import levels, traffic
+
+GRAPH_TOKENS = 8192
+
+
+def device(features: Floats) -> Floats:
+    """Seconds on a wave-quantised device: tiles of 64 rows, 132 at a time, of matrices 50 tiles wide; and attention."""
+    tokens, pairs = padded(features, GRAPH_TOKENS)[:, :2].T
+    waves = np.ceil(np.ceil(tokens / 64) * 50 / 132)
+    return np.asarray(np.maximum(3.6e-3, 7e-4 * waves) + 2e-10 * pairs, np.float64)
+
+
+def decode(batch: int, window: int, context: int) -> Features:
+    tokens = batch * window
+    return Features(tokens, tokens * context, batch * context, tokens, tokens, batch, 0)
+
+
+def prefill(tokens: int) -> Features:
+    return Features(tokens, tokens * tokens // 2, tokens, 32, 32, 1, tokens)
+
+
+def measured(features: list[Features], noise: float = 0.01, seed: int = 0, clock: Floats | None = None) -> Samples:
+    """What the device says of these, in order; clock: how much slower it runs at each."""
+    table = np.array(features, np.float64)
+    chance = np.random.default_rng(seed)
+    took = device(table) * np.exp(noise * chance.standard_normal(len(table)))
+    took = took if clock is None else took * clock
+    return samples(table, took + 1e-3 + 1e-5 * table[:, 5], took)
+
+
+def lattice() -> list[Features]:
+    """Every level: captured ones at three contexts, eager ones as prefills."""
+    captured = [decode(max(1, n // 32), min(n, 32), c) for n in (2 ** np.arange(9)).tolist() for c in (64, 1024, 4096)]
+    captured += [decode(n // 32, 32, c) for n in range(512, 8193, 256) for c in (64, 2048)]
+    return captured + [prefill(n) for n in range(64, 4097, 64)]
+
+
+def journal(num: int = 600) -> Samples:
+    """Steps of serving: batches of every size, blocks of 32, chunks, and prompts of any length."""
+    chance = np.random.default_rng(1)
+    found = []
+    for _ in range(num):
+        batch, context = int(chance.integers(1, 129)), int(chance.integers(64, 4096))
+        kind = chance.integers(3)
+        found.append(
+            prefill(int(chance.integers(40, 4096))) if kind == 0 else decode(batch, (8, 32)[kind - 1], context)
+        )
+    return measured(found, seed=2)
+
+
+def test_levels_are_the_captured_buckets_and_multiples_of_a_tile() -> None:
+    assert levels(300).tolist() == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320]
+    assert levels(64).tolist() == [1, 2, 4, 8, 16, 32, 64]
+    assert levels(3).tolist() == [1, 2, 4]
+
+
+def test_stairs_are_right_between_powers_of_two_where_pieces_are_not() -> None:
+    between = np.array([prefill(n) for n in range(513, 1025)], np.float64)
+    exact = device(between) + 1e-3 + 1e-5
+    worst = []
+    for stairs in (True, False):
+        model, fit = fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=stairs, journal=journal())
+        assert fit.held_out is not None
+        off = np.abs(predict(model, between) / exact - 1.0)
+        worst.append((float(np.quantile(off, 0.95)), fit.held_out.p95))
+    (of_stairs, said_of_stairs), (of_pieces, said_of_pieces) = worst
+    assert of_stairs < 0.03
+    assert of_pieces > 0.05
+    # Its steps are of all sizes, captured ones among them: both are judged by the same.
+    assert said_of_stairs < 0.035
+    assert said_of_pieces > 1.2 * said_of_stairs
+
+
+def test_a_lattice_of_powers_of_two_judges_itself_well_and_a_journal_does_not() -> None:
+    # Held-out points of a lattice lie on it: what is between was measured by nobody.
+    sizes = sorted({n for p in 2 ** np.arange(5, 13) for n in (int(p), int(3 * p // 2))})
+    coarse = [prefill(n) for n in sizes] + [
+        decode(b, 32, c) for b in (1, 2, 4, 8, 16, 32, 64, 128) for c in (64, 512, 4096)
+    ]
+    taken = measured(coarse, noise=0.002)
+    itself = fit_latency(taken, graph_tokens=GRAPH_TOKENS)[1].held_out
+    served = fit_latency(taken, graph_tokens=GRAPH_TOKENS, journal=journal())[1].held_out
+    assert itself is not None
+    assert served is not None
+    assert served.num_points == 600
+    assert served.p95 > itself.p95
+
+
+def test_a_model_of_stairs_is_what_a_step_costs() -> None:
+    model, fit = fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=True, journal=journal())
+    table = np.array([decode(b, 32, 500) for b in range(1, 200, 7)] + [prefill(n) for n in range(40, 4000, 171)])
+    one_by_one = [model.step(Features(*map(int, row))) for row in table]
+    assert predict(model, table.astype(np.float64)) == pytest.approx(one_by_one, rel=1e-12)
+    heights = [y for _, y in model.knots]
+    assert heights == sorted(heights)
+    assert [x for x, _ in model.knots] == sorted({x for x, _ in model.knots})
+    assert len(fit.regimes) == len(model.knots)
+    assert fit.valid, fit.doubts
+    # Which of pairs and keys attention costs by, windows of 32 and prompts hardly tell; what it costs, they do.
+    long, short = decode(64, 32, 4000), decode(64, 32, 100)
+    assert model.step(long) - model.step(short) == pytest.approx(2e-10 * 64 * 32 * 3900, rel=0.1)
+
+
+def test_a_clock_that_falls_is_doubted_and_a_hiccup_is_not() -> None:
+    shapes = 3 * lattice()
+    slow = 1.0 + 0.1 * np.arange(len(shapes)) / len(shapes)
+    hiccup = np.ones(len(shapes))
+    hiccup[::41] = 20.0  # of three repeats one at the most: their median is what it was
+    for clock, reasons in ((slow, ["drift"]), (hiccup, [])):
+        taken = measured(shapes, clock=clock)
+        fit = fit_latency(taken, graph_tokens=GRAPH_TOKENS, stairs=True, journal=measured(shapes))[1]
+        assert [d.split(":")[0] for d in fit.doubts if d.startswith("drift") or d.startswith("held")] == reasons
+
+
+def test_a_fit_is_right_where_the_traffic_is() -> None:
+    every, served = points(measured(lattice())), measured([decode(16, 32, 500)] * 30 + [decode(64, 32, 500)] * 10)
+    share = traffic(every, served, GRAPH_TOKENS)
+    of = {int(t): float(s) for t, s in zip(every.column("tokens"), share, strict=True)}
+    assert share.mean() == pytest.approx(1.0)
+    assert of[512] > of[2048] > of[1024] == of[64]
