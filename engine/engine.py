@@ -200,7 +200,9 @@ class Engine:
             tokens = int(cache.held(np.array([prompt]), np.array([length]), limits.state_tokens)[0])
         else:
             length = prompt + request.output_length
-            tokens = policy.batching.reserved(policy, length)
+            if not policy.batching.fits(policy, length):
+                return False
+            tokens = policy.batching.reserved(policy, prompt, request.output_length)
         return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
 
     # ---- step by step ----------------------------------------------------------------------------------------

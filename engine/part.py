@@ -89,10 +89,11 @@ class Scheduler(Part):
     max_batch: int | None
     max_prefill_tokens: int
 
-    def reserved(self, policy: "Policy", length: Any) -> Any:
-        """Tokens whose pages a request of so many tokens may come to hold: a number, or an array of them."""
+    def reserved(self, policy: "Policy", prompt: Any, output: Any) -> Any:
+        """Tokens whose pages a request of such lengths may come to hold: numbers, or arrays of them."""
         block = policy.block_length
-        return -(-length // block) * block
+        before = 0 if policy.granularity.on_a_grid else prompt
+        return before + -(-(prompt + output - before) // block) * block
 
     def batch_on(self, device: str, usual: int, block_length: int) -> int:
         """Sequences running on a device of that name where max_batch is not given; usual: what LMDeploy has there."""

@@ -165,7 +165,7 @@ def simulate(
     check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
     missed = np.zeros(len(trace), np.bool_)
-    if eos and not (policy.autoregressive or policy.full_sequence):
+    if eos and policy.granularity.on_a_grid and not (policy.autoregressive or policy.full_sequence):
         trace, missed = _past_eos(trace, policy.block_length)
     draws = draws_of(policy, profile, commits, seed, trace, workload)
     if isinstance(draws, CommitDraws):
@@ -320,7 +320,12 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
         return
     length = trace.input_length + trace.output_length
     page = policy.memory.page_size
-    pages = -(-policy.batching.reserved(policy, length) // page)
+    if not policy.batching.fits(policy, int(length.min())):
+        raise TraceError(
+            f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length.min())} tokens, more "
+            f"than a step of {policy.name} takes"
+        )
+    pages = -(-policy.batching.reserved(policy, trace.input_length, trace.output_length) // page)
     if ((pages > limits.num_pages) | (length > limits.context_limit)).all():
         i = int(np.argmin(length))
         raise TraceError(

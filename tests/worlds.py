@@ -22,6 +22,7 @@ from dsim.traces import Trace
 
 SECOND = LatencyModel(((0.0, 1.0),), 0.0, layers=2)  # every step takes 1 s
 LETTERS = {Phase.PREFILL: "", Phase.DENOISE: "D", Phase.FLUSH: "F", Phase.IDLE: "I"}
+WORDS = LETTERS | {Phase.PREFILL: "P"}
 CELLS = "MPC"  # masked, pending, cached
 
 
@@ -38,10 +39,11 @@ class World:
         requests: int = 8,
         emit: str = "block",
         latency: LatencyModel = SECOND,
+        eos: bool = False,
     ) -> None:
         self.table = RequestTable(requests)
         limits = Limits(num_pages, context_limit, max_batch)
-        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit)
+        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, eos=eos)
         self.now = 0.0
         self.plan: StepPlan | None = None
 
@@ -58,6 +60,16 @@ class World:
             return "nothing"
         return " ".join(["prefill" if plan.prefill else "decode", *(_row(plan, i) for i in range(len(plan.requests)))])
 
+    def plan_tokens(self) -> str:
+        """The next step in words: `decode 0P3/8 1D1/6`, a row's request, phase, positions computed and keys visible."""
+        self.schedule()
+        plan = self.plan
+        if plan is None:
+            return "nothing"
+        rows = zip(plan.requests, plan.phases, plan.num_tokens, plan.num_keys, strict=True)
+        words = [f"{request}{WORDS[Phase(phase)]}{tokens}/{keys}" for request, phase, tokens, keys in rows]
+        return " ".join(["prefill" if plan.prefill else "decode", *words])
+
     def commit(self, commits: Mapping[int, Iterable[int]] | None = None) -> list[int]:
         """End the step in flight with these columns committed, by request; the requests that finished."""
         assert self.plan is not None
@@ -72,6 +84,14 @@ class World:
         """Schedule and commit; the step in words."""
         text = self.schedule()
         self.commit(commits)
+        return text
+
+    def step_tokens(self, commits: Mapping[int, Iterable[int]] | None = None) -> str:
+        """Schedule and commit, by default the first column of every window; the step in words."""
+        text = self.plan_tokens()
+        if self.plan is not None:
+            first = {int(request): [0] for request, row in zip(self.plan.requests, self.plan.window, strict=True) if row[0]}
+            self.commit(first if commits is None else commits)
         return text
 
     def features(self) -> tuple[int, ...]:

@@ -88,8 +88,8 @@ def begin_canvas(w: Any, x: Any, slot: Any) -> None:
     q.left = 0
     computed = False
     if q.finished:
-        q.phase = IDLE
-        q.num_keys = q.start + n
+        q.phase = IDLE  # a canvas behind its last one, which was in flight as this was decided on
+        q.num_keys = q.start + n + (int(w.f[0].block) if whole(w.status[slot]) else 0)
     elif before < s.goal:
         q.phase = PREFILL
         q.num_keys = before + n

@@ -82,9 +82,9 @@ class Continuous(Scheduler):
             return self.num_loops
         return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
 
-    def reserved(self, policy: Policy, length: Any) -> Any:
+    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
         block = policy.block_length
-        tokens = -(-length // block) * block
+        tokens = -(-(prompt + output) // block) * block
         if self.reserve_past_end:  # as its last block begins
             tokens = tokens - block + policy.width + self._prealloc(policy)
         return tokens
@@ -335,10 +335,6 @@ class LookAhead(Scheduler):
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {"streak": 0}
-
-    def reserved(self, policy: Policy, length: Any) -> Any:
-        block = policy.block_length
-        return -(-length // block) * block - block + policy.width
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_look_ahead, prefill_over: leave, step_over: leave, pages_to_admit: pages_of_prefill}

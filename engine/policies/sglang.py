@@ -110,7 +110,9 @@ class Rounds(Scheduler):
     )
 
     def __post_init__(self) -> None:
-        check_batch(self.max_running_requests, self.max_prefill_tokens)
+        if self.max_running_requests < 1:
+            raise PolicyError(f"max_running_requests is {self.max_running_requests}, expected at least 1")
+        check_batch(None, self.max_prefill_tokens)
         for name in ("prefill_blocks_per_round", "steps_per_round"):
             if not 1 <= getattr(self, name) <= 4096:
                 raise PolicyError(f"{name} is {getattr(self, name)}, expected 1 to 4096")
@@ -128,17 +130,18 @@ class Rounds(Scheduler):
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
-        return {"grid": grid, "late": grid and policy.unmasking.strategy != "law", "last": 0, "scratch": 0}
+        late = grid and policy.unmasking.strategy != "law"
+        # Blocks that a row may enter within a round: one that ends with a pass of its own takes two forwards at least.
+        entered = self.steps_per_round // 2 if late else self.steps_per_round - 1
+        return {"grid": grid, "late": late, "last": 0, "scratch": 0, "entered": entered}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        return {"round_steps": 1, "goes_on": False}
+        return {"goes_on": False}  # whether the step in flight is of the same round as the one before
 
     def answers(self, policy: Policy) -> Answers:
-        goes_on = round_goes_on if policy.unmasking.strategy != "law" else round_has_masks
-        ends = {} if self.dllm_fdfo else {holds_back: goes_on}
         return {
             decide: decide_round, placed: enter_round, plan_prompts: plan_round, plan_rows: plan_round,
-            step_over: step_of_round, block_entered: stay, **ends,
+            step_over: step_of_round, block_entered: stay, holds_back: round_is_open,
         }  # fmt: skip
 
 
@@ -159,6 +162,7 @@ def stay(w: Any, x: Any, slot: Any) -> None:
 def decide_round(w: Any, x: Any) -> int:
     """Go on with the round, or let requests in and begin one: those that prefill if any does, else all."""
     c, f, p = w.c[0], w.f[0], x.p[0]
+    x.m[0].goes_on = c.num_group >= 0
     if c.num_group >= 0:
         copy_list(w, GROUP, ROWS, c.num_group)
         c.num_rows = c.num_group
@@ -180,9 +184,8 @@ def decide_round(w: Any, x: Any) -> int:
         if some_prefill and not p.mixed and not prefills:
             continue
         if not prefills:
-            # In so many forwards a row enters a block every second one at most.
             s.wanted = block
-            tokens = min(int(q.start) + block * (1 + p.steps_per_round // 2), _canvas_end(w, x, slot))
+            tokens = min(int(q.start) + block * (1 + p.entered), _canvas_end(w, x, slot))
         elif s.computed < s.goal:
             s.wanted = s.goal - s.computed
             if p.grid:
@@ -213,7 +216,6 @@ def decide_round(w: Any, x: Any) -> int:
     c.num_group = num
     # A round with prompts in it is one forward: their next blocks need pages first.
     c.loops_left = 1 if some_prefill else p.steps_per_round
-    x.m[0].round_steps = c.loops_left
     return DECODE_STEP
 
 
@@ -251,15 +253,19 @@ def _canvas_end(w: Any, x: Any, slot: Any) -> Any:
 @rule
 def _prefills(w: Any, x: Any, slot: Any) -> bool:
     """Whether a sequence is in its prefill phase: blocks of its prompt are missing, or the keys of a decoded canvas."""
-    if x.s[slot].computed < x.s[slot].goal:
-        return True
+    return x.s[slot].computed < x.s[slot].goal or _is_decoded(w, x, slot)
+
+
+@rule
+def _is_decoded(w: Any, x: Any, slot: Any) -> bool:
+    """Whether a sequence's canvas is decoded, and its keys are missing."""
     return not x.p[0].grid and w.status[slot, 0] != MASKED and w.status[slot, 0] != CACHED
 
 
 @rule
 def plan_round(w: Any, x: Any) -> None:
     """Plan the chosen rows: blocks of prompts, and blocks that are decoded or whose keys are left behind."""
-    c, p, block = w.c[0], x.p[0], int(w.f[0].block)
+    c, p, block, goes_on = w.c[0], x.p[0], int(w.f[0].block), x.m[0].goes_on
     tokens = 0
     pairs = 0
     keys = 0
@@ -271,7 +277,8 @@ def plan_round(w: Any, x: Any) -> None:
         n, before = int(s.wanted), int(q.start)
         q.left = 0
         computed = True
-        if q.finished:
+        # A finished row, and a canvas decoded within the round, are computed for nothing until it ends.
+        if q.finished or (goes_on and _is_decoded(w, x, slot)):
             n = block
             q.phase = IDLE
             computed = False
@@ -285,7 +292,7 @@ def plan_round(w: Any, x: Any) -> None:
             q.left = s.goal - s.computed
             pairs += n * before + (n * (n + block) // 2 if p.grid else n * (n + 1) // 2)
             prompts += n
-        elif _prefills(w, x, slot):  # a decoded canvas, causal
+        elif _is_decoded(w, x, slot):  # a canvas's causal pass
             q.phase = FLUSH
             pairs += n * before + n * (n + 1) // 2
             prompts += n
@@ -308,15 +315,20 @@ def plan_round(w: Any, x: Any) -> None:
     head_rows = tokens if p.grid else decoded
     set_features(w, tokens, pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
     c.prefill_tokens = prompts
-    c.continues = prompts == 0 and decoded > 0 and (c.loops_left < x.m[0].round_steps or x.m[0].goes_on)
+    c.continues = goes_on
 
 
 @rule
-def round_has_masks(w: Any, x: Any) -> bool:
-    """A round of canvases ends with the forward that decodes the last of them."""
+def round_is_open(w: Any, x: Any) -> bool:
+    """Whether a sync round goes on: until all of its blocks are done.
+
+    Blocks of a law are done as they commit, all at once; others with the forward that they enter complete.
+    """
+    if x.p[0].dllm_fdfo:
+        return False
     for i in range(w.c[0].num_rows):
         slot = w.lists[ROWS, i]
-        if w.status[slot, 0] == MASKED and not w.q[slot].finished:
+        if w.q[slot].phase == DENOISE and (x.p[0].late or not w.committed[slot].any()):
             return True
     return False
 

@@ -80,6 +80,11 @@ class TokenBudget(Scheduler):
         for name, least in (("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0)):
             if getattr(self, name) < least:
                 raise PolicyError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise PolicyError(
+                f"long_prefill_token_threshold is {self.long_prefill_token_threshold} and enable_chunked_prefill is "
+                "false: expected 0"
+            )
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
             raise PolicyError(
                 f"max_num_seqs is {self.max_num_seqs}, expected 1 to max_num_batched_tokens, "
@@ -110,6 +115,25 @@ class TokenBudget(Scheduler):
         if not policy.granularity.under_budget:
             kind = type(policy.granularity).__name__
             raise PolicyError(f"{policy.name}: a token budget schedules no {kind}, expected Autoregressive or Canvas")
+        block, threshold = policy.block_length, self.long_prefill_token_threshold
+        if self.max_num_batched_tokens < block:
+            raise PolicyError(
+                f"{policy.name}: max_num_batched_tokens is {self.max_num_batched_tokens}, expected at least the canvas "
+                f"length {block}"
+            )
+        if 0 < threshold < block:
+            raise PolicyError(
+                f"{policy.name}: long_prefill_token_threshold is {threshold}, expected 0 or at least the canvas "
+                f"length {block}"
+            )
+
+    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
+        numbers = policy.granularity.numbers(policy)
+        return super().reserved(policy, prompt, output) + numbers.get("drafts", 0) + numbers["scratch"]
+
+    def fits(self, policy: Policy, length: int) -> bool:
+        # One that is preempted at its end computes all of it again.
+        return self.enable_chunked_prefill or length <= self.max_num_batched_tokens
 
     def answers(self, policy: Policy) -> Answers:
         return {
@@ -366,7 +390,9 @@ class Tokens(Autoregressive):
             raise PolicyError(f"{policy.name}: chunks of prompts need a token budget, and batching is {kind}")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"drafts": self.num_speculative_tokens, "last": 1, "scratch": 0}
+        # A step decided on ahead has room for what follows the drafts in flight, should all be accepted.
+        scratch = self.num_speculative_tokens if policy.batching.hides_host else 0
+        return {"drafts": self.num_speculative_tokens, "last": 1, "scratch": scratch}
 
     @property
     def acceptances(self) -> tuple[float, ...]:  # type: ignore[override]

@@ -1,0 +1,292 @@
+"""SGLang 0.5.23's rounds, step by step (production-dllm-serving.md 3.2, 3.3; errata 4)."""
+
+import pytest
+
+from dsim.engine.errors import PolicyError
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import parse
+from dsim.sim.step_model import StepModel
+
+from ..worlds import World
+
+SMALL = ",block_length=4,page_size=4"
+FDFO, SYNC, JOINT = (name + SMALL for name in ("sglang-fdfo", "sglang-sync", "sglang-joint"))
+GEMMA = "sglang-gemma,canvas_length=4,page_size=4"
+ALL = range(4)  # of a block
+
+
+# ---- masked models -----------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_prefilled_a_block_a_round_and_its_tail_heads_the_first_decode_block() -> None:
+    w = World(FDFO)
+    w.submit(0, 10, 4)
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    assert w.features() == (4, 16, 4, 4, 0, 1, 4, 1)  # the graph of a decode round, LM head and all
+    assert w["num_committed"][0] == 0  # a prefill denoises nothing
+    assert w.step_tokens({}) == "prefill 0P4/8"
+    assert w.features() == (4, 32, 8, 4, 0, 1, 4, 1)
+    assert w.step({0: [2, 3]}) == "decode 0D:PPMM"
+    assert w.features() == (4, 4 * 12, 12, 4, 4, 1, 0, 1)
+    assert w["num_tokens"][0] == 0
+    assert w.step() == "decode 0F:PPPP"  # which stores the final keys and values; tokens leave with it
+    assert (w["num_tokens"][0], w["first_emission"][0], w["first_block"][0]) == (2, 4.0, 4.0)
+    assert w.step({0: ALL}) == "decode 0D:MMMM"
+    assert w.schedule() == "decode 0F:PPPP"  # on the last block, too
+    assert w.commit() == [0]
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][0], w["num_forwards"][0], w["finish"][0]) == (4, 4, 6.0)
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_the_example_of_erratum_4() -> None:
+    w = World("sglang-fdfo")
+    w.submit(0, 64, 32)
+    assert [w.step_tokens({}) for _ in range(2)] == ["prefill 0P32/32", "prefill 0P32/64"]
+    assert w.step_tokens({}) == "decode 0D32/96"
+
+
+def test_a_prompt_shorter_than_a_block_has_no_prefill() -> None:
+    w = World(FDFO)
+    w.submit(0, 3, 1)
+    w.submit(1, 4, 1)
+    assert w.step_tokens({}) == "prefill 1P4/4"
+    assert w.step({0: [3], 1: ALL}) == "decode 0D:PPPM 1D:MMMM"
+    assert w.schedule() == "decode 0F:PPPP 1F:PPPP"
+    assert w.commit() == [0, 1]
+    assert (w["num_tokens"][:2], w["scheduled"][:2]) == ([1, 1], [1.0, 0.0])
+
+
+def test_while_any_prompt_is_prefilled_all_decoding_stands_still() -> None:
+    w = World(FDFO)
+    w.submit(0, 3, 5)
+    assert w.step({}) == "decode 0D:PPPM"
+    w.submit(1, 8, 4)
+    w.submit(2, 4, 4)
+    assert w.step_tokens({}) == "prefill 1P4/4 2P4/4"  # rows of a round side by side
+    assert w.step_tokens({}) == "prefill 1P4/8"  # 2 is through, and stands still as well
+    assert w.step({0: [3]}) == "decode 0D:PPPM 1D:MMMM 2D:MMMM"
+    w.submit(3, 2, 2)  # nothing of it is to prefill
+    assert w.step({1: ALL}) == "decode 0F:PPPP 1D:MMMM 2D:MMMM 3D:PPMM"
+    # A row whose block is done goes on at once.
+    assert w.step() == "decode 0D:MMMM 1F:PPPP 2D:MMMM 3D:PPMM"
+
+
+def test_blocks_of_a_prompt_that_are_prefilled_in_one_round() -> None:
+    w = World(FDFO + ",prefill_blocks_per_round=2")
+    w.submit(0, 14, 4)
+    w.submit(1, 9, 4)
+    assert w.step_tokens({}) == "prefill 0P8/8 1P8/8"
+    assert w.features() == (16, 2 * (4 * 4 + 4 * 8), 16, 16, 0, 2, 16, 1)
+    assert w.step_tokens({}) == "prefill 0P4/12"
+    assert w.step_tokens({}) == "decode 0D4/16 1D4/12"
+
+
+def test_a_mixed_round_prefills_and_decodes_in_one_forward() -> None:
+    w = World(FDFO + ",mixed=true")
+    w.submit(0, 3, 5)
+    w.step({0: [3]})
+    w.submit(1, 8, 4)
+    assert w.step_tokens({}) == "decode 0F4/4 1P4/4"
+    assert w.features() == (8, 16 + 16, 8, 8, 4, 2, 4, 1)
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1P4/8"
+    assert w.step_tokens({}) == "decode 0F4/8 1D4/12"
+    assert w.engine.totals.prefill_tokens == 8
+    assert w["finish"][0] == 4.0
+
+
+def test_the_host_plans_several_forwards_at_once_and_looks_up_between_them_alone() -> None:
+    latency = LatencyModel(((0.0, 1.0),), 0.0, host_step=0.5)
+    model = StepModel(latency, None)
+    w = World(FDFO + ",steps_per_round=3")
+    w.submit(0, 2, 6)
+    said, costs = [], []
+    for k, commits in enumerate(([2, 3], [], ALL, [])):
+        said.append(w.plan_tokens())
+        assert w.plan is not None
+        costs.append(model.step(w.plan).latency)
+        if k == 0:
+            w.submit(1, 2, 2)
+        w.commit({0: commits})
+    # A row enters its next block within the round; who comes waits for the round to end.
+    assert said == ["decode 0D4/4", "decode 0F4/4", "decode 0D4/8", "decode 0F4/8 1D4/4"]
+    assert costs == [1.5, 1.0, 1.0, 1.5]
+    assert w["finish"][0] == 4.0
+    # A finished row is computed until its round ends.
+    assert w.step_tokens({}) == "decode 0I4/8 1D4/4"
+    assert w.step_tokens({}) == "decode 0I4/8 1D4/4"
+    assert w.step_tokens({}) == "decode 1D4/4"
+
+
+def test_a_row_that_has_no_room_for_all_it_may_need_waits_and_nobody_is_preempted() -> None:
+    w = World(FDFO, num_pages=4)
+    w.submit(0, 4, 8)  # 3 pages
+    w.submit(1, 4, 4)  # 2
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    for commits in (ALL, (), ALL, ()):
+        assert w.step_tokens({0: commits}).startswith("decode 0")
+    assert w.step_tokens({}) == "prefill 1P4/4"
+    assert (w["finish"][0], w["num_preemptions"][:2]) == (5.0, [0, 0])
+
+
+def test_no_more_requests_run_than_max_running_requests() -> None:
+    assert parse("sglang-fdfo:3").batching.max_batch == 3
+    w = World(FDFO, max_batch=1)
+    w.submit(0, 4, 4)
+    w.submit(1, 4, 4)
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8"
+    assert w.step_tokens({}) == "decode 0F4/8"
+    assert w.step_tokens({}) == "prefill 1P4/4"
+
+
+# ---- sync --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sync_round_lasts_until_all_its_blocks_are_done() -> None:
+    latency = LatencyModel(((0.0, 1.0),), 0.0, host_step=0.5)
+    model = StepModel(latency, None)
+    w = World(SYNC)
+    w.submit(0, 3, 1)
+    w.submit(1, 2, 6)
+    costs = []
+    w.schedule()
+    for commits in ({0: [3], 1: [2]}, {}, {1: [3]}):
+        assert w.plan is not None
+        costs.append(model.step(w.plan).latency)
+        w.commit(commits)
+        if len(costs) == 1:
+            w.submit(2, 4, 4)
+        text = w.schedule()
+    assert text == "decode 0F:CCCC 1F:PPPP"  # the slowest block's three denoising forwards, and one more
+    assert w["num_tokens"][:2] == [0, 0]
+    assert w.commit() == [0]
+    assert (w["num_tokens"][:2], w["first_block"][:2]) == ([1, 2], [4.0, 4.0])
+    # The host plans a round once: its other forwards follow on the device.
+    assert costs == [1.5, 1.0, 1.0]
+    assert w.step_tokens({}) == "prefill 2P4/4"
+    assert w.step({1: ALL, 2: ALL}) == "decode 1D:MMMM 2D:MMMM"
+    assert w.schedule() == "decode 1F:PPPP 2F:PPPP"
+    assert w.commit() == [1, 2]
+    assert w.schedule() == "nothing"
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+# ---- blocks that are edited --------------------------------------------------------------------------------------
+
+
+def test_an_edited_block_is_final_with_the_forward_that_ends_it() -> None:
+    w = World(JOINT)
+    w.submit(0, 6, 6)
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    assert w.step() == "decode 0D:PPMM"
+    assert w.step({0: [2, 3]}) == "decode 0D:PPMM"
+    assert (w["num_tokens"][0], w["first_emission"][0]) == (2, 3.0)
+    assert w.schedule() == "decode 0D:MMMM"  # no pass in between
+    assert w.commit({0: ALL}) == [0]
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][0], w["num_forwards"][0], w["num_committed"][0]) == (6, 3, 6)
+
+
+def test_a_sync_round_of_edited_blocks_ends_when_the_last_is_done() -> None:
+    w = World(JOINT + ",dllm_fdfo=false")
+    w.submit(0, 2, 6)
+    w.submit(1, 3, 5)
+    assert w.step({0: [2, 3]}) == "decode 0D:PPMM 1D:PPPM"
+    w.submit(2, 4, 4)
+    assert w["num_tokens"][0] == 0
+    assert w.step({1: [3]}).split()[2] == "1D:PPPM"
+    assert w["num_tokens"][:2] == [2, 1]
+    assert w.step_tokens({}) == "prefill 2P4/4"  # between rounds
+    assert w.step({0: ALL, 1: ALL}) == "decode 0D:MMMM 1D:MMMM 2D:MMMM"
+    assert w.step({2: ALL}).split()[3] == "2D:MMMM"
+    assert w.schedule() == "nothing"
+    assert w["finish"][:3] == [5.0, 5.0, 5.0]
+
+
+def test_an_edited_block_may_be_entered_with_every_forward_of_a_round() -> None:
+    w = World(JOINT + ",steps_per_round=3")
+    w.submit(0, 4, 16)
+    w.step_tokens({})
+    for _ in range(3):
+        w.plan_tokens()
+        assert w.plan is not None
+        assert w.plan.pages == 4  # of 4 + 3 * 4 tokens
+        w.commit({0: ALL})
+    assert w["num_tokens"][0] == 12
+
+
+# ---- DiffusionGemma ----------------------------------------------------------------------------------------------
+
+
+def test_a_decoded_canvas_is_prefilled_in_a_round_that_all_others_wait_for_but_not_the_last() -> None:
+    w = World(GEMMA)
+    w.submit(0, 5, 7)
+    w.submit(1, 6, 4)
+    assert w.step_tokens({}) == "prefill 0P5/5 1P6/6"  # whole prompts, causal
+    assert w.features() == (11, 15 + 21, 11, 0, 0, 2, 11, 1)
+    assert w.step_tokens({}) == "decode 0D4/9 1D4/10"
+    assert w.features() == (8, 4 * 9 + 4 * 10, 19, 8, 8, 2, 0, 1)
+    assert w.step_tokens({0: ALL}) == "decode 0D4/9 1D4/10"
+    assert (w["num_tokens"][0], w["first_emission"][0]) == (4, 3.0)  # tokens leave before it
+    assert w.step_tokens({}) == "prefill 0F4/9"
+    assert w.features() == (4, 4 * 5 + 10, 9, 0, 0, 1, 4, 1)
+    assert w.step_tokens({1: ALL}) == "decode 0D4/13 1D4/10"
+    assert w["finish"][1] == 5.0
+    assert w.step_tokens({0: ALL}) == "decode 0D4/13"
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][:2], w["finish"][0], w["num_emissions"][:2]) == ([7, 4], 6.0, [2, 1])
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_prompts_beyond_max_prefill_tokens_wait_for_the_next_round_the_first_never() -> None:
+    w = World(GEMMA + ",max_prefill_tokens=8")
+    w.submit(0, 9, 4)
+    w.submit(1, 5, 4)
+    w.submit(2, 4, 4)
+    assert [w.step_tokens({}) for _ in range(3)] == ["prefill 0P9/9", "prefill 1P5/5", "prefill 2P4/4"]
+
+
+@pytest.mark.parametrize("field", ["dllm_fdfo=false", "steps_per_round=3"])
+def test_a_canvas_decoded_within_a_round_waits_for_its_end(field: str) -> None:
+    w = World(f"{GEMMA},{field}")
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 8)
+    w.step_tokens({})
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1D4/8"
+    # It is computed, for nothing: its keys are those of a causal pass alone.
+    assert w.step_tokens({}) == "decode 0I4/8 1D4/8"
+    assert w.step_tokens({1: ALL}) == "decode 0I4/8 1D4/8"
+    assert w["num_tokens"][:2] == [4, 4]
+    assert w.step_tokens({}) == "prefill 0F4/8 1F4/8"
+    assert w.step_tokens({}) == "decode 0D4/12 1D4/12"
+
+
+def test_a_mixed_round_prefills_a_canvas_beside_those_that_are_denoised() -> None:
+    w = World(GEMMA + ",mixed=true")
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 8)
+    w.step_tokens({})
+    w.step_tokens({0: ALL})
+    assert w.step_tokens({1: ALL}) == "decode 0F4/8 1D4/8"
+    assert w.step_tokens({}) == "decode 0D4/12 1F4/8"
+
+
+def test_a_request_fits_with_the_canvases_behind_its_prompt() -> None:
+    assert World(GEMMA, num_pages=4).submit(0, 5, 5)  # 5 + 8 tokens
+    assert not World(GEMMA, num_pages=3).submit(0, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sglang-sync,mixed=true", "dllm_fdfo is false and mixed=true, steps_per_round=1: expected mixed=false, "
+         "steps_per_round=1"),
+        ("sglang-fdfo,prefill_blocks_per_round=0", "prefill_blocks_per_round is 0, expected 1 to 4096"),
+        ("sglang-fdfo:0", "max_running_requests is 0, expected at least 1"),
+    ],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused_in_one_line(spec: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        parse(spec)
+    assert str(error.value) == f"policy {spec!r}: {message}"

@@ -1,0 +1,417 @@
+"""vLLM v1's token budget, step by step (production-dllm-serving.md 2.2, 2.3): what each row computes, over which keys."""
+
+import pytest
+
+from dsim.engine.errors import PolicyError
+from dsim.engine.policy import parse
+
+from ..worlds import World
+
+SYNC = ",async_scheduling=false"
+AR = "vllm-ar,max_num_batched_tokens=8,page_size=4"
+ALL = range(4)  # of a canvas
+
+
+# ---- chunks and the budget ---------------------------------------------------------------------------------------
+
+
+def test_a_prompt_takes_what_the_budget_has_left_and_goes_on_beside_decoding() -> None:
+    w = World(AR + SYNC)
+    w.submit(0, 5, 3)
+    w.submit(1, 10, 2)
+    assert w.step_tokens() == "prefill 0P5/5 1P3/3"
+    assert w.features() == (8, 15 + 6, 8, 1, 1, 2, 8, 1)  # the second prompt's chunk is not sampled
+    w.submit(2, 2, 1)
+    # Whoever runs comes first, in order of admission: the newcomer finds no budget.
+    assert w.step_tokens() == "decode 0D1/6 1P7/10"
+    assert w.features() == (8, 6 + (7 * 3 + 28), 16, 2, 2, 2, 7, 1)
+    assert w.step_tokens() == "decode 0D1/7 1D1/11 2P2/2"
+    assert w.schedule() == "nothing"
+    assert w["num_tokens"][:3] == [3, 2, 1]
+    assert w["first_emission"][:3] == [1.0, 2.0, 3.0]
+    assert w["finish"][:3] == [3.0, 3.0, 3.0]
+    assert w["num_forwards"][:3] == [2, 1, 0]
+    totals = w.engine.totals
+    assert (totals.prefill_tokens, totals.tokens) == (8 + 7 + 2, 1 + 2)
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_of_a_prompt_that_spans_three_steps_only_the_last_is_sampled() -> None:
+    w = World(AR + SYNC)
+    w.submit(0, 20, 1)
+    assert [w.step_tokens() for _ in range(3)] == ["prefill 0P8/8", "prefill 0P8/16", "prefill 0P4/20"]
+    assert w.features() == (4, 4 * 16 + 10, 20, 1, 1, 1, 4, 1)
+    assert (w["finish"][0], w["num_tokens"][0], w["scheduled"][0]) == (3.0, 1, 0.0)
+    assert w.schedule() == "nothing"
+
+
+def test_a_prompt_s_outstanding_tokens_leave_with_its_last_chunk() -> None:
+    w = World(AR + SYNC)
+    w.submit(0, 12, 2)
+    w.step_tokens()
+    assert w.engine.outstanding_tokens == 14
+    w.step_tokens()
+    assert w.engine.outstanding_tokens == 1
+
+
+def test_no_more_requests_run_than_max_num_seqs() -> None:
+    w = World(AR + SYNC, max_batch=1)
+    w.submit(0, 2, 2)
+    w.submit(1, 2, 1)
+    assert [w.step_tokens() for _ in range(4)] == ["prefill 0P2/2", "decode 0D1/3", "prefill 1P2/2", "nothing"]
+
+
+def test_the_long_prefill_threshold_holds_beside_others_and_not_alone() -> None:
+    w = World("vllm-ar,max_num_batched_tokens=8,long_prefill_token_threshold=3,page_size=4" + SYNC)
+    w.submit(0, 7, 1)
+    assert w.step_tokens() == "prefill 0P7/7"
+    w.submit(1, 7, 1)
+    w.submit(2, 5, 1)
+    assert w.step_tokens() == "prefill 1P3/3 2P3/3"
+    assert w.step_tokens() == "prefill 1P3/6 2P2/5"
+    assert w.step_tokens() == "prefill 1P1/7"
+    assert w["finish"][:3] == [1.0, 4.0, 3.0]
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole() -> None:
+    w = World(AR + ",enable_chunked_prefill=false" + SYNC)
+    w.submit(0, 5, 2)
+    w.submit(1, 5, 1)
+    w.submit(2, 2, 1)
+    assert w.step_tokens() == "prefill 0P5/5"  # the third would fit, and stands behind the second
+    assert w.step_tokens() == "decode 0D1/6 1P5/5 2P2/2"
+    assert not w.submit(3, 9, 1)  # no step could take it
+
+
+def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_at_its_end() -> None:
+    w = World(AR + ",enable_chunked_prefill=false")
+    assert w.submit(0, 5, 3)
+    assert not w.submit(1, 5, 4)
+
+
+# ---- head of line ------------------------------------------------------------------------------------------------
+
+
+def test_the_head_of_the_line_waits_for_pages_for_all_of_its_prompt_and_blocks_the_others() -> None:
+    spec = "vllm-ar,max_num_batched_tokens=5,page_size=4"
+    for reserve in (True, False):
+        w = World(spec + SYNC + ("" if reserve else ",scheduler_reserve_full_isl=false"), num_pages=4)
+        w.submit(0, 8, 1)
+        w.submit(1, 12, 1)  # 3 pages; 2 are free
+        w.submit(2, 1, 1)
+        assert w.step_tokens() == "prefill 0P5/5"
+        assert w.step_tokens() == ("prefill 0P3/8" if reserve else "prefill 0P3/8 1P2/2")
+        assert w.step_tokens() == ("prefill 1P5/5" if reserve else "prefill 1P5/7")
+
+
+# ---- preemption --------------------------------------------------------------------------------------------------
+
+
+def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_again_what_it_knew() -> None:
+    w = World("vllm-ar,page_size=2" + SYNC, num_pages=4, max_batch=2)
+    w.submit(0, 2, 4)
+    w.submit(1, 2, 4)
+    w.submit(2, 2, 1)
+    assert w.step_tokens() == "prefill 0P2/2 1P2/2"
+    assert w.step_tokens() == "decode 0D1/3 1D1/3"
+    assert w.step_tokens() == "decode 0D1/4 1D1/4"
+    # The fifth token of 0 wants a page; nobody is let in by a step that preempts.
+    assert w.plan_tokens() == "decode 0D1/5"
+    assert w.plan is not None
+    assert (w.plan.preempted, w.plan.pages, w.engine.num_waiting) == ((1,), 3, 2)
+    assert w.commit({0: [0]}) == [0]
+    assert w.step_tokens() == "prefill 1P5/5 2P2/2"  # it comes before 2
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][:3], w["finish"][:3]) == ([4, 4, 1], [4.0, 5.0, 5.0])
+    assert (w["first_emission"][1], w["num_preemptions"][:3]) == (1.0, [0, 1, 0])
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_of_two_that_are_preempted_the_older_queues_first() -> None:
+    w = World("vllm-ar-spec:2,page_size=1" + SYNC, num_pages=7)
+    for i in range(3):
+        w.submit(i, 1, 3)
+    assert w.step_tokens() == "prefill 0P1/1 1P1/1 2P1/1"
+    # 0 takes three of the four free pages; 1 wants three, and finds two with what 2 held: it goes itself.
+    assert w.plan_tokens() == "decode 0D3/4"
+    assert w.plan is not None
+    assert w.plan.preempted == (2, 1)
+    assert w.commit({0: [0, 1]}) == [0]
+    assert w.plan_tokens() == "prefill 1P2/2 2P2/2"
+
+
+def test_what_is_preempted_in_mid_prompt_begins_again() -> None:
+    w = World("vllm-ar,max_num_batched_tokens=4,page_size=2,scheduler_reserve_full_isl=false" + SYNC, num_pages=5)
+    w.submit(0, 3, 4)
+    w.submit(1, 8, 1)
+    assert w.step_tokens() == "prefill 0P3/3 1P1/1"
+    assert w.step_tokens() == "decode 0D1/4 1P3/4"
+    assert w.plan_tokens() == "decode 0D1/5"  # 1 has two pages, wants two more, and is the youngest
+    assert w.plan is not None
+    assert w.plan.preempted == (1,)
+    w.commit({0: [0]})
+    assert w.engine.outstanding_tokens == 1 + 8 + 1
+    # A step on, it takes the two pages again with its next chunk.
+    assert w.step_tokens() == "decode 0D1/6 1P3/3"
+    assert w["num_tokens"][:2] == [4, 0]
+    assert w.step_tokens() == "prefill 1P4/7"
+    assert w.step_tokens() == "prefill 1P1/8"
+    assert (w["finish"][1], w["num_tokens"][1], w["scheduled"][1]) == (6.0, 1, 0.0)
+    assert w.engine.outstanding_tokens == 0
+
+
+# ---- one step ahead ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_ahead_who_arrives_during_a_step_is_in_the_second_after_it() -> None:
+    w = World(AR)
+    w.submit(0, 3, 4)
+    assert w.step_tokens() == "prefill 0P3/3"
+    w.submit(1, 3, 1)  # the second step is decided already
+    assert w.step_tokens() == "decode 0D1/4"
+    assert w.step_tokens() == "decode 0D1/5 1P3/3"
+
+
+def test_a_request_that_ends_at_its_limit_is_asked_no_more() -> None:
+    w = World(AR)
+    w.submit(0, 3, 2)
+    assert [w.step_tokens() for _ in range(3)] == ["prefill 0P3/3", "decode 0D1/4", "nothing"]
+    assert w["finish"][0] == 2.0
+
+
+def test_a_request_that_ends_at_an_eos_is_computed_once_too_often() -> None:
+    w = World(AR, eos=True)
+    w.submit(0, 3, 2)
+    assert w.step_tokens() == "prefill 0P3/3"
+    w.submit(1, 2, 1)
+    assert w.step_tokens() == "decode 0D1/4"
+    assert w["finish"][0] == 2.0
+    assert w.step_tokens() == "decode 0I1/5 1P2/2"
+    assert w.features()[0] == 3
+    assert w.step_tokens() == "decode 1I1/3"
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][:2], w["finish"][:2], w["num_committed"][:2]) == ([2, 1], [2.0, 3.0], [2, 1])
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_without_looking_ahead_an_eos_wastes_nothing() -> None:
+    w = World(AR + SYNC, eos=True)
+    w.submit(0, 3, 2)
+    assert [w.step_tokens() for _ in range(3)] == ["prefill 0P3/3", "decode 0D1/4", "nothing"]
+
+
+def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_step() -> None:
+    w = World("vllm-ar,page_size=2", num_pages=4)
+    w.submit(0, 2, 4)
+    w.submit(1, 2, 3)
+    assert w.step_tokens() == "prefill 0P2/2 1P2/2"
+    assert w.step_tokens() == "decode 0D1/3 1D1/3"
+    # As this step begins the next is decided: 0 wants a third page there, and takes 1's.
+    assert w.plan_tokens() == "decode 0D1/4 1D1/4"
+    assert (w.engine.num_waiting, w.engine.num_running) == (1, 1)
+    assert w.commit({0: [0], 1: [0]}) == [1]
+    assert (w.engine.num_waiting, w.engine.num_running) == (0, 1)
+    assert w.step_tokens() == "decode 0D1/5"
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][:2], w["finish"][:2], w["num_preemptions"][:2]) == ([4, 3], [4.0, 3.0], [0, 1])
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_the_token_of_a_step_in_flight_is_kept_by_whom_it_finds_preempted() -> None:
+    w = World("vllm-ar,page_size=2", num_pages=4)
+    w.submit(0, 2, 4)
+    w.submit(1, 2, 4)
+    for _ in range(3):
+        w.step_tokens()
+    assert w["num_tokens"][:2] == [3, 3]
+    assert w.step_tokens() == "decode 0D1/5"
+    assert w.step_tokens() == "prefill 1P5/5"
+    assert (w["num_tokens"][:2], w["finish"][:2]) == ([4, 4], [4.0, 5.0])
+
+
+# ---- drafts ------------------------------------------------------------------------------------------------------
+
+
+def test_accepted_drafts_are_tokens_and_rejected_ones_are_computed_again() -> None:
+    w = World("vllm-ar-spec:2,page_size=4" + SYNC)
+    w.submit(0, 4, 5)
+    assert w.step_tokens() == "prefill 0P4/4"
+    assert w.plan_tokens() == "decode 0D3/7"
+    assert w.features() == (3, 3 * 4 + 6, 7, 3, 3, 1, 0, 1)
+    w.commit({0: [0, 1]})
+    assert w["num_tokens"][0] == 3
+    assert w.plan_tokens() == "decode 0D3/9"  # six were computed for good
+    # All three accepted, of which two are within the output.
+    assert w.commit({0: [0, 1, 2]}) == [0]
+    assert (w["num_tokens"][0], w["num_emissions"][0], w["finish"][0]) == (5, 3, 3.0)
+    assert w.schedule() == "nothing"
+
+
+def test_with_drafts_in_flight_pages_are_held_as_if_all_were_accepted() -> None:
+    w = World("vllm-ar-spec:2,page_size=1")
+    w.submit(0, 4, 9)
+    assert w.step_tokens() == "prefill 0P4/4"
+    assert w.plan_tokens() == "decode 0D3/7"
+    assert w.plan is not None
+    assert w.plan.pages == 4 + 3 + 3  # ... and the step behind computes as many again
+    w.commit({0: [0, 1, 2]})
+    assert w.plan_tokens() == "decode 0D3/10"
+    assert w.plan is not None
+    assert w.plan.pages >= 10
+
+
+def test_a_request_fits_only_with_its_last_drafts() -> None:
+    assert World("vllm-ar-spec:2,page_size=1" + SYNC, num_pages=11).submit(0, 4, 5)
+    assert not World("vllm-ar-spec:2,page_size=1" + SYNC, num_pages=10).submit(0, 4, 5)
+
+
+# ---- canvases ----------------------------------------------------------------------------------------------------
+
+DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=8"
+
+
+def test_a_canvas_is_denoised_then_committed_by_a_causal_pass_with_which_its_tokens_leave() -> None:
+    w = World(DIFFUSION + SYNC)
+    w.submit(0, 3, 6)
+    assert w.step_tokens({}) == "prefill 0P3/3"
+    assert w.features() == (3, 6, 3, 0, 0, 1, 3, 1)
+    assert w.schedule() == "decode 0D:MMMM"
+    assert w.features() == (4, 4 * 3 + 16, 7, 4, 4, 1, 0, 1)
+    w.commit()
+    assert w.step_tokens({0: ALL}) == "decode 0D4/7"
+    assert w["num_tokens"][0] == 0
+    assert w.schedule() == "decode 0F:PPPP"
+    assert w.features() == (4, 4 * 3 + 10, 7, 4, 0, 1, 0, 1)  # its logits are computed, and dropped
+    w.commit()
+    assert (w["num_tokens"][0], w["first_emission"][0], w["first_block"][0]) == (4, 4.0, 4.0)  # 1 + (2 + 1) forwards
+    assert w.step_tokens({0: ALL}) == "decode 0D4/11"
+    assert w.plan_tokens() == "decode 0F4/11"  # the last canvas pays its commit as well
+    assert w.commit() == [0]
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][0], w["num_emissions"][0], w["num_forwards"][0]) == (6, 2, 5)
+    assert w["num_committed"][0] == 8  # two positions are wasted
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_a_prompt_s_chunk_is_mixed_with_others_canvases_and_a_canvas_is_never_cut() -> None:
+    w = World("vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=10" + SYNC)
+    w.submit(0, 2, 8)
+    w.submit(1, 2, 8)
+    assert w.step_tokens({}) == "prefill 0P2/2 1P2/2"
+    w.submit(2, 5, 4)
+    assert w.step_tokens({}) == "decode 0D4/6 1D4/6 2P2/2"
+    assert w.features() == (10, 2 * (4 * 2 + 16) + 3, 14, 8, 8, 3, 2, 1)
+    assert w.step_tokens({}) == "decode 0D4/6 1D4/6 2P2/4"
+    assert w.step_tokens({}) == "decode 0D4/6 1D4/6 2P1/5"
+    # Its canvas finds two of ten tokens left, and waits for whole ones.
+    assert w.step_tokens({0: ALL}) == "decode 0D4/6 1D4/6"
+    assert w.step_tokens({1: ALL}) == "decode 0F4/6 1D4/6"
+
+
+def test_looking_ahead_a_canvas_that_ends_at_the_limit_wastes_no_forward_and_one_at_an_eos_wastes_one() -> None:
+    for eos in (False, True):
+        w = World(DIFFUSION, eos=eos)
+        w.submit(0, 3, 3)
+        assert w.step_tokens({}) == "prefill 0P3/3"
+        assert w.step_tokens({0: ALL}) == "decode 0D4/7"
+        assert w.step_tokens({}) == "decode 0F4/7"
+        assert (w["finish"][0], w["num_tokens"][0]) == (3.0, 3)
+        if eos:
+            assert w.step_tokens({}) == "decode 0I4/11"  # of a canvas behind the one that held it
+            assert w.features() == (4, 4 * 7 + 16, 11, 4, 4, 1, 0, 1)
+        assert w.schedule() == "nothing"
+        assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> None:
+    w = World(DIFFUSION)
+    w.submit(0, 4, 8)
+    w.step_tokens({})
+    w.plan_tokens()
+    assert w.plan is not None
+    assert w.plan.pages == 3  # 4 + 2 * 4 tokens
+    assert World(DIFFUSION, num_pages=4).submit(0, 4, 8)
+    assert not World(DIFFUSION, num_pages=3).submit(0, 4, 8)
+    assert World(DIFFUSION + SYNC, num_pages=3).submit(0, 4, 8)
+    assert not World(DIFFUSION + SYNC, num_pages=3).submit(0, 5, 5)  # canvases begin behind the prompt: 5 + 8
+
+
+def test_preemption_loses_a_canvas_and_keeps_the_tokens_that_are_committed() -> None:
+    w = World(DIFFUSION + SYNC, num_pages=6)
+    w.submit(0, 4, 12)
+    w.submit(1, 4, 8)
+    assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
+    assert w.step_tokens({}) == "decode 0D4/8 1D4/8"
+    assert w.step_tokens({1: ALL}) == "decode 0D4/8 1D4/8"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1F4/8"
+    assert w.step_tokens({}) == "decode 0F4/8 1D4/12"
+    assert w.step_tokens({}) == "decode 0D4/12 1D4/12"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/12 1D4/12"
+    assert w.step_tokens({}) == "decode 0F4/12 1D4/12"
+    assert w["num_tokens"][:2] == [8, 4]
+    # The third canvas of 0 wants a page: 1 loses its own, four steps in.
+    assert w.plan_tokens() == "decode 0D4/16"
+    assert w.plan is not None
+    assert w.plan.preempted == (1,)
+    w.commit({0: ALL})
+    assert w.plan_tokens() == "decode 0F4/16 1P4/4"
+    assert w.commit() == [0]
+    assert w.step_tokens({}) == "prefill 1P4/8"
+    assert w.plan_tokens() == "decode 1D4/12"
+    assert w.plan.status.tolist() == [[0, 0, 0, 0]]
+    assert w.plan.evaluations.tolist() == [[0, 0, 0, 0]]  # from its first step on
+    w.commit({1: ALL})
+    assert w.plan_tokens() == "decode 1F4/12"
+    assert w.commit() == [1]
+    assert (w["num_tokens"][:2], w["num_emissions"][:2], w["first_emission"][:2]) == ([12, 8], [3, 2], [5.0, 4.0])
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_a_canvas_decoded_but_not_committed_is_lost_to_preemption_too() -> None:
+    w = World(DIFFUSION + SYNC, num_pages=4)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 4)
+    w.step_tokens({})
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1D4/8"
+    assert w.step_tokens({1: ALL}) == "decode 0F4/8 1D4/8"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/12"  # 1 is decoded, and out
+    assert w.step_tokens({}) == "decode 0F4/12 1P4/4"
+    assert w.schedule() == "decode 1D:MMMM"
+
+
+def test_the_pass_in_flight_of_a_preempted_canvas_commits_it() -> None:
+    w = World(DIFFUSION, num_pages=6)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 4)
+    assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1D4/8"
+    assert w.step_tokens({1: ALL}) == "decode 0F4/8 1D4/8"
+    assert w.plan_tokens() == "decode 0D4/12 1F4/8"
+    assert w["num_preemptions"][:2] == [0, 1]
+    assert w.commit() == [1]
+    assert w.step_tokens({0: ALL}) == "decode 0D4/12"
+    assert w.step_tokens({}) == "decode 0F4/12"
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][:2], w["finish"][:2]) == ([8, 4], [6.0, 4.0])
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("vllm-diffusion,max_num_batched_tokens=255",
+         "max_num_batched_tokens is 255, expected at least the canvas length 256"),
+        ("vllm-diffusion,long_prefill_token_threshold=100",
+         "long_prefill_token_threshold is 100, expected 0 or at least the canvas length 256"),
+        ("vllm-ar,enable_chunked_prefill=false,long_prefill_token_threshold=5",
+         "long_prefill_token_threshold is 5 and enable_chunked_prefill is false: expected 0"),
+        ("vllm-diffusion,canvas_length=2000", "canvas_length is 2000, expected 1 to 1024"),
+        ("vllm-ar,max_num_seqs=9000", "max_num_seqs is 9000, expected 1 to max_num_batched_tokens, 8192"),
+        ("vllm-diffusion,threshold=0.8,strategy=low_confidence_dynamic",
+         "strategy is low_confidence_dynamic, and a canvas commits by law"),
+    ],
+)  # fmt: skip
+def test_what_no_step_could_compute_is_refused_in_one_line(spec: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        parse(spec)
+    assert str(error.value) == f"policy {spec!r}: {message}"
