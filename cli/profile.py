@@ -32,7 +32,11 @@ def profile_command(
         Path | None, option("FILE", "Fit the profile to a step log of any engine (docs/steplog.md).", "--from-log")
     ] = None,
     model: Annotated[
-        str | None, option("M", "What to measure: tiny, sdar-8b, a directory; with --roofline a name such as SDAR-8B, or a config.json.")
+        str | None,
+        option(
+            "M",
+            "What to measure: tiny, sdar-8b, a directory; with --roofline a name such as SDAR-8B, or a config.json.",
+        ),
     ] = None,
     tp: Annotated[int, typer.Option(help="GPUs a replica (tensor parallel), with --roofline.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,

@@ -25,7 +25,6 @@ from ..profiler.profile import Profile
 from ..report.metrics import no_nan
 from ..report.page import Page
 from ..report.shown import Showable
-from ..report.slo import Slo
 from .backend import Pool
 from .capacity import STABILITY, Search, search_of
 from .ledger import Ledger
@@ -53,8 +52,12 @@ class Candidate:
 
     policy: str  # as it was given
     profile: Profile
+    place: str  # as in Fleet
     quality: Quality
     price: float | None  # of a GPU for an hour
+
+    def __str__(self) -> str:
+        return f"{self.policy} on {self.place}" if self.place else self.policy
 
     @property
     def gpus(self) -> int:
@@ -72,6 +75,7 @@ class Fleet:
     """A candidate's place in the ranking: the fewest replicas that meet the SLOs, or why there are none."""
 
     policy: str
+    place: str  # the GPU or profile that tells it from the same policy elsewhere; empty where there is one profile
     profile: str
     device: str
     model: str
@@ -83,6 +87,7 @@ class Fleet:
     per_hour: float | None = None  # in the currency of the price
     per_million_requests: float | None = None
     values: Mapping[str, Interval] = field(default_factory=dict)  # of each criterion: s, or share of arrivals
+    attained: Mapping[str, float] = field(default_factory=dict)  # by SLO without a statistic: share of arrivals
     replications: int = 0
     headroom: float | None = None  # of the rate: so much more traffic until an SLO breaks
     breaks_first: str = ""  # the criterion that breaks there, or "stability"
@@ -98,7 +103,7 @@ class Risk:
     """What a change of the world does to the answer."""
 
     change: str
-    values: Mapping[str, Interval]  # of the recommended fleet, as it is; empty where none is left
+    values: Mapping[str, Interval]  # of the recommended fleet's criteria, as it is; empty where none is left
     holds: bool  # whether it still meets the SLOs
     needs: int | None  # replicas of the recommended policy; None: more than were allowed
     per_hour: float | None
@@ -167,6 +172,7 @@ def candidates_of(
     """
     found: list[Candidate] = []
     out: list[Fleet] = []
+    devices = {profile.device.name for profile in profiles}
     for profile in profiles:
         full = profile.family == "full-sequence"
         own = list(policies) or [
@@ -174,10 +180,11 @@ def candidates_of(
             if preset.policy.full_sequence == full and not preset.policy.autoregressive
         ]  # fmt: skip
         check = runs_on(profile, scenario.workload)
+        place = "" if len(profiles) == 1 else profile.name if len(devices) < len(profiles) else profile.device.name
         for spec in own:
             policy = replace(scenario, policy=spec).parsed_policy()
             quality = quality_of(policy, profile.model.name, quality_table)
-            candidate = Candidate(spec, profile, quality, prices(profile))
+            candidate = Candidate(spec, profile, place, quality, prices(profile))
             reason = ""
             try:
                 check(policy)
@@ -248,7 +255,7 @@ def plan(
         rate=rate,
         ranking=tuple(ranking),
         left_out=(*dropped, *left_out),
-        tied=tuple(_label(candidates[lane.candidate], candidates) for lane in tied),
+        tied=tuple(str(candidates[lane.candidate]) for lane in tied),
         risks=tuple(risks),
         criteria=tuple(c.text for c in criteria),
         bounds={c.text: c.bound for c in criteria},
@@ -378,12 +385,12 @@ class _Run:
             costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
             winner = self.candidates[who[int(np.argmin(costs))]]
             values, holds = self._as_it_is(after[0], mine.replicas, rate, slower, spread)
-            best_then = _label(winner, self.candidates) if min(costs) < math.inf else ""
+            best_then = str(winner) if min(costs) < math.inf else ""
             found.append(self._risk(change, values, holds, mine.candidate, after[0].replicas, best_then))
         left = mine.replicas - 1
         values, holds = self._as_it_is(mine, left, self.rate, 1.0, spread) if left else ({}, False)
-        label = _label(self.candidates[mine.candidate], self.candidates)
-        lost = self._risk("a replica lost", values, holds, mine.candidate, mine.replicas + (not holds), label)
+        same = str(self.candidates[mine.candidate])
+        lost = self._risk("a replica lost", values, holds, mine.candidate, mine.replicas + (not holds), same)
         return [found[0], lost, found[1]]
 
     def fleet(self, lane: Lane, own: Json) -> Fleet:
@@ -401,6 +408,7 @@ class _Run:
             per_hour=hourly,
             per_million_requests=None if hourly is None else hourly / (3600 * self.rate) * 1e6,
             values=self._values(lane, seen),
+            attained={slo: sum(f["attained"].get(slo, 1.0) for f in seen) / len(seen) for slo in seen[0]["attained"]},
             replications=len(seen),
             headroom=max(0.0, own["rate"] / self.rate - 1),
             breaks_first=STABILITY if binding < 0 else self.searches[lane.candidate].criteria[binding].text,
@@ -450,7 +458,8 @@ class _Run:
                 continue
             mean, half = float(known.mean()), student(known, CONFIDENCE)
             most = 1.0 if criterion.share is not None else math.inf
-            out[criterion.text] = Interval(mean, max(0.0, mean - half), min(most, mean + half))
+            ends = (max(0.0, mean - half), min(most, mean + half)) if len(known) > 1 else (math.nan, math.nan)
+            out[criterion.text] = Interval(mean, *ends)
         return out
 
     def _risk(
@@ -486,15 +495,10 @@ class _Run:
 def _row(candidate: Candidate) -> Fleet:
     profile = candidate.profile
     return Fleet(
-        policy=candidate.policy, profile=profile.name, device=profile.device.name, model=profile.model.name,
-        estimated=profile.is_estimate, quality=candidate.quality, gpus_per_replica=candidate.gpus,
+        policy=candidate.policy, place=candidate.place, profile=profile.name, device=profile.device.name,
+        model=profile.model.name, estimated=profile.is_estimate, quality=candidate.quality,
+        gpus_per_replica=candidate.gpus,
     )  # fmt: skip
-
-
-def _label(candidate: Candidate, of: Sequence[Candidate]) -> str:
-    """The policy, and where there are several devices on which."""
-    several = len({c.profile.name for c in of}) > 1
-    return f"{candidate.policy} on {candidate.profile.device.name}" if several else candidate.policy
 
 
 def _mean(lane: Lane) -> float:
@@ -503,11 +507,3 @@ def _mean(lane: Lane) -> float:
 
 def _spread(lane: Lane) -> float:
     return float(np.std(lane.severities[lane.high or 0], ddof=1))
-
-
-def criteria_need(slos: Sequence[str]) -> None:
-    """DsimError unless there is an SLO, and each can be read."""
-    if not slos:
-        raise DsimError("no SLO is given, expected at least one, such as ttft=2s or 50ms/token")
-    for text in slos:
-        Slo.parse(text)

@@ -13,7 +13,7 @@ from ..engine.latency import LatencyModel
 from ..files.interrupt import uninterrupted
 from ..files.read import parsing
 from ..profiler.profile import Profile
-from ..report.metrics import latencies
+from ..report.metrics import attainment, latencies, of_class
 from ..sim.twin import limits_of
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, Search, find
@@ -21,7 +21,7 @@ from .ledger import Ledger
 from .limits import Shares, limited_by
 from .race import LIMIT
 from .replicate import Reading, judge, judged, replication
-from .scenario import Scenario
+from .scenario import Scenario, class_column
 
 Json = dict[str, Any]
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
@@ -203,7 +203,17 @@ def _replay(search: Search, task: Task) -> Json:
     if result.interrupted:
         raise KeyboardInterrupt
     reading = judge(search.criteria, timed, result, task.rate, own.missing_passes)
+    seen = judged(len(timed))
+    window = {name: column[seen] for name, column in result.table.columns.items()}
+    window["slo_class"] = class_column(timed)[seen]
     found: Json = {
+        "attained": {
+            str(slo): share
+            for criterion in search.criteria
+            for slo in criterion.slos
+            if slo.stat is None
+            and not math.isnan(share := attainment(of_class(window, slo), slo, missing_passes=own.missing_passes))
+        },
         "values": [None if math.isnan(v) else v for v in reading.values],
         "severity": severity_of(reading),
         "stable": reading.stable,
@@ -213,8 +223,7 @@ def _replay(search: Search, task: Task) -> Json:
     if shares is not None:
         spent = shares.shares()
         limit = limited_by(spent, result.totals.preemptions / len(timed), policy, profile)
-        seen = judged(len(timed))
-        known = latencies({name: column[seen] for name, column in result.table.columns.items()})
+        known = latencies(window)
         found |= {"limited_by": limit.name, "limiting_setting": limit.setting}
         found["latency_ms"] = {name: _percentiles(1e3 * known[name]) for name in SEEN}
     return found

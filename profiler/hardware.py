@@ -1,20 +1,19 @@
 """GPUs one may not own: data-sheet figures, and the shares of them that serving code reaches.
 
 Peaks are dense bf16 with fp32 accumulation, bandwidths are the memory's, and a link is one direction of one GPU. Each
-GPU names its data sheet. Memory is what nvidia-smi reports for those that dsim shipped first, and what the data sheet
-says, in units of 10^9 bytes, for the others. A GPU of your own is a TOML file (docs/plan.md).
+GPU names its data sheet. Memory is what nvidia-smi reports where it is given in MIB, and what the data sheet says, in
+units of 10^9 bytes, where it is given in GB. A GPU of your own is a TOML file (docs/plan.md).
 
 The efficiencies are assumptions. Matrix products: the A100's 0.75 lies between the 0.71 that FOCUS's baseline reaches
-with everything included and what its slope implies for the layers alone; Hopper and Blackwell reach less of their larger
-peaks (0.65); the 4090's 0.80 follows from the 112-131 TFLOP/s of the LLaDA-8B runs in Sparse-dLLM's Table 1; the MI300X
-reaches about half of its peak in public measurements of bf16 products. Bandwidth: 0.8 of the data sheet, 0.85 for GDDR6X
-cards (about 15.5 ms to read LLaDA-8B). Links: 0.7.
+with everything included and what its slope implies for the layers alone; Hopper and Blackwell reach less of their
+larger peaks (0.65); the 4090's 0.80 follows from the 112-131 TFLOP/s of the LLaDA-8B runs in Sparse-dLLM's Table 1; the
+MI300X is taken to reach half of its peak. Bandwidth: 0.8 of the data sheet, 0.85 for GDDR6X cards (about 15.5 ms to
+read LLaDA-8B). Links: 0.7.
 """
 
 import difflib
 import math
 from dataclasses import dataclass
-
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,8 @@ def gpu(name: str) -> Gpu:
     close = difflib.get_close_matches(wanted.lower(), known, n=1)
     hint = f" (did you mean {known[close[0]]}?)" if close else ""
     raise ProfileError(
-        f"no GPU is named {cut(name)}{hint}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML (docs/plan.md)"
+        f"no GPU is named {cut(name)}{hint}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML "
+        "(docs/plan.md)"
     )
 
 

@@ -235,7 +235,7 @@ def _experts(path: Path, found: Mapping[str, Any]) -> Experts | None:
         return None
     experts = Experts(**{ours: _dimension(path, found, ours, OF_EXPERTS) for ours in OF_EXPERTS})
     if experts.top_k > experts.num:
-        raise ProfileError(f"{path}: num_experts_per_tok is {experts.top_k}, expected at most {experts.num}, the experts")
+        raise ProfileError(f"{path}: num_experts_per_tok is {experts.top_k}, expected at most {experts.num} experts")
     return experts
 
 

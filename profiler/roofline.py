@@ -58,6 +58,7 @@ def roofline(
     """
     _check(gpu, model, tp)
     kind = generates or family(model)
+    shape = "dimensions in profiler/models.py" if MODELS.get(model.name) == model else "dimensions in config.json"
     sheet = "data sheet figures and efficiencies in profiler/hardware.py" if GPUS.get(gpu.name) == gpu else gpu.source
     latency, regimes = latency_model(gpu, model, tp, graphs)
     how = "captured graphs" if graphs else "eager LMDeploy"
@@ -76,7 +77,7 @@ def roofline(
         commits=yields or published_commits(model.name),
         focus=FOCUS_DELTAS if kind == "block-diffusion" else None,
         provenance=Provenance(
-            (sheet, "dimensions in profiler/models.py" if MODELS.get(model.name) == model else "dimensions in config.json"),
+            (sheet, shape),
             date,
             __version__,
         ),
