@@ -172,6 +172,7 @@ def candidates_of(
     """
     found: list[Candidate] = []
     out: list[Fleet] = []
+    runs: set[str] = set()
     devices = {profile.device.name for profile in profiles}
     for profile in profiles:
         full = profile.family == "full-sequence"
@@ -188,6 +189,7 @@ def candidates_of(
             reason = ""
             try:
                 check(policy)
+                runs.add(spec)
             except DsimError as error:
                 reason = str(error)
             if not reason and min_quality is not None and (quality.relative or 0.0) < min_quality:
@@ -197,10 +199,9 @@ def candidates_of(
                 out.append(replace(_row(candidate), dropped=reason))
             else:
                 found.append(candidate)
-    for spec in policies:
-        refused = [row.dropped for row in out if row.policy == spec]
-        if refused and not any(c.policy == spec for c in found):
-            raise DsimError(refused[0])
+    for row in out:
+        if row.policy in policies and row.policy not in runs:
+            raise DsimError(row.dropped)
     if not found:
         raise DsimError(out[0].dropped if out else "no policy and no profile is given, expected one of each")
     return found, out

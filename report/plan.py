@@ -68,10 +68,12 @@ def _met(info: Json, fleet: Json) -> str:
     parts = []
     for text, value in fleet["values"].items():
         share = text in info["share_criteria"]
-        shown = f"{100 * value['value']:.1f} % of requests" if share else number(1e3 * value["value"]) + " ms"
         bound = info["bounds"][text]
-        asked = f"{100 * bound:g} % asked" if share else text
-        parts.append(f"{shown} meet the SLOs ({asked})" if share else f"{shown} ({asked})")
+        if share:
+            parts.append(f"{100 * value['value']:.1f} % of requests meet the SLOs ({100 * bound:g} % asked)")
+        else:
+            name = text.partition("=")[0]
+            parts.append(f"{name} is {number(1e3 * value['value'])} ms ({number(1e3 * bound)} ms asked)")
     return " and ".join(parts)
 
 
@@ -160,9 +162,9 @@ def _ranking(info: Json) -> Table:
         cells += [_met_share(info, fleet), _room(fleet), _binds(info, fleet), _limit(fleet)]
         rows.append([*cells, "unknown" if quality is None else f"{100 * quality:.1f} %"])
     caption = (
-        "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; as dear ones by how far they are from "
-        "the bounds. ±: the 95 % interval over replications. Headroom: so much more traffic until an SLO breaks, in one "
-        "replication. Binds first: the SLO that most requests miss. Quality: of answers, beside the full cache."
+        "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; as dear ones by how far they are "
+        "from the bounds. ±: the 95 % interval over replications. Headroom: so much more traffic until an SLO breaks, "
+        "in one replication. Binds first: the SLO that most requests miss. Quality: of answers, beside the full cache."
     )
     words = frozenset({0, *(i for i, name in enumerate(head) if name in ("on", "binds first", "limited by"))})
     return table(head, rows, caption=caption, left=words, spare=("quality", "limited by"))
