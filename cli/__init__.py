@@ -22,6 +22,7 @@ from . import (
     live,
     metrics,
     model,
+    plan,
     profile,
     replay,
     serve,
@@ -48,6 +49,7 @@ app.command("replay")(replay.replay)
 app.command("live")(live.live_command)
 app.command("serve")(serve.serve_command)
 app.command("sweep")(sweep.sweep)
+app.command("plan")(plan.plan_command)
 app.command("capacity")(capacity.capacity_command)
 app.command("tune")(tune.tune_command)
 app.command("compare")(compare.compare_command)

@@ -25,12 +25,18 @@ UPKEEP_AT = 512  # tokens of the request whose upkeep is shown
 
 
 def profile_command(
-    roofline: Annotated[str | None, option("GPU", "Derive the profile from data sheets.")] = None,
+    roofline: Annotated[
+        str | None, option("GPU", "Derive the profile from a GPU's data sheet: its name, or a TOML (docs/plan.md).")
+    ] = None,
     from_log: Annotated[
         Path | None, option("FILE", "Fit the profile to a step log of any engine (docs/steplog.md).", "--from-log")
     ] = None,
     model: Annotated[
-        str | None, option("M", "What to measure: tiny, sdar-8b, a directory; a name such as SDAR-8B with --roofline.")
+        str | None,
+        option(
+            "M",
+            "What to measure: tiny, sdar-8b, a directory; with --roofline a name such as SDAR-8B, or a config.json.",
+        ),
     ] = None,
     tp: Annotated[int, typer.Option(help="GPUs a replica (tensor parallel), with --roofline.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
@@ -70,7 +76,7 @@ def profile_command(
     if roofline is not None and from_log is not None:
         raise DsimError("--roofline and --from-log are two ways to make a profile, expected one of them")
     if roofline is not None:
-        _derive(roofline, model, tp, eager, output, force, json)
+        _derive(roofline, model, tp, eager, yields, output, force, json)
         return
     if from_log is None and model is None:
         raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
@@ -121,11 +127,18 @@ def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> "Profile":
 
 
 def _derive(
-    roofline: str, model: str | None, tp: int, eager: bool, output: Path | None, force: bool, json: bool
+    roofline: str,
+    model: str | None,
+    tp: int,
+    eager: bool,
+    yields: str | None,
+    output: Path | None,
+    force: bool,
+    json: bool,
 ) -> None:
     from ..profiler import hardware, models
     from ..profiler import roofline as rooflines
-    from ..profiler.profile import save
+    from ..profiler.profile import load, save
 
     if model is None:
         raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
@@ -133,7 +146,10 @@ def _derive(
     if output is not None:
         check_file(output, force=force)
     name = printable(output.stem) if output else None
-    profile = rooflines.roofline(gpu, shape, tp, graphs=not eager, name=name, date=date.today().isoformat())
+    profile = rooflines.roofline(
+        gpu, shape, tp, graphs=not eager, name=name, date=date.today().isoformat(),
+        generates=models.family(shape, models.architecture_of(model)), yields=load(yields).commits if yields else (),
+    )  # fmt: skip
     facts = _facts(profile, rooflines.knee(gpu, shape, tp))
     if output is not None:
         save(profile, output, force)

@@ -180,7 +180,7 @@ def capacity(
     A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with what is known.
     """
     _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
-    search = _search(scenario, precision, attainment, num_requests, block)
+    search = search_of(scenario, precision, attainment, num_requests, block)
     with Pool(backend, jobs, address) as pool:
         run = _Run(search, pool, precision, confidence, max_replications, progress)
         return _finish(run, gpu_hour, curve)
@@ -219,7 +219,7 @@ def fewest_replicas(
     def enough(replicas: int) -> bool:
         nonlocal replays
         if replicas not in runs:
-            search = _search(replace(scenario, replicas=replicas), precision, attainment, num_requests, block)
+            search = search_of(replace(scenario, replicas=replicas), precision, attainment, num_requests, block)
             runs[replicas] = _Run(search, pool, precision, confidence, max_replications, progress, rate, replays)
             replays = runs[replicas].num_replays
         return runs[replicas].interval.low >= rate
@@ -523,7 +523,7 @@ def _shown(criterion: Criterion, value: float) -> float:
     return value if criterion.share is not None else 1e3 * value
 
 
-def _search(
+def search_of(
     scenario: Scenario, precision: float, attainment: float, num_requests: int | None, block: int | None
 ) -> Search:
     """The scenario's search, with its defaults and checks."""

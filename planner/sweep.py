@@ -4,26 +4,26 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
 from ..files.lock import Lock
 from ..files.place import Kind, check_folder, has_schema, take_folder
-from ..files.read import MOST_OF_SETTINGS, cut, fault, parsing, read_json
-from ..files.write import sync_folder, write_whole
+from ..files.read import cut, parsing, read_json
+from ..files.write import write_whole
 from ..report.page import Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
 from .backend import Outcome, Pool
 from .grid import Cell, Plan, read_plan
+from .ledger import Ledger
 from .scenario import Scenario
 
 if TYPE_CHECKING:
@@ -160,14 +160,14 @@ class _Journal:
         self._folder = folder
         self._force = force
         self._lock: Lock | None = None
-        self._file: BinaryIO | None = None
+        self._ledger: Ledger | None = None
         if folder is None:
             return
         _check_version(check_folder(folder, SWEEP, force=force, add=True))
         if not force and folder.is_dir():
             self._lock = take_folder(folder, SWEEP)
             try:
-                self._read(folder / KEPT)
+                self._open(folder)
             except BaseException:
                 self._close()
                 raise
@@ -178,23 +178,15 @@ class _Journal:
             return
         if self._lock is None:
             self._lock = take_folder(self._folder, SWEEP, force=self._force)
-        try:
-            self._file = (self._folder / KEPT).open("ab")
-        except OSError as error:
-            raise fault(self._folder, error) from None
-        sync_folder(self._folder)
+            self._open(self._folder)
+        assert self._ledger is not None
+        self._ledger.begin()
         write_whole(self._folder / "sweep.json", _manifest(plan, False))
 
     def append(self, entry: Json) -> None:
         """A cell is finished."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise fault(f"{self._folder}/{KEPT}", error) from None
+        if self._ledger is not None:
+            self._ledger.append(entry)
 
     def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str) -> None:
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
@@ -213,27 +205,13 @@ class _Journal:
         write_whole(self._folder / "report.html", to_html(sweep_page(swept)))
         write_whole(self._folder / "sweep.json", _manifest(plan, not interrupted))
 
-    def _read(self, path: Path) -> None:
-        """The finished cells; a line that a crash tore off is dropped, and its cell run again."""
-        if not path.is_file():
-            return
-        end = 0
-        try:
-            with path.open("r+b") as file:
-                for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
-                    if not line.endswith(b"\n"):
-                        break
-                    end += len(line)
-                    entry = _finished(f"{path}:{i}", line)
-                    self.entries[entry["key"]] = entry
-                file.truncate(end)
-        except OSError as error:
-            raise fault(path, error) from None
+    def _open(self, folder: Path) -> None:
+        self._ledger = Ledger(folder / KEPT, _finished)
+        self.entries = {entry["key"]: entry for entry in self._ledger.entries}
 
     def _close(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # of a full disk: it was told as the line was written
-                self._file.close()
+        if self._ledger is not None:
+            self._ledger.close()
         if self._lock is not None:
             self._lock.close()
 

@@ -1,24 +1,29 @@
 """GPUs one may not own: data-sheet figures, and the shares of them that serving code reaches.
 
-Peaks are dense bf16 with fp32 accumulation, bandwidths are the memory's, and a link is one direction of one GPU.
-Memory is what nvidia-smi reports. Sources: NVIDIA's data sheets of the A100 80GB SXM, H100 SXM, H200 SXM and L40S,
-and its Ada architecture white paper for the RTX 4090 (whose 48 GB card is a modified one, used by Sparse-dLLM).
+Peaks are dense bf16 with fp32 accumulation, bandwidths are the memory's, and a link is one direction of one GPU. Each
+GPU names its data sheet. Memory is what nvidia-smi reports where it is given in MIB, and what the data sheet says, in
+units of 10^9 bytes, where it is given in GB. A GPU of your own is a TOML file (docs/plan.md).
 
 The efficiencies are assumptions. Matrix products: the A100's 0.75 lies between the 0.71 that FOCUS's baseline reaches
-with everything included and what its slope implies for the layers alone; Hopper reaches less of its larger peak (0.65);
-the 4090's 0.80 follows from the 112-131 TFLOP/s of the LLaDA-8B runs in Sparse-dLLM's Table 1.
-Bandwidth: 0.8 of the data sheet, 0.85 for GDDR6X cards (about 15.5 ms to read LLaDA-8B). Links: 0.7.
+with everything included and what its slope implies for the layers alone; Hopper and Blackwell reach less of their
+larger peaks (0.65); the 4090's 0.80 follows from the 112-131 TFLOP/s of the LLaDA-8B runs in Sparse-dLLM's Table 1; the
+MI300X is taken to reach half of its peak. Bandwidth: 0.8 of the data sheet, 0.85 for GDDR6X cards (about 15.5 ms to
+read LLaDA-8B). Links: 0.7.
 """
 
+import difflib
+import math
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ..engine.errors import ProfileError
-from ..files.read import cut
+from ..files.read import cut, quoted, read_toml
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak: short windows over paged keys
 MOE_SHARE = 0.36  # of the dense efficiency: LLaDA2.0-mini's steps (FOCUS, Fig. 6) imply 0.27 of an A100's peak
 LINK_EFFICIENCY = 0.7
-MIB = 2**20
+MIB, GB = 2**20, 10**9
 
 
 @dataclass(frozen=True)
@@ -33,30 +38,87 @@ class Gpu:
     link_latency: float  # s for one all-reduce of nothing: an assumption
     matmul_efficiency: float
     bandwidth_efficiency: float
+    source: str = ""  # of the figures
 
 
 _NVLINK, _PCIE = 10e-6, 30e-6  # s
+_ADA = "NVIDIA Ada GPU Architecture white paper"
 
 _GPUS = (
     #    name             FLOP/s     bytes/s   memory        link B/s  latency  matmul  bandwidth
-    Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80),
-    Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80),
-    Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80),
-    Gpu("L40S", 362.1e12, 0.864e12, 46068 * MIB, 31.5e9, _PCIE, 0.65, 0.80),
-    Gpu("RTX4090", 165.2e12, 1.008e12, 24564 * MIB, 31.5e9, _PCIE, 0.80, 0.85),
-    Gpu("RTX4090-48GB", 165.2e12, 1.008e12, 49140 * MIB, 31.5e9, _PCIE, 0.80, 0.85),
-)
+    Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80, "NVIDIA A100 80GB SXM data sheet"),
+    Gpu("A100-40GB", 312.0e12, 1.555e12, 40 * GB, 300e9, _NVLINK, 0.75, 0.80, "NVIDIA A100 40GB SXM data sheet"),
+    Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet"),
+    Gpu("H100-PCIe", 756.0e12, 2.000e12, 80 * GB, 63e9, _PCIE, 0.65, 0.80, "NVIDIA H100 PCIe data sheet"),
+    Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H200 SXM data sheet"),
+    Gpu("B200", 2250.0e12, 8.000e12, 180 * GB, 900e9, _NVLINK, 0.65, 0.80, "NVIDIA HGX B200 data sheet (1000 W)"),
+    Gpu("MI300X", 1307.4e12, 5.300e12, 192 * GB, 448e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI300X data sheet"),
+    Gpu("L4", 121.0e12, 0.300e12, 24 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L4 data sheet, half of it with sparsity"),
+    Gpu("L40S", 362.1e12, 0.864e12, 46068 * MIB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L40S data sheet"),
+    Gpu("A10", 125.0e12, 0.600e12, 24 * GB, 31.5e9, _PCIE, 0.75, 0.80, "NVIDIA A10 data sheet"),
+    Gpu("RTX4090", 165.2e12, 1.008e12, 24564 * MIB, 31.5e9, _PCIE, 0.80, 0.85, _ADA),
+    Gpu(
+        "RTX4090-48GB", 165.2e12, 1.008e12, 49140 * MIB, 31.5e9, _PCIE, 0.80, 0.85,
+        f"{_ADA}; a modified card, used by Sparse-dLLM",
+    ),
+)  # fmt: skip
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _GPUS}
 ALIASES = {"a100": "A100-80GB"}
 
+# A data sheet's TOML: key, what it is in our units, and whether it may be left out.
+KEYS: dict[str, tuple[str, float]] = {
+    "bf16_tflops": ("peak", 1e12),
+    "bandwidth_gb_s": ("bandwidth", 1e9),
+    "memory_gb": ("memory_bytes", 1e9),
+    "link_gb_s": ("link", 1e9),
+    "link_latency_us": ("link_latency", 1e-6),
+    "matmul_efficiency": ("matmul_efficiency", 1.0),
+    "bandwidth_efficiency": ("bandwidth_efficiency", 1.0),
+}
+ASSUMED = {"link_gb_s": 31.5, "link_latency_us": 30.0, "matmul_efficiency": 0.65, "bandwidth_efficiency": 0.8}
+
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name, in any case of letters, or a ProfileError that lists the known ones."""
+    """The GPU of that name, in any case of letters, or of a data sheet's TOML; a ProfileError lists the known ones."""
+    if name.endswith(".toml"):
+        return read_gpu(name)
     wanted = ALIASES.get(name.lower(), name)
-    for known, found in GPUS.items():
-        if known.lower() == wanted.lower():
-            return found
-    raise ProfileError(f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}")
+    known = {key.lower(): key for key in GPUS}
+    if wanted.lower() in known:
+        return GPUS[known[wanted.lower()]]
+    close = difflib.get_close_matches(wanted.lower(), known, n=1)
+    hint = f" (did you mean {known[close[0]]}?)" if close else ""
+    raise ProfileError(
+        f"no GPU is named {cut(name)}{hint}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML "
+        "(docs/plan.md)"
+    )
+
+
+def read_gpu(path: str | Path) -> Gpu:
+    """A GPU from a TOML file: `name`, `source` and the keys of KEYS, of which those in ASSUMED may be left out."""
+    given = read_toml(path, kind=ProfileError)
+    known = ["name", "source", *KEYS]
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ProfileError(f"{path}: there is no key {quoted(key)}{hint}; the keys are {', '.join(known)}")
+    for key in ("name", "source"):
+        if not isinstance(given.get(key), str) or not given[key].strip():
+            raise ProfileError(f"{path}: {key} is {quoted(given.get(key))}, expected text")
+    figures = {ours: _figure(path, key, given.get(key, ASSUMED.get(key))) * unit for key, (ours, unit) in KEYS.items()}
+    memory = round(figures.pop("memory_bytes"))
+    return Gpu(name=given["name"].strip(), memory_bytes=memory, source=given["source"].strip(), **figures)
+
+
+def _figure(path: str | Path, key: str, value: Any) -> float:
+    most = 1.0 if key.endswith("_efficiency") else 1e9
+    wanted = "a number above 0" + (" and up to 1" if most == 1.0 else "")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ProfileError(f"{path}: {key} is {quoted(value)}, expected {wanted}")
+    if not 0 < value <= most:
+        raise ProfileError(f"{path}: {key} is {value:g}, expected {wanted}")
+    return float(value)
 
 
 def default_max_batch(device: str) -> int:

@@ -1,9 +1,13 @@
 """The shapes of the models that profiles speak of, and the arithmetic of their parameters, FLOPs and bytes."""
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from ..engine.errors import ProfileError
-from ..files.read import cut
+from ..files.read import cut, quoted, read_json
 
 BYTES = 2  # of a parameter, a key or a value element in bf16
 
@@ -168,20 +172,110 @@ def touched_experts(m: ModelShape, tokens: float) -> float:
 
 
 def model(name: str) -> ModelShape:
-    """The shape of that name, in any case of letters, or a ProfileError that lists the known ones."""
-    for known, shape in MODELS.items():
-        if known.lower() == name.lower():
-            return shape
-    raise ProfileError(f"no model is named {cut(name)}; the known ones are {', '.join(MODELS)}")
+    """The shape of that name, in any case of letters, or of a config.json; a ProfileError lists the known ones."""
+    if name.endswith(".json") or Path(name, "config.json").is_file():
+        return read_shape(name)
+    known = {key.lower(): shape for key, shape in MODELS.items()}
+    if name.lower() in known:
+        return known[name.lower()]
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f" (did you mean {known[close[0]].name}?)" if close else ""
+    raise ProfileError(
+        f"no model is named {cut(name)}{hint}; the known ones are {', '.join(MODELS)}, and a Hugging Face config.json"
+    )
 
 
-def family(m: ModelShape) -> str:
-    """How a model of that name generates."""
-    if m.name.startswith(("SDAR", "LLaDA2")):
+def read_shape(path: str | Path) -> ModelShape:
+    """The shape in a Hugging Face config.json, or in the one of a folder; a ProfileError names what it lacks.
+
+    The model is called what `_name_or_path` says, without its owner, or else as the folder is.
+    """
+    path = Path(path, "config.json") if Path(path).is_dir() else Path(path)
+    found = read_json(path, kind=ProfileError)
+    if not isinstance(found, dict):
+        raise ProfileError(f"{path}: is {quoted(found)}, expected an object of a model's dimensions")
+    values = {ours: _dimension(path, found, ours) for ours in DIMENSIONS}
+    heads = values["heads"]
+    head_dim = values.pop("head_dim") or values["hidden"] // heads
+    named = found.get("_name_or_path") or found.get("name")
+    name = Path(named).name if isinstance(named, str) and Path(named).name else path.absolute().parent.name
+    kind = _architecture(found)
+    bias = any(bool(found.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
+    return ModelShape(
+        name=name,
+        kv_heads=values.pop("kv_heads") or heads,
+        head_dim=head_dim,
+        tied=any(bool(found.get(key)) for key in ("tie_word_embeddings", "weight_tying")),
+        qk_norm=bool(found.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR")))),
+        qkv_bias=bias or any(part in kind for part in ("Qwen2", "Dream")),
+        experts=_experts(path, found),
+        **values,
+    )
+
+
+def family(m: ModelShape, architecture: str = "") -> str:
+    """How a model of that name, or of an architecture as in config.json, generates."""
+    if m.name.startswith(("SDAR", "LLaDA2")) or any(part in architecture for part in ("SDAR", "LLaDA2", "Fast_dLLM")):
         return "block-diffusion"
-    if m.name.startswith("DiffusionGemma"):
+    if m.name.startswith("DiffusionGemma") or "DiffusionGemma" in architecture:
         return "canvas"
-    return "autoregressive" if m.name.startswith(("Qwen", "Gemma")) else "full-sequence"
+    if any(part in architecture for part in ("LLaDA", "Dream", "BothWays")):
+        return "full-sequence"
+    return "autoregressive" if architecture or m.name.startswith(("Qwen", "Gemma")) else "full-sequence"
+
+
+def architecture_of(name: str) -> str:
+    """What the config.json of that path says of its architecture; empty for a known model's name."""
+    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
+    return _architecture(read_json(path, kind=ProfileError)) if path.is_file() else ""
+
+
+def _architecture(found: Mapping[str, Any]) -> str:
+    named = found.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else str(found.get("model_type", ""))
+
+
+# Our dimensions, and what config.json calls them: Transformers' own names, then LLaDA's. A 0: it may be left out.
+DIMENSIONS: dict[str, tuple[tuple[str, ...], int]] = {
+    "layers": (("num_hidden_layers", "n_layers"), 1),
+    "hidden": (("hidden_size", "d_model"), 1),
+    "heads": (("num_attention_heads", "n_heads"), 1),
+    "kv_heads": (("num_key_value_heads", "n_kv_heads"), 0),
+    "head_dim": (("head_dim",), 0),
+    "ffn": (("intermediate_size", "mlp_hidden_size"), 1),
+    "vocab": (("embedding_size", "vocab_size"), 1),
+    "context_limit": (("max_position_embeddings", "max_sequence_length"), 1),
+}
+OF_EXPERTS: dict[str, tuple[tuple[str, ...], int]] = {
+    "num": (("num_experts", "n_routed_experts", "num_local_experts"), 0),
+    "top_k": (("num_experts_per_tok",), 1),
+    "shared": (("num_shared_experts", "n_shared_experts"), 0),
+    "ffn": (("moe_intermediate_size",), 1),
+    "dense_layers": (("first_k_dense_replace",), 0),
+}
+MOST = 10_000_000  # of a dimension: more is a mistake
+
+
+def _dimension(path: Path, found: Mapping[str, Any], ours: str, of: Mapping[str, Any] | None = None) -> int:
+    names, least = (of or DIMENSIONS)[ours]
+    key = next((name for name in names if found.get(name) is not None), None)
+    if key is None:
+        if least == 0:
+            return 0
+        raise ProfileError(f"{path}: has no {' or '.join(names)}, expected a model's dimensions")
+    value = found[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise ProfileError(f"{path}: {key} is {quoted(value)}, expected a whole number of {least} to {MOST}")
+    return value
+
+
+def _experts(path: Path, found: Mapping[str, Any]) -> Experts | None:
+    if not _dimension(path, found, "num", OF_EXPERTS):
+        return None
+    experts = Experts(**{ours: _dimension(path, found, ours, OF_EXPERTS) for ours in OF_EXPERTS})
+    if experts.top_k > experts.num:
+        raise ProfileError(f"{path}: num_experts_per_tok is {experts.top_k}, expected at most {experts.num} experts")
+    return experts
 
 
 def _feed_forward_params(m: ModelShape, active: bool) -> int:

@@ -7,11 +7,13 @@ transition is a chord from half the knee to one and a half times it. Every const
 from dataclasses import replace
 
 from .. import __version__
+from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .hardware import ATTENTION_EFFICIENCY, LINK_EFFICIENCY, MOE_SHARE, Gpu
+from .hardware import ATTENTION_EFFICIENCY, GPUS, LINK_EFFICIENCY, MOE_SHARE, Gpu
 from .models import (
     BYTES,
+    MODELS,
     ModelShape,
     attention_flops,
     expert_params,
@@ -52,9 +54,17 @@ def roofline(
     name: str | None = None,
     description: str | None = None,
     date: str = "",
+    generates: str | None = None,
+    yields: tuple[CommitModel, ...] = (),
 ) -> Profile:
-    """What data sheets say a replica of `tp` GPUs does with the model; a ProfileError where it does not fit."""
+    """What data sheets say a replica of `tp` GPUs does with the model; a ProfileError where it does not fit.
+
+    generates: the model's family, where its name does not tell. yields: commit models instead of the published ones.
+    """
     _check(gpu, model, tp)
+    kind = generates or family(model)
+    shape = "dimensions in profiler/models.py" if MODELS.get(model.name) == model else "dimensions in config.json"
+    sheet = "data sheet figures and efficiencies in profiler/hardware.py" if GPUS.get(gpu.name) == gpu else gpu.source
     latency, regimes = latency_model(gpu, model, tp, graphs)
     how = "captured graphs" if graphs else "eager LMDeploy"
     where = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
@@ -62,18 +72,18 @@ def roofline(
         name=name or f"{gpu.name}-{model.name}{'' if tp == 1 else f'-tp{tp}'}{'' if graphs else '-eager'}".lower(),
         description=description or f"{model.name} on {where}, {how}, from data sheets",
         origin="roofline",
-        family=family(model),
+        family=kind,
         implementation=f"roofline with {how}",
         device=Device(gpu.name, tp, gpu.memory_bytes),
         model=model,
         latency=latency,
         fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
         memory=memory_model(gpu, model, tp),
-        commits=published_commits(model.name),
-        canvas_laws=CANVAS_LAWS if family(model) == "canvas" else (),
-        focus=FOCUS_DELTAS if family(model) == "block-diffusion" else None,
+        commits=yields or published_commits(model.name),
+        canvas_laws=CANVAS_LAWS if kind == "canvas" else (),
+        focus=FOCUS_DELTAS if kind == "block-diffusion" else None,
         provenance=Provenance(
-            ("data sheet figures and efficiencies in profiler/hardware.py", "dimensions in profiler/models.py"),
+            (sheet, shape),
             date,
             __version__,
         ),

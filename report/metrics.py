@@ -341,7 +341,7 @@ METRICS: dict[str, Metric] = {
         "ms", "(last emission - first emission) / (N - tokens of the first emission)",
         "the unbiased pace; missing with a single emission",
     ),
-    "norm_latency": Metric("ms", "e2el / N", "every request has one"),
+    "norm_latency": Metric("ms", "e2el / N", "every request has one; a target such as 50ms/token is a bound on it"),
     "e2el": Metric("ms", "finish - arrival"),
     "itl": Metric(
         "ms", "gaps between a request's emissions, pooled over requests",

@@ -1,7 +1,8 @@
 """What counts as good enough: `[class/][stat:]metric=bound`, for each good request or, with a statistic, for the run.
 
 `ttft=2s` judges each request. `p90:ttft=2s` judges the run: its p90; `95%:ttft=2s`: at least 95 % of arrivals meet it.
-`chat/p90:ttft=1s` and `chat/ttft=1s` judge the requests whose slo_class is chat, and no others.
+`chat/p90:ttft=1s` and `chat/ttft=1s` judge the requests whose slo_class is chat, and no others. `50ms/token` is a plain
+way to write `norm_latency=50ms`, with the same statistics and classes before it.
 """
 
 import re
@@ -11,11 +12,13 @@ from dataclasses import dataclass
 from ..engine.errors import DsimError
 from ..files.read import cut, quoted
 
+A_TOKEN = "norm_latency"  # what a target such as 50ms/token bounds: every request has one
 METRIC_KEYS = ("ttft", "ttfb", "tpot", "tpot_chunk", "norm_latency", "e2el", "itl")
 STATS = ("mean", "p50", "p90", "p95", "p99")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 _SHAPE = re.compile(r"(?:(?P<class>[^:=]*)/)?(?:(?P<stat>[^:=/]*):)?(?P<metric>[^:=/]*)=(?P<bound>[^:=]*)")
+_A_TOKEN = re.compile(r"(?P<before>(?:[^:=]*/)?(?:[^:=/]*:)?)(?P<bound>[^:=/]*)/\s*token")
 _SHARE = re.compile(r"(?P<percent>\d+\.?\d*|\.\d+)\s*%")
 _BOUND = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[a-z]*)")
 
@@ -27,7 +30,7 @@ class Slo:
     metric: str  # one of METRIC_KEYS
     bound: float  # s
     stat: str | None = None  # one of STATS, or a share of arrivals such as "95%"
-    text: str = ""  # as the user wrote it
+    text: str = ""  # as the user wrote it, with the metric's name
     slo_class: str | None = None  # of the requests judged; None: all
 
     @property
@@ -37,14 +40,16 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Read `ttft=2s`, `p90:tpot_chunk=50ms` or `95%:ttft=2s`; a DsimError names what is unknown and what is known.
+        """Read `ttft=2s`, `p90:tpot_chunk=50ms`, `95%:ttft=2s` or `50ms/token`; a DsimError names what is unknown.
 
         `chat/ttft=1s` names a class of the trace; whether there is one, `check_class` says.
         """
         spec, said = text.strip(), quoted(text)
+        if plain := _A_TOKEN.fullmatch(spec):
+            spec = f"{plain['before'].strip()}{A_TOKEN}={plain['bound'].strip()}"
         shape = _SHAPE.fullmatch(spec)
         if shape is None:
-            raise DsimError(f"SLO {said}: expected [stat:]metric=bound, such as ttft=2s or p90:tpot_chunk=50ms")
+            raise DsimError(f"SLO {said}: expected [stat:]metric=bound, such as ttft=2s or 50ms/token")
         metric, stat, slo_class = shape["metric"].strip(), shape["stat"], shape["class"]
         if metric not in METRIC_KEYS:
             known = ", ".join(METRIC_KEYS)

@@ -396,7 +396,7 @@ def test_a_bad_row_is_one_line_with_file_line_and_both_values(name: str, text: s
         (["--seed", "-1"], "seed is -1, expected 0 to 2^63 - 1"),
         (["--time-unit", "days"], "time unit is days, expected one of: s, ms, us, ns"),
         (["--drop-warmup", "-1"], "--drop-warmup is -1.0 s, expected at least 0"),
-        (["--slo", "ttft"], "SLO 'ttft': expected [stat:]metric=bound, such as ttft=2s or p90:tpot_chunk=50ms"),
+        (["--slo", "ttft"], "SLO 'ttft': expected [stat:]metric=bound, such as ttft=2s or 50ms/token"),
         (["--slo", "ttfx=2s"], "SLO 'ttfx=2s': unknown metric 'ttfx', expected one of ttft, ttfb, tpot, "),
         (["--slo", "p12:ttft=2s"], "SLO 'p12:ttft=2s': unknown statistic 'p12', expected one of mean, p50, "),
         (["--slo", "ttft=2"], "SLO 'ttft=2': bound '2' has no unit, expected s, ms or us"),

@@ -1,0 +1,239 @@
+"""dsim plan: which policy, on which GPUs, how many of them, at what cost; one ranked answer."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..engine.errors import DsimError
+from ..files.place import Kind, check_folder, has_schema, take_folder
+from ..files.write import write_whole
+from . import choices, options
+from .bar import Bar
+from .capacity import percent
+from .options import INTERRUPTED, option
+
+if TYPE_CHECKING:
+    from ..planner.ledger import Ledger
+    from ..planner.plan import Planned
+    from ..profiler.profile import Profile
+    from ..report.page import Page
+
+LEDGER = "replays.jsonl"
+FILES = ("plan.toml", "plan.json", "report.html")
+SCHEMA = "dsim-plan"
+PLAN = Kind("a plan", (*FILES, "profile-*.json", LEDGER), "plan.json", has_schema(SCHEMA), kept=LEDGER)
+
+
+def plan_command(
+    trace: options.TraceName,
+    slo: options.Slos = None,
+    rate: Annotated[float | None, option("R", "Requests per second to serve; the trace's own by default.")] = None,
+    policy: Annotated[
+        list[str] | None,
+        option(
+            "SPEC",
+            "A policy to compare, as elsewhere; repeat. By default every shipped one that the model runs.",
+            "--policy",
+            values=options.policies,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        option("GPU,...", "GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates."),
+    ] = None,
+    model: Annotated[
+        str | None, option("M", "With --gpu: SDAR-8B by default, another known name, or a config.json.")
+    ] = None,
+    tp: Annotated[int, option("N", "With --gpu: GPUs of a replica (tensor parallel).")] = 1,
+    yields: Annotated[
+        str | None, option("P", "With --gpu: a profile whose commit models are taken over.", "--yields")
+    ] = None,
+    profile: Annotated[
+        list[str] | None,
+        option("P", "Instead of --gpu: a profile file or shipped profile; repeat.", values=options.profiles),
+    ] = None,
+    workload: options.Workload = None,
+    gpu_hour: Annotated[
+        str | None, option("PRICE", "Price of a GPU for an hour: 2, or by GPU, a100=2,h100=3.5.", "--gpu-hour")
+    ] = None,
+    currency: options.Currency = "USD",
+    attainment: Annotated[
+        str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
+    ] = "99%",
+    max_replicas: Annotated[int, option("N", "Try at most N replicas.")] = 64,
+    min_quality: Annotated[str | None, option("Q", "Least quality beside the full cache, such as 98%.")] = None,
+    quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
+    num_requests: Annotated[
+        int | None, option("N", "Requests in a replay: as many as judge the trace once, 6000 to 24000, by default.")
+    ] = None,
+    router: options.Router = "round-robin",
+    arrival: options.Arrival = "trace",
+    cv: options.Cv = None,
+    lengths: options.Lengths = None,
+    time_unit: options.TimeUnit = None,
+    skip_bad: options.SkipBad = False,
+    emit: options.Emit = "block",
+    missing_fails: options.MissingFails = False,
+    jobs: options.Jobs = None,
+    backend: options.Backend = "local",
+    address: options.Address = None,
+    seed: options.Seed = 0,
+    out: Annotated[
+        Path | None,
+        option("DIR", "Write plan.toml, plan.json and report.html; goes on from what it holds.", "-o", "--out"),
+    ] = None,
+    as_json: options.AsJson = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its replays included.")] = False,
+) -> None:
+    """Rank policies on GPUs by what the smallest fleet costs that meets the SLOs, and say how sure that is.
+
+    dsim plan azure-conv --rate 12 --slo ttft=2s --slo 50ms/token --gpu-hour 2 -o runs/plan
+    """
+    from ..planner.plan import candidates_of, fingerprint, own_rate, plan
+    from ..planner.quality import load_table, parse_share
+    from ..planner.scenario import Scenario, asked
+    from ..profiler.profile import load
+    from ..report.plan import plan_page
+    from ..report.text import render
+
+    given = locals()
+    if gpu is not None and profile:
+        raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
+    for name, value in (("--model", model), ("--yields", yields), ("--tp", None if tp == 1 else tp)):
+        if value is not None and gpu is None:
+            raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
+    if not slo:
+        raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 50ms/token")
+    specs = options.different(policy or [])
+    sheets = [] if gpu is None else _from_sheets(gpu.split(","), model or "SDAR-8B", tp, yields)
+    profiles = sheets or [load(name) for name in options.different(profile or [choices.PROFILE])]
+    scenario = options.scenario(given, policy=Scenario.policy, profile=choices.PROFILE, replicas=1, rate=None)
+    options_asked: dict[str, Any] = {
+        "attainment": percent("--attainment", attainment),
+        "max_replicas": max_replicas,
+        "num_requests": num_requests,
+    }
+    candidates, left_out = candidates_of(
+        scenario, specs, profiles, _prices(gpu_hour, profiles),
+        min_quality=None if min_quality is None else parse_share(min_quality),
+        quality_table=None if quality_table is None else load_table(quality_table),
+    )  # fmt: skip
+    wanted = own_rate(scenario) if rate is None else rate
+    key = fingerprint(scenario, candidates, wanted, options_asked)
+    if out is not None:
+        check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    options.warn(screen, scenario)
+    try:
+        with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting (the first run compiles)") as bar:
+            ledger = None if out is None else _open(stack, out, key, force)
+            planned = plan(
+                scenario, candidates, left_out, rate=wanted, jobs=jobs, backend=backend, address=address,
+                ledger=ledger, progress=lambda doing, done, of: bar.update(done, of, doing, ""), **options_asked,
+            )  # fmt: skip
+            info = {**asked(scenario, options.command(options.SPEED), None, currency), **planned.to_json()}
+            info |= {"gpu_hour": gpu_hour, "attainment": options_asked["attainment"]}
+            info |= {"profile": ", ".join(p.name for p in profiles), "estimated": any(p.is_estimate for p in profiles)}
+            for name in ("device", "model", "profile_version", "workload"):
+                info.pop(name, None)
+            page = plan_page(info)
+            written = [] if out is None else _write(out, planned, info, page, sheets)
+    except KeyboardInterrupt:
+        kept = f"the replays are kept in {out}/: the same command goes on from them" if out else "nothing was kept"
+        screen.print(f"Interrupted: {kept}", style="bold red", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(info, allow_nan=False))
+    else:
+        render(page, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+    if out is not None:
+        screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
+
+
+def _from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -> "list[Profile]":
+    """Profiles of a model on GPUs, from data sheets."""
+    from ..profiler import hardware, models
+    from ..profiler.profile import load
+    from ..profiler.roofline import roofline
+
+    shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
+    commits = load(yields).commits if yields else ()
+    found = [
+        roofline(hardware.gpu(name.strip()), shape, tp, generates=kind, yields=commits)
+        for name in options.different([name.strip() for name in gpus])
+    ]
+    if kind == "block-diffusion" and not found[0].commits:
+        raise DsimError(
+            f"nobody published what {shape.name} commits a step, expected --yields P: a profile whose commit models "
+            "are taken over, such as a100-sdar-8b"
+        )
+    return found
+
+
+def _prices(text: str | None, profiles: "Sequence[Profile]") -> "Callable[[Profile], float | None]":
+    """What an hour of a profile's GPU costs: one price for all, or one for each by the beginning of its name."""
+    if text is None:
+        return lambda profile: None
+    named: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, price = part.rpartition("=")
+        try:
+            value = float(price)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
+            raise DsimError(
+                f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"
+            )
+        named[name.strip().lower()] = value
+
+    def price_of(profile: "Profile") -> float:
+        names = (profile.device.name.lower(), profile.name.lower())
+        for name in sorted(named, key=len, reverse=True):
+            if any(own.startswith(name) for own in names):
+                return named[name]
+        raise DsimError(f"--gpu-hour is {text}, which has no price for {profile.device.name}")
+
+    for profile in profiles:
+        price_of(profile)
+    return price_of
+
+
+def _open(stack: ExitStack, out: Path, key: str, force: bool) -> "Ledger":
+    """The folder's ledger, held until the stack ends; a DsimError where it is another plan's."""
+    from ..planner.ledger import Ledger
+    from ..planner.plan_replays import entry_of
+
+    stack.callback(take_folder(out, PLAN, force=force).close)
+    ledger = Ledger(out / LEDGER, entry_of)
+    found = next((entry["plan"] for entry in ledger.entries if "plan" in entry), None)
+    if found not in (None, key):
+        raise DsimError(
+            f"{out}: holds the replays of another plan ({found}, this one is {key}): choose another folder or pass "
+            "--force"
+        )
+    ledger.begin()
+    stack.callback(ledger.close)
+    if found is None:
+        ledger.append({"plan": key})
+    return ledger
+
+
+def _write(out: Path, planned: "Planned", info: dict[str, Any], page: "Page", sheets: "Sequence[Profile]") -> list[str]:
+    from ..profiler.profile import save
+    from ..report.html import to_html
+
+    text = json.dumps(info, indent=1, allow_nan=False, ensure_ascii=False)
+    files = {"plan.toml": planned.plan_toml, "plan.json": text + "\n", "report.html": to_html(page)}
+    for name, content in files.items():
+        write_whole(out / name, content)
+    for profile in sheets:
+        save(profile, out / f"profile-{profile.name}.json", force=True)
+    return [*files, *(f"profile-{profile.name}.json" for profile in sheets)]

@@ -1,0 +1,254 @@
+"""The replays of a plan: what each is asked, what it shows, and that none is done twice."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import DsimError
+from ..engine.latency import LatencyModel
+from ..files.interrupt import uninterrupted
+from ..files.read import parsing
+from ..profiler.profile import Profile
+from ..report.metrics import attainment, latencies, of_class
+from ..sim.twin import limits_of
+from .backend import Pool
+from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, Search, find
+from .ledger import Ledger
+from .limits import Shares, limited_by
+from .race import LIMIT
+from .replicate import Reading, judge, judged, replication
+from .scenario import Scenario, class_column
+
+Json = dict[str, Any]
+SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
+OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
+PILOT_PER_REPLICA = 100  # requests
+
+
+@dataclass(frozen=True)
+class Posed(Scenario):
+    """A scenario with a profile at hand, whose steps take so many times as long as it says."""
+
+    given_profile: Profile | None = None
+    slower: float = 1.0
+
+    def loaded_profile(self) -> Profile:
+        profile = self.given_profile or super().loaded_profile()
+        return profile if self.slower == 1.0 else replace(profile, latency=slowed(profile.latency, self.slower))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of work of one candidate: a pilot, a replay, or the search for a fleet's own capacity."""
+
+    kind: str  # of TASKS
+    candidate: int
+    rate: float  # req/s
+    replicas: int
+    slower: float = 1.0
+    index: int = 0  # of the replication
+    known: float | None = None  # own: the severity at the rate, which a replay told
+
+    @property
+    def key(self) -> str:
+        """What tells it from the plan's others."""
+        return f"{self.kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
+
+
+class Replays:
+    """Answers tasks, from the ledger where it holds them, from a pool of processes otherwise."""
+
+    def __init__(
+        self, searches: Sequence[Search], pool: Pool, ledger: Ledger | None, told: Callable[[], object]
+    ) -> None:
+        self.num_replays = 0  # behind all answers so far, those that the ledger gave included
+        self._searches, self._pool, self._ledger, self._told = searches, pool, ledger, told
+        entries = [] if ledger is None else ledger.entries
+        self._kept: dict[str, Json] = {entry["task"]: entry["found"] for entry in entries if "task" in entry}
+        self._known: dict[str, Json] = {}
+
+    def __call__(self, tasks: Iterable[Task]) -> list[Json]:
+        """What each task found, in their order; `error` in place of it where dsim refuses."""
+        tasks = list(tasks)
+        for task in tasks:
+            if task.key not in self._known and task.key in self._kept:
+                self._add(task.key, self._kept[task.key])
+        new = {task.key: (self._searches[task.candidate], task) for task in tasks if task.key not in self._known}
+        outcomes = self._pool.run(_do, new)
+        try:
+            for outcome in outcomes:
+                if outcome.trace is not None:
+                    raise RuntimeError(f"in a worker:\n{outcome.trace}")
+                if outcome.error is not None and not outcome.refused:
+                    raise DsimError(outcome.error)
+                found: Json = {"error": outcome.error} if outcome.value is None else outcome.value
+                with uninterrupted():
+                    if self._ledger is not None:
+                        self._ledger.append({"task": outcome.key, "found": found})
+                    self._add(outcome.key, found)
+                self._told()
+        finally:
+            outcomes.close()
+        return [self._known[task.key] for task in tasks]
+
+    def _add(self, key: str, found: Json) -> None:
+        self._known[key] = found
+        self.num_replays += found.get("replays", 0)
+
+
+def entry_of(where: str, line: bytes) -> Json:
+    """A line of a plan's ledger."""
+    with parsing(where, "a finished replay (delete the line to replay it again, or pass --force)"):
+        entry = json.loads(line)
+        match entry:
+            case {"plan": str()}:
+                pass
+            case {"task": str(), "found": dict() as found}:
+                _check_found(found)
+            case _:
+                raise ValueError("it has neither plan nor task and found")
+    return dict(entry)
+
+
+def _check_found(found: Json) -> None:
+    """ValueError unless these are what one of TASKS finds."""
+    needs = {"replicas": int, "value": float, "rate": float, "severity": float, "values": list, "error": str}
+    for name, kind in needs.items():
+        value = found.get(name)
+        good = (int, float) if kind is float else kind
+        if value is not None and (not isinstance(value, good) or isinstance(value, bool)):
+            raise ValueError(f"{name} is {value!r:.40}")
+    if not {"severity", "rate", "value", "error"} & set(found):
+        raise ValueError("it holds nothing that was found")
+
+
+def fleet(search: Search, replicas: int, slower: float = 1.0) -> Search:
+    """The search of a candidate with so many replicas; enough requests for each."""
+    scenario = replace(search.scenario, replicas=replicas)
+    if slower != 1.0:
+        assert isinstance(scenario, Posed)
+        scenario = replace(scenario, slower=slower)
+    return replace(search, scenario=scenario, num_requests=max(search.num_requests, PER_REPLICA * replicas))
+
+
+def slowed(model: LatencyModel, factor: float) -> LatencyModel:
+    """The model of steps that take so many times as long."""
+    times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction")
+    return replace(
+        model,
+        knots=tuple((x, y * factor) for x, y in model.knots),
+        upkeep=tuple(replace(part, row=part.row * factor, token=part.token * factor) for part in model.upkeep),
+        **{name: getattr(model, name) * factor for name in times},
+    )
+
+
+def severity_of(reading: Reading) -> float:
+    """How far the worst SLO is beyond its bound, as a log; LIMIT where the queue grows without end."""
+    return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
+
+
+def _do(work: tuple[Search, Task]) -> Json:
+    search, task = work
+    return TASKS[task.kind](search, task)
+
+
+def _pilot(search: Search, task: Task) -> Json:
+    """About how many replicas the rate needs, at most `task.replicas`, by short replays; null if more."""
+    used = 0
+    value = math.nan
+
+    def enough(replicas: int) -> Reading:
+        nonlocal used, value
+        fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
+        fewer = max(fewer, PILOT_PER_REPLICA * replicas)
+        short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
+        short = replace(short, scenario=replace(search.scenario, replicas=replicas))
+        used += 1
+        reading = short.requests(PILOT)(task.rate)
+        value = reading.values[int(np.argmax(reading.severities))]
+        return reading
+
+    low, step = 0, 1
+    at = 1
+    while True:
+        reading = enough(at)
+        if reading.holds:
+            break
+        low = at
+        if low == task.replicas:
+            return {"replicas": None, "value": None if math.isnan(value) else value, "replays": used}
+        # A queue that grows says how much one replica serves.
+        guess = math.ceil(at * task.rate / reading.sustained) if not reading.stable and reading.sustained > 0 else 0
+        at = min(max(guess, low + step), task.replicas)
+        step *= 2
+    high = at
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle).holds else (middle, high)
+    return {"replicas": high, "value": None if math.isnan(value) else value, "replays": used}
+
+
+def _replay(search: Search, task: Task) -> Json:
+    """One replay of a fleet: its criteria's values, what limits it, and what clients see."""
+    own_search = fleet(search, task.replicas, task.slower)
+    own, requests = replication(own_search.scenario, task.index, own_search.num_requests, own_search.block)
+    policy, profile = own.parsed_policy(), own.loaded_profile()
+    shares = Shares(profile.latency, limits_of(policy, profile)) if task.index == 0 else None
+    timed = requests.time_scaled(1 / task.rate)
+    result = own.simulate(timed, append=None if shares is None else shares.append)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    reading = judge(search.criteria, timed, result, task.rate, own.missing_passes)
+    seen = judged(len(timed))
+    window = {name: column[seen] for name, column in result.table.columns.items()}
+    window["slo_class"] = class_column(timed)[seen]
+    found: Json = {
+        "attained": {
+            str(slo): share
+            for criterion in search.criteria
+            for slo in criterion.slos
+            if slo.stat is None
+            and not math.isnan(share := attainment(of_class(window, slo), slo, missing_passes=own.missing_passes))
+        },
+        "values": [None if math.isnan(v) else v for v in reading.values],
+        "severity": severity_of(reading),
+        "stable": reading.stable,
+        "rejected": reading.rejected,
+        "replays": 1,
+    }
+    if shares is not None:
+        spent = shares.shares()
+        limit = limited_by(spent, result.totals.preemptions / len(timed), policy, profile)
+        known = latencies(window)
+        found |= {"limited_by": limit.name, "limiting_setting": limit.setting}
+        found["latency_ms"] = {name: _percentiles(1e3 * known[name]) for name in SEEN}
+    return found
+
+
+def _own(search: Search, task: Task) -> Json:
+    """The rate up to which a fleet meets the SLOs in a replication, and the criterion that is violated above it."""
+    own = fleet(search, task.replicas, task.slower)
+    ask = own.requests(task.index)
+    replays = 0
+
+    def read(rate: float) -> Reading:
+        nonlocal replays
+        if task.known is not None and task.known <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
+            return Reading(rate, (math.nan,), (task.known,), 0.0, True, rate, 0.0)
+        replays += 1
+        return ask(rate)
+
+    found = find(read, own.criteria, task.rate, OWN_WIDTH, OWN_SHARPNESS)
+    return {"rate": found.rate, "binding": found.binding, "replays": replays}
+
+
+def _percentiles(values: Any) -> dict[str, float] | None:
+    known = values[~np.isnan(values)]
+    return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
+
+
+TASKS: dict[str, Callable[[Search, Task], Json]] = {"pilot": _pilot, "replay": _replay, "own": _own}

@@ -1,0 +1,154 @@
+"""A race of fleets: how few replicas of each candidate meet the SLOs, with replays spent where the answer is undecided.
+
+It is a race in the sense of Maron and Moore (1994) and F-Race (Birattari et al., 2002): all candidates meet the same
+replications one after another, and a fleet leaves as soon as its interval says on which side of the SLOs it lies. What
+is decided is feasibility first and cost second, as in Andradottir and Kim (Fully sequential procedures for comparing
+constrained systems via simulation, 2010): a candidate that can be neither first nor second any more is not looked at
+further.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .replicate import student
+
+FIRST = 3  # replications before an interval is looked at
+MOST = 8  # replications of a fleet
+CLEAR = math.log(2)  # severity: a bound exceeded twofold, or twice as many misses as allowed, needs no second replay
+LIMIT = math.log(1000)  # severity of a queue that grows without end
+CONFIDENCE = 0.95
+NORMAL = 1.96  # standard deviations of half such an interval
+STRIDE = 1.5  # by which steps away from the first guess grow
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A replay that a race asks for."""
+
+    candidate: int
+    replicas: int
+    index: int  # of the replication
+
+
+Severities = Callable[[Sequence[Entry]], Sequence[float]]  # of the worst SLO in each replay; LIMIT: the queue grows
+
+
+@dataclass
+class Lane:
+    """A candidate in the race."""
+
+    candidate: int
+    price: float  # of a replica
+    at: int  # replicas that are looked at
+    most: int  # replicas
+    severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, in the order of replications
+    low: int = 0  # the most replicas that are too few, or not surely enough
+    high: int | None = None  # the fewest that are enough
+    dropped: bool = False  # it can be neither first nor second
+    step: float = 1.0
+
+    @property
+    def replicas(self) -> int | None:
+        """The fewest replicas that are enough; None where that is not known, or more than `most`."""
+        return self.high if self.high is not None and self.high - self.low == 1 else None
+
+    @property
+    def open(self) -> bool:
+        """Whether there is anything left to find out."""
+        return not self.dropped and self.replicas is None and self.low < self.most
+
+    def decide(self, enough: bool) -> None:
+        """The fleet that was looked at is enough, or not; the next one is looked at."""
+        if enough:
+            self.high = self.at
+        else:
+            self.low = self.at
+        if not self.open:
+            return
+        if self.high is None:
+            self.at = min(self.low + int(self.step), self.most)
+        elif self.low == 0:
+            self.at = max(1, self.high - int(self.step))
+        else:
+            self.at = (self.low + self.high) // 2
+        self.step *= STRIDE
+
+
+def race(
+    prices: Sequence[float],
+    starts: Sequence[int],
+    most: int,
+    severities: Severities,
+    *,
+    drop: bool = True,
+    spread: float | None = None,
+) -> list[Lane]:
+    """For each candidate the fewest replicas that meet the SLOs, by the price of a replica and a first guess.
+
+    A fleet is enough where the interval of its severity lies below 0; one that is still undecided after MOST
+    replications counts as too little. More than FIRST are spent only on what may still be first or second. drop: no
+    longer look at a candidate that can be neither. spread: the standard deviation between replications, where it is
+    known of like fleets: then a single replay may decide.
+    """
+    lanes = [
+        Lane(i, price, min(start, most), most) for i, (price, start) in enumerate(zip(prices, starts, strict=True))
+    ]
+    while True:
+        bar = _second_price(lanes)
+        entries: list[Entry] = []
+        for lane in lanes:
+            while lane.open:
+                seen = lane.severities.setdefault(lane.at, [])
+                matters = lane.price * lane.at <= bar
+                said = verdict(seen, MOST if matters else FIRST, spread)
+                if said is None:
+                    wanted = 1 if not seen else len(seen) + 1 if spread is not None else max(FIRST, len(seen) + 1)
+                    entries += [Entry(lane.candidate, lane.at, i) for i in range(len(seen), wanted)]
+                    break
+                lane.decide(said)
+                if drop and lane.price * (lane.low + 1) > bar:
+                    lane.dropped = lane.replicas is None
+        if not entries:
+            return lanes
+        for entry, severity in zip(entries, severities(entries), strict=True):
+            lanes[entry.candidate].severities[entry.replicas].append(severity)
+
+
+def verdict(severities: Sequence[float], most: int, spread: float | None = None) -> bool | None:
+    """Whether a fleet meets the SLOs, by the severities of its replays; None while it takes more to say."""
+    n = len(severities)
+    if n and severities[0] >= CLEAR:
+        return False
+    if n < (FIRST if spread is None else 1):
+        return None
+    mean, half = float(np.mean(severities)), half_width(severities, spread)
+    if mean + half <= 0:
+        return True
+    return False if mean - half > 0 or n >= most else None
+
+
+def half_width(severities: Sequence[float], spread: float | None = None) -> float:
+    """Half of the interval of the mean: Student's, or the normal one of a known spread where that is narrower."""
+    half = student(np.array(severities), CONFIDENCE) if len(severities) >= FIRST else math.inf
+    return half if spread is None else min(half, NORMAL * spread / math.sqrt(len(severities)))
+
+
+def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
+    """Of fleets, the one whose severities are least on average and those that it is not surely better than.
+
+    Paired by replication: the first ones, as many as all have.
+    """
+    n = min(map(len, severities))
+    values = [np.array(own[:n]) for own in severities]
+    leader = min(range(len(values)), key=lambda i: float(values[i].mean()))
+    behind = [own - values[leader] for own in values]
+    return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap, CONFIDENCE) <= 0]
+
+
+def _second_price(lanes: Sequence[Lane]) -> float:
+    """What the second cheapest of the fleets that are known to be enough costs; infinite while there are fewer."""
+    known = sorted(lane.price * lane.high for lane in lanes if lane.high is not None)
+    return known[1] if len(known) > 1 else math.inf

@@ -1,0 +1,248 @@
+"""A plan in words and as a page: what to run, on how many GPUs, at what cost, why that, and what could change it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .capacity import money
+from .chart import COLOURS, Chart
+from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .table import number
+
+Json = Mapping[str, Any]  # what `dsim plan --json` prints
+QUESTION = "Which policy, on how many GPUs, at what cost?"
+
+
+def plan_page(info: Json) -> Page:
+    """What was found, for a terminal and for a page."""
+    best = info["recommended"]
+    cautions = [estimate(info["profile"], "policies and fleets")] if info["estimated"] else []
+    if best["quality"]["relative"] is None:
+        why = f"Nobody published what {best['policy']} does to answers: {' '.join(best['quality']['notes'])}."
+        cautions.append(("Quality unknown.", why))
+    return Page(
+        name=f"dsim plan: {info['trace']}",
+        question=QUESTION,
+        answer=answer(info),
+        cautions=tuple(cautions),
+        numbers=_numbers(info),
+        chart=_costs(info),
+        facts=tuple(_facts(info)),
+        sections=(
+            Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
+            Section("What could change it", (_risks(info),), spoken=True),
+            Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),
+        ),
+        notes=(*_notes(info), *info["notes"]),
+        command=info.get("command", ""),
+        version=info.get("dsim", ""),
+    )
+
+
+def answer(info: Json) -> str:
+    """The recommendation and why the runner-up lost, in three sentences."""
+    best, second = info["recommended"], info["runner_up"]
+    told = f"{info['rate']:.4g} req/s within {_and(info['slos'])}: {best['policy']} on {_gpus(best)}"
+    if best["per_hour"] is not None:
+        told += f", {money(best['per_hour'], info)} an hour"
+    told += f". {_met(info, best)}, with room for {_room(best)} more traffic."
+    if second is None:
+        others = "; no other meets the SLOs" if info["left_out"] else ""
+        return f"{told[:-1]}{others}."
+    return f"{told} Runner-up: {why(info, best, second)}."
+
+
+def why(info: Json, best: Json, second: Json) -> str:
+    """What the runner-up is, and why it lost."""
+    name = _name(second)
+    if name in info["tied"]:
+        return f"{name}, as dear, which these replays cannot tell from the best"
+    if math.isclose(_cost(info, best), _cost(info, second)):
+        gap = f"{_met_share(info, second)} against {_met_share(info, best)}"
+        return f"{name}, as dear, but nearer to the SLOs' bounds ({gap})"
+    return f"{name} needs {_gpus(second)}{_price(info, second)}"
+
+
+def _met(info: Json, fleet: Json) -> str:
+    """What the fleet attains, as a sentence."""
+    parts = []
+    for text, value in fleet["values"].items():
+        share = text in info["share_criteria"]
+        bound = info["bounds"][text]
+        if share:
+            parts.append(f"{100 * value['value']:.1f} % of requests meet the SLOs ({100 * bound:g} % asked)")
+        else:
+            name = text.partition("=")[0]
+            parts.append(f"{name} is {number(1e3 * value['value'])} ms ({number(1e3 * bound)} ms asked)")
+    return " and ".join(parts)
+
+
+def _met_share(info: Json, fleet: Json) -> str:
+    parts = []
+    for text, value in fleet["values"].items():
+        share = text in info["share_criteria"]
+        half = None if value["low"] is None else (value["high"] - value["low"]) / 2
+        if share:
+            parts.append(f"{100 * value['value']:.1f}{'' if half is None else f' ± {100 * half:.1g}'} %")
+        else:
+            stat = text.partition("=")[0]
+            parts.append(f"{stat} {number(1e3 * value['value'])} ms")
+    return ", ".join(parts) or "–"
+
+
+def _and(slos: Sequence[str]) -> str:
+    plain = [slo.replace("norm_latency=", "") + "/token" if slo.startswith("norm_latency=") else slo for slo in slos]
+    return " and ".join(plain)
+
+
+def _name(fleet: Json) -> str:
+    return f"{fleet['policy']} on {fleet['place']}" if fleet["place"] else str(fleet["policy"])
+
+
+def _gpus(fleet: Json) -> str:
+    count = fleet["gpus"]
+    replicas = (
+        f" ({fleet['replicas']} replicas of {fleet['gpus_per_replica']})" if fleet["gpus_per_replica"] > 1 else ""
+    )
+    return f"{count:,} {fleet['device']}{replicas}"
+
+
+def _price(info: Json, fleet: Json) -> str:
+    return "" if fleet["per_hour"] is None else f", {money(fleet['per_hour'], info)} an hour"
+
+
+def _cost(info: Json, fleet: Json) -> float:
+    return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])
+
+
+def _room(fleet: Json) -> str:
+    return f"{100 * fleet['headroom']:.0f} %"
+
+
+def _numbers(info: Json) -> tuple[Number, ...]:
+    """The four that matter: GPUs, cost, attainment, headroom."""
+    best = info["recommended"]
+    numbers = [Number("GPUs", ((None, f"{best['gpus']:,} × {best['device']}"),), best["policy"])]
+    if best["per_hour"] is not None:
+        cost = f"{money(best['per_million_requests'], info)} per million requests"
+        numbers.append(Number("an hour", ((None, money(best["per_hour"], info)),), cost))
+    first = next(iter(best["values"]), None)
+    if first is not None:
+        numbers.append(Number("at the rate asked for", ((None, _met_share(info, best)),), first))
+    numbers.append(Number("headroom", ((None, _room(best)),), "more traffic until an SLO breaks"))
+    quality = best["quality"]["relative"]
+    shown = "unknown" if quality is None else f"{100 * quality:.1f} %"
+    numbers.append(Number("quality", ((None, shown),), "of answers, beside the full cache"))
+    return tuple(numbers[:4])
+
+
+def _facts(info: Json) -> list[tuple[str, str]]:
+    profile = info["profile"] + (": estimated, not measured" if info["estimated"] else "")
+    price = None if info.get("gpu_hour") is None else f"{info['gpu_hour']} {info.get('currency', '')} for a GPU's hour"
+    shown = {
+        "Trace": f"{info['traffic']}, at {info['rate']:.4g} req/s",
+        "SLOs": ", ".join(info["criteria"]),
+        "Price": price,
+        "Profile": profile,
+        "Search": f"{info['num_replays']} replays, most of {info['num_requests']:,} requests, resampled "
+        f"{info['block']:,} at a time; seed {info['seed']}",
+    }
+    return [(name, value.strip()) for name, value in shown.items() if value is not None]
+
+
+def _ranking(info: Json) -> Table:
+    several = any(fleet["place"] for fleet in info["ranking"])
+    head = ["policy", *(["on"] if several else []), "GPUs", *(["an hour"] if info["priced"] else [])]
+    head += ["meet the SLOs", "headroom", "binds first", "limited by", "quality"]
+    rows = []
+    for fleet in info["ranking"]:
+        quality = fleet["quality"]["relative"]
+        cells = [fleet["policy"], *([fleet["place"]] if several else []), f"{fleet['gpus']:,}"]
+        cells += [money(fleet["per_hour"], info)] if info["priced"] else []
+        cells += [_met_share(info, fleet), _room(fleet), _binds(info, fleet), _limit(fleet)]
+        rows.append([*cells, "unknown" if quality is None else f"{100 * quality:.1f} %"])
+    caption = (
+        "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; as dear ones by how far they are "
+        "from the bounds. ±: the 95 % interval over replications. Headroom: so much more traffic until an SLO breaks, "
+        "in one replication. Binds first: the SLO that most requests miss. Quality: of answers, beside the full cache."
+    )
+    words = frozenset({0, *(i for i, name in enumerate(head) if name in ("on", "binds first", "limited by"))})
+    return table(head, rows, caption=caption, left=words, spare=("quality", "limited by"))
+
+
+def _binds(info: Json, fleet: Json) -> str:
+    """The SLO that gives first: of several that are judged together, the one that most requests miss."""
+    first = fleet["breaks_first"]
+    if first in info["share_criteria"] and len(fleet["attained"]) > 1:
+        shares: Mapping[str, float] = fleet["attained"]
+        return min(shares, key=lambda slo: shares[slo])
+    return "none: the queue grows" if first == "stability" else str(first)
+
+
+def _limit(fleet: Json) -> str:
+    return str(fleet["limited_by"]) + (f", {fleet['limiting_setting']}" if fleet["limiting_setting"] else "")
+
+
+def _left_out(info: Json) -> tuple[Table, ...]:
+    if not info["left_out"]:
+        return ()
+    rows = [[_name(f), f["dropped"]] for f in info["left_out"]]
+    return (table(["left out", "why"], rows, left=frozenset({0, 1})),)
+
+
+def _risks(info: Json) -> Table:
+    """What each change does to the recommended fleet, and to the answer."""
+    best = info["recommended"]
+    rows = []
+    for risk in info["risks"]:
+        met = _met_share(info, risk) if risk["values"] else "none is left"
+        verdict = "meets them" if risk["holds"] else "misses them"
+        needs = (
+            "more than were allowed" if risk["needs"] is None else f"{risk['needs'] * best['gpus_per_replica']:,} GPUs"
+        )
+        if risk["per_hour"] is not None and info["priced"]:
+            needs += f", {money(risk['per_hour'], info)} an hour"
+        rows.append([risk["change"], f"{met}, {verdict}", needs, risk["best"] or "neither of the best two"])
+    caption = f"Of {best['policy']} on {_gpus(best)}; the last column compares it with the runner-up."
+    head = ["with", f"{best['policy']} as planned", "it then needs", "cheapest then"]
+    return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
+
+
+def _deploy(info: Json) -> list[str]:
+    lines = ["plan.toml, which every command that takes a policy takes:"]
+    lines += [f"  {line}" for line in info["plan_toml"].splitlines()]
+    flags = info["flags"]
+    if flags:
+        lines.append(f"The same for {flags['engine']}:")
+        lines.append(f"  {flags['command']}")
+        if flags["unsaid"]:
+            lines.append(f"  It has no flag for {', '.join(flags['unsaid'])}: see docs/plan.md.")
+    return lines
+
+
+def _costs(info: Json) -> Figure:
+    """What each fleet costs."""
+    unit = f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"
+    fleets = list(info["ranking"])
+    chart = Chart(unit, "", height=max(150, 70 + 34 * len(fleets)))
+    chart.add(
+        "bar", x=[_cost(info, f) for f in fleets], y=[f"{_name(f)}: {f['gpus']:,} GPUs" for f in fleets],
+        orientation="h", showlegend=False, hovertemplate="%{y}, %{x:,.2f}<extra></extra>",
+        marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(fleets) - 1)]},
+    )  # fmt: skip
+    chart.y |= {"autorange": "reversed", "ticks": ""}
+    chart.x |= {"showgrid": True, "rangemode": "tozero"}
+    caption = f"Each policy's smallest fleet that meets the SLOs at {info['rate']:.4g} req/s. Blue: the recommendation."
+    return Figure("costs", "What it costs", caption, chart)
+
+
+def _notes(info: Json) -> list[str]:
+    notes = []
+    best = info["recommended"]
+    if best["quality"]["relative"] is None:
+        notes.append(f"the quality of the recommended policy is unknown: {' '.join(best['quality']['notes'])}")
+    if info["tied"]:
+        notes.append(f"as good as the recommendation, as far as these replays tell: {', '.join(info['tied'])}")
+    if not info["priced"]:
+        notes.append("without --gpu-hour fleets are ranked by their GPUs, whichever they are")
+    return notes

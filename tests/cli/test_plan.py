@@ -1,0 +1,186 @@
+"""dsim plan, from arguments to what is printed, written, gone on with and refused."""
+
+import html
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from dsim import __version__
+from dsim.cli.plan import FILES, LEDGER
+from dsim.planner import plan_replays
+from dsim.profiler.profile import load
+
+from .command import dsim, held
+
+# A queue of one prefill step a request: cheap to replay.
+QUEUE = [
+    "plan", "azure-conv", "--policy", "ar,max_batch=1", "--policy", "ar,max_batch=8", "--arrival", "poisson",
+    "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "200", "--rate", "30",
+]  # fmt: skip
+SHEET = """
+name = "Mine"
+source = "a data sheet of mine"
+bf16_tflops = 500
+bandwidth_gb_s = 4000
+memory_gb = 96
+"""
+CONFIG = {
+    "architectures": ["SDARForCausalLM"], "_name_or_path": "acme/mine-8B", "num_hidden_layers": 36,
+    "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> None:
+    ran = dsim(*QUEUE, "--gpu-hour", 2, "--jobs", 1)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("30 req/s within mean:e2el=150ms: ar,max_batch=8 on ")
+    assert " A100-80GB, " in lines[0]
+    assert " USD an hour. " in lines[0]
+    assert " mean:e2el is " in lines[0]
+    assert " ms (150 ms asked), with room for " in lines[0]
+    assert " Runner-up: ar,max_batch=1" in lines[0]
+    assert "Profile: a100-sdar-8b: estimated, not measured" in lines
+    for change in ("30% more traffic", "a replica lost", "a profile 20% slower"):
+        assert any(line.strip().startswith(change) for line in lines)
+    assert '  policy = "ar"' in lines
+    assert "  max_batch = 8" in lines
+
+
+def test_json_is_one_object_that_stands_alone_and_the_page_says_the_same() -> None:
+    asked = [*QUEUE, "--gpu-hour", 2, "--currency", "EUR", "--seed", 3, "--jobs", 1]
+    ran = dsim(*asked, "--json", "-o", "runs/plan")
+    assert ran.code == 0
+    found = ran.json
+    assert found["schema"] == "dsim-plan"
+    known = ("dsim", "trace", "seed", "gpu_hour", "currency", "slos", "rate", "estimated")
+    assert [found[name] for name in known] == [
+        __version__, "azure-conv", 3, "2", "EUR", ["mean:e2el=150ms"], 30.0, True,
+    ]  # fmt: skip
+    told = [str(word) for word in asked if word not in ("--jobs", 1)]
+    assert found["command"] == shlex.join(["dsim", *told])
+    assert ran.err == "Wrote runs/plan/ (plan.toml, plan.json, report.html)\n"
+    assert held(Path("runs/plan")) == sorted([*FILES, LEDGER])
+    assert json.loads(Path("runs/plan/plan.json").read_text(encoding="utf-8")) == found
+    page = html.unescape(Path("runs/plan/report.html").read_text(encoding="utf-8"))
+    for part in (found["command"], "EUR an hour", "Estimated, not measured", found["recommended"]["policy"], "mean:e2el"):
+        assert part in page
+
+
+def test_a_plan_goes_on_from_what_it_has_and_gives_the_same_bytes() -> None:
+    asked = [*QUEUE, "--jobs", 1, "--json", "-o", "out"]
+    whole = dsim(*asked)
+    page = Path("out/report.html").read_bytes()
+    lines = Path("out", LEDGER).read_text(encoding="utf-8").splitlines(keepends=True)
+    Path("out", LEDGER).write_text("".join(lines[:4]), encoding="utf-8")
+    for name in FILES:
+        Path("out", name).unlink()
+    done: list[str] = []
+    original = plan_replays._do
+
+    def counted(work: Any) -> Any:
+        done.append(work[1].key)
+        return original(work)
+
+    with mock.patch.object(plan_replays, "_do", counted):
+        again = dsim(*asked)
+    assert again.out == whole.out
+    assert Path("out/report.html").read_bytes() == page
+    assert len(done) == len(lines) - 4
+    asked[len(QUEUE) : len(QUEUE)] = ["--seed", 1]
+    other = dsim(*asked)
+    assert (other.code, other.out) == (2, "")
+    assert "holds the replays of another plan" in other.err
+    assert dsim(*asked, "--force").code == 0
+
+
+def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
+    original, calls = plan_replays._do, iter(range(100))
+
+    def stopped(work: Any) -> Any:
+        if next(calls) >= 3:
+            raise KeyboardInterrupt
+        return original(work)
+
+    with mock.patch.object(plan_replays, "_do", stopped):
+        ran = dsim(*QUEUE, "--jobs", 1, "-o", "out")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err == "Interrupted: the replays are kept in out/: the same command goes on from them\n"
+    assert len(Path("out", LEDGER).read_text(encoding="utf-8").splitlines()) == 4  # the question, and three answers
+    assert dsim(*QUEUE, "--jobs", 1, "-o", "out").code == 0
+
+
+def test_plan_toml_and_the_profiles_of_data_sheets_are_what_other_commands_take() -> None:
+    Path("mine.toml").write_text(SHEET, encoding="utf-8")
+    Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    sheets = ["--gpu", "mine.toml,h100", "--model", "config.json", "--yields", "a100-sdar-8b"]
+    ran = dsim(*QUEUE, *sheets, "--gpu-hour", "mine=1,h100=3", "--jobs", 1, "--json", "-o", "out")
+    assert ran.code == 0
+    assert {fleet["device"] for fleet in ran.json["ranking"] + ran.json["left_out"]} == {"Mine", "H100"}
+    assert ran.json["estimated"] is True
+    profile = load("out/profile-mine-mine-8b.json")
+    assert (profile.model.name, profile.device.name, profile.verdict) == ("mine-8B", "Mine", "estimated, not measured")
+    assert profile.provenance.sources[0] == "a data sheet of mine"
+    again = dsim(
+        "replay", "azure-conv", "--policy", "out/plan.toml", "--profile", "out/profile-mine-mine-8b.json",
+        "--num-requests", 20, "--lengths", "fixed:512,1",
+    )  # fmt: skip
+    assert again.code == 0
+    assert f"{ran.json['recommended']['replicas']} replica" in again.out
+
+
+def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
+    ran = dsim(*QUEUE, "--slo", "p90:200ms/token", "--jobs", 1, "--json")
+    assert ran.json["slos"] == ["mean:e2el=150ms", "p90:norm_latency=200ms"]
+    assert "a target such as 50ms/token is a bound on it" in dsim("metrics").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpu", "b20"], "no GPU is named b20 (did you mean B200?); the known ones are A100-80GB, "),
+        (["--gpu", "b200", "--model", "SDAR-9B"], "no model is named SDAR-9B (did you mean SDAR-8B?); the known ones are"),
+        (["--gpu", "h100", "--profile", "a100-sdar-8b"], "--gpu is h100 and --profile is a100-sdar-8b, expected one"),
+        (["--model", "SDAR-8B"], "--model is SDAR-8B, expected a --gpu with it"),
+        (["--gpu-hour", "0"], "--gpu-hour is 0, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"),
+        (["--gpu-hour", "h100=3"], "--gpu-hour is h100=3, which has no price for A100-80GB"),
+        (["--gpu-hour", "2,3"], "--gpu-hour is 2,3, expected a price above 0"),
+        (["--rate", "-1"], "rate is -1.0 req/s, expected above 0 and finite"),
+        (["--max-replicas", "0"], "max replicas is 0, expected 1 to 4096"),
+        (["--slo", "50ms/tok"], "SLO '50ms/tok': expected [stat:]metric=bound, such as ttft=2s or 50ms/token"),
+        (["--slo", "50/token"], "SLO '50/token': bound '50' has no unit, expected s, ms or us"),
+        (["--policy", "nobody"], "no preset is named 'nobody'"),
+        (["--policy", "dllm-serve"], "is of family block-diffusion, and dllm-serve"),
+        (["--slo", "mean:e2el=1us", "--max-replicas", "2", "--jobs", "1"], "no fleet of up to 2 replicas meets the SLOs"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
+    ran = dsim(*QUEUE, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_folder_of_something_else_is_left_alone() -> None:
+    Path("out").mkdir()
+    Path("out/notes.txt").write_text("mine", encoding="utf-8")
+    ran = dsim(*QUEUE, "-o", "out", "--force")
+    assert ran.code == 2
+    assert "holds notes.txt, which is not of a plan" in ran.err
+    assert held(Path("out")) == ["notes.txt"]
+
+
+def test_a_pipe_is_told_every_while_how_far_it_is() -> None:
+    ran = dsim(*QUEUE, "--jobs", 1, line_every=0.05)
+    assert ran.code == 0
+    assert any(" replays" in line and " left" in line for line in ran.err.splitlines())

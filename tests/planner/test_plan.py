@@ -1,0 +1,212 @@
+"""A plan against a queue whose answer is known: the ranking, the price, the risks, and what a ledger spares."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.engine.latency import Upkeep
+from dsim.engine.policy import PRESETS
+from dsim.planner.ledger import Ledger
+from dsim.planner.plan import Candidate, Planned, candidates_of, fingerprint, plan
+from dsim.planner.plan_replays import entry_of, slowed
+from dsim.planner.scenario import Scenario
+from dsim.profiler.hardware import gpu
+from dsim.profiler.models import model
+from dsim.profiler.profile import Profile, load
+from dsim.profiler.roofline import roofline
+
+from ..worlds import SECOND
+
+PROFILE = load("a100-sdar-8b")
+SERVER = dataclasses.replace(PROFILE, name="second", latency=SECOND)
+# One step of a second a request: a replica of one row serves 1 req/s, one of four rows up to four at once.
+QUEUE = Scenario("azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("mean:e2el=3s",))
+ONE, FOUR = "ar,max_batch=1", "ar,max_batch=4"
+
+
+def planned(scenario: Scenario = QUEUE, specs: tuple[str, ...] = (ONE, FOUR), **options: Any) -> Planned:
+    profiles = options.pop("profiles", [SERVER])
+    prices = options.pop("prices", lambda profile: 2.0)
+    candidates, out = candidates_of(scenario, specs, profiles, prices)
+    return plan(scenario, candidates, out, **{"rate": 3.2, "num_requests": 400, "jobs": 1, **options})
+
+
+@pytest.fixture(scope="module")
+def found() -> Planned:
+    return planned()
+
+
+def test_the_cheapest_fleet_that_meets_the_slos_is_recommended(found: Planned) -> None:
+    # An M/D/1 queue at a load of 0.8 has a mean stay of 1 + 0.8 / 0.4 = 3 s: at least 4 servers for 3.2 req/s, and
+    # fewer requests queue where arrivals take turns. With four rows a server, one step serves all that wait.
+    best, second = found.ranking
+    assert (best.policy, best.replicas, best.per_hour) == (FOUR, 1, 2.0)
+    assert (second.policy, second.replicas, second.per_hour) == (ONE, 4, 8.0)
+    assert best.per_million_requests == pytest.approx(2.0 / (3600 * 3.2) * 1e6)
+    assert second.limited_by == "compute"
+    assert second.breaks_first in ("mean:e2el=3s", "stability")
+    value = best.values["mean:e2el=3s"]
+    assert value.low <= value.value <= value.high <= 3.0
+
+
+def test_headroom_is_the_traffic_until_an_slo_breaks(found: Planned) -> None:
+    second = found.ranking[1]
+    assert second.headroom is not None
+    # Four servers of 1 req/s saturate at 4 req/s, a quarter above 3.2.
+    assert 0.0 <= second.headroom < 0.25
+
+
+def test_risks_are_of_more_traffic_a_replica_lost_and_a_slower_profile(found: Planned) -> None:
+    more, lost, slower = found.risks
+    assert [risk.change for risk in found.risks] == ["30% more traffic", "a replica lost", "a profile 20% slower"]
+    # 4.16 req/s and steps of 1.2 s are more than one server of four rows takes within 3 s.
+    assert not more.holds
+    assert more.needs == 2
+    assert more.per_hour == 4.0
+    assert (lost.holds, lost.values, lost.needs) == (False, {}, 2)
+    assert more.best == slower.best == FOUR
+
+
+def test_the_answer_is_a_policy_file_with_its_replicas(found: Planned, tmp_path: Path) -> None:
+    from dsim.engine.policy import parse
+    from dsim.planner.scenario import replicas_of
+
+    path = tmp_path / "plan.toml"
+    path.write_text(found.plan_toml, encoding="utf-8")
+    assert parse(str(path)).batching.max_batch == 4
+    assert replicas_of([str(path)], None) == 1
+
+
+def test_fleets_of_one_price_are_told_apart_by_how_near_their_slos_are() -> None:
+    found = planned(specs=("ar,max_batch=8", "ar,max_batch=64"), rate=3.2)
+    best, second = found.ranking
+    assert best.replicas == second.replicas == 1
+    value = [fleet.values["mean:e2el=3s"].value for fleet in found.ranking]
+    assert value[0] <= value[1]
+
+
+def test_what_nothing_tells_apart_is_called_a_tie() -> None:
+    found = planned(specs=("ar,max_batch=64", "ar,max_batch=65"), rate=0.5)
+    assert found.tied == (found.ranking[1].policy,)
+
+
+def test_another_gpu_has_another_price_and_place() -> None:
+    fast = dataclasses.replace(SERVER, name="fast", latency=slowed(SECOND, 0.5))
+    dear = planned(specs=(ONE,), profiles=[SERVER, fast], prices=lambda p: 9.0 if p.name == "fast" else 2.0)
+    assert [(f.place, f.replicas) for f in dear.ranking] == [("second", 4), ("fast", 2)]
+    cheap = planned(specs=(ONE,), profiles=[SERVER, fast], prices=lambda p: 2.0)
+    assert [(f.place, f.replicas) for f in cheap.ranking] == [("fast", 2), ("second", 4)]
+
+
+def test_without_a_price_fleets_are_ranked_by_gpus() -> None:
+    found = planned(prices=lambda profile: None)
+    assert not found.priced
+    assert [fleet.gpus for fleet in found.ranking] == [1, 4]
+    assert found.recommended.per_hour is None
+
+
+def test_hopeless_candidates_are_dropped_after_the_pilot(found: Planned) -> None:
+    specs = (FOUR, "ar,max_batch=8", "ar,max_batch=1")
+    left = planned(specs=specs, rate=3.2)
+    assert [fleet.policy for fleet in left.left_out] == [ONE]
+    assert left.left_out[0].about in (3, 4, 5)
+    assert "by the pilot" in left.left_out[0].dropped
+    assert left.num_replays < found.num_replays + 20
+
+
+def test_a_target_that_no_fleet_meets_is_an_error_with_both_numbers() -> None:
+    idle = dataclasses.replace(QUEUE, slos=("mean:e2el=10ms",))
+    with pytest.raises(DsimError, match=r"no fleet of up to 3 replicas meets the SLOs at 3.2 req/s; ar,max_batch=1 misses"):
+        planned(idle, (ONE,), max_replicas=3)
+
+
+def test_the_same_seed_gives_the_same_answer_whatever_the_jobs_and_the_ledger(found: Planned, tmp_path: Path) -> None:
+    path = tmp_path / "replays.jsonl"
+    first = Ledger(path, entry_of)
+    first.begin()
+    assert planned(jobs=2, ledger=first).to_json() == found.to_json()
+    first.close()
+    whole = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    # A run that was killed after half of its replays, in the middle of a line.
+    path.write_text("".join(whole[: len(whole) // 2]) + whole[-1][:20], encoding="utf-8")
+    second = Ledger(path, entry_of)
+    assert len(second.entries) == len(whole) // 2
+    second.begin()
+    assert planned(ledger=second).to_json() == found.to_json()
+    second.close()
+    assert sorted(path.read_text(encoding="utf-8").splitlines(keepends=True)) == sorted(whole)
+
+
+def test_nothing_is_replayed_where_the_ledger_has_it_all(
+    found: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "replays.jsonl"
+    ledger = Ledger(path, entry_of)
+    ledger.begin()
+    planned(ledger=ledger)
+    ledger.close()
+    monkeypatch.setattr("dsim.planner.plan_replays._do", lambda work: pytest.fail("replayed"))
+    kept = Ledger(path, entry_of)
+    kept.begin()
+    assert planned(ledger=kept).to_json() == found.to_json()
+    kept.close()
+
+
+def test_the_fingerprint_is_of_the_question_and_what_its_files_hold() -> None:
+    candidates, _ = candidates_of(QUEUE, [ONE], [SERVER], lambda profile: 2.0)
+    one = fingerprint(QUEUE, candidates, 3.2, {})
+    assert fingerprint(QUEUE, candidates, 3.2, {}) == one
+    assert fingerprint(dataclasses.replace(QUEUE, seed=1), candidates, 3.2, {}) != one
+    assert fingerprint(QUEUE, candidates, 3.3, {}) != one
+    dearer: list[Candidate] = [dataclasses.replace(c, price=3.0) for c in candidates]
+    assert fingerprint(QUEUE, dearer, 3.2, {}) != one
+
+
+@pytest.mark.parametrize("line", ['{"task": 1, "found": {}}', '{"task": "x", "found": {"severity": "low"}}', "[]", "{"])
+def test_a_line_that_no_plan_wrote_is_refused_by_place(line: str) -> None:
+    with pytest.raises(DsimError, match="f:3: cannot be read as a finished replay"):
+        entry_of("f:3", line.encode())
+
+
+def test_a_slower_profile_is_slower_in_every_step() -> None:
+    whole = dataclasses.replace(PROFILE.latency, upkeep=(Upkeep("FastCache", "full", 1.0, 0.5),), eviction=0.25)
+    slower = slowed(whole, 1.2)
+    fields = {f.name for f in dataclasses.fields(whole)} - {"early", "graph_tokens", "knots", "upkeep"}
+    for name in fields:
+        assert getattr(slower, name) == pytest.approx(1.2 * getattr(whole, name)), name
+    assert slower.pieces(1000) == pytest.approx(1.2 * whole.pieces(1000))
+    assert (slower.upkeep[0].row, slower.upkeep[0].token) == pytest.approx((1.2, 0.6))
+    assert (slower.early, slower.graph_tokens) == (whole.early, whole.graph_tokens)
+
+
+def test_without_policies_every_shipped_one_of_the_family_is_a_candidate() -> None:
+    found, _ = candidates_of(QUEUE, [], [PROFILE], lambda profile: None)
+    wanted = {n for n, p in PRESETS.items() if not (p.policy.full_sequence or p.policy.autoregressive)}
+    assert {c.policy for c in found} <= wanted
+    assert len(found) > 3
+
+
+def test_what_falls_below_the_quality_is_left_out_with_its_reason() -> None:
+    found, out = candidates_of(QUEUE, ["lmdeploy-bd32", "optimus"], [PROFILE], lambda profile: None, min_quality=0.99)
+    assert [c.policy for c in found] == ["lmdeploy-bd32"]
+    assert out[0].dropped.startswith("quality unknown: ")
+    with pytest.raises(DsimError, match="quality unknown"):
+        candidates_of(QUEUE, ["optimus"], [PROFILE], lambda profile: None, min_quality=0.99)
+
+
+def test_a_profile_from_data_sheets_is_an_estimate_in_every_row() -> None:
+    sheets: list[Profile] = [roofline(gpu(name), model("SDAR-8B")) for name in ("h100", "b200")]
+    found, _ = candidates_of(QUEUE, ["optimus"], sheets, lambda profile: None)
+    assert [c.place for c in found] == ["H100", "B200"]
+    assert all(c.profile.is_estimate for c in found)
+
+
+def test_the_json_is_plain_and_says_who_won(found: Planned) -> None:
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["schema"] == "dsim-plan"
+    assert data["recommended"] == data["ranking"][0]
+    assert data["runner_up"] == data["ranking"][1]

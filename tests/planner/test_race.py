@@ -1,0 +1,89 @@
+"""A race of fleets: who is enough, who is dropped, and where replays go."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from dsim.planner.race import CLEAR, FIRST, MOST, Entry, best_of, race, verdict
+
+
+def world(severity: Callable[[int, int, int], float]) -> tuple[list[Entry], Callable[[Sequence[Entry]], list[float]]]:
+    """What is asked for, and a world that answers by candidate, replicas and replication."""
+    asked: list[Entry] = []
+
+    def severities(entries: Sequence[Entry]) -> list[float]:
+        asked.extend(entries)
+        return [severity(e.candidate, e.replicas, e.index) for e in entries]
+
+    return asked, severities
+
+
+def needs(*replicas: float) -> Callable[[int, int, int], float]:
+    """Candidates that need so many replicas; replications differ by a hundredth."""
+    return lambda c, n, i: math.log(replicas[c] / n) + 0.01 * (i % 3 - 1)
+
+
+def test_the_fewest_replicas_are_found_from_any_guess() -> None:
+    for guess in (1, 3, 5, 6, 12, 64):
+        _, severities = world(needs(4.5))
+        [lane] = race([1.0], [guess], 64, severities)
+        assert (lane.low, lane.high, lane.replicas) == (4, 5, 5)
+
+
+def test_a_candidate_that_needs_more_than_is_allowed_has_no_fleet() -> None:
+    _, severities = world(needs(9.0))
+    [lane] = race([1.0], [2], 8, severities)
+    assert (lane.replicas, lane.low) == (None, 8)
+
+
+def test_what_can_be_neither_first_nor_second_is_dropped_and_costs_few_replays() -> None:
+    asked, severities = world(needs(1.5, 2.5, 30.05))
+    first, second, third = race([1.0, 1.0, 1.0], [2, 3, 20], 64, severities)
+    assert (first.replicas, second.replicas) == (2, 3)
+    assert third.dropped
+    assert third.replicas is None
+    assert sum(e.candidate == 2 for e in asked) <= 2 * FIRST
+    dear_but_kept = race([1.0, 1.0, 1.0], [2, 3, 30], 64, severities, drop=False)[2]
+    assert dear_but_kept.replicas == 31
+
+
+def test_replays_go_where_the_verdict_is_open() -> None:
+    # The first is surely enough with two; the second hovers at the bound with two.
+    def severity(c: int, n: int, i: int) -> float:
+        if n == 1:
+            return 3.0
+        return -0.5 + 0.01 * i if c == 0 or n > 2 else (-1) ** i * 0.1
+
+    asked, severities = world(severity)
+    clear, close = race([1.0, 1.0], [2, 2], 8, severities)
+    assert (clear.replicas, close.replicas) == (2, 3)
+    spent = [sum(e.candidate == c and e.replicas == 2 for e in asked) for c in (0, 1)]
+    assert spent == [FIRST, MOST]
+    assert [e.index for e in asked if e.candidate == 1 and e.replicas == 2] == list(range(MOST))
+
+
+def test_a_fleet_beyond_twice_its_bound_is_out_after_one_replay() -> None:
+    assert verdict([CLEAR], MOST) is False
+    assert verdict([CLEAR - 0.01], MOST) is None
+    assert verdict([-5.0], MOST) is None
+
+
+def test_an_interval_decides_and_what_stays_undecided_counts_as_too_little() -> None:
+    assert verdict([-0.3, -0.31, -0.29], MOST) is True
+    assert verdict([0.3, 0.31, 0.29], MOST) is False
+    undecided = [-0.2, 0.1, -0.2]
+    assert verdict(undecided, MOST) is None
+    assert verdict(undecided, 3) is False
+
+
+def test_a_known_spread_decides_from_the_first_replay() -> None:
+    assert verdict([-0.3], MOST, 0.1) is True
+    assert verdict([0.3], MOST, 0.1) is False
+    assert verdict([-0.1], MOST, 0.1) is None
+
+
+def test_the_best_are_those_that_a_paired_interval_cannot_tell_apart() -> None:
+    noise = [0.3, -0.2, 0.5, 0.1]
+    a = [-1.0 + x for x in noise]
+    assert best_of([a, [x + 0.1 + 0.001 * i for i, x in enumerate(a)]]) == [0]  # the same luck, always a little worse
+    assert best_of([a, [-1.0, -1.02, -1.01, -0.8]]) == [0, 1]
+    assert best_of([[0.0], [-1.0]]) == [0, 1]  # one replication tells nothing
