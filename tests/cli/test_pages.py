@@ -1,0 +1,140 @@
+"""Every command on every page of the documents runs, on less traffic; what cannot says why in the page's source."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.latency import LatencyModel
+
+from . import pages
+from .command import Ran, dsim, rows
+
+ROOT = pages.ROOT
+HELD_ELSEWHERE = {"docs/policy-of-your-own.md": "tests/cli/test_own_policy.py"}
+
+
+def small_model(folder: Path) -> None:
+    """A decoder of random weights, and a profile of it that says it is fast."""
+    import torch
+
+    from dsim.live.config import ModelConfig
+    from dsim.live.weights import random_model, save_model
+    from dsim.profiler.measure import shape_of
+    from dsim.profiler.profile import load, save
+
+    config = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
+    save_model(random_model(config, "cpu", torch.float32), folder / "small", torch.float32)
+    known = load("a100-sdar-8b")
+    latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
+    profile = replace(known, name="small", model=shape_of(config), latency=latency)
+    save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), folder / "small.json")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the pages' commands take for granted: the reader's own files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.jsonl").write_text(rows(8))
+    stamps = "".join(f"2026-03-01T10:00:{i:02},100,48\n" for i in range(20))
+    (tmp_path / "mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
+    (tmp_path / "BurstGPT_1.csv").write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+    )
+    shutil.copy(ROOT / "examples" / "steplog.jsonl", "steps.jsonl")
+    shutil.copytree(ROOT / "examples", "examples")
+    return tmp_path
+
+
+def run(page: str, line: str) -> Ran:
+    """Run one command of a page, made small."""
+    words = pages.shrunk(line)
+    if words[0] == "serve":
+        return served(words)
+    return dsim(*words)
+
+
+def served(words: list[str]) -> Ran:
+    """A server that is asked whether it is well, and then told to end."""
+    well: list[int] = []
+
+    def ask_and_end() -> None:
+        until = time.monotonic() + 300
+        while time.monotonic() < until and not well:
+            with contextlib.suppress(OSError):
+                well.append(urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status)
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asker = threading.Thread(target=ask_and_end)
+    asker.start()
+    ran = dsim(*words, "--port", port)
+    asker.join()
+    assert well == [200], ran.err
+    return ran
+
+
+@pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in HELD_ELSEWHERE])
+def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
+    found = pages.blocks(page)
+    commands = [line for block in found if block.language == "sh" and block.reason is None for line in block.lines]
+    for block in found:  # the files that a page shows
+        if block.language == "csv":
+            Path("scores.csv").write_text(block.text)
+    if any("./small" in " ".join(pages.shrunk(line)) for line in commands):
+        small_model(world)
+    if page == "docs/report.md":
+        assert dsim("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure").code == 0
+    if page == "docs/compare.md":
+        shutil.copy("small.json", "mine.json")
+    for line in commands:
+        ran = run(page, line)
+        expected = {"serve": 130, "validate": ran.code, "compare": ran.code}.get(line.split()[1], 0)
+        assert ran.code == expected, f"{line}\n{ran.out}\n{ran.err}"
+        assert ran.code in (0, 1, 130), f"{line}\n{ran.err}"
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_a_page_shows_commands_in_fences_of_sh_and_says_why_one_is_not_run(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert pages.LOOSE.findall(text) == []
+    found = pages.blocks(page)
+    for block in found:
+        if block.language == "":
+            assert not re.search(r"^(\$ )?(dsim|python3?|pip) ", block.text, re.M), block.text
+        if block.language == "sh" and block.reason is None:
+            for line in block.lines:
+                assert re.match(r"([A-Z_]+=\S+ )*(\.venv/bin/)?dsim ", line), f"{page}: {line}: expected a reason"
+    assert text.count("<!-- not run:") == sum(block.reason is not None for block in found)
+
+
+def test_a_shrunk_command_is_the_pages_with_less_traffic() -> None:
+    line = "OMP_NUM_THREADS=1 dsim replay azure-conv --policy ar --num-requests 500 -o runs/a"
+    assert pages.shrunk(line) == [
+        "replay", "azure-conv", "--policy", "ar", "--num-requests", "500", "-o", "runs/a", "--num-requests", "20",
+    ]  # fmt: skip
+    with pytest.raises(AssertionError):
+        pages.shrunk("rm -rf runs")
+
+
+def test_the_python_of_the_capacity_page_runs(world: Path) -> None:
+    [code] = [block.text for block in pages.blocks("docs/capacity.md") if block.language == "python"]
+    small = code.replace("precision=0.05", "precision=0.5, num_requests=150, max_replications=2, jobs=1")
+    assert small != code
+    held: dict[str, object] = {}
+    exec(compile(small, "docs/capacity.md", "exec"), held)
+    assert json.dumps(held["found"].to_json())  # type: ignore[attr-defined]
