@@ -95,10 +95,9 @@ def fields() -> str:
         "",
     ]
     out += ["## Presets", "", "| preset | what | `:value` sets | source |", "|---|---|---|---|"]
-    out += [
-        f"| `{name}` | {_cell(preset.summary)} | {f'`{preset.main}`' if preset.main else ''} | {_cell(preset.citation)} |"
-        for name, preset in PRESETS.items()
-    ]
+    for name, preset in PRESETS.items():
+        main = f"`{preset.main}`" if preset.main else ""
+        out.append(f"| `{name}` | {_cell(preset.summary)} | {main} | {_cell(preset.citation)} |")
     for axis in AXES:
         rows = [(name, *held) for (on, name), held in found.items() if on == axis]
         if rows:

@@ -12,27 +12,21 @@ FENCE = re.compile(r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language
 # Of a page's lines that are no fence of commands: those that look like one.
 LOOSE = re.compile(r"^ {4,}(?:\$ )?(?:dsim|python3?|pip|pytest) \S", re.M)
 
-# What is added to a command; an option that is given twice counts the second time.
-SHRUNK = {
-    "capacity": "--num-requests 150 --max-replications 2 --precision 50% --jobs 1",
-    "compare": "",
-    "import": "",
-    "live": "--num-requests 3 --rate 50 --lengths fixed:32,32",
-    "metrics": "",
-    "policies": "",
-    "profile": "",
-    "profiles": "",
-    "replay": "--num-requests 20",
-    "serve": "--port 0",
-    "sweep": "--jobs 1",
-    "trace": "",
-    "trace-view": "",
-    "tune": "--num-requests 60 --trials 2 --replications 2",
-    "validate": "--model ./small --profile small.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8",
-}
+# What is added to the first that a command matches; an option that is given twice counts the second time.
+SHRUNK = (
+    ("capacity", "--num-requests 150 --max-replications 2 --precision 50% --jobs 1"),
+    ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
+    ("profile --model", "--budget 3s --max-batch 4 --thresholds 0.9"),
+    ("replay", "--num-requests 20"),
+    ("serve", "--port 0"),
+    ("sweep", "--jobs 1"),
+    ("tune", "--num-requests 60 --trials 2 --replications 2"),
+    ("validate .*dllm-cache", "--profile both_ways.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
+    ("validate", "--profile tiny.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
+)
 # What stands for something of the reader's, or would take long: the words of a page, and those of its test.
 INSTEAD = {
-    r"\bmodel M\b": "model ./small",
+    r"\bmodel M\b": "model tiny",
     r"\bpolicy SPEC\b": "policy ar",
     r"\brate 12\b": "rate 2",
     r"\.venv/bin/dsim": "dsim",
@@ -67,6 +61,7 @@ def shrunk(line: str) -> list[str]:
     """The words of a `dsim` command, made small: without `dsim`."""
     for words, other in INSTEAD.items():
         line = re.sub(words, other, line)
-    words = [word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=\S*", word)]  # of the environment
+    words = [word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=.*", word)]  # but of the environment
     assert words[0] == "dsim", line
-    return [*words[1:], *shlex.split(SHRUNK[words[1]])]
+    more = next((more for pattern, more in SHRUNK if re.match(f"dsim {pattern}\\b", " ".join(words))), "")
+    return [*words[1:], *shlex.split(more)]

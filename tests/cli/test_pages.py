@@ -23,28 +23,30 @@ ROOT = pages.ROOT
 HELD_ELSEWHERE = {"docs/policy-of-your-own.md": "tests/cli/test_own_policy.py"}
 
 
-def small_model(folder: Path) -> None:
-    """A decoder of random weights, and a profile of it that says it is fast."""
-    import torch
-
-    from dsim.live.config import ModelConfig
-    from dsim.live.weights import random_model, save_model
+def profiles_of_tiny() -> None:
+    """Profiles of the shipped models that call them fast, as if they had been measured here."""
+    from dsim.live.config import PRESETS
     from dsim.profiler.measure import shape_of
     from dsim.profiler.profile import load, save
 
-    config = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
-    save_model(random_model(config, "cpu", torch.float32), folder / "small", torch.float32)
-    known = load("a100-sdar-8b")
     latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
-    profile = replace(known, name="small", model=shape_of(config), latency=latency)
-    save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), folder / "small.json")
+    for name, known, preset in (
+        ("tiny", "a100-sdar-8b", "tiny"), ("both_ways", "rtx4090-48gb-llada-8b", "tiny-both-ways"),
+    ):  # fmt: skip
+        profile = load(known)
+        commits = tuple(replace(model, workload="records") for model in profile.commits[:1])
+        memory = replace(profile.memory, vocab=PRESETS[preset].vocab, kv_bytes_per_token=512)
+        made = replace(
+            profile, name=name, model=shape_of(PRESETS[preset]), latency=latency, commits=commits, memory=memory
+        )
+        save(made, f"{name}.json")
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the pages' commands take for granted: the reader's own files."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "trace.jsonl").write_text(rows(8))
+    (tmp_path / "trace.jsonl").write_text(rows(20))
     stamps = "".join(f"2026-03-01T10:00:{i:02},100,48\n" for i in range(20))
     (tmp_path / "mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
     (tmp_path / "BurstGPT_1.csv").write_text(
@@ -95,12 +97,12 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
     for block in found:  # the files that a page shows
         if block.language == "csv":
             Path("scores.csv").write_text(block.text)
-    if any("./small" in " ".join(pages.shrunk(line)) for line in commands):
-        small_model(world)
+    if any("tiny" in " ".join(pages.shrunk(line)) for line in commands):
+        profiles_of_tiny()
     if page == "docs/report.md":
         assert dsim("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure").code == 0
     if page == "docs/compare.md":
-        shutil.copy("small.json", "mine.json")
+        shutil.copy("tiny.json", "mine.json")
     for line in commands:
         ran = run(page, line)
         expected = {"serve": 130, "validate": ran.code, "compare": ran.code}.get(line.split()[1], 0)
