@@ -15,20 +15,23 @@ LOOSE = re.compile(r"^ {4,}(?:\$ )?(?:dsim|python3?|pip|pytest) \S", re.M)
 # What is added to the first that a command matches; an option that is given twice counts the second time.
 SHRUNK = (
     ("capacity", "--num-requests 150 --max-replications 2 --precision 50% --jobs 1"),
+    ("compare", "--across"),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
     ("profile --model", "--budget 3s --max-batch 4 --thresholds 0.9"),
+    ("replay trace.jsonl", ""),
     ("replay", "--num-requests 20"),
     ("serve", "--port 0"),
     ("sweep", "--jobs 1"),
     ("tune", "--num-requests 60 --trials 2 --replications 2"),
-    ("validate .*dllm-cache", "--profile both_ways.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
-    ("validate", "--profile tiny.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
+    ("validate .*dllm-cache", "--profile of_both_ways.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
+    ("validate", "--profile of_tiny.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
 )
 # What stands for something of the reader's, or would take long: the words of a page, and those of its test.
 INSTEAD = {
     r"\bmodel M\b": "model tiny",
     r"\bpolicy SPEC\b": "policy ar",
     r"\brate 12\b": "rate 2",
+    r"p90:tpot_chunk=50ms": "p90:norm_latency=50ms",  # which a few requests are enough to miss
     r"\.venv/bin/dsim": "dsim",
     r"/tmp/steps\.jsonl": "steps.jsonl",
     r"\bsynth out\.jsonl (.*)--num-requests 10000": r"synth out.jsonl \1--num-requests 100 --force",

@@ -20,6 +20,8 @@ from . import pages
 from .command import Ran, dsim, rows
 
 ROOT = pages.ROOT
+# How a command may end: 1 is a verdict against it, on a machine that is not the page's; Ctrl-C ends a server.
+ENDS = {"compare": (0, 1), "profile": (0, 1), "serve": (0, 130), "validate": (0, 1)}
 HELD_ELSEWHERE = {"docs/policy-of-your-own.md": "tests/cli/test_own_policy.py"}
 
 
@@ -39,7 +41,7 @@ def profiles_of_tiny() -> None:
         made = replace(
             profile, name=name, model=shape_of(PRESETS[preset]), latency=latency, commits=commits, memory=memory
         )
-        save(made, f"{name}.json")
+        save(made, f"of_{name}.json")
 
 
 @pytest.fixture
@@ -55,14 +57,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "examples" / "steplog.jsonl", "steps.jsonl")
     shutil.copytree(ROOT / "examples", "examples")
     return tmp_path
-
-
-def run(page: str, line: str) -> Ran:
-    """Run one command of a page, made small."""
-    words = pages.shrunk(line)
-    if words[0] == "serve":
-        return served(words)
-    return dsim(*words)
 
 
 def served(words: list[str]) -> Ran:
@@ -102,12 +96,14 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
     if page == "docs/report.md":
         assert dsim("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure").code == 0
     if page == "docs/compare.md":
-        shutil.copy("tiny.json", "mine.json")
+        shutil.copy("of_tiny.json", "mine.json")
+    if page == "docs/your-server.md":
+        for theirs, ours in (("vllm_bench.json", "bench.json"), ("vllm_trace.jsonl", "trace.jsonl")):
+            shutil.copy(ROOT / "tests" / "report" / "clients" / theirs, ours)
     for line in commands:
-        ran = run(page, line)
-        expected = {"serve": 130, "validate": ran.code, "compare": ran.code}.get(line.split()[1], 0)
-        assert ran.code == expected, f"{line}\n{ran.out}\n{ran.err}"
-        assert ran.code in (0, 1, 130), f"{line}\n{ran.err}"
+        words = pages.shrunk(line)
+        ran = served(words) if words[0] == "serve" else dsim(*words)
+        assert ran.code in ENDS.get(words[0], (0,)), f"{line}\n{ran.err}"
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
