@@ -16,6 +16,7 @@ LOOSE = re.compile(r"^ {4,}(?:\$ )?(?:dsim|python3?|pip|pytest) \S", re.M)
 SHRUNK = (
     ("capacity", "--num-requests 150 --max-replications 2 --precision 50% --jobs 1"),
     ("compare", "--across"),
+    ("live trace.jsonl", ""),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
     ("profile --model", "--budget 3s --max-batch 4 --thresholds 0.9"),
     ("replay trace.jsonl", ""),

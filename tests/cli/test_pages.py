@@ -48,7 +48,7 @@ def profiles_of_tiny() -> None:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the pages' commands take for granted: the reader's own files."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "trace.jsonl").write_text(rows(20))
+    (tmp_path / "trace.jsonl").write_text(rows(6, prompt=40, output=32))
     stamps = "".join(f"2026-03-01T10:00:{i:02},100,48\n" for i in range(20))
     (tmp_path / "mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
     (tmp_path / "BurstGPT_1.csv").write_text(
@@ -104,6 +104,16 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
         words = pages.shrunk(line)
         ran = served(words) if words[0] == "serve" else dsim(*words)
         assert ran.code in ENDS.get(words[0], (0,)), f"{line}\n{ran.err}"
+
+
+def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
+    first = next(block for block in pages.blocks("README.md") if block.language == "sh")
+    _, _, line = first.lines[0].rpartition(" && ")
+    words = pages.shrunk(line)
+    ran = dsim(*words)
+    assert ran.code == 0, ran.err
+    assert re.match(r"(optimus|lmdeploy-bd32|Both|All).* SLOs.*requests", ran.out.splitlines()[0]), ran.out
+    assert Path("runs/azure/report.html").is_file()
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
