@@ -48,6 +48,7 @@ def compare_command(
     trace: Annotated[
         str | None, option("T", "The trace that a load generator replayed; the predicted run's by default.", "--trace")
     ] = None,
+    columns: options.Columns = None,
     policy: Annotated[
         str | None, option("P", "Which policy of the predicted run a load generator measured.", "--policy")
     ] = None,
@@ -73,7 +74,7 @@ def compare_command(
     if out is not None:
         compare_files.check(out, force=force)
     given = {found.name: found for found in map(load, profile or [])}
-    pairs = [_pair(p, m, trace, policy) for p, m in zip(runs[::2], runs[1::2], strict=True)]
+    pairs = [_pair(p, m, trace, columns, policy) for p, m in zip(runs[::2], runs[1::2], strict=True)]
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     with Bar(screen, "reading", "steps") as bar:
         found = compare_runs(
@@ -98,13 +99,15 @@ def compare_command(
         raise typer.Exit(MISSED)
 
 
-def _pair(predicted: Path, measured: Path, trace: str | None, policy: str | None) -> "tuple[Run, Run]":
+def _pair(
+    predicted: Path, measured: Path, trace: str | None, columns: str | None, policy: str | None
+) -> "tuple[Run, Run]":
     """Two runs; a load generator's file is read in the terms of the other run, or of its trace."""
     from ..report.clients.measured import measured_beside, measured_run
     from ..report.clients.read import read_client
     from ..report.run import read_run
 
-    asked = None if trace is None else requested(trace)
+    asked = None if trace is None else requested(trace, columns=columns)
     if predicted.is_file():
         first: Run = measured_run(read_client(predicted), asked, policy=policy or "server")
     else:

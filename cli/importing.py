@@ -31,6 +31,7 @@ def import_command(
         str | None, option("T", "The trace that the client replayed: its arrivals and lengths.", "--trace")
     ] = None,
     time_unit: options.TimeUnit = None,
+    columns: options.Columns = None,
     policy: Annotated[
         str, option("NAME", "What to call the server's policy: a twin's, to compare with it.")
     ] = "server",
@@ -65,7 +66,7 @@ def import_command(
     if not 0 <= drop_warmup < float("inf"):
         raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
     run = measured_run(
-        read_client(file), None if trace is None else requested(trace, time_unit), policy=policy,
+        read_client(file), None if trace is None else requested(trace, time_unit, columns), policy=policy,
         slos=[Slo.parse(text) for text in slo or []], missing_passes=not missing_fails, drop_warmup=drop_warmup,
         replicas=replicas,
     )  # fmt: skip
@@ -90,10 +91,10 @@ def import_command(
         screen.print(f"Wrote {out}/ ({FILES})", markup=False)
 
 
-def requested(trace: str, time_unit: str | None = None) -> "Requested":
+def requested(trace: str, time_unit: str | None = None, columns: str | None = None) -> "Requested":
     """What a trace asks."""
     from ..report.clients.measured import Requested
     from ..traces import load
 
-    found = load(trace, time_unit=time_unit)
+    found = load(trace, time_unit=time_unit, columns=columns)
     return Requested(found.name, found.arrival, found.input_length, found.output_length)

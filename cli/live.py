@@ -61,6 +61,7 @@ def live_command(
     num_requests: options.NumRequests = None,
     time_scale: options.TimeScale = None,
     time_unit: options.TimeUnit = None,
+    columns: options.Columns = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
     eos: Annotated[

@@ -104,6 +104,13 @@ Lengths = Annotated[
 NumRequests = Annotated[int | None, option("N", "How many requests to replay.", "--num-requests")]
 TimeScale = Annotated[float | None, option("X", "Multiply the trace's gaps.", "--time-scale")]
 TimeUnit = Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.", "--time-unit")]
+Columns = Annotated[
+    str | None,
+    option(
+        "ours=C,...", "Of a trace with its own: arrival=created_at,input=prompt_tokens,output=completion_tokens.",
+        "--columns",
+    ),
+]  # fmt: skip
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 
 # What its clients see, and what is good enough.

@@ -35,6 +35,7 @@ def replay(
     time_scale: options.TimeScale = None,
     jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
     time_unit: options.TimeUnit = None,
+    columns: options.Columns = None,
     skip_bad: options.SkipBad = False,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")] = False,
     emit: options.Emit = "block",

@@ -10,7 +10,7 @@ import typer
 
 from ..engine.errors import TraceError
 from ..files.write import check_file
-from . import choices
+from . import choices, options
 
 if TYPE_CHECKING:
     from ..traces import GammaFit, Trace
@@ -42,11 +42,12 @@ def info(
     skip_bad: SkipBad = False,
     keep_failed: KeepFailed = False,
     format: FormatOption = None,
+    columns: options.Columns = None,
 ) -> None:
     """Show a trace's rate, burstiness and lengths."""
     from ..traces import describe, load
 
-    found = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
+    found = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns)
     facts = describe(found)
     typer.echo(json.dumps(facts, indent=2) if as_json else table(facts))
 
@@ -59,6 +60,7 @@ def convert(
     skip_bad: SkipBad = False,
     keep_failed: KeepFailed = False,
     format: FormatOption = None,
+    columns: options.Columns = None,
     hash_ids: Annotated[
         bool,
         typer.Option("--hash-ids", help="Give each request hash_ids of its own, which `vllm bench serve` needs."),
@@ -70,7 +72,9 @@ def convert(
     from ..traces.hashes import with_hash_ids
 
     check_file(out, force=force)
-    trace = load(source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format)
+    trace = load(
+        source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns
+    )
     if hash_ids:
         trace = with_hash_ids(trace)
     warn(trace.notes.warnings)

@@ -74,6 +74,7 @@ def tune_command(
     num_requests: options.NumRequests = None,
     time_scale: options.TimeScale = None,
     time_unit: options.TimeUnit = None,
+    columns: options.Columns = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
     eos: options.Eos = False,

@@ -64,6 +64,7 @@ def validate_command(
     trace: Annotated[
         str, option("TRACE", "Whose lengths the requests have; never one that was profiled on.")
     ] = "azure-conv",
+    columns: options.Columns = None,
     lengths: options.Lengths = None,
     commits: Annotated[str, option("C", "twin: the profile's draws; model: the weights decide.")] = "twin",
     workload: options.Workload = None,
@@ -110,7 +111,7 @@ def validate_command(
     num_runs = len(policies) * (len(loads) + 1)  # the middle load's twice
     base = Scenario(
         trace=trace, policy=policies[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
-        seed=seed,
+        columns=columns, seed=seed,
     )  # fmt: skip
     with Bar(screen, "validate", "s", round(total)) as bar:
 

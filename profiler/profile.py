@@ -67,7 +67,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """What the KV pages of a replica may take, summed over its GPUs (LMDeploy, engine/executor/base.py)."""
+    """What the KV pages of a replica may take, summed over its GPUs (lmdeploy/pytorch/engine/executor/base.py)."""
 
     capacity_bytes: int
     weight_bytes: int

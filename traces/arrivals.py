@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import gammaincinv, gammaln
 
 from ..engine import chance
 from ..engine.errors import TraceError
@@ -27,12 +26,16 @@ def poisson_gaps(u: Floats, cv: float) -> Floats:
 
 def gamma_gaps(u: Floats, cv: float) -> Floats:
     """Gamma gaps of mean 1: shape 1/cv^2, which is vLLM's burstiness."""
+    from scipy.special import gammaincinv  # here and below: a replay of a trace as it is need not wait for it
+
     shape = cv**-2
     return np.asarray(gammaincinv(shape, u), np.float64) / shape
 
 
 def weibull_gaps(u: Floats, cv: float) -> Floats:
     """Weibull gaps of mean 1."""
+    from scipy.special import gammaln
+
     shape = weibull_shape(cv)
     return (-np.log1p(-u)) ** (1 / shape) / math.exp(gammaln(1 + 1 / shape))
 
@@ -88,6 +91,7 @@ def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> floa
 
 def weibull_shape(cv: float) -> float:
     """The shape at which a Weibull distribution has this CV, by bisection on its logarithm."""
+    from scipy.special import gammaln
 
     def excess(log_shape: float) -> float:
         shape = math.exp(log_shape)

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaincinv
 
 from ..engine import chance
 from ..engine.errors import TraceError
@@ -81,6 +80,8 @@ def burstgpt_like(
 
 def stream_times(p: BurstGPTLike, seed: int, stream: int, windows: Ints, scale: float) -> Floats:
     """One stream's arrivals in these windows, in order."""
+    from scipy.special import gammaincinv
+
     key = chance.key(seed, chance.ARRIVAL, 1 + stream, windows)
     rates = scale * window_factors(p, seed, stream, windows)
     shapes = window_shapes(p, key)
@@ -103,6 +104,8 @@ def stream_times(p: BurstGPTLike, seed: int, stream: int, windows: Ints, scale: 
 
 def window_factors(p: BurstGPTLike, seed: int, stream: int, windows: Ints) -> Floats:
     """Each window's rate relative to the day's mean."""
+    from scipy.special import gammaincinv
+
     hour: Floats = p.start_hour + (windows + 0.5) * p.window / 3600
     day = 1 + p.day_swing * np.cos(2 * np.pi * (hour - p.peak_hour) / 24)
     if p.rate_cv > 0:

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import digamma, gammainc
 
 from ..engine.errors import TraceError
 from .arrivals import root
@@ -56,6 +55,8 @@ def fit(trace: Trace) -> GammaFit:
 
 def gamma_shape(gaps: Floats) -> float:
     """The shape of greatest likelihood: log k - digamma(k) = log mean - mean log; 1e6 at most (nearly equal gaps)."""
+    from scipy.special import digamma
+
     target = math.log(float(gaps.mean())) - float(np.log(gaps).mean())
 
     def excess(log_shape: float) -> float:
@@ -66,6 +67,8 @@ def gamma_shape(gaps: Floats) -> float:
 
 def distance(gaps: Floats, shape: float, scale: float) -> float:
     """Kolmogorov and Smirnov's distance, ties and gaps of 0 included."""
+    from scipy.special import gammainc
+
     value, counts = np.unique(gaps, return_counts=True)
     above = np.cumsum(counts) / len(gaps)
     below = above - counts / len(gaps)

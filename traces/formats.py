@@ -1,7 +1,9 @@
 """The trace formats of other tools: how each spells arrival, input length and output length."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..engine.errors import TraceError
 from ..files.read import cut
@@ -13,6 +15,8 @@ OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps",
 )  # fmt: skip
+# What `--columns` names: the first three always.
+OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +31,25 @@ class Format:
     extras: dict[str, str] = field(default_factory=dict)
     text: str | None = None  # key of a prompt that may stand in for the input length
     doubtful: bool = False  # tools disagree about the unit of `time`
+    count: str | None = None  # key of how many requests a row sums up, which arrive until `until`
+    until: str = ""
 
     @property
     def keys(self) -> str:
         """The keys a row must have, as an error message lists them."""
-        return f"{self.time}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
+        times = f"{self.time}, {self.until}, {self.count}" if self.count else self.time
+        return f"{times}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
 
     def matches(self, keys: Iterable[str]) -> bool:
         """Whether a row with these keys is of this format; further keys do not matter."""
         have = set(keys)
-        return {self.time, self.output} <= have and bool(have & {self.input, self.text})
+        needed = {self.time, self.output} | ({self.count, self.until} if self.count else set())
+        return needed <= have and bool(have & {self.input, self.text})
+
+    @property
+    def nested(self) -> bool:
+        """Whether a key is `outer.inner`, of an object within a row."""
+        return any("." in key for key in (self.time, self.input, self.output, *self.extras))
 
 
 CANONICAL = {key: key for key in OPTIONAL}
@@ -70,6 +83,18 @@ FORMATS = {
             {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size"},
         ),
         Format("weka", "t", "in", "out", "s", {"id": "id", "hash_ids": "hash_ids"}, doubtful=True),
+        Format(
+            "litellm", "startTime", "prompt_tokens", "completion_tokens", "datetime",
+            {key: key for key in ("session_id", "model", "status")} | {"request_id": "id"},
+        ),
+        Format(
+            "openai-usage", "start_time", "input_tokens", "output_tokens", "s", {"model": "model"},
+            count="num_model_requests", until="end_time",
+        ),
+        Format(
+            "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
+            {"id": "id", "model": "model"},
+        ),
     )
 }  # fmt: skip
 
@@ -89,7 +114,49 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
             return candidate
     known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values() if f.name != "guidellm")
     found = f"keys {shown_keys(have)} are of no known trace"
-    raise TraceError(f"{place}: {found}, expected one of: {known}; sharegpt (conversations)")
+    own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
+    raise TraceError(f"{place}: {found}, expected one of: {known}; sharegpt (conversations); {own}")
+
+
+def own_format(place: str, text: str, keys: list[str], first: Callable[[str], object]) -> Format:
+    """The format of `--columns arrival=A,input=I,output=O`; `first` gives a column's first value.
+
+    Times that are no numbers are dates. Further columns may be kept by dsim's names: id, session_id, slo_class, model.
+    """
+    given: dict[str, str] = {}
+    for part in text.split(","):
+        ours, equals, theirs = (side.strip() for side in part.partition("="))
+        if ours not in OWN or not equals or not theirs or ours in given:
+            expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
+            raise TraceError(f"--columns has {part!r}, expected {expected} and, where there are, {', '.join(OWN[3:])}")
+        given[ours] = theirs
+    for ours in OWN[:3]:
+        if ours not in given:
+            raise TraceError(f"--columns {text} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
+    for ours, theirs in given.items():
+        if theirs not in keys:
+            had = f"expected one of: {shown_keys(keys)}"
+            raise TraceError(f"{place}: no column {theirs} (--columns {ours}={theirs}), {had}")
+    time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
+    unit = "s" if is_number(first(time)) else "datetime"
+    extras = {theirs: ours for ours, theirs in given.items()}
+    return Format("own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value, perhaps as text, is a number or nothing at all."""
+    if not isinstance(value, str):
+        return value is None or isinstance(value, int | float)
+    try:
+        return value == "" or math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the entries of its objects as `outer.inner`."""
+    inner = {f"{key}.{k}": v for key, value in row.items() if isinstance(value, dict) for k, v in value.items()}
+    return {**row, **inner}
 
 
 def shown_keys(keys: list[str]) -> str:

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
 
 from ..engine import chance
 from ..engine.errors import TraceError
@@ -89,12 +88,16 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
 
 def normal(u: Floats, mean: float, std: float) -> Floats:
     """Normal draws, not yet cut at 1."""
+    from scipy.special import ndtri
+
     return mean + std * np.asarray(ndtri(u), np.float64)
 
 
 def lognormal(u: Floats, mean: float, std: float) -> Floats:
     """Log-normal draws of this mean and standard deviation."""
     variance = math.log1p((std / mean) ** 2)
+    from scipy.special import ndtri
+
     return np.exp(math.log(mean) - variance / 2 + math.sqrt(variance) * np.asarray(ndtri(u), np.float64))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, printable
-from .formats import TICKS_PER_SECOND, Format, named, recognise, shown_keys
+from .formats import TICKS_PER_SECOND, Format, flat, named, own_format, recognise, shown_keys
 from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
 from .rows import (
     Rows,
@@ -20,12 +20,15 @@ from .rows import (
     decode,
     json_rows,
     jsonl_rows,
+    page_rows,
     parquet_rows,
     read_bytes,
 )
 from .sharegpt import columns_of_conversations, is_sharegpt
 from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
+from .usage import spread
+from .vllm_log import VLLM_LOG, is_vllm_log, rows_of_log
 
 # The request lines of a step log. By name it cannot be asked for: its first line says what it is.
 STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", {"id": "id"})
@@ -39,23 +42,27 @@ def load(
     skip_bad: bool = False,
     keep_failed: bool = False,
     format: str | None = None,
+    columns: str | None = None,
 ) -> Trace:
     """The trace in a file, or a shipped one by its name.
 
     `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` counts bad rows and goes on; `keep_failed` keeps
-    requests without output; `format` is told by the keys unless given.
+    requests without output; `format` is told by the keys unless given; `columns` names a file's own, as
+    `arrival=created_at,input=prompt_tokens,output=completion_tokens`.
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
     path, name = locate(path_or_name)
-    columns, form = read(path, format, skip_bad)
+    if columns is not None and format is not None:
+        raise TraceError(f"--columns is {columns} and --format is {format}, expected one of them")
+    found, form = read(path, format, skip_bad, columns)
     has_arrivals = form is not None
     unit = time_unit or (form.unit if form else "s")
     if time_unit is not None and form is not None and form.unit == "datetime":
         raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
     if form is not None and form.doubtful and time_unit is None and format is None:
-        columns.warnings.extend(doubts(columns, form))
-    return finish(columns, str(path), name, form.name if form else "sharegpt", unit, keep_failed, has_arrivals)
+        found.warnings.extend(doubts(found, form))
+    return finish(found, str(path), name, form.name if form else "sharegpt", unit, keep_failed, has_arrivals)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
@@ -70,32 +77,53 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     )
 
 
-def read(path: Path, format: str | None, skip_bad: bool) -> tuple[Columns, Format | None]:
-    """A file's columns and its format, None for ShareGPT."""
+def read(path: Path, format: str | None, skip_bad: bool, own: str | None = None) -> tuple[Columns, Format | None]:
+    """A file's columns and its format, None for ShareGPT. own: the names of columns that are no known tool's."""
     data = read_bytes(path)
     where = str(path)
     wanted = named(format) if format and format != "sharegpt" else None
     kind = container(where, data)
     if kind == "csv":
-        return read_csv(where, data, wanted, skip_bad)
+        text = decode(where, data)
+        if format is None and own is None and is_vllm_log(text):
+            rows, warnings = rows_of_log(where, text)
+            return with_warnings(columns_of_rows(rows, VLLM_LOG, skip_bad), warnings), VLLM_LOG
+        return read_csv(where, data, text, wanted, skip_bad, own)
     if kind == "parquet":
         found = parquet_rows(where, data)
+    elif kind == "json":
+        found = json_rows(where, decode(where, data))
     else:
-        found = (json_rows if kind == "json" else jsonl_rows)(where, decode(where, data))
-    whole = next((i for i, row in enumerate(found.rows) if isinstance(row, dict) and row), None)
-    if whole is None:
+        text = decode(where, data)
+        found = page_rows(where, text) or jsonl_rows(where, text)
+    whole, first = next(((i, row) for i, row in enumerate(found.rows) if isinstance(row, dict) and row), (0, None))
+    if first is None:
         if not found.rows:
             raise TraceError(f"{where} holds no rows, expected a trace")
         raise TraceError(f"{found.place(0)}: {found.rows[0] if isinstance(found.rows[0], str) else 'row has no keys'}")
-    first = found.rows[whole]
     # An engine's own log: its requests, as they came.
-    if format is None and isinstance(first, dict) and first.get("schema") == "dsim-steplog":
+    if format is None and own is None and first.get("schema") == "dsim-steplog":
         found, wanted = requests_of_log(found), STEP_LOG
         return columns_of_good_rows(found.rows, wanted) or columns_of_rows(found, wanted, skip_bad), wanted
-    if format == "sharegpt" or (format is None and is_sharegpt(first)):
+    if format == "sharegpt" or (format is None and own is None and is_sharegpt(first)):
         return columns_of_conversations(found), None
-    form = choose(found.place(whole), list(first), wanted)
-    return columns_of_good_rows(found.rows, form) or columns_of_rows(found, form, skip_bad), form
+    form = choose(found.place(whole), flat(first), wanted, own)
+    if form.nested:
+        found = replace(found, rows=[row if isinstance(row, str) else flat(row) for row in found.rows])
+    return columns_of(found, form, skip_bad), form
+
+
+def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
+    """The columns of rows: fast where every value is good, else one at a time."""
+    if form.count is not None:
+        found, warning = spread(found, form)
+        return with_warnings(columns_of(found, replace(form, count=None), skip_bad), [warning])
+    return columns_of_good_rows(found.rows, form) or columns_of_rows(found, form, skip_bad)
+
+
+def with_warnings(columns: Columns, warnings: list[str]) -> Columns:
+    """The columns, with warnings of what was read before them."""
+    return replace(columns, warnings=[*warnings, *columns.warnings])
 
 
 def requests_of_log(found: Rows) -> Rows:
@@ -106,26 +134,32 @@ def requests_of_log(found: Rows) -> Rows:
     return replace(found, numbers=[found.numbers[i] for i in kept], rows=[found.rows[i] for i in kept])
 
 
-def read_csv(where: str, data: bytes, wanted: Format | None, skip_bad: bool) -> tuple[Columns, Format]:
+def read_csv(
+    where: str, data: bytes, text: str, wanted: Format | None, skip_bad: bool, own: str | None
+) -> tuple[Columns, Format]:
     """A CSV file's columns and its format."""
-    text = decode(where, data)
     header = csv_header(where, text)
-    form = choose(f"{where}:1", header, wanted)
+    slow = csv_rows(where, text) if own is not None else None
+    first = next((row for row in slow.rows if isinstance(row, dict)), {}) if slow is not None else {}
+    form = choose(f"{where}:1", dict.fromkeys(header, None) | first, wanted, own)
     numeric = dict.fromkeys((form.input, form.output), None)
     dtypes: dict[str, Any] = {name: str for name in form.extras if name in header}
     dtypes |= numeric | {form.time: str if form.unit == "datetime" else None}
-    frame = csv_frame(data, dtypes) if form.input in header else None
+    frame = csv_frame(data, dtypes) if form.input in header and form.count is None else None
     columns = columns_of_frame(frame, form) if frame is not None and len(frame) else None
     if columns is not None:
         return columns, form
-    found = csv_rows(where, text)
+    found = slow or csv_rows(where, text)
     if not found.rows:
         raise TraceError(f"{where} holds a header and no rows, expected a trace")
-    return columns_of_rows(found, form, skip_bad), form
+    return columns_of(found, form, skip_bad), form
 
 
-def choose(place: str, keys: list[str], wanted: Format | None) -> Format:
-    """The format asked for, if the keys allow it, else the one that the keys tell."""
+def choose(place: str, first: dict[str, Any], wanted: Format | None, own: str | None) -> Format:
+    """The format asked for, if the first row's keys allow it, else the one that they tell."""
+    keys = list(first)
+    if own is not None:
+        return own_format(place, own, keys, first.get)
     if wanted is None:
         return recognise(place, keys)
     if not wanted.matches(keys):

@@ -57,23 +57,25 @@ def columns_of_frame(frame: pd.DataFrame, form: Format) -> Columns | None:
 def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
     """The columns of rows that are all whole, or None when a value needs a closer look."""
     whole = [row for row in rows if not isinstance(row, str)]
-    if len(whole) < len(rows) or form.unit == "datetime":
+    if len(whole) < len(rows):
         return None
     try:
-        plain = [[row[key] for row in whole] for key in (form.time, form.input, form.output)]
+        stamps, *plain = ([row[key] for row in whole] for key in (form.time, form.input, form.output))
     except KeyError:
         return None
-    if not all(set(map(type, column)) <= {int, float} for column in plain):
+    dated = form.unit == "datetime"
+    if not all(set(map(type, column)) <= {int, float} for column in (plain if dated else (stamps, *plain))):
         return None
     try:
-        time, input_length, output_length = (np.array(column) for column in plain)
+        time = whole_ns(pd.Series(stamps, dtype=str)) if dated else np.array(stamps)
+        input_length, output_length = (np.array(column) for column in plain)
         present = set().union(*(row.keys() for row in whole))
         extras = {
             ours: read_extras(ours, [row.get(theirs) for row in whole])
             for theirs, ours in form.extras.items()
             if theirs in present
         }
-    except (OverflowError, BadRowError):
+    except (ValueError, OverflowError, TypeError, BadRowError):
         return None
     return good_columns(time, input_length, output_length, extras)
 

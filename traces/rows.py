@@ -112,7 +112,7 @@ def jsonl_rows(path: str, text: str) -> Rows:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line or line.isspace():
             continue
-        for row in turns(parse_object(line)):
+        for row in rows_in(parse_object(line)):
             numbers.append(number)
             rows.append(row)
     return Rows(path, numbers, rows)
@@ -127,10 +127,26 @@ def json_rows(path: str, text: str) -> Rows:
         raise TraceError(f"{where}: malformed JSON ({error.msg}), expected an array of objects") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise TraceError(f"{path}: malformed JSON ({cut(error)}), expected an array of objects") from None
+    return rows_of_array(path, found)
+
+
+def page_rows(path: str, text: str) -> Rows | None:
+    """The rows of one answer of an API over several lines, `{"data": [...]}`; None where the text is anything else."""
+    if not isinstance(parse_object(text.lstrip().split("\n", 1)[0]), str):
+        return None  # a whole object a line
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    return rows_of_array(path, [found])
+
+
+def rows_of_array(path: str, found: list[Any]) -> Rows:
+    """The objects of a JSON array, and complaints about what is none."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     for number, item in enumerate(found, start=1):
-        for row in turns(item if isinstance(item, dict) else complaint_about(item)):
+        for row in rows_in(item if isinstance(item, dict) else complaint_about(item)):
             numbers.append(number)
             rows.append(row)
     return Rows(path, numbers, rows, by_line=False)
@@ -165,6 +181,18 @@ def parse_object(line: str) -> Row | str:
 def complaint_about(found: object) -> str:
     """What is wrong with a row that is no object."""
     return f"row is {json.dumps(found)[:40]}, expected an object"
+
+
+def rows_in(row: Row | str) -> Iterator[Row | str]:
+    """Mostly an object itself; of an API's answer (`data`) its items, and of a bucket of OpenAI's usage its results."""
+    items = row["data"] if isinstance(row, dict) and isinstance(row.get("data"), list) else [row]
+    for item in items:
+        if isinstance(item, dict) and item.get("object") == "bucket" and isinstance(item.get("results"), list):
+            span = {"start_time": item.get("start_time"), "end_time": item.get("end_time")}
+            for part in item["results"]:
+                yield {**part, **span} if isinstance(part, dict) else complaint_about(part)
+        else:
+            yield from turns(item if isinstance(item, dict | str) else complaint_about(item))
 
 
 def turns(row: Row | str) -> Iterator[Row | str]:

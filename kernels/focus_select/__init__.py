@@ -23,7 +23,7 @@ def focus_select(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which of the T tokens computed are retained, bool [T], and each sequence's progress after that, int32 [S].
 
-    The rule is engine/focus.py's. Tokens that are not masked are always retained.
+    The rule is engine/policies/focus.py's. Tokens that are not masked are always retained.
 
     importance_first, importance_second [M] fp32: of the masked tokens in the first and the second layer; masked [M]
     int64: their rows among the T, ascending in each sequence; masked_start [S+1] int32; positions [T] int32, in the

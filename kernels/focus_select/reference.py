@@ -1,6 +1,6 @@
 """Which masked tokens FOCUS keeps, in plain PyTorch for all sequences at once: the specification of the kernel.
 
-The rule itself is the engine's (engine/focus.py); this and the kernel are held to it bit for bit.
+The rule itself is the engine's (engine/policies/focus.py); this and the kernel are held to it bit for bit.
 """
 
 import torch

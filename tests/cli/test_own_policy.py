@@ -1,22 +1,13 @@
 """The tutorial, command by command as it is written, on less traffic; and `dsim policies --fields`."""
 
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
+from . import pages
 from .command import dsim, held
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "policy-of-your-own.md"
-# An option that is given twice counts the second time.
-SHRUNK = {
-    "replay": ["--num-requests", "20"],
-    "tune": ["--num-requests", "60", "--trials", "3", "--replications", "2"],
-    "live": ["--num-requests", "3", "--rate", "50", "--lengths", "fixed:32,32"],
-    "policies": [],
-}
+ROOT = pages.ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +16,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [block.text for block in pages.blocks("docs/policy-of-your-own.md") if block.language == language]
 
 
 def test_every_command_of_the_tutorial_runs() -> None:
@@ -33,11 +24,11 @@ def test_every_command_of_the_tutorial_runs() -> None:
     assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text(encoding="utf-8")
     Path("mine.py").write_text(code)
     Path("space.toml").write_text(blocks("toml")[0])
-    commands = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
-    assert [command[1] for command in commands] == ["policies", "replay", "tune", "replay", "live"]
-    for _, name, *arguments in commands:
-        ran = dsim(name, *arguments, *SHRUNK[name])
-        assert ran.code == 0, (name, ran.err)
+    commands = [pages.shrunk(line) for block in blocks("sh") for line in block.splitlines()]
+    assert [command[0] for command in commands] == ["policies", "replay", "tune", "replay", "live"]
+    for command in commands:
+        ran = dsim(*command)
+        assert ran.code == 0, (command, ran.err)
     assert held(Path("runs/live")) == ["report.html", "requests.parquet", "run.json", "steps.parquet"]
     text = Path("runs/tuned/policy.toml").read_text()
     assert text.startswith(('policy = "optimus"\n', 'policy = "./mine.py:POLICY"\n'))

@@ -150,7 +150,7 @@ def test_steps_of_a_device_alone_make_a_measured_profile(tmp_path: Path) -> None
 
 def test_the_lines_of_the_document_are_a_log(tmp_path: Path) -> None:
     text = (EXAMPLE.parents[1] / "docs" / "steplog.md").read_text(encoding="utf-8")
-    log = read_log(written(tmp_path, *text.split("```\n")[1].splitlines()))
+    log = read_log(written(tmp_path, *text.split("```jsonl\n")[1].split("```")[0].splitlines()))
     assert log.steps.features.tolist() == [[352, 67584, 352, 32, 32, 1, 352, 1]]
     assert np.flatnonzero(log.commits.committed).tolist() == [13, 14]
 

@@ -1,0 +1,176 @@
+"""The reference's pages, written from the code as the site is built (mkdocs.yml calls `on_files`)."""
+
+import re
+from typing import Any
+
+import typer
+
+from dsim.cli import app
+from dsim.engine.part import AXES, fields_of
+from dsim.engine.policy import PRESETS, settings_of
+from dsim.profiler.profile import shipped
+from dsim.report.metrics import METRICS
+from dsim.traces.formats import FORMATS, OPTIONAL
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages to those of the folder."""
+    from mkdocs.structure.files import File
+
+    for name, text in pages().items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A link to a file of the repository that is no page here names the file instead."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./(?!\w+\.md)([\w./-]+)\)", _named, markdown)
+
+
+def _named(link: "re.Match[str]") -> str:
+    text, path = link[1].strip("`"), link[2]
+    return f"`{path}`" if text in path else f"{link[1]} (`{path}`)"
+
+
+def pages() -> dict[str, str]:
+    """Every generated page by its path within docs/."""
+    return {
+        "reference/commands.md": commands(),
+        "reference/fields.md": fields(),
+        "reference/metrics.md": metrics(),
+        "reference/formats.md": formats(),
+        "reference/profiles.md": profiles(),
+    }
+
+
+def commands() -> str:
+    """Every command with its arguments, options and defaults."""
+    out = [
+        "# Commands",
+        "",
+        "`dsim COMMAND --help` prints the same. Exit code 2 is yours to mend, 1 the machine's.",
+        "",
+    ]
+    for name, command in _commands(typer.main.get_command(app), "dsim"):
+        out += [f"## {name}", "", _words(command.help or ""), ""]
+        rows = [row for parameter in command.params if (row := _parameter(parameter)) is not None]
+        out += ["| option | meaning | default |", "|---|---|---|", *rows, ""] if rows else []
+    return "\n".join(out)
+
+
+def _commands(command: Any, name: str) -> list[tuple[str, Any]]:
+    """The commands below one, in their order; a group gives way to its commands."""
+    if not hasattr(command, "commands"):
+        return [(name, command)]
+    return [found for key, part in command.commands.items() for found in _commands(part, f"{name} {key}")]
+
+
+def _parameter(parameter: Any) -> str | None:
+    """A row of the table of options; None for --help."""
+    if parameter.name == "help":
+        return None
+    is_option = parameter.param_type_name == "option"
+    names = [*parameter.opts, *parameter.secondary_opts] if is_option else []
+    takes = f" {parameter.metavar}" if parameter.metavar and is_option and not parameter.is_flag else ""
+    told = ", ".join(f"`{name}{takes}`" for name in names) or f"`{parameter.metavar or parameter.name.upper()}`"
+    default = parameter.default
+    shown = "" if default is None or default is False or callable(default) or default == [] else f"`{default}`"
+    if parameter.required:
+        shown = "required"
+    return f"| {told} | {_cell(_words(getattr(parameter, 'help', None) or ''))} | {_cell(shown)} |"
+
+
+def fields() -> str:
+    """Every field of every policy: what it may be, what it means, and the presets that have it, with their values."""
+    found: dict[tuple[str, str], tuple[Any, dict[str, str]]] = {}
+    for name, preset in PRESETS.items():
+        for axis in AXES:
+            for field in fields_of(getattr(preset.policy, axis)):
+                held = found.setdefault((axis, field.name), (field, {}))
+                held[1][name] = _value(settings_of(preset.policy)[field.name])
+    out = [
+        "# Policy fields",
+        "",
+        "A SPEC is `name[:value][,field=value...]`; [Policies](../policies.md) says how they act.",
+        "",
+    ]
+    out += ["## Presets", "", "| preset | what | `:value` sets | source |", "|---|---|---|---|"]
+    for name, preset in PRESETS.items():
+        main = f"`{preset.main}`" if preset.main else ""
+        out.append(f"| `{name}` | {_cell(preset.summary)} | {main} | {_cell(preset.citation)} |")
+    for axis in AXES:
+        rows = [(name, *held) for (on, name), held in found.items() if on == axis]
+        if rows:
+            out += ["", f"## {axis.replace('_', ' ').capitalize()}", ""]
+            out += ["| field | may be | meaning | in the presets |", "|---|---|---|---|"]
+            out += [
+                f"| `{name}` | {_cell(field.bounds)} | {_cell(field.meaning)} | {_by_value(values)} |"
+                for name, field, values in rows
+            ]
+    return "\n".join([*out, ""])
+
+
+def _by_value(values: dict[str, str]) -> str:
+    """`16` in these presets, `1` in those."""
+    order = list(dict.fromkeys(values.values()))
+    if len(order) == 1:
+        return f"`{order[0]}`"
+    return "; ".join(f"`{value}`: {', '.join(n for n, v in values.items() if v == value)}" for value in order)
+
+
+def _value(value: Any) -> str:
+    """A value as a SPEC says it."""
+    if isinstance(value, tuple):
+        return "/".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+def metrics() -> str:
+    """Every metric's unit, formula and note."""
+    out = ["# Every metric", "", "`dsim metrics` prints the same; [Metrics](../metrics.md) says which to bound.", ""]
+    out += ["| metric | unit | formula | note |", "|---|---|---|---|"]
+    out += [f"| `{n}` | {m.unit} | {_cell(m.formula)} | {_cell(m.note)} |" for n, m in METRICS.items()]
+    return "\n".join([*out, ""])
+
+
+def formats() -> str:
+    """Every trace format's keys."""
+    out = [
+        "# Trace formats",
+        "",
+        "Recognised by their keys, in this order; [Your traffic](../traces.md) says more.",
+        "",
+    ]
+    out += ["| format | time | unit | input | output | kept besides |", "|---|---|---|---|---|---|"]
+    for form in FORMATS.values():
+        inputs = f"`{form.input}`" + (f" or `{form.text}`" if form.text else "")
+        times = f"`{form.time}`" + (f" to `{form.until}`, `{form.count}` requests" if form.count else "")
+        unit = "date and time" if form.unit == "datetime" else form.unit
+        kept = ", ".join(f"`{key}`" for key in form.extras)
+        out.append(f"| `{form.name}` | {times} | {unit} | {inputs} | `{form.output}` | {kept} |")
+    out += ["", "dsim writes `timestamp` (ms), `input_length` and `output_length`, and of these what a trace has: "]
+    return "\n".join([*out, ", ".join(f"`{key}`" for key in OPTIONAL) + ".", ""])
+
+
+def profiles() -> str:
+    """The shipped profiles."""
+    out = [
+        "# Profiles shipped",
+        "",
+        "None was measured by dsim: [Your GPU and model](../profiles.md) says what that means.",
+        "",
+    ]
+    out += ["| profile | what |", "|---|---|", *(f"| `{name}` | {_cell(text)} |" for name, text in shipped().items())]
+    return "\n".join([*out, ""])
+
+
+def _words(text: str) -> str:
+    """A help text as one paragraph, and its example as code."""
+    text = re.sub(r"\\\[", "[", text)
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
+    return "\n\n".join(f"`{part}`" if part.startswith("dsim ") else part for part in parts)
+
+
+def _cell(text: str) -> str:
+    """Text in a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

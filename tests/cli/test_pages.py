@@ -1,0 +1,148 @@
+"""Every command on every page of the documents runs, on less traffic; what cannot says why in the page's source."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.latency import LatencyModel
+
+from . import pages
+from .command import Ran, dsim, rows
+
+ROOT = pages.ROOT
+# How a command may end: 1 is a verdict against it, on a machine that is not the page's; Ctrl-C ends a server.
+ENDS = {"compare": (0, 1), "profile": (0, 1), "serve": (0, 130), "validate": (0, 1)}
+HELD_ELSEWHERE = {"docs/policy-of-your-own.md": "tests/cli/test_own_policy.py"}
+
+
+def profiles_of_tiny() -> None:
+    """Profiles of the shipped models that call them fast, as if they had been measured here."""
+    from dsim.live.config import PRESETS
+    from dsim.profiler.measure import shape_of
+    from dsim.profiler.profile import load, save
+
+    latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
+    for name, known, preset in (
+        ("tiny", "a100-sdar-8b", "tiny"), ("both_ways", "rtx4090-48gb-llada-8b", "tiny-both-ways"),
+    ):  # fmt: skip
+        profile = load(known)
+        commits = tuple(replace(model, workload="records") for model in profile.commits[:1])
+        memory = replace(profile.memory, vocab=PRESETS[preset].vocab, kv_bytes_per_token=512)
+        made = replace(
+            profile, name=name, model=shape_of(PRESETS[preset]), latency=latency, commits=commits, memory=memory
+        )
+        save(made, f"of_{name}.json")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the pages' commands take for granted: the reader's own files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.jsonl").write_text(rows(6, prompt=40, output=32))
+    stamps = "".join(f"2026-03-01T10:00:{i:02},100,48\n" for i in range(20))
+    (tmp_path / "mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
+    (tmp_path / "BurstGPT_1.csv").write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+    )
+    shutil.copy(ROOT / "examples" / "steplog.jsonl", "steps.jsonl")
+    shutil.copytree(ROOT / "examples", "examples")
+    return tmp_path
+
+
+def served(words: list[str]) -> Ran:
+    """A server that is asked whether it is well, and then told to end."""
+    well: list[int] = []
+
+    def ask_and_end() -> None:
+        until = time.monotonic() + 300
+        while time.monotonic() < until and not well:
+            with contextlib.suppress(OSError):
+                well.append(urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status)
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asker = threading.Thread(target=ask_and_end)
+    asker.start()
+    ran = dsim(*words, "--port", port)
+    asker.join()
+    assert well == [200], ran.err
+    return ran
+
+
+@pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in HELD_ELSEWHERE])
+def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
+    found = pages.blocks(page)
+    commands = [line for block in found if block.language == "sh" and block.reason is None for line in block.lines]
+    for block in found:  # the files that a page shows
+        if block.language == "csv":
+            Path("scores.csv").write_text(block.text)
+    if any("tiny" in " ".join(pages.shrunk(line)) for line in commands):
+        profiles_of_tiny()
+    if page == "docs/report.md":
+        assert dsim("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure").code == 0
+    if page == "docs/compare.md":
+        shutil.copy("of_tiny.json", "mine.json")
+    if page == "docs/your-server.md":
+        for theirs, ours in (("vllm_bench.json", "bench.json"), ("vllm_trace.jsonl", "trace.jsonl")):
+            shutil.copy(ROOT / "tests" / "report" / "clients" / theirs, ours)
+    for line in commands:
+        words = pages.shrunk(line)
+        ran = served(words) if words[0] == "serve" else dsim(*words)
+        assert ran.code in ENDS.get(words[0], (0,)), f"{line}\n{ran.err}"
+
+
+def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
+    first = next(block for block in pages.blocks("README.md") if block.language == "sh")
+    _, _, line = first.lines[0].rpartition(" && ")
+    words = pages.shrunk(line)
+    ran = dsim(*words)
+    assert ran.code == 0, ran.err
+    assert re.match(r"(optimus|lmdeploy-bd32|Both|All).* SLOs.*requests", ran.out.splitlines()[0]), ran.out
+    assert Path("runs/azure/report.html").is_file()
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_a_page_shows_commands_in_fences_of_sh_and_says_why_one_is_not_run(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert pages.LOOSE.findall(text) == []
+    found = pages.blocks(page)
+    for block in found:
+        if block.language == "":
+            assert not re.search(r"^(\$ )?(dsim|python3?|pip) ", block.text, re.M), block.text
+        if block.language == "sh" and block.reason is None:
+            for line in block.lines:
+                assert re.match(r"([A-Z_]+=\S+ )*(\.venv/bin/)?dsim ", line), f"{page}: {line}: expected a reason"
+    assert text.count("<!-- not run:") == sum(block.reason is not None for block in found)
+
+
+def test_a_shrunk_command_is_the_pages_with_less_traffic() -> None:
+    line = "OMP_NUM_THREADS=1 dsim replay azure-conv --policy ar --num-requests 500 -o runs/a"
+    assert pages.shrunk(line) == [
+        "replay", "azure-conv", "--policy", "ar", "--num-requests", "500", "-o", "runs/a", "--num-requests", "20",
+    ]  # fmt: skip
+    with pytest.raises(AssertionError):
+        pages.shrunk("rm -rf runs")
+
+
+def test_the_python_of_the_capacity_page_runs(world: Path) -> None:
+    [code] = [block.text for block in pages.blocks("docs/capacity.md") if block.language == "python"]
+    small = code.replace("precision=0.05", "precision=0.5, num_requests=150, max_replications=2, jobs=1")
+    assert small != code
+    held: dict[str, object] = {}
+    exec(compile(small, "docs/capacity.md", "exec"), held)
+    assert json.dumps(held["found"].to_json())  # type: ignore[attr-defined]

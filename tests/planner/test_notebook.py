@@ -1,0 +1,54 @@
+"""examples/notebook.ipynb, cell by cell in this process, on less traffic: frames and figures come out."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from dsim.planner.api import Replay
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+SMALL = ("NUM_REQUESTS = 5000", "NUM_REQUESTS = 60")
+
+
+@pytest.fixture(scope="module")
+def notebook() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return found
+
+
+def shown(code: str, held: dict[str, Any]) -> Any:
+    """Run a cell as a notebook does; the value of its last expression, if it ends with one."""
+    tree = ast.parse(code)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, str(NOTEBOOK), "exec"), held)
+    return (
+        eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), held) if isinstance(last, ast.Expr) else None
+    )
+
+
+def test_every_cell_runs_and_shows_a_frame_or_a_figure(notebook: dict[str, Any]) -> None:
+    held: dict[str, Any] = {}
+    kinds = []
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert sum(SMALL[0] in cell for cell in cells) == 1
+    for cell in cells:
+        result = shown(cell.replace(*SMALL), held)
+        kinds += (
+            [next(k for k in (pd.DataFrame, go.Figure, Replay) if isinstance(result, k))] if result is not None else []
+        )
+    assert kinds == [pd.DataFrame, go.Figure, Replay, pd.DataFrame, pd.DataFrame, go.Figure, go.Figure]
+    assert "<table" in held["run"]._repr_html_()
+    assert held["served"].groupby("policy").size().tolist() == [60, 60]
+
+
+def test_it_is_kept_without_what_it_printed_on_somebodys_machine(notebook: dict[str, Any]) -> None:
+    assert notebook["nbformat"] == 4
+    for cell in notebook["cells"]:
+        assert cell.get("outputs", []) == []
+        assert cell.get("execution_count") is None
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])

@@ -1,0 +1,129 @@
+"""Requests out of the log that `vllm serve` prints: lines of requests and of responses, by their ids.
+
+    INFO 10-01 18:43:27 [logger.py:36] Received request ID: prompt: '...', params: SamplingParams(...), prompt_token_ids: [...]
+    DEBUG 02-13 11:33:33 [logger.py:39] Request ID details: prompt: '...', prompt_token_ids: [...]
+    INFO 02-13 11:33:33 [logger.py:49] Received request ID: params: SamplingParams(...)
+    INFO 02-13 11:33:39 [logger.py:80] Generated response ID: output: '...', output_token_ids: [...], finish_reason: stop
+
+The first line is that of older versions; the next two are what newer ones print in its place.
+"""  # noqa: E501
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..engine.errors import TraceError
+from .formats import Format
+from .parse import BYTES_PER_TOKEN, num_tokens
+from .rows import Row, Rows
+
+VLLM_LOG = Format("vllm-log", "arrival", "input_length", "output_length", "s", {"id": "id"})
+
+LINE = re.compile(r"^(?:\(.*?\) )?(?:INFO|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d) (?:\[\S+\]|\S+\]) (.*)$")
+ACCESS = re.compile(r'^(?:\(.*?\) )?INFO: +\S+ - "[A-Z]+ \S+ HTTP/[\d.]+" \d{3}')
+RECEIVED = re.compile(r"Received request (\S+): ")
+DETAILS = re.compile(r"Request (\S+) details: ")
+GENERATED = re.compile(r"Generated response (\S+?)(?: \(streaming (?:complete|delta)\))?: ")
+HALF_A_YEAR = timedelta(days=183)
+HOW = "vllm serve --enable-log-requests --enable-log-outputs, with VLLM_LOGGING_LEVEL=DEBUG"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the log says of one request."""
+
+    line: int
+    time: datetime | None = None
+    num_input: int | None = None
+    num_output: int | None = None
+    max_tokens: int | None = None
+
+
+def is_vllm_log(text: str) -> bool:
+    """Whether one of the first lines is the server's."""
+    return any(LINE.match(line) or ACCESS.match(line) for line in text[:65536].split("\n", 200)[:200])
+
+
+def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
+    """A row a request, and warnings of what had to be guessed. An error where the log says no lengths at all."""
+    seen: dict[str, Seen] = {}
+    last: datetime | None = None
+    num_access = guessed = 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        found = LINE.match(line)
+        if found is None:
+            num_access += bool(ACCESS.match(line))
+            continue
+        said = found[2]
+        received, details, generated = (kind.match(said) for kind in (RECEIVED, DETAILS, GENERATED))
+        about = received or details or generated
+        if about is None:
+            continue
+        request = seen.setdefault(about[1], Seen(number))
+        if generated:
+            request.num_output, by_text = length_of(said, "output")
+            guessed += by_text
+            continue
+        num_input, by_text = length_of(said, "prompt")
+        if num_input is not None:
+            request.num_input = num_input
+            guessed += by_text
+        if received:
+            last = request.time = moment(path, number, found[1], last)
+            most = re.findall(r"\bmax_tokens=(\d+)", said)
+            request.max_tokens = int(most[-1]) if most else None
+    whole = {name: request for name, request in seen.items() if request.time is not None}
+    if not whole:
+        raise TraceError(
+            f"{path} holds {num_access} access lines and no `Received request` lines: neither times nor lengths, "
+            f"expected the log of {HOW}"
+        )
+    for name, request in whole.items():
+        for what, value in (("prompt", request.num_input), ("output", request.num_output or request.max_tokens)):
+            if value is None:
+                raise TraceError(
+                    f"{path}:{request.line}: request {name[:40]} has no {what} length, expected the log of {HOW}"
+                )
+    return table(path, whole, guessed)
+
+
+def table(path: str, whole: dict[str, Seen], guessed: int) -> tuple[Rows, list[str]]:
+    """The rows of whole requests, and the warnings."""
+    begin = min(request.time for request in whole.values() if request.time is not None)
+    rows: list[Row | str] = [
+        {
+            "arrival": (request.time - begin).total_seconds() if request.time is not None else None,
+            "input_length": request.num_input,
+            "output_length": request.max_tokens if request.num_output is None else request.num_output,
+            "id": name,
+        }
+        for name, request in whole.items()
+    ]
+    warnings = ["times of a vLLM log are whole seconds: a replay may want --jitter 1"]
+    unanswered = sum(request.num_output is None for request in whole.values())
+    if unanswered:
+        warnings.append(f"{unanswered} requests have no response line: their max_tokens stands in, which is the most")
+    if guessed:
+        warnings.append(f"{guessed} lengths are estimates from the text ({BYTES_PER_TOKEN} bytes a token)")
+    return Rows(path, [request.line for request in whole.values()], rows), warnings
+
+
+def moment(path: str, number: int, text: str, last: datetime | None) -> datetime:
+    """When a line was written. The log does not say the year: a step back by months is a new one."""
+    year = 2000 if last is None else last.year  # a leap year: it has every day
+    try:
+        found = datetime.strptime(f"{year}-{text}", "%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        raise TraceError(f"{path}:{number}: time is {text}, expected MM-DD HH:MM:SS") from None
+    return found.replace(year=year + 1) if last is not None and last - found > HALF_A_YEAR else found
+
+
+def length_of(said: str, what: str) -> tuple[int | None, bool]:
+    """Tokens of a prompt or an output, and whether they are a guess by its text; None where a line has neither."""
+    ids = re.findall(rf"\b{what}_token_ids: (?:array\('i', )?[\[(]([\d, ]*)[\])]", said)
+    if ids:
+        return (ids[-1].count(",") + 1 - ids[-1].rstrip().endswith(",")) if ids[-1].strip() else 0, False
+    text = re.search(rf"\b{what}: '(.*?)(?<!\\)'(?:, |$)", said) or re.search(
+        rf'\b{what}: "(.*?)(?<!\\)"(?:, |$)', said
+    )
+    return (num_tokens(text[1]), True) if text and text[1] else (None, False)
