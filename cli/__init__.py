@@ -24,6 +24,7 @@ from . import (
     model,
     profile,
     replay,
+    reproduce,
     serve,
     sweep,
     trace,
@@ -50,6 +51,7 @@ app.command("serve")(serve.serve_command)
 app.command("sweep")(sweep.sweep)
 app.command("capacity")(capacity.capacity_command)
 app.command("tune")(tune.tune_command)
+app.command("reproduce")(reproduce.reproduce_command)
 app.command("compare")(compare.compare_command)
 app.command("import")(importing.import_command)
 app.command("validate")(validate.validate_command)

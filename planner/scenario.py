@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
+from ..profiler.given_yield import with_yield
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
@@ -36,6 +37,7 @@ class Scenario:
     policy: str = "optimus"  # a SPEC or a TOML file
     profile: str = DEFAULT
     workload: str | None = None  # the profile's first commit model
+    yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
     replicas: int = 1
     router: str = "round-robin"
     arrival: str = "trace"
@@ -60,6 +62,8 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.yields is not None and self.workload is not None:
+            raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {self.replicas}, expected at most {MAX_REPLICAS}")
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
@@ -71,7 +75,7 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
-        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "fit", "lengths")}
+        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "yields", "fit", "lengths")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
         policy = with_file(self.policy, lambda path: str(Path(path).absolute()))
         return replace(self, **{"policy": policy, **files})
@@ -111,7 +115,12 @@ class Scenario:
         return parse(self.policy)
 
     def loaded_profile(self) -> Profile:
-        """The profile that prices the steps."""
+        """The profile that prices the steps, with the yields that are given in place of its own."""
+        profile = self.base_profile()
+        return profile if self.yields is None else with_yield(profile, self.yields, self.parsed_policy())
+
+    def base_profile(self) -> Profile:
+        """The profile as its file has it."""
         return load_profile(self.profile)
 
     def simulate(

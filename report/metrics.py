@@ -90,6 +90,7 @@ class Summary:
     chunk: Spread
     tpf: float
     token_utilization: float
+    computed_per_token: float
     wasted_canvas_tokens: int
     step_latency_ms: Distribution
     num_decode_steps: int
@@ -155,6 +156,7 @@ def summarize(
         chunk=_spread(totals.chunk),
         tpf=_per(totals.committed, totals.forwards),
         token_utilization=_per(totals.committed, totals.tokens - totals.evicted),
+        computed_per_token=_per(totals.tokens - totals.evicted, float(requests["num_tokens"].sum())),
         wasted_canvas_tokens=int(done["num_committed"].sum() - done["num_tokens"].sum()),
         step_latency_ms=_from_histogram(totals.step_latency),
         num_decode_steps=totals.num_decode_steps,
@@ -366,6 +368,10 @@ METRICS: dict[str, Metric] = {
     "chunk": Metric("positions", "most positions that a sequence may compute in a decode step"),
     "tpf": Metric("tok", "positions committed / (sequences x forwards), over decode steps", "tokens per forward"),
     "token_utilization": Metric("share", "positions committed / computed in all layers, over decode steps"),
+    "computed_per_token": Metric(
+        "positions", "positions computed in all layers, over decode steps / tokens returned",
+        "FOCUS's processed / decoded: prefill is not in it; what is committed and trimmed is computed and not returned",
+    ),
     "wasted_canvas_tokens": Metric("tok", "positions committed - tokens returned, over completed requests"),
     "step_latency": Metric("ms", "decode step's end - start", "percentiles to 0.05 %"),
     "num_decode_steps": Metric("steps", "decode steps of all replicas"),

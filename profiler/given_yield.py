@@ -1,0 +1,143 @@
+"""A yield that the user gives: a number, a table by threshold or a log, in place of a profile's commit models.
+
+docs/profiles.md has the forms. A number says what whole blocks yield; which masks commit first, how blocks and steps
+differ, and how requests do, is assumed as for published means (calibrate.py).
+"""
+
+import csv
+import io
+import os
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from ..engine.commits import CommitModel
+from ..engine.errors import ProfileError
+from ..engine.policy import Policy
+from ..files.read import cut, read_text
+from .calibrate import calibrate_commits, simulate
+from .fit_commits import fit_commits
+from .profile import Profile
+from .published import per_denoise_step
+from .steplog import read_log
+
+FORMS = "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, or a step log"
+COLUMNS = ("threshold", "yield")
+FEW_BLOCKS = 3_000  # that say a commit model's yield, to about 1 %
+
+
+def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
+    """The profile with the commit models that `text` gives in place of its own; an autoregressive policy needs none."""
+    if policy.autoregressive:
+        return profile
+    unmasking = policy.unmasking
+    models = given_yield(text, policy.block_length, unmasking.threshold, unmasking.temperature)
+    return replace(profile, commits=models, commit_fits=())
+
+
+def given_yield(
+    text: str, block_length: int, threshold: float, temperature: float | None = None
+) -> tuple[CommitModel, ...]:
+    """The commit models of a `--yield`; a number is the yield at this block length and threshold.
+
+    Raises ProfileError for a form that is none of FORMS, or a yield that no block of this length can have.
+    """
+    kind, colon, number = text.rpartition(":")
+    if colon and kind in _PER:
+        mean = _mean(text, _PER[kind](_number(text, number), block_length), block_length)
+        return (_model(text, mean, block_length, threshold, temperature),)
+    if text.endswith(".csv"):
+        return _table(text, os.stat(text).st_mtime_ns if os.path.isfile(text) else 0, block_length, temperature)
+    if os.path.isfile(text):
+        return _log(text, os.stat(text).st_mtime_ns)
+    mean = _mean(text, _number(text, text), block_length)
+    return (_model(text, mean, block_length, threshold, temperature),)
+
+
+@lru_cache(maxsize=64)
+def mean_yield(model: CommitModel) -> float:
+    """Tokens that an ordinary denoise step of whole blocks commits, by a commit model; to about 1 %."""
+    return simulate(
+        model.pass_probability, model.request_spread, model.block_spread, model.step_spread, FEW_BLOCKS
+    )[0]  # fmt: skip
+
+
+def _processed(tokens: float, block_length: int) -> float:
+    """Per denoise step, where each forward computes the whole block and each block has one more that writes its KV."""
+    return block_length / (tokens - 1.0) if tokens > 1.0 else float("inf")
+
+
+def _forward(tokens: float, block_length: int) -> float:
+    return per_denoise_step(tokens, block_length) if 0 < tokens < block_length else float("inf")
+
+
+_PER = {"processed-per-token": _processed, "per-forward": _forward}
+
+
+def _number(text: str, number: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        raise ProfileError(f"yield is {cut(text)}, expected {FORMS}") from None
+    if not 0 < value < 1e9:
+        raise ProfileError(f"yield is {cut(text)}, expected a number above 0")
+    return value
+
+
+def _mean(text: str, mean: float, block_length: int) -> float:
+    if not 1.0 <= mean < block_length:
+        raise ProfileError(
+            f"yield is {cut(text)}, {mean:.3g} tokens a denoise step, expected at least 1 and fewer than the "
+            f"{block_length} of a block"
+        )
+    return mean
+
+
+@lru_cache(maxsize=64)
+def _model(
+    text: str, mean: float, block_length: int, threshold: float, temperature: float | None, where: str = "--yield"
+) -> CommitModel:
+    return calibrate_commits(
+        mean,
+        block_length=block_length,
+        workload="given",
+        threshold=threshold,
+        temperature=temperature,
+        source=f"{where} {text}: {mean:.4g} tokens a denoise step of {block_length}; how steps and requests differ is "
+        "assumed",
+    )
+
+
+@lru_cache(maxsize=8)
+def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
+    """A commit model for each row: `threshold,yield`, and perhaps the block length that it is of."""
+    reader = csv.DictReader(io.StringIO(read_text(path, kind=ProfileError)))
+    head = reader.fieldnames or []
+    for name in COLUMNS:
+        if name not in head:
+            raise ProfileError(f"{path}: has columns {cut(', '.join(map(str, head)))}, expected {', '.join(COLUMNS)}")
+    models = []
+    for line, row in enumerate(reader, 2):
+        where = f"{path}:{line}"
+        threshold = _number(where, row["threshold"] or "")
+        if threshold > 1:
+            raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
+        own = row.get("block_length")
+        length = block_length if not own else int(_number(where, own))
+        mean = _mean(where, _number(where, row["yield"] or ""), length)
+        models.append(_model(f"{mean:g}", mean, length, threshold, temperature, where))
+    if not models:
+        raise ProfileError(f"{path}: holds no rows, expected at least one of {', '.join(COLUMNS)}")
+    return tuple(models)
+
+
+@lru_cache(maxsize=8)
+def _log(path: str, _changed: int) -> tuple[CommitModel, ...]:
+    """The commit model that a step log's requests were fitted by."""
+    log = read_log(path)
+    h = log.header
+    found, _ = fit_commits(
+        log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature,
+        source=f"--yield {Path(path).name}, a step log of {h.engine} ({h.workload})",
+    )  # fmt: skip
+    return (found,)
