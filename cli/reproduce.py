@@ -50,7 +50,9 @@ def reproduce_command(
     if list_:
         about = {name: read(name) for name in shipped()}
         if as_json:
-            shown = [{"name": n, "title": e.title, "system": e.system, "citation": e.citation} for n, e in about.items()]
+            shown = [
+                {"name": n, "title": e.title, "system": e.system, "citation": e.citation} for n, e in about.items()
+            ]
             print(json.dumps(shown))
             return
         width = max(map(len, about))
@@ -84,7 +86,7 @@ def reproduce_command(
         render(reproduce_page(data, command), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if found.interrupted:
         said = f"Interrupted: {found.num_run + found.num_reused} of {found.num_points} runs are done"
-        goes_on = f" and kept; to go on, the same command again" if out is not None else ""
+        goes_on = " and kept; to go on, the same command again" if out is not None else ""
         screen.print(said + goes_on, style="bold red", markup=False)
     if out is not None:
         screen.print(f"Wrote {out}/ ({', '.join(FILES)})", markup=False)

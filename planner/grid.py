@@ -68,7 +68,9 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
     title = data.get("title", "sweep" if isinstance(config, Mapping) else Path(config).stem)
     if not isinstance(title, str):
         raise DsimError(f"{where}: title is {quoted(title)}, expected text")
-    base = {name: value_of(f"{where}: base.{name}", name, value) for name, value in _section(where, data, "base").items()}
+    base = {
+        name: value_of(f"{where}: base.{name}", name, value) for name, value in _section(where, data, "base").items()
+    }
     grid: dict[str, list[Any]] = {}
     for name, values in _section(where, data, "grid").items():
         place = f"{where}: grid.{name}"

@@ -16,23 +16,24 @@ MOST_CHARTS = 3  # measures of an experiment that are drawn
 def reproduce_page(found: Json, command: str = "") -> Page:
     """The page; `found` is what `dsim reproduce --json` prints."""
     names = [e["name"] for e in found["experiments"]]
-    alarms = [f"INTERRUPTED {_done(found)} of {found['num_points']} runs are done and shown"] if found["interrupted"] else []
     title = found["experiments"][0]["title"] if len(names) == 1 else f"{len(names)} published experiments"
+    made = f"{found['date']}, dsim {found['dsim']}" + (f", commit {found['commit']}" if found["commit"] else "")
+    done = found["num_run"] + found["num_reused"]
     return Page(
         name=names[0] if len(names) == 1 else "reproduce",
         question=f"{title}: published, and what the twin says",
         answer=answer(found),
-        alarms=tuple(alarms),
-        numbers=tuple(
-            Number(status, ((None, f"{s['num']:,}" if s["median_error"] is None else f"{100 * s['median_error']:.1f} %"),),
-                   _told(s))
-            for status, s in found["summary"].items()
+        alarms=(f"INTERRUPTED {done} of {found['num_points']} runs are done and shown",)
+        if found["interrupted"]
+        else (),
+        numbers=tuple(_number(status, s) for status, s in found["summary"].items()),
+        facts=(("Made", made),),
+        sections=tuple(
+            _section(e, [r for r in found["rows"] if r["experiment"] == e["name"]]) for e in found["experiments"]
         ),
-        facts=(("Made", f"{found['date']}, dsim {found['dsim']}" + (f", commit {found['commit']}" if found["commit"] else "")),),
-        sections=tuple(_section(e, [r for r in found["rows"] if r["experiment"] == e["name"]]) for e in found["experiments"]),
         command=command,
         version=found["dsim"],
-    )  # fmt: skip
+    )
 
 
 def answer(found: Json) -> str:
@@ -46,15 +47,10 @@ def answer(found: Json) -> str:
     return "; ".join(parts) or "No value is known yet"
 
 
-def _done(found: Json) -> int:
-    done: int = found["num_run"] + found["num_reused"]
-    return done
-
-
-def _told(s: Json) -> str:
+def _number(status: str, s: Json) -> Number:
     if s["median_error"] is None:
-        return "values; nothing to compare them with"
-    return f"median error of {s['num']} values"
+        return Number(status, ((None, f"{s['num']:,}"),), "values; nothing to compare them with")
+    return Number(status, ((None, f"{100 * s['median_error']:.1f} %"),), f"median error of {s['num']} values")
 
 
 def _section(e: Json, rows: Sequence[Json]) -> Section:

@@ -1,4 +1,4 @@
-"""An experiment: a published figure or table as a TOML file, read and checked. docs/reproduce.md says what may be in it."""
+"""An experiment: a published figure or table as a TOML file, read and checked. docs/reproduce.md has its keys."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Peak device memory of the public research codes, from what each keeps alive at once (batch 1, bf16).
 
 Copies of the logits and cached features were counted in the codes and from Sparse-dLLM's Table 1 (dLLM-Cache's fixed
-part, Fast-dLLM's float64 soft-max); MaskKV's activations per token are the slope of its Fig. 4. A served engine's memory
-is its pool of pages instead (MemoryModel).
+part, Fast-dLLM's float64 soft-max); MaskKV's activations per token are the slope of its Fig. 4. The memory of an engine
+that serves is its pool of pages instead (MemoryModel).
 """
 
 from collections.abc import Callable

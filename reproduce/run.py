@@ -1,4 +1,4 @@
-"""Run experiments: every point on its own, kept as soon as it is done, and a row for each value beside what was published."""
+"""Run experiments: each point on its own, kept as it is done, and a row for each value beside what was published."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ from ..planner.capacity import capacity
 from ..planner.grid import key_of
 from ..planner.replicate import student
 from ..planner.scenario import Scenario
-from .experiment import CALIBRATED, PREDICTED, Experiment, Run
+from .experiment import PREDICTED, Experiment, Run
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
 from .memory import GIB, Sizes, peak
@@ -38,7 +38,7 @@ FOLDER = Kind("reproduced experiments", FILES, "reproduce.json", has_schema(SCHE
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")
 CONFIDENCE = 0.95
-CAPACITY_PRECISION, CAPACITY_REPLICATIONS = 0.05, 4
+CAPACITY_PRECISION, CAPACITY_REPLICATIONS = 0.05, 3
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,9 @@ def to_csv(found: Reproduced) -> str:
     for row in found.rows:
         values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
         values |= {"error": row.error, "date": found.date, "commit": found.commit, "dsim": __version__}
-        writer.writerow(["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS])
+        writer.writerow(
+            ["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS]
+        )
     return text.getvalue()
 
 
@@ -441,7 +443,6 @@ def check_published(experiments: Sequence[Experiment], given: Mapping[tuple[str,
     names = {e.name for e in experiments}
     for place in given:
         if place[0] in names and place not in held:
-            raise DsimError(f"{path}: there is no {', '.join(place[1:])} in {place[0]}; results.csv lists what there is")
-
-
-__all__ = ["CALIBRATED", "PREDICTED", "Reproduced", "Row", "read_published", "reproduce"]
+            raise DsimError(
+                f"{path}: there is no {', '.join(place[1:])} in {place[0]}; results.csv lists what there is"
+            )

@@ -26,8 +26,19 @@ MAY_IMPORT = {
     "report": {"engine", "files", "profiler"},
     "reproduce": {"sim", "profiler", "engine", "files", "report", "planner"},
     "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "report"},
-    "cli": {"engine", "files", "traces", "kernels", "profiler", "sim", "live", "planner", "report", "reproduce",
-            "serve"},
+    "cli": {
+        "engine",
+        "files",
+        "traces",
+        "kernels",
+        "profiler",
+        "sim",
+        "live",
+        "planner",
+        "report",
+        "reproduce",
+        "serve",
+    },
 }
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {"profiler.measure": {"live"}, "planner.on_device": {"live"}, "planner.validate": {"live"}}
