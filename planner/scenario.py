@@ -18,9 +18,10 @@ from ..engine.policy import Policy, parse, with_file
 from ..profiler.given_yield import with_yield
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
+from ..profiler.uncertainty import varied
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
-from ..sim.twin import Append, Progress, Result, simulate
+from ..sim.twin import Append, Progress, Result, commit_model_of, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 
@@ -38,6 +39,7 @@ class Scenario:
     profile: str = DEFAULT
     workload: str | None = None  # the profile's first commit model
     yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
+    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty moved by scores: profiler/uncertainty.py
     replicas: int = 1
     router: str = "round-robin"
     arrival: str = "trace"
@@ -115,9 +117,13 @@ class Scenario:
         return parse(self.policy)
 
     def loaded_profile(self) -> Profile:
-        """The profile that prices the steps, with the yields that are given in place of its own."""
+        """The profile that prices the steps, with the yields that are given in place of its own, and varied."""
         profile = self.base_profile()
-        return profile if self.yields is None else with_yield(profile, self.yields, self.parsed_policy())
+        if self.yields is not None:
+            profile = with_yield(profile, self.yields, self.parsed_policy())
+        if not self.variation:
+            return profile
+        return varied(profile, self.variation, commit_model_of(self.parsed_policy(), profile, self.workload))
 
     def base_profile(self) -> Profile:
         """The profile as its file has it."""

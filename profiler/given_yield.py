@@ -7,7 +7,7 @@ differ, and how requests do, is assumed as for published means (calibrate.py).
 import csv
 import io
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -60,6 +60,27 @@ def mean_yield(model: CommitModel) -> float:
     return simulate(
         model.pass_probability, model.request_spread, model.block_spread, model.step_spread, FEW_BLOCKS
     )[0]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Under:
+    """The yield that a profile's step times were calibrated under: to what else commits they are carried over."""
+
+    tokens: float  # a denoise step
+    workload: str
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.tokens:.3g} ({self.workload}, threshold {self.threshold:g})"
+
+
+def calibrated_under(profile: Profile) -> Under | None:
+    """The yield that a profile says it was calibrated under; None for one that was measured, or from data sheets."""
+    settings = profile.provenance.settings
+    tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
+    if not isinstance(tokens, int | float) or not isinstance(threshold, int | float) or workload is None:
+        return None
+    return Under(float(tokens), str(workload), float(threshold))
 
 
 def _processed(tokens: float, block_length: int) -> float:
