@@ -144,7 +144,7 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
     )
 
 
-def _under(profile: Profile, model: CommitModel) -> dict[str, float]:
+def _under(profile: Profile, model: CommitModel) -> CommitInfo:
     """What a run's steps commit, where its profile was calibrated under another yield."""
     with_ = calibrated_under(profile)
     if with_ is None or (model.workload, model.threshold) == (with_.workload, with_.threshold):
