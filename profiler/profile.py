@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,7 @@ class MemoryModel:
         """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
         return self.fit(page, max_batch, max_prefill_tokens)[0]
 
-    def fit(
-        self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None
-    ) -> tuple[int, int]:
+    def fit(self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None) -> tuple[int, int]:
         """Pages, and the prefill budget that leaves room for them: it is halved until at least 16 pages fit.
 
         logit_rows: of a step at most, where prefills need not all of theirs; None: as LMDeploy has it.
@@ -112,7 +111,6 @@ class MemoryModel:
             f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory, which leaves no room "
             f"for {MIN_PAGES} KV pages of {gb(page * self.kv_bytes_per_token)} at a batch of {max_batch}"
         )
-
 
     def _pages(self, page: int, runtime: int, max_batch: int) -> int:
         """Pages beside a fixed runtime; a ProfileError that names what leaves no room."""
@@ -318,6 +316,8 @@ def from_json(data: object, path: str) -> Profile:
         data = data | {"latency": data["latency"] | {"upkeep": []}}
     if version <= 4:
         data = data | {"canvas_laws": [], "frontend": None}
+        if isinstance(data.get("commits"), list):
+            data["commits"] = [{"request_quantiles": [], **m} if isinstance(m, dict) else m for m in data["commits"]]
         if isinstance(data.get("memory"), dict):
             data["memory"] = {"row_bytes": 0, **data["memory"]}
         if isinstance(data.get("latency"), dict):
@@ -422,7 +422,13 @@ def _domains(s: Section) -> dict[str, tuple[float, float]]:
 def _commits(s: Section) -> CommitModel:
     block_length = s.integer("block_length", 1)
     chances = tuple(s.numbers("pass_probability", 0.0, 1.0, block_length))
-    return s.read(CommitModel, LIMITS, block_length=block_length, pass_probability=chances)
+    effects = s.numbers("request_quantiles", -100.0, 100.0)
+    for i, (before, after) in enumerate(pairwise(effects), 1):
+        if after < before:
+            raise s.error(f"request_quantiles[{i}]", after, f"at least the one before, {before:g}")
+    return s.read(
+        CommitModel, LIMITS, block_length=block_length, pass_probability=chances, request_quantiles=tuple(effects)
+    )
 
 
 def _plain(value: object) -> object:
