@@ -8,9 +8,10 @@ from typing import Any
 
 from .. import __version__
 from ..engine.commits import CommitModel
-from ..profiler.given_yield import calibrated_under, mean_yield
+from ..profiler.given_yield import calibrated_under
 from ..profiler.pieces import digits
 from ..profiler.profile import Profile
+from ..profiler.request_effects import mean_yield
 from ..profiler.uncertainty import unknown_host
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo

@@ -7,6 +7,7 @@ differ, and how requests do, is assumed as for published means (calibrate.py).
 import csv
 import io
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,15 +16,15 @@ from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
 from ..files.read import cut, read_text
-from .calibrate import calibrate_commits, simulate
+from .calibrate import calibrate_commits
 from .fit_commits import fit_commits
 from .profile import Profile
 from .published import per_denoise_step
+from .request_effects import mixture, with_tail
 from .steplog import read_log
 
 FORMS = "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, or a step log"
-COLUMNS = ("threshold", "yield")
-FEW_BLOCKS = 3_000  # that say a commit model's yield, to about 1 %
+COLUMNS = ("threshold", "yield")  # and perhaps block_length, p90_over_p50, class and share
 
 
 def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
@@ -52,14 +53,6 @@ def given_yield(
         return _log(text, os.stat(text).st_mtime_ns)
     mean = _mean(text, _number(text, text), block_length)
     return (_model(text, mean, block_length, threshold, temperature),)
-
-
-@lru_cache(maxsize=64)
-def mean_yield(model: CommitModel) -> float:
-    """Tokens that an ordinary denoise step of whole blocks commits, by a commit model; to about 1 %."""
-    return simulate(
-        model.pass_probability, model.request_spread, model.block_spread, model.step_spread, FEW_BLOCKS
-    )[0]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,19 +130,56 @@ def _table(path: str, _changed: int, block_length: int, temperature: float | Non
     for name in COLUMNS:
         if name not in head:
             raise ProfileError(f"{path}: has columns {cut(', '.join(map(str, head)))}, expected {', '.join(COLUMNS)}")
-    models = []
+    rows: dict[tuple[float, int], list[_Row]] = {}
     for line, row in enumerate(reader, 2):
-        where = f"{path}:{line}"
-        threshold = _number(where, row["threshold"] or "")
-        if threshold > 1:
-            raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
-        own = row.get("block_length")
-        length = block_length if not own else int(_number(where, own))
-        mean = _mean(where, _number(where, row["yield"] or ""), length)
-        models.append(_model(f"{mean:g}", mean, length, threshold, temperature, where))
-    if not models:
+        found = _row(f"{path}:{line}", row, block_length)
+        rows.setdefault((found.threshold, found.block_length), []).append(found)
+    if not rows:
         raise ProfileError(f"{path}: holds no rows, expected at least one of {', '.join(COLUMNS)}")
-    return tuple(models)
+    return tuple(_of_rows(own, temperature) for own in rows.values())
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of a table of yields."""
+
+    where: str
+    threshold: float
+    block_length: int
+    mean: float
+    tail: float | None  # p90 over p50 of the steps a token, between requests
+    share: float | None  # of requests, where a threshold has a row for each class
+
+
+def _row(where: str, row: Mapping[str, str | None], block_length: int) -> _Row:
+    threshold = _number(where, row["threshold"] or "")
+    if threshold > 1:
+        raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
+    own, tail, share = (row.get(name) for name in ("block_length", "p90_over_p50", "share"))
+    length = int(_number(where, own)) if own else block_length
+    mean = _mean(where, _number(where, row["yield"] or ""), length)
+    return _Row(
+        where, threshold, length, mean, _number(where, tail) if tail else None, _number(where, share) if share else None
+    )  # fmt: skip
+
+
+def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
+    """The commit model of one threshold: of one row, or of a mixture of classes with their shares."""
+    first = rows[0]
+    shares = [row.share for row in rows if row.share is not None]
+    if len(rows) > 1 and len(shares) < len(rows):
+        raise ProfileError(
+            f"{rows[1].where}: threshold {first.threshold:g} is given a second time, expected a share of each class"
+        )
+    mean = first.mean
+    if len(rows) > 1:  # the classes' own mean over steps: a class of short steps has more of them
+        mean = sum(shares) / sum(s / row.mean for s, row in zip(shares, rows, strict=True))
+    where = first.where.rpartition(":")[0]
+    model = _model(f"{mean:.4g}", mean, first.block_length, first.threshold, temperature, where)
+    if len(rows) > 1:
+        model = mixture(model, [row.mean for row in rows], shares)
+        return replace(model, source=f"{where}: a mixture of {len(rows)} classes, {mean:.4g} tokens a denoise step")
+    return model if first.tail is None else with_tail(model, first.tail)
 
 
 @lru_cache(maxsize=8)

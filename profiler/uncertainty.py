@@ -10,13 +10,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, logit, ndtr
+from scipy.special import ndtr
 
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .calibrate import simulate
 from .profile import CommitFit, Profile
+from .request_effects import mean_yield, scaled, shifted
 
 DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host time a step", "host time a request"
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
@@ -27,7 +27,6 @@ OF_DEVICE = ("slope", "attention", "kv_read", "head", "sample", "eviction")
 # forward of 72 rows (LLaDA2.1-mini on an H20, sglang #33322), were it all a step's or all its rows'.
 MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
 PUBLISHED_YIELD = 0.1  # assumed: readings of a published mean differ by as much, relative
-FEW_BLOCKS = 1500
 STEP = 0.1  # of log-odds, for a derivative
 
 
@@ -121,32 +120,17 @@ def _varied_commits(
     if spread is not None:
         width = model.request_spread
         new = 2 * width * float(ndtr(spread)) if errors is None else max(0.0, width + errors[1] * spread)
-        wider = replace(model, request_spread=new)
+        wider = scaled(model, new)
         # A wider spread alone would move the mean, too.
-        model = _shifted(wider, (_mean(model) - _mean(wider)) / max(_rise(wider), 1e-6))
+        model = shifted(wider, (mean_yield(model) - mean_yield(wider)) / max(_rise(wider), 1e-6))
     if errors is not None:
-        return _shifted(model, errors[0] * yield_)
-    return _shifted(model, PUBLISHED_YIELD * yield_ * _mean(model) / max(_rise(model), 1e-6))
-
-
-def _shifted(model: CommitModel, by: float) -> CommitModel:
-    if by == 0.0:
-        return model
-    p = np.clip(np.asarray(model.pass_probability), 1e-12, 1 - 1e-9)
-    return replace(model, pass_probability=tuple(float(v) for v in expit(logit(p) + by)))
-
-
-@lru_cache(maxsize=512)
-def _mean(model: CommitModel) -> float:
-    """Tokens a denoise step of whole blocks, with the same dice for every model."""
-    return simulate(
-        model.pass_probability, model.request_spread, model.block_spread, model.step_spread, FEW_BLOCKS
-    )[0]  # fmt: skip
+        return shifted(model, errors[0] * yield_)
+    return shifted(model, PUBLISHED_YIELD * yield_ * mean_yield(model) / max(_rise(model), 1e-6))
 
 
 def _rise(model: CommitModel) -> float:
     """What a unit of log-odds adds to the mean."""
-    return (_mean(_shifted(model, STEP)) - _mean(_shifted(model, -STEP))) / (2 * STEP)
+    return (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)
 
 
 def _scaled(latency: LatencyModel, factor: float) -> LatencyModel:

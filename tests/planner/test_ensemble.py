@@ -11,8 +11,8 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.planner.ensemble import Spread, capacities, drawn, ensemble, interval, known_causes, level
 from dsim.planner.scenario import Scenario
-from dsim.profiler.given_yield import mean_yield
 from dsim.profiler.profile import Fit, Profile, load
+from dsim.profiler.request_effects import mean_yield
 from dsim.profiler.uncertainty import (
     DEVICE,
     FIT,

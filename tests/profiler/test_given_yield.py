@@ -7,9 +7,10 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
 from dsim.planner.scenario import Scenario
-from dsim.profiler.given_yield import calibrated_under, given_yield, mean_yield, with_yield
+from dsim.profiler.given_yield import calibrated_under, given_yield, with_yield
 from dsim.profiler.profile import load
 from dsim.profiler.published import published_mean
+from dsim.profiler.request_effects import mean_yield
 
 from ..cli.command import dsim
 
