@@ -144,6 +144,21 @@ def capacities(
     )  # fmt: skip
 
 
+def sustained(scenario: Scenario, **how: Any) -> float:
+    """The rate (req/s) that a fleet sustains, to about 5 %, in this process; how: options of `capacity`.
+
+    0 where an SLO holds at no rate; where every SLO holds at every rate, that at which the queue begins to grow.
+    """
+    try:
+        return capacity(scenario, precision=ROUGH, jobs=1, curve=False, **how).rate.value
+    except DsimError as error:
+        # An error that has come through a pool is its text.
+        never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
+        if not never and grows is None:
+            raise
+        return 0.0 if grows is None else float(grows[1])
+
+
 def _ask(
     evaluate: Callable[[Scenario], Values], scenarios: Sequence[Scenario], num: int, metric: str, jobs: int | None,
     progress: Progress | None,
@@ -234,18 +249,7 @@ def _replay(requests: Trace, scenario: Scenario) -> Values:
 
 def _capacity(attainment: float, num_requests: int, scenario: Scenario) -> Values:
     """One draw's capacity, wherever it runs."""
-    try:
-        found = capacity(
-            scenario, precision=ROUGH, max_replications=2, attainment=attainment, num_requests=num_requests, jobs=1,
-            curve=False,
-        )  # fmt: skip
-    except DsimError as error:
-        # An error that has come through a pool is its text. What bound the scenario's own capacity need not bind here.
-        never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
-        if not never and grows is None:
-            raise
-        return {CAPACITY: 0.0 if grows is None else float(grows[1])}
-    return {CAPACITY: found.rate.value}
+    return {CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2)}
 
 
 def _number(summary: Summary, name: str) -> float:

@@ -22,7 +22,7 @@ from ..files.place import Kind, check_folder, has_schema, take_folder
 from ..files.read import MOST_OF_SETTINGS, cut, fault, parsing, quoted, read_text
 from ..files.write import write_whole
 from ..planner.backend import Pool
-from ..planner.capacity import capacity
+from ..planner.ensemble import sustained
 from ..planner.grid import key_of
 from ..planner.replicate import student
 from ..planner.scenario import Scenario
@@ -38,7 +38,7 @@ FOLDER = Kind("reproduced experiments", FILES, "reproduce.json", has_schema(SCHE
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")
 CONFIDENCE = 0.95
-CAPACITY_PRECISION, CAPACITY_REPLICATIONS = 0.05, 3
+CAPACITY_REPLICATIONS = 3
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,9 @@ def _values(point: Point) -> dict[str, float]:
         told = scenario.summarize(result, requests)
         found |= {measure: of_run(measure, told, result) for measure in replayed}
     if "capacity" in point.measures:
-        least = capacity(
-            scenario, precision=CAPACITY_PRECISION, max_replications=CAPACITY_REPLICATIONS, jobs=1, curve=False,
-            num_requests=scenario.num_requests,
+        found["capacity"] = sustained(
+            scenario, max_replications=CAPACITY_REPLICATIONS, num_requests=scenario.num_requests
         )  # fmt: skip
-        found["capacity"] = least.rate.value
     if "peak_memory" in point.measures:
         found["peak_memory"] = _peak(point.run, scenario)
     return {name: value for name, value in found.items() if math.isfinite(value)}
