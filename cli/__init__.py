@@ -25,6 +25,7 @@ from . import (
     plan,
     profile,
     replay,
+    reproduce,
     serve,
     sweep,
     trace,
@@ -52,6 +53,7 @@ app.command("sweep")(sweep.sweep)
 app.command("plan")(plan.plan_command)
 app.command("capacity")(capacity.capacity_command)
 app.command("tune")(tune.tune_command)
+app.command("reproduce")(reproduce.reproduce_command)
 app.command("compare")(compare.compare_command)
 app.command("import")(importing.import_command)
 app.command("validate")(validate.validate_command)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,8 @@ def capacity_command(
     ] = "optimus",
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
+    yields: options.Yields = None,
+    ensemble: options.Ensemble = None,
     replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
@@ -70,11 +73,14 @@ def capacity_command(
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     """
     from ..planner.capacity import Interrupted, capacity, fewest_replicas
+    from ..planner.ensemble import capacities, check_num
     from ..planner.scenario import asked, replicas_of
     from ..report import capacity as report
     from ..report.text import render
 
     given = locals()
+    if ensemble is not None:
+        check_num(ensemble)
     if rate is None and max_replicas is not None:
         raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
     if rate is not None and replicas is not None:
@@ -111,6 +117,14 @@ def capacity_command(
             screen.print("Interrupted before two replications were done: nothing is known yet", style="bold red")
             raise typer.Exit(INTERRUPTED) from None
     data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
+    if ensemble is not None and not found.interrupted:
+        with Bar(screen, "ensemble", "capacities") as bar:
+            fleet = replace(scenario, replicas=found.replicas)
+            told = capacities(
+                fleet, ensemble, attainment=percent("--attainment", attainment), num_requests=found.num_requests,
+                rate=rate, jobs=jobs, progress=bar.update,
+            )  # fmt: skip
+        data["ensemble"] = told.to_json()
     if as_json:
         print(json.dumps(data, allow_nan=False))
     else:

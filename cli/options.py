@@ -74,6 +74,19 @@ ProfileName = Annotated[
 Workload = Annotated[
     str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
 ]
+Yields = Annotated[
+    str | None,
+    option(
+        "Y",
+        "A yield in place of the profile's commit models: tokens a denoise step (3.2), per-forward:X, "
+        "processed-per-token:X, a .csv by threshold, or a step log.",
+        "--yield",
+    ),
+]
+Ensemble = Annotated[
+    int | None,
+    option("N", "Ask N profiles drawn from what is not known, too: 19 or more give 90 % intervals.", "--ensemble"),
+]
 Router = Annotated[
     str, option("R", f"One of: {', '.join(choices.ROUTERS)}.", "--router", values=lambda: choices.ROUTERS)
 ]

@@ -22,6 +22,8 @@ def replay(
     policy: options.Policies = None,
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
+    yields: options.Yields = None,
+    ensemble: options.Ensemble = None,
     replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     arrival: options.Arrival = "trace",
@@ -57,6 +59,8 @@ def replay(
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     """
+    from ..planner.ensemble import check_num
+    from ..planner.ensemble import ensemble as run_ensemble
     from ..planner.record import FILES, in_twin, record
     from ..planner.scenario import replicas_of
     from ..report.story import words
@@ -66,12 +70,14 @@ def replay(
     given, specs = locals(), options.different(policy or ["optimus"])
     if fit is not None and arrival != "burstgpt-like":
         raise DsimError(f"--fit is {cut(fit)} and --arrival is {cut(arrival)}, expected burstgpt-like")
+    if ensemble is not None:
+        check_num(ensemble)
     if concurrency is not None and (arrival != "trace" or rate is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
     first = options.scenario(given, policy=specs[0], replicas=replicas_of(specs, replicas))
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins
-        commit_model_of(scenario.parsed_policy(), first.loaded_profile(), workload)
+        commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), workload)
     requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     options.warn(screen, first)
@@ -81,6 +87,10 @@ def replay(
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
         gpus = first.replicas * first.loaded_profile().device.count
         known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
+    if ensemble is not None:
+        with Bar(screen, "ensemble", "replays", note="starting (the first run compiles)") as bar:
+            asked = run_ensemble(scenarios, requests, ensemble, progress=bar.update)
+            known["ensemble"] = asked.to_json()
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
         recorded = record(scenarios, requests, in_twin, out=out, force=force, about=lambda _: known, watch=watch)
@@ -88,6 +98,8 @@ def replay(
     interrupted = recorded.interrupted
     if as_json:
         shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
+        if "ensemble" in manifest:
+            shown["ensemble"] = manifest["ensemble"]
         print(json.dumps(shown))
     else:
         render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))

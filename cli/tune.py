@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from .bar import Bar
 from .options import INTERRUPTED, option
 
 if TYPE_CHECKING:
+    from ..planner.scenario import Scenario
     from ..planner.tuned import Tuned
     from ..report.page import Page
 
@@ -65,6 +67,8 @@ def tune_command(
     address: options.Address = None,
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
+    yields: options.Yields = None,
+    ensemble: options.Ensemble = None,
     replicas: options.Replicas = None,
     router: options.Router = "round-robin",
     arrival: options.Arrival = "trace",
@@ -89,6 +93,7 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
+    from ..planner.ensemble import check_num
     from ..planner.quality import load_table, parse_share
     from ..planner.scenario import Scenario, asked, replicas_of
     from ..planner.space import candidate_of, load_space, runs_on
@@ -97,6 +102,8 @@ def tune_command(
     from ..report.tune import tune_page
 
     given, replicas = locals(), replicas_of([policy or ""], replicas)
+    if ensemble is not None:
+        check_num(ensemble)
     scenario = options.scenario(given, policy=Scenario.policy, replicas=replicas)
     check = runs_on(scenario.loaded_profile(), workload)
     declared = None if space is None else load_space(space, check)
@@ -130,6 +137,8 @@ def tune_command(
             )
             told = options.command({"--backend": 1, "--address": 1})
             info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
+            if ensemble is not None:
+                info["ensemble"] = _ensemble(scenario, tuned, ensemble, jobs, bar)
             page = tune_page(info, tuned.trials)
             written = [] if out is None else _write(out, tuned, info, page)
     except KeyboardInterrupt:
@@ -142,6 +151,19 @@ def tune_command(
         render(page, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
         screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
+
+
+def _ensemble(scenario: "Scenario", tuned: "Tuned", num: int, jobs: int, bar: Bar) -> dict[str, Any]:
+    """Whether the winner stays ahead of the default under drawn profiles, on the whole trace."""
+    from ..planner.ensemble import ensemble
+
+    ahead = dict.fromkeys(f.candidate for f in (tuned.winner, tuned.default))
+    scenarios = [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
+    found = ensemble(
+        scenarios, scenario.requests(), num, jobs=jobs,
+        progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
+    )  # fmt: skip
+    return found.to_json()
 
 
 def _check_place(out: Path | None, storage: Path | None, force: bool) -> Path | None:

@@ -38,6 +38,14 @@ class CommitModel:
     padding_share: float = 0.0  # share of a request's blocks, its last, that are padding: each commits whole at once
     source: str = ""
     extrapolated_from: int | None = None  # the block size that was fitted, where it is another
+    request_quantiles: tuple[float, ...] = ()  # of the requests' log-odds, evenly spaced; empty: normal, request_spread
+
+    def request_effects(self) -> npt.NDArray[np.float64]:
+        """What requests add to the log-odds: 1024 equally likely values, ascending."""
+        if not self.request_quantiles:
+            return self.request_spread * _QUANTILES
+        known = (np.arange(len(self.request_quantiles)) + 0.5) / len(self.request_quantiles)
+        return np.interp((np.arange(1024) + 0.5) / 1024, known, self.request_quantiles)
 
     def for_block(self, block_length: int) -> "CommitModel":
         """The same model at another block size, marked as extrapolated: nothing was fitted there."""
@@ -211,7 +219,7 @@ class CommitDraws:
         block = self.block_length = model.block_length
         d = self.arrays = _draws(len(index), width, block)
         pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
-        d.requests["factor"] = np.exp(model.request_spread * _QUANTILES)[pick]
+        d.requests["factor"] = np.exp(model.request_effects())[pick]
         self._padding = model.padding_share, seed
         self.seat(index, input_length, output_length)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]

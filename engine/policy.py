@@ -74,6 +74,11 @@ def parse(spec: str) -> Policy:
     return _with_settings(preset.policy, spec, settings)
 
 
+def evicting_preset() -> str:
+    """The preset that evicts by importance: executors are measured with its steps."""
+    return next(name for name, preset in PRESETS.items() if preset.policy.eviction.by_importance)
+
+
 def every_step(limits: Mapping[str, int], granularity: Granularity, eviction: Eviction | None = None) -> Policy:
     """A policy that decides anew every step, for measuring steps of a shape; limits: of its scheduler, by name."""
     default: Any = Policy("every step")

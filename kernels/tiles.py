@@ -1,6 +1,6 @@
 """Tiles of ragged sequences, numbered on the device from where each begins: a launch needs no list of them."""
 
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl

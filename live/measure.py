@@ -15,7 +15,7 @@ from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
 from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.whole_block import FixedBlock
-from ..engine.policy import PRESETS, Policy, every_step, parse
+from ..engine.policy import Policy, every_step, evicting_preset, parse
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from .executor import ModelExecutor
@@ -107,9 +107,8 @@ def measure_evicting(
     """
     shape = Shape(batch, block, context)
     # The executor samples what is left, and no more.
-    evicting = next(name for name, preset in PRESETS.items() if preset.policy.eviction.by_importance)
     policy = parse(
-        f"{evicting},sample_block=false,block_length={block},max_batch={batch},"
+        f"{evicting_preset()},sample_block=false,block_length={block},max_batch={batch},"
         f"max_prefill_tokens={max(block, batch * context)}"
     )
     requests = [Request(i, 0.0, context, (repeats + SETTLE) * block) for i in range(batch)]

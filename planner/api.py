@@ -79,8 +79,8 @@ class _Given(Scenario):
     def parsed_policy(self) -> Policy:
         return next((p for p in self.given_policies if p.name == self.policy), None) or super().parsed_policy()
 
-    def loaded_profile(self) -> Profile:
-        return self.given_profile or super().loaded_profile()
+    def base_profile(self) -> Profile:
+        return self.given_profile or super().base_profile()
 
 
 def replay(

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 SECTIONS = ("title", "base", "grid", "list")
-PATHS = ("trace", "profile", "fit", "lengths")  # fields that may name a file
+PATHS = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
 KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of SLOs"}
 TYPES: dict[str, Any] = typing.get_type_hints(Scenario)
 
@@ -70,7 +70,9 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
     title = data.get("title", "sweep" if isinstance(config, Mapping) else Path(config).stem)
     if not isinstance(title, str):
         raise DsimError(f"{where}: title is {quoted(title)}, expected text")
-    base = {name: _value(f"{where}: base.{name}", name, value) for name, value in _section(where, data, "base").items()}
+    base = {
+        name: value_of(f"{where}: base.{name}", name, value) for name, value in _section(where, data, "base").items()
+    }
     grid: dict[str, list[Any]] = {}
     for name, values in _section(where, data, "grid").items():
         place = f"{where}: grid.{name}"
@@ -78,12 +80,12 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
             raise DsimError(f"{place} is {quoted(values)}, expected a list of values; a single one belongs in [base]")
         if not values:
             raise DsimError(f"{place} is an empty list, expected at least one value")
-        grid[name] = [_value(place, name, value) for value in values]
+        grid[name] = [value_of(place, name, value) for value in values]
     listed = data.get("list", [])
     if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
         raise DsimError(f"{where}: list is {quoted(listed)}, expected [[list]] tables of fields")
     picked = [
-        {name: _value(f"{where}: list {i}, {name}", name, value) for name, value in _flat(item).items()}
+        {name: value_of(f"{where}: list {i}, {name}", name, value) for name, value in _flat(item).items()}
         for i, item in enumerate(listed, 1)
     ]
     if not grid and not picked:
@@ -132,7 +134,7 @@ def _flat(table: Mapping[str, Any]) -> Json:
     return flat
 
 
-def _value(place: str, name: str, value: Any) -> Any:
+def value_of(place: str, name: str, value: Any) -> Any:
     """The value as the scenario's field has it."""
     if name.startswith(POLICY):
         return _policy_value(place, value)
@@ -175,10 +177,10 @@ def _check(
     estimated: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
         try:
-            scenario = _scenario(folder, given)
+            scenario = scenario_of(folder, given)
             profile = scenario.loaded_profile()
             policy = scenario.parsed_policy()
-            _check_values(scenario)
+            check_values(scenario)
             commit_model_of(policy, profile, scenario.workload)
             # What the requests depend on: of the cells that share it, one is tried.
             alike = replace(scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=())
@@ -203,7 +205,7 @@ def _check(
     return Plan(title, varied, tuple(cells.values()), config, tuple(estimated))
 
 
-def _scenario(folder: Path, given: Json) -> Scenario:
+def scenario_of(folder: Path, given: Json) -> Scenario:
     """The scenario of these fields: `policy.*` are appended to the SPEC, and files have absolute paths."""
     plain = {name: value for name, value in given.items() if not name.startswith(POLICY)}
     if "trace" not in plain:
@@ -222,7 +224,7 @@ def _scenario(folder: Path, given: Json) -> Scenario:
     return Scenario(**plain)
 
 
-def _check_values(scenario: Scenario) -> None:
+def check_values(scenario: Scenario) -> None:
     """What neither a policy, a profile nor a trace checks before it is simulated."""
     if scenario.router not in ROUTERS:
         raise DsimError(f"router is {cut(scenario.router)}, expected one of: {', '.join(ROUTERS)}")

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..engine.commits import CommitModel
+from ..profiler.given_yield import calibrated_under
+from ..profiler.pieces import digits
+from ..profiler.profile import Profile
+from ..profiler.request_effects import mean_yield
+from ..profiler.uncertainty import unknown_host
 from ..report.files import RunWriter
-from ..report.manifest import CommitInfo, Manifest
+from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
 from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
@@ -98,6 +104,7 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
             "threshold": result.commit_model.threshold,
             "source": result.commit_model.source,
             "extrapolated_from": result.commit_model.extrapolated_from,
+            **_under(profile, result.commit_model),
         }
         for result in results
         if result.commit_model is not None
@@ -121,6 +128,7 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
             "model": profile.model.name,
             "implementation": profile.implementation,
             "estimated": profile.is_estimate,
+            **_host(profile),
         },
         commit_models=commits,
         replicas=scenario.replicas,
@@ -135,3 +143,22 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
         limits=[{"policy": result.policy.name, **asdict(result.limits)} for result in results],
         policies=[summary.to_json() for summary in summaries],
     )
+
+
+def _under(profile: Profile, model: CommitModel) -> CommitInfo:
+    """What a run's steps commit, where its profile was calibrated under another yield."""
+    with_ = calibrated_under(profile)
+    if with_ is None or (model.workload, model.threshold) == (with_.workload, with_.threshold):
+        return {}
+    return {"tokens_per_step": digits(mean_yield(model), 3)}
+
+
+def _host(profile: Profile) -> ProfileInfo:
+    """The yield that the profile was calibrated under, and host terms that it does not know."""
+    found = ProfileInfo()
+    with_, unknown = calibrated_under(profile), unknown_host(profile)
+    if with_ is not None:
+        found["calibrated_with"] = str(with_)
+    if unknown:
+        found["unknown_host"] = list(unknown)
+    return found

@@ -15,11 +15,13 @@ from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
 from ..files.read import quoted, read_toml
+from ..profiler.given_yield import with_yield
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
+from ..profiler.uncertainty import varied
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
-from ..sim.twin import Append, Progress, Result, simulate
+from ..sim.twin import Append, Progress, Result, commit_model_of, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 
@@ -36,6 +38,8 @@ class Scenario:
     policy: str = "optimus"  # a SPEC or a TOML file
     profile: str = DEFAULT
     workload: str | None = None  # the profile's first commit model
+    yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
+    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty moved by scores: profiler/uncertainty.py
     replicas: int = 1
     router: str = "round-robin"
     arrival: str = "trace"
@@ -61,6 +65,8 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.yields is not None and self.workload is not None:
+            raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {self.replicas}, expected at most {MAX_REPLICAS}")
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
@@ -72,7 +78,7 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
-        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "fit", "lengths")}
+        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "yields", "fit", "lengths")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
         policy = with_file(self.policy, lambda path: str(Path(path).absolute()))
         return replace(self, **{"policy": policy, **files})
@@ -112,7 +118,16 @@ class Scenario:
         return parse(self.policy)
 
     def loaded_profile(self) -> Profile:
-        """The profile that prices the steps."""
+        """The profile that prices the steps, with the yields that are given in place of its own, and varied."""
+        profile = self.base_profile()
+        if self.yields is not None:
+            profile = with_yield(profile, self.yields, self.parsed_policy())
+        if not self.variation:
+            return profile
+        return varied(profile, self.variation, commit_model_of(self.parsed_policy(), profile, self.workload))
+
+    def base_profile(self) -> Profile:
+        """The profile as its file has it."""
         return load_profile(self.profile)
 
     def simulate(

@@ -111,13 +111,21 @@ def simulate(
     step_spread: float,
     num_blocks: int = NUM_BLOCKS,
     seed: int = SEED,
+    effects: Array | None = None,
 ) -> tuple[float, float]:
-    """Mean and std of the tokens that a denoise step commits, over whole blocks each of another request."""
+    """Mean and std of the tokens that a denoise step commits, over whole blocks each of another request.
+
+    effects: equally likely log-odds of requests, in place of a normal spread.
+    """
     rng = np.random.Generator(np.random.PCG64(seed))
     p = np.minimum(np.asarray(pass_probability), 1.0 - 1e-12)
     log_odds = np.log(np.maximum(p, 1e-300)) - np.log1p(-p)
     length = len(p)
-    block = _normals(rng, num_blocks) * np.hypot(request_spread, block_spread)
+    if effects is None:
+        block = _normals(rng, num_blocks) * np.hypot(request_spread, block_spread)
+    else:
+        block = rng.permutation(np.quantile(effects, (np.arange(num_blocks) + 0.5) / num_blocks))
+        block = block + block_spread * _normals(rng, num_blocks)
     masked = np.ones((num_blocks, length), bool)
     alive = np.arange(num_blocks)
     steps = squares = 0.0

@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 
 from .hardware import Gpu
 from .models import ModelShape
-from .profile import Profile, Provenance
+from .profile import Profile, Provenance, Setting
+from .published import published_mean
 from .roofline import latency_model, memory_grid, roofline, weight_read
 
 # Fitted so that the twin's closed loops give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913, 938, 979 tok/s at
-# concurrency 64, 128, 256) with prefill and trimmed tails paid for: benchmarks/calibration.py prints the figures.
+# concurrency 64, 128, 256) with prefill and trimmed tails paid for: `dsim reproduce focus-throughput` prints the figures.
 # Published throughput alone, with neither, is 14.6 ms + 66.4 us per token.
 CALIBRATED_INTERCEPT = 0.0105  # s
 CALIBRATED_SLOPE = 59.2e-6  # s per token, with attention, LM head and sampling
@@ -40,6 +41,12 @@ class Line:
     launch: float  # s
     source: str
     eviction: float | None = None  # s; None: the roofline's estimate
+    workload: str = "sharegpt-focus"  # whose yield, of the profile's commit models, the runs were taken to have
+
+
+def _settings(line: Line, tokens: float) -> dict[str, Setting]:
+    """The yield, for runs under another to say so."""
+    return {"calibrated_yield": tokens, "calibrated_workload": line.workload, "calibrated_threshold": 0.9}
 
 
 def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, description: str, date: str) -> Profile:
@@ -73,5 +80,10 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
             regimes=("memory-bound",) * (len(grid) - 1) + ("transition", "compute-bound"),
             relative_uncertainty=0.1,
         ),
-        provenance=Provenance((line.source, *base.provenance.sources), date, base.provenance.tool_version),
+        provenance=Provenance(
+            (line.source, *base.provenance.sources),
+            date,
+            base.provenance.tool_version,
+            settings=_settings(line, published_mean(model.name, line.workload, 0.9)),
+        ),
     )

@@ -19,6 +19,7 @@ from .commit_log import CommitLog
 from .likelihood import Likelihood, Variances
 from .pieces import digits
 from .profile import CommitFit, Prediction
+from .request_effects import fit_effects
 from .yields import Blocks, blocks, complete, draw, figures, repeated
 
 Floats = npt.NDArray[np.float64]
@@ -70,7 +71,8 @@ def fit_commits(
         stage_gain=digits(gain, 4),
         source=source,
     )
-    model = _match(model, log_odds, fitted)
+    effects, tails = fit_effects(model, log_odds, gain, variances, likelihood, Likelihood(_few(judge)))
+    model = _match(replace(model, request_quantiles=effects), log_odds, fitted)
     predictions = predict(model, judge)
     num_requests = len(np.unique(fitted.request))
     num_held_out = len(np.unique(judge.request))
@@ -83,7 +85,7 @@ def fit_commits(
         num_requests=num_requests,
         num_steps=len(fitted),
         num_held_out=num_held_out,
-        standard_errors={name: digits(value, 3) for name, value in errors.items()},
+        standard_errors={name: digits(value, 3) for name, value in (errors | tails).items()},
         predictions=predictions,
         valid=not doubts,
         doubts=doubts,

@@ -15,6 +15,7 @@ discrete Gaussians exp(-v) I_n(v) (Lindeberg 1990), whose variance is exact howe
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,25 +67,7 @@ class Likelihood:
     def value_and_gradient(self, log_odds: Floats, gain: float, variances: Variances) -> tuple[float, Floats]:
         """The log-likelihood of the log, and its derivatives by log_odds, gain, and the variances in their order."""
         size = len(self.grid)
-        table = np.empty((len(self.num), size))
-        parts = []
-        for stage, who in self.stages:
-            t = self.beyond + gain * stage
-            # log N, and the log-odds of all that committed
-            none = -self.computed[who] @ np.logaddexp(0.0, log_odds[:, None] + t)
-            passed = none[:, :size] + (self.committed[who] @ log_odds)[:, None] + self.num[who, None] * t[:size]
-            passes = expit(log_odds[:, None] + t)
-            single = np.flatnonzero(self.num[who] == 1)
-            # Under the integral, and the integral by the trapezium rule.
-            under = passes[self.lone[who[single]]] * np.exp(none[single])
-            forced = np.cumsum(under[:, ::-1], axis=1)[:, ::-1][:, :size] - 0.5 * under[:, :size]
-            forced = np.maximum(STEP * forced, 1e-300)
-            passed_share = np.ones_like(passed)
-            together = np.logaddexp(passed[single], np.log(forced))
-            passed_share[single] = np.exp(passed[single] - together)
-            passed[single] = together
-            table[who] = passed
-            parts.append((stage, who, single, passes, under, forced, passed_share))
+        table, parts = self._of_rows(log_odds, gain)
         value, weight, by_variance = self._integrate(table, variances)
 
         by_odds, by_gain = np.zeros(len(log_odds)), 0.0
@@ -105,19 +88,54 @@ class Likelihood:
             by_gain += stage * here.sum()
         return value, np.concatenate([by_odds, [by_gain], by_variance])
 
-    def _integrate(self, table: Floats, variances: Variances) -> tuple[float, Floats, Floats]:
-        """The log-likelihood, the posterior of each row's t [rows, grid], and the derivatives by the variances."""
+    def _of_rows(self, log_odds: Floats, gain: float) -> tuple[Floats, list[Any]]:
+        """The log-likelihood of each row at each t [rows, grid], and what its gradient is made of."""
+        size = len(self.grid)
+        table = np.empty((len(self.num), size))
+        parts = []
+        for stage, who in self.stages:
+            t = self.beyond + gain * stage
+            # log N, and the log-odds of all that committed
+            none = -self.computed[who] @ np.logaddexp(0.0, log_odds[:, None] + t)
+            passed = none[:, :size] + (self.committed[who] @ log_odds)[:, None] + self.num[who, None] * t[:size]
+            passes = expit(log_odds[:, None] + t)
+            single = np.flatnonzero(self.num[who] == 1)
+            # Under the integral, and the integral by the trapezium rule.
+            under = passes[self.lone[who[single]]] * np.exp(none[single])
+            forced = np.cumsum(under[:, ::-1], axis=1)[:, ::-1][:, :size] - 0.5 * under[:, :size]
+            forced = np.maximum(STEP * forced, 1e-300)
+            passed_share = np.ones_like(passed)
+            together = np.logaddexp(passed[single], np.log(forced))
+            passed_share[single] = np.exp(passed[single] - together)
+            passed[single] = together
+            table[who] = passed
+            parts.append((stage, who, single, passes, under, forced, passed_share))
+        return table, parts
+
+    def of_requests(self, log_odds: Floats, gain: float, variances: Variances) -> Floats:
+        """[requests, grid] how likely each request is if it adds so much to the log-odds, scaled to at most 1."""
+        table, _ = self._of_rows(log_odds, gain)
+        return self._upwards(table, variances).requests
+
+    def _upwards(self, table: Floats, variances: Variances) -> "_Upwards":
+        """What is left to integrate at each level, scaled to at most 1."""
         step, block = _kernel(len(self.grid), variances.step), _kernel(len(self.grid), variances.block)
-        prior = _kernel(len(self.grid), variances.request)[len(self.grid) // 2]
-        # Upwards: what is left to integrate at each level, scaled to at most 1.
         row_top = table.max(axis=1, keepdims=True)
         row = np.exp(table - row_top)
         row_seen = np.maximum(row @ step, 1e-300)
         blocks, block_top = _product(row_seen, self.first_row)
         block_seen = np.maximum(blocks @ block, 1e-300)
         requests, request_top = _product(block_seen, self.first_block)
+        return _Upwards(row, row_seen, blocks, block_seen, requests, request_top + block_top + float(row_top.sum()))
+
+    def _integrate(self, table: Floats, variances: Variances) -> tuple[float, Floats, Floats]:
+        """The log-likelihood, the posterior of each row's t [rows, grid], and the derivatives by the variances."""
+        step, block = _kernel(len(self.grid), variances.step), _kernel(len(self.grid), variances.block)
+        prior = _kernel(len(self.grid), variances.request)[len(self.grid) // 2]
+        up = self._upwards(table, variances)
+        row, row_seen, blocks, block_seen, requests = up.row, up.row_seen, up.blocks, up.block_seen, up.requests
         total = np.maximum(requests @ prior, 1e-300)
-        value = float(np.log(total).sum() + request_top + block_top + row_top.sum())
+        value = float(np.log(total).sum()) + up.taken_off
         # Downwards: the posterior at each level.
         of_request = requests * prior / total[:, None]
         of_block = of_request[self.request] / block_seen
@@ -130,6 +148,18 @@ class Likelihood:
             (of_row * _bend(row_seen)).sum(),
         ]
         return value, weight, 0.5 * np.array(by_variance) / STEP**2
+
+
+@dataclass(frozen=True, eq=False)
+class _Upwards:
+    """Likelihoods [..., grid] of rows, blocks and requests, as they are and with their own part integrated out."""
+
+    row: Floats
+    row_seen: Floats
+    blocks: Floats
+    block_seen: Floats
+    requests: Floats
+    taken_off: float  # of the log-likelihood, by scaling
 
 
 def _product(factors: Floats, first: Ints) -> tuple[Floats, float]:

@@ -17,8 +17,12 @@ from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
 from ..engine.latency import Features, LatencyModel, Upkeep
+from ..engine.policies import BASELINE
+from ..engine.policies.ar import Autoregressive
+from ..engine.policies.chunk import FixedChunk
+from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.whole_block import FixedBlock
-from ..engine.policy import PRESETS, Policy, every_step, parse
+from ..engine.policy import PRESETS, Policy, every_step, evicting_preset, parse
 from ..engine.request import Request
 from ..engine.upkeep import PHASES
 from ..files.read import cut
@@ -271,10 +275,6 @@ def fits(shape: Shape, block: int, pages: int) -> bool:
     return shape.batch * pages_of(shape.context, block, PAGE) <= pages
 
 
-JOURNAL = ("lmdeploy-bd32:{block},page_size=64", "chunk:{half},block_length={block},page_size=64")
-JOURNAL_OF_ONE = ("ar,page_size=64",)  # of models that decode a token at a time
-
-
 def serve_journal(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
 ) -> Samples:  # fmt: skip
@@ -287,10 +287,13 @@ def serve_journal(
     chance = np.random.default_rng([seed, 1])
     most = min(max_context or config.context_limit, config.context_limit)
     batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else 32)
-    specs = JOURNAL if block > 1 else JOURNAL_OF_ONE
+    most_running = {"max_batch": batch}
+    policies = [every_step(most_running, Autoregressive())]
+    if block > 1:
+        half = every_step(most_running, FixedChunk(max(2, block // 2), block), DelayedCache())
+        policies = [parse(f"{BASELINE}:{block},max_batch={batch},page_size=64"), half]
     steps: list[Mapping[str, Any]] = []
-    for spec in specs:
-        policy = parse(f"{spec.format(block=block, half=max(2, block // 2))},max_batch={batch}")
+    for policy in policies:
         requests = [
             Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
             for i in range(2 * batch)
@@ -304,7 +307,7 @@ def serve_journal(
             loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
             draws=None if policy.autoregressive else CommitDraws(ordinary, seed, *lengths, own),
             append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
-            stop=_after(budget / len(specs)),
+            stop=_after(budget / len(policies)),
         )  # fmt: skip
         if done.failure is not None:
             raise done.failure
@@ -419,7 +422,7 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
-        forward.prepare(parse(f"focus,sample_block=false,block_length={block}"), batches[-1])
+        forward.prepare(parse(f"{evicting_preset()},sample_block=false,block_length={block}"), batches[-1])
     over = [
         took - latency.step(planned, left)
         for batch in batches

@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,8 @@ def from_json(data: object, path: str) -> Profile:
         data = data | {"latency": data["latency"] | {"upkeep": []}}
     if version <= 4:
         data = data | {"canvas_laws": [], "frontend": 0.0}
+        if isinstance(data.get("commits"), list):
+            data["commits"] = [{"request_quantiles": [], **m} if isinstance(m, dict) else m for m in data["commits"]]
         if isinstance(data.get("memory"), dict):
             data["memory"] = {"row_bytes": 0, **data["memory"]}
         if isinstance(data.get("latency"), dict):
@@ -423,7 +426,13 @@ def _domains(s: Section) -> dict[str, tuple[float, float]]:
 def _commits(s: Section) -> CommitModel:
     block_length = s.integer("block_length", 1)
     chances = tuple(s.numbers("pass_probability", 0.0, 1.0, block_length))
-    return s.read(CommitModel, LIMITS, block_length=block_length, pass_probability=chances)
+    effects = s.numbers("request_quantiles", -100.0, 100.0)
+    for i, (before, after) in enumerate(pairwise(effects), 1):
+        if after < before:
+            raise s.error(f"request_quantiles[{i}]", after, f"at least the one before, {before:g}")
+    return s.read(
+        CommitModel, LIMITS, block_length=block_length, pass_probability=chances, request_quantiles=tuple(effects)
+    )
 
 
 def _plain(value: object) -> object:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..files.place import Kind, check_folder, has_keys, write_folder
 from .chart import Chart
+from .ensemble import of_ensemble
 from .html import to_html
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .table import number
@@ -106,6 +107,7 @@ def capacity_page(found: Json) -> Page:
         sections=(
             *((Section("The curve in numbers", curve),) if curve else ()),
             *((Section("Latency against rate", charts),) if charts else ()),
+            *of_ensemble(found),
         ),
         command=found.get("command", ""),
         version=found.get("dsim", ""),

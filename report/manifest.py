@@ -24,6 +24,8 @@ class ProfileInfo(TypedDict, total=False):
     model: str
     implementation: str
     estimated: bool  # no one measured this model, device and implementation with dsim
+    calibrated_with: str  # the yield that its step times were calibrated under, where they were
+    unknown_host: list[str]  # host terms that are 0 because nobody could tell them
 
 
 class CommitInfo(TypedDict, total=False):
@@ -35,6 +37,7 @@ class CommitInfo(TypedDict, total=False):
     threshold: float
     source: str
     extrapolated_from: int | None  # the block size that was fitted, where it is another
+    tokens_per_step: float  # that an ordinary denoise step of whole blocks commits
 
 
 class Manifest(TypedDict, total=False):
@@ -58,6 +61,7 @@ class Manifest(TypedDict, total=False):
     seed: int
     slos: list[str]
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency
+    ensemble: dict[str, Any]  # what the answer hangs on: intervals over drawn profiles, and causes
     missing_passes: bool
     drop_warmup: float
     closed_loop: bool

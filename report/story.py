@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from .ensemble import of_ensemble
 from .manifest import CommitInfo, Manifest
 from .page import Page, Row, Section, Table
 from .table import Row as Compared
@@ -21,7 +22,10 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
         answer=answer(policies),
         alarms=tuple(warnings(policies, info)),
         facts=tuple(setting(info)),
-        sections=(Section("Every number", (_table(policies),)),) if policies else (),
+        sections=(
+            *((Section("Every number", (_table(policies),)),) if policies else ()),
+            *of_ensemble(info),
+        ),
         notes=tuple(notes(info)),
     )
 
@@ -110,7 +114,7 @@ def estimated(manifest: Manifest) -> bool:
 
 def notes(manifest: Manifest) -> list[str]:
     """What was left out, dropped or changed."""
-    trace, lines = manifest.get("trace", {}), []
+    trace, lines = manifest.get("trace", {}), _of_profile(manifest)
     if trace.get("skipped_bad"):
         lines.append(
             f"{_rows(trace['skipped_bad'])} of the trace could not be read and {_were(trace['skipped_bad'])} skipped"
@@ -129,6 +133,28 @@ def notes(manifest: Manifest) -> list[str]:
         lines.append("a request that lacks a metric does not meet a bound on it")
     if manifest.get("closed_loop"):
         lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
+    return lines
+
+
+def _of_profile(manifest: Manifest) -> list[str]:
+    """What the profile was calibrated under that the run is not, and what of its host nobody knows."""
+    profile = manifest.get("profile", {})
+    lines = []
+    if "calibrated_with" in profile:
+        models = manifest.get("commit_models", [])
+        others = dict.fromkeys(
+            f"{m['tokens_per_step']:.3g} ({m['workload']})" for m in models if m.get("tokens_per_step") is not None
+        )
+        if others:
+            lines.append(
+                f"{profile['name']}'s step times were calibrated under a yield of {profile['calibrated_with']}; "
+                f"this run commits {', '.join(others)} tokens a denoise step"
+            )
+    if profile.get("unknown_host"):
+        lines.append(
+            f"{profile['name']} does not know {' and '.join(profile['unknown_host'])}, which are 0 in it: --ensemble "
+            "says what that may cost"
+        )
     return lines
 
 

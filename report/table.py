@@ -64,6 +64,7 @@ _GROUPS: dict[str, list[_Spec]] = {
         _Spec("step_latency p99", "step_latency_ms.p99", "ms"),
         _Spec("tokens per forward", "tpf", "tok"),
         _Spec("token utilisation", "token_utilization", "%", brief=True),
+        _Spec("computed a token", "computed_per_token", "positions", "low"),
         _Spec("tokens per emission", "tokens_per_emission", "tok"),
         _Spec("wasted canvas", "wasted_canvas_tokens", "tok", "low", optional=True),
         _Spec("busy", "busy_share", "%"),

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from .chart import COLOURS, INK, Chart
+from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
 
 Json = Mapping[str, Any]
@@ -30,7 +31,7 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
         numbers=_numbers(info, first),
         chart=chart,
         facts=tuple(_facts(info)),
-        sections=(_confirmed(info), Section("The search", tuple(rest))),
+        sections=(_confirmed(info), *of_ensemble(info), Section("The search", tuple(rest))),
         notes=tuple(info["notes"]),
         command=info.get("command", ""),
         version=info.get("dsim", ""),
@@ -43,7 +44,7 @@ def words(info: Json) -> Page:
         name="dsim tune",
         question="Which settings serve this traffic best?",
         answer=answer(info),
-        sections=(_confirmed(info),),
+        sections=(_confirmed(info), *of_ensemble(info)),
         notes=tuple(info["notes"]),
     )
 

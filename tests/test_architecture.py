@@ -24,8 +24,21 @@ MAY_IMPORT = {
     "live": {"engine", "files", "kernels"},
     "planner": {"sim", "profiler", "traces", "engine", "files", "report"},
     "report": {"engine", "files", "profiler"},
+    "reproduce": {"sim", "profiler", "engine", "files", "report", "planner"},
     "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "report"},
-    "cli": {"engine", "files", "traces", "kernels", "profiler", "sim", "live", "planner", "report", "serve"},
+    "cli": {
+        "engine",
+        "files",
+        "traces",
+        "kernels",
+        "profiler",
+        "sim",
+        "live",
+        "planner",
+        "report",
+        "reproduce",
+        "serve",
+    },
 }
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {"profiler.measure": {"live"}, "planner.on_device": {"live"}, "planner.validate": {"live"}}

@@ -90,7 +90,9 @@ class World:
         """Schedule and commit, by default the first column of every window; the step in words."""
         text = self.plan_tokens()
         if self.plan is not None:
-            first = {int(request): [0] for request, row in zip(self.plan.requests, self.plan.window, strict=True) if row[0]}
+            first = {
+                int(request): [0] for request, row in zip(self.plan.requests, self.plan.window, strict=True) if row[0]
+            }
             self.commit(first if commits is None else commits)
         return text
 

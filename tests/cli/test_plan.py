@@ -73,7 +73,13 @@ def test_json_is_one_object_that_stands_alone_and_the_page_says_the_same() -> No
     assert held(Path("runs/plan")) == sorted([*FILES, LEDGER])
     assert json.loads(Path("runs/plan/plan.json").read_text(encoding="utf-8")) == found
     page = html.unescape(Path("runs/plan/report.html").read_text(encoding="utf-8"))
-    for part in (found["command"], "EUR an hour", "Estimated, not measured", found["recommended"]["policy"], "mean:e2el"):
+    for part in (
+        found["command"],
+        "EUR an hour",
+        "Estimated, not measured",
+        found["recommended"]["policy"],
+        "mean:e2el",
+    ):
         assert part in page
 
 
@@ -149,7 +155,10 @@ def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
     ("arguments", "says"),
     [
         (["--gpu", "b20"], "no GPU is named b20 (did you mean B200?); the known ones are A100-80GB, "),
-        (["--gpu", "b200", "--model", "SDAR-9B"], "no model is named SDAR-9B (did you mean SDAR-8B?); the known ones are"),
+        (
+            ["--gpu", "b200", "--model", "SDAR-9B"],
+            "no model is named SDAR-9B (did you mean SDAR-8B?); the known ones are",
+        ),
         (["--gpu", "h100", "--profile", "a100-sdar-8b"], "--gpu is h100 and --profile is a100-sdar-8b, expected one"),
         (["--model", "SDAR-8B"], "--model is SDAR-8B, expected a --gpu with it"),
         (["--gpu-hour", "0"], "--gpu-hour is 0, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"),
@@ -161,7 +170,10 @@ def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
         (["--slo", "50/token"], "SLO '50/token': bound '50' has no unit, expected s, ms or us"),
         (["--policy", "nobody"], "no preset is named 'nobody'"),
         (["--policy", "dllm-serve"], "is of family block-diffusion, and dllm-serve"),
-        (["--slo", "mean:e2el=1us", "--max-replicas", "2", "--jobs", "1"], "no fleet of up to 2 replicas meets the SLOs"),
+        (
+            ["--slo", "mean:e2el=1us", "--max-replicas", "2", "--jobs", "1"],
+            "no fleet of up to 2 replicas meets the SLOs",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:

@@ -120,7 +120,9 @@ def test_hopeless_candidates_are_dropped_after_the_pilot(found: Planned) -> None
 
 def test_a_target_that_no_fleet_meets_is_an_error_with_both_numbers() -> None:
     idle = dataclasses.replace(QUEUE, slos=("mean:e2el=10ms",))
-    with pytest.raises(DsimError, match=r"no fleet of up to 3 replicas meets the SLOs at 3.2 req/s; ar,max_batch=1 misses"):
+    with pytest.raises(
+        DsimError, match=r"no fleet of up to 3 replicas meets the SLOs at 3.2 req/s; ar,max_batch=1 misses"
+    ):
         planned(idle, (ONE,), max_replicas=3)
 
 

@@ -93,7 +93,7 @@ def test_a_file_of_version_1_still_loads() -> None:
         focus=None,
         latency=replace(now.latency, eviction=0.0, early=now.model.early),
         commits=tuple(m for m in now.commits if m.threshold == 0.9),
-        provenance=replace(now.provenance, sources=load(old).provenance.sources),
+        provenance=replace(now.provenance, sources=load(old).provenance.sources, settings={}),
     )
 
 

@@ -39,7 +39,7 @@ KEYS = (
 )  # fmt: skip
 ADDED = (
     "total_token_throughput", "ttfs_ms", "queue_time_ms", "tokens_per_emission", "slos", "wasted_canvas_tokens",
-    "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share", "kv_pages",
+    "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share", "kv_pages", "computed_per_token",
 )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def test_warm_up_leaves_the_request_metrics() -> None:
 
 def test_steps_give_utilisation_per_replica() -> None:
     totals = StepTotals(
-        num_decode_steps=3, prefill_time=2.0, decode_time=6.0, tokens=64, committed=16, forwards=8,
+        num_decode_steps=3, prefill_time=2.0, decode_time=6.0, tokens=64, committed=16, forwards=8, prefill_tokens=900,
         page_time=400.0, num_pages=200, preemptions=3,
     )  # fmt: skip
     for batch, chunk, latency in ((2, 8, 0.010), (2, 16, 0.020), (4, 8, 0.030)):
@@ -162,6 +162,7 @@ def test_steps_give_utilisation_per_replica() -> None:
     found = summarize("p", request_columns(rows), totals, replicas=2)
     assert found.tpf == 2.0
     assert found.token_utilization == 0.25
+    assert found.computed_per_token == 64 / 24  # of tokens returned, and prefill is not in it
     assert found.kv_utilization == 400 / (100 * 8)  # a replica holds half of its 100 pages
     assert found.busy_share == 8 / 20
     assert found.prefill_time_share == 0.25

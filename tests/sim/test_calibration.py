@@ -1,52 +1,47 @@
 """The A100 profiles reproduce what they were calibrated to. Calibrated, not measured: no one ran this model here."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
+from dsim.reproduce.experiment import CALIBRATED
 from dsim.sim.twin import simulate
 from dsim.traces import synth
 
+from ..reproduce.experiments import part, rows
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "calibration", Path(__file__).parents[2] / "benchmarks" / "calibration.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+AT = ("64", "128", "256")
+BASELINE = "LMDeploy, threshold 0.9"
 
 
-@pytest.mark.parametrize("name", ["a100-sdar-8b", "a100-llada2-mini"])
-@pytest.mark.parametrize("concurrency", [64, 128, 256])
-def test_closed_loops_give_the_published_throughput(bench: ModuleType, name: str, concurrency: int) -> None:
-    got, _ = bench.closed_loop(load(name), bench.prompts(), concurrency)
-    assert got == pytest.approx(bench.PUBLISHED[name][concurrency], rel=0.05)
+@pytest.mark.parametrize("name", ["focus-throughput", "focus-llada2"])
+def test_closed_loops_give_the_published_throughput(name: str) -> None:
+    found = rows(part(name, [BASELINE], AT))
+    for at in AT:
+        row = found[BASELINE, at, "output_throughput"]
+        assert row.status == CALIBRATED
+        assert row.predicted == pytest.approx(row.published, rel=0.05)
 
 
-@pytest.mark.parametrize("concurrency", [64, 128, 256])
-def test_focus_at_its_own_threshold_gives_nearly_its_published_throughput(bench: ModuleType, concurrency: int) -> None:
-    sdar = load("a100-sdar-8b")
-    got, computed = bench.closed_loop(sdar, bench.prompts(), concurrency, "focus,threshold=0.8")
-    assert got == pytest.approx(bench.PUBLISHED_FOCUS[concurrency], rel=0.08)
-    # What is published is 3.12: drawn deltas know less of where the next tokens come than a model does.
-    assert bench.PUBLISHED_COMPUTED < computed < 5
+def test_focus_at_its_own_threshold_gives_nearly_its_published_throughput() -> None:
+    series = "FOCUS, threshold 0.8"
+    found = rows(part("focus-throughput", [series], AT))
+    for at in AT:
+        row = found[series, at, "output_throughput"]
+        assert row.predicted == pytest.approx(row.published, rel=0.08)
+    computed = found[series, "256", "computed_per_token"]
+    assert computed.published is not None
+    assert computed.predicted is not None
+    # Drawn deltas know less of where the next tokens come than a model does.
+    assert computed.published < computed.predicted < 5
 
 
-def test_blocks_win_at_small_batches_and_single_tokens_at_large_ones(bench: ModuleType) -> None:
-    ratios = bench.decode_ratios(load("a100-sdar-8b"))
-    assert ratios["B=32 / AR at batch 16"] == pytest.approx(3.0, rel=0.1)
-    assert ratios["AR / B=32 at batch 512"] == pytest.approx(6.0, rel=0.1)
-    assert 0.65 <= ratios["B=32 at batch 16 / at batch 256"] <= 0.75
+def test_blocks_win_at_small_batches_and_single_tokens_at_large_ones() -> None:
+    found = rows(part("optimus-batch", ["AR", "B=32"], ("16", "512")))
+    assert found["B=32", "16", "decode_throughput / AR"].predicted == pytest.approx(3.2, rel=0.05)
+    assert found["AR", "512", "decode_throughput / B=32"].predicted == pytest.approx(6.2, rel=0.05)
 
 
 def test_steps_have_the_published_floor_and_knee() -> None:

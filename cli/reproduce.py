@@ -1,0 +1,94 @@
+"""dsim reproduce: published experiments beside what the twin says of the same runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from . import options
+from .bar import Bar
+from .options import INTERRUPTED, option
+
+
+def _names() -> list[str]:
+    from ..reproduce.experiment import shipped
+
+    return list(shipped())
+
+
+def reproduce_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Shipped experiments or TOML files; all shipped ones by default."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the shipped experiments and run none.")] = False,
+    published: Annotated[
+        Path | None, option("FILE", "A CSV with published values to fill in, as results.csv has them.", "--published")
+    ] = None,
+    seeds: Annotated[int | None, option("N", "Runs of each point, in place of the experiment's own number.")] = None,
+    jobs: options.Jobs = None,
+    out: Annotated[
+        Path | None, option("DIR", "Keep each run, results.csv and report.html; a second call goes on.", "-o", "--out")
+    ] = None,
+    as_json: options.AsJson = False,
+    force: Annotated[bool, typer.Option("--force", help="Start anew: forget what the folder holds.")] = False,
+) -> None:
+    """Run published experiments in the twin: published beside predicted, and what each value is worth.
+
+    dsim reproduce focus-throughput -o runs/focus
+    """
+    from ..engine.errors import DsimError
+    from ..report.html import to_html
+    from ..report.reproduce import reproduce_page
+    from ..report.text import render
+    from ..reproduce.experiment import MAX_SEEDS, read, shipped
+    from ..reproduce.run import FILES, Reproduced, check_published, read_published, reproduce
+
+    if list_:
+        about = {name: read(name) for name in shipped()}
+        if as_json:
+            shown = [
+                {"name": n, "title": e.title, "system": e.system, "citation": e.citation} for n, e in about.items()
+            ]
+            print(json.dumps(shown))
+            return
+        width = max(map(len, about))
+        for name, e in about.items():
+            print(f"{name:<{width}}  {e.title}")
+        return
+    if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
+        raise DsimError(f"--seeds is {seeds}, expected 1 to {MAX_SEEDS}")
+    wanted = names or list(shipped())
+    for name in wanted:
+        if wanted.count(name) > 1:
+            raise DsimError(f"experiment {name} is given {wanted.count(name)} times, expected once")
+    experiments = [read(name) for name in wanted]
+    given = {} if published is None else read_published(published)
+    check_published(experiments, given, str(published))
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    command = options.command(options.SPEED)
+
+    def page(found: Reproduced) -> str:
+        return to_html(reproduce_page(found.to_json(), command))
+
+    with Bar(screen, "reproduce", "runs", note="starting (the first run compiles)") as bar:
+        found = reproduce(
+            experiments, out, published=given, seeds=seeds, jobs=jobs, force=force, page=page,
+            progress=lambda done, total, name: bar.update(done, total, note=name),
+        )  # fmt: skip
+    data = found.to_json()
+    if as_json:
+        print(json.dumps(data, allow_nan=False))
+    else:
+        render(reproduce_page(data, command), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+    if found.interrupted:
+        said = f"Interrupted: {found.num_run + found.num_reused} of {found.num_points} runs are done"
+        goes_on = " and kept; to go on, the same command again" if out is not None else ""
+        screen.print(said + goes_on, style="bold red", markup=False)
+    if out is not None:
+        screen.print(f"Wrote {out}/ ({', '.join(FILES)})", markup=False)
+    if found.interrupted:
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,268 @@
+"""Ensembles: the same question under profiles drawn from what a profile does not know, and what the answer hangs on."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from ..engine import chance
+from ..engine.errors import DsimError
+from ..profiler.uncertainty import Cause, causes
+from ..report.metrics import Summary, no_nan
+from ..report.slo import Slo
+from ..sim.twin import commit_model_of
+from ..traces import Trace
+from .backend import Pool
+from .capacity import capacity
+from .scenario import Scenario
+
+DRAW = 213  # purpose of draws, apart from the engine's and replicate.py's
+MAX_DRAWS = 1000
+LEVEL = 0.9
+CAPACITY = "capacity (req/s)"
+ROUGH = 0.05  # of a drawn capacity
+FEWEST = 19  # of which the least and the most hold a tenth apart: fewer give a narrower level
+# What is told of every run; the SLOs' own metrics come first.
+TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_latency_ms.p90", "slo_attainment")
+
+Scores = tuple[tuple[str, float], ...]
+Values = dict[str, float]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one cause does to a metric, alone: the metric one standard deviation below and above what is known."""
+
+    cause: str
+    why: str
+    assumed: bool
+    low: float
+    high: float
+
+    @property
+    def swing(self) -> float:
+        return abs(self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric of a policy: as predicted, and within what bounds by the ensemble."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """What an ensemble says of policies on the same traffic."""
+
+    num: int
+    level: float  # of the intervals
+    metric: str  # that decides: the effects are on it
+    higher: bool  # is better
+    intervals: dict[str, dict[str, Spread]]  # by policy and metric
+    effects: dict[str, tuple[Effect, ...]]  # by policy, the largest first
+    answer: str  # what was recommended or found, in words; empty: nothing was
+    survives: float | None  # share of the draws in which it holds
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` and run.json hold."""
+        told: dict[str, Any] = no_nan(asdict(self))
+        return told
+
+
+def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
+    """The scores of draw `index`: independent normal ones, keyed by the cause's name."""
+    return tuple(
+        (cause.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *cause.name.encode()))[0])))
+        for cause in known
+    )
+
+
+def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
+    """What the scenario's profile does not know that its policy depends on."""
+    profile = scenario.loaded_profile()
+    return causes(profile, commit_model_of(scenario.parsed_policy(), profile, scenario.workload))
+
+
+def ensemble(
+    scenarios: Sequence[Scenario],
+    requests: Trace,
+    num: int,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Uncertain:
+    """Replay each scenario (the same but for its policy) under `num` drawn profiles, and each cause alone at ±1.
+
+    Every draw has the same luck and the same profile for all policies, so that what differs is what is not known.
+    Ctrl-C is passed on: half an ensemble has no level.
+    """
+    metric, higher = deciding(scenarios[0])
+    drawn_values, effects = _ask(partial(_replay, requests), scenarios, num, metric, jobs, progress)
+    winners = [
+        _best({p: values[i][metric] for p, values in drawn_values.items()}, higher) for i in range(num + 1)
+    ]  # fmt: skip
+    several = len(scenarios) > 1
+    return Uncertain(
+        num, level(num), metric, higher, _intervals(drawn_values), effects,
+        f"{winners[0]} is the best by {metric}" if several else "",
+        sum(w == winners[0] for w in winners[1:]) / num if several else None,
+    )  # fmt: skip
+
+
+def capacities(
+    scenario: Scenario,
+    num: int,
+    *,
+    attainment: float,
+    num_requests: int,
+    rate: float | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Uncertain:
+    """The capacity of a scenario's fleet under drawn profiles, each to about 5 %; rate (req/s): what it is to sustain.
+
+    A profile under which an SLO holds at no rate has a capacity of 0; where every SLO holds until the queue grows
+    without end, the rate at which it does.
+    """
+    of = partial(_capacity, attainment, num_requests)
+    values, effects = _ask(of, [scenario], num, CAPACITY, jobs, progress)
+    fleet = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''}"
+    [own] = values.values()
+    return Uncertain(
+        num, level(num), CAPACITY, True, _intervals(values), effects,
+        "" if rate is None else f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s",
+        None if rate is None else sum(v[CAPACITY] >= rate for v in own[1:]) / num,
+    )  # fmt: skip
+
+
+def sustained(scenario: Scenario, **how: Any) -> float:
+    """The rate (req/s) that a fleet sustains, to about 5 %, in this process; how: options of `capacity`.
+
+    0 where an SLO holds at no rate; where every SLO holds at every rate, that at which the queue begins to grow.
+    """
+    try:
+        return capacity(scenario, precision=ROUGH, jobs=1, curve=False, **how).rate.value
+    except DsimError as error:
+        # An error that has come through a pool is its text.
+        never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
+        if not never and grows is None:
+            raise
+        return 0.0 if grows is None else float(grows[1])
+
+
+def _ask(
+    evaluate: Callable[[Scenario], Values], scenarios: Sequence[Scenario], num: int, metric: str, jobs: int | None,
+    progress: Progress | None,
+) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
+    """By policy: the values as predicted and of each draw, and what each cause alone does to the metric."""
+    check_num(num)
+    known = {s.policy: known_causes(s) for s in scenarios}
+    work: dict[str, Scenario] = {}
+    for scenario in scenarios:
+        own = known[scenario.policy]
+        work[f"{scenario.policy}|0"] = scenario
+        for i in range(1, num + 1):
+            work[f"{scenario.policy}|{i}"] = replace(scenario, variation=drawn(own, i, scenario.seed))
+        for cause in own:
+            for sign in (-1, 1):
+                alone = replace(scenario, variation=((cause.name, float(sign)),))
+                work[f"{scenario.policy}|{cause.name}|{sign}"] = alone
+    found: dict[str, Values] = {}
+    with Pool("local", jobs) as pool:
+        outcomes = pool.run(evaluate, work)
+        try:
+            for outcome in outcomes:
+                if outcome.error is not None:
+                    raise DsimError(f"in the ensemble: {outcome.error}")
+                assert outcome.value is not None
+                found[outcome.key] = outcome.value
+                if progress is not None:
+                    progress(len(found), len(work))
+        finally:
+            outcomes.close()
+    values, effects = {}, {}
+    for policy, own in known.items():
+        values[policy] = [found[f"{policy}|{i}"] for i in range(num + 1)]
+        of_it = [
+            Effect(c.name, c.why, c.assumed, *(found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1)))
+            for c in own
+        ]
+        effects[policy] = tuple(sorted(of_it, key=lambda e: (-_finite(e.swing), e.cause)))
+    return values, effects
+
+
+def _intervals(values: Mapping[str, Sequence[Values]]) -> dict[str, dict[str, Spread]]:
+    return {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
+
+
+def check_num(num: int) -> None:
+    """DsimError unless an ensemble may have so many draws."""
+    if not 2 <= num <= MAX_DRAWS:
+        raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
+
+
+def level(num: int) -> float:
+    """How often the interval of so many draws holds what is true, where that is one draw more: 90 % from 19 on."""
+    return min(LEVEL, (num - 1) / (num + 1))
+
+
+def interval(values: Sequence[float]) -> Spread:
+    """The first value, as predicted, and the interval of the draws after it: quantiles k / (n + 1) of n draws."""
+    draws = np.array(values[1:])
+    draws = draws[~np.isnan(draws)]
+    if len(draws) < 2:
+        return Spread(values[0], math.nan, math.nan)
+    own = level(len(draws))
+    low, high = np.quantile(draws, [(1 - own) / 2, (1 + own) / 2], method="weibull")
+    return Spread(values[0], float(low), float(high))
+
+
+def deciding(scenario: Scenario) -> tuple[str, bool]:
+    """The metric that an answer is judged by, and whether more of it is better."""
+    slos = [Slo.parse(text) for text in scenario.slos]
+    for slo in slos:
+        if slo.stat is not None and slo.share is None and slo.slo_class is None:
+            return f"{slo.metric}_ms.{slo.stat}", False
+    if slos:
+        return "slo_attainment", True
+    return ("output_throughput", True) if scenario.concurrency is not None else ("norm_latency_ms.p90", False)
+
+
+def _replay(requests: Trace, scenario: Scenario) -> Values:
+    """One draw, wherever it runs."""
+    result = scenario.simulate(requests)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    summary = scenario.summarize(result, requests)
+    metric, _ = deciding(scenario)
+    return {name: _number(summary, name) for name in dict.fromkeys((metric, *TOLD))}
+
+
+def _capacity(attainment: float, num_requests: int, scenario: Scenario) -> Values:
+    """One draw's capacity, wherever it runs."""
+    return {CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2)}
+
+
+def _number(summary: Summary, name: str) -> float:
+    value: Any = summary
+    for part in name.split("."):
+        value = getattr(value, part)
+    return float(value)
+
+
+def _best(values: dict[str, float], higher: bool) -> str:
+    """The policy with the best value, the first of equals; one without a value is worst."""
+    return max(values, key=lambda p: -math.inf if math.isnan(values[p]) else values[p] if higher else -values[p])
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else -1.0

@@ -1,0 +1,194 @@
+"""A yield that the user gives: a number, a table by threshold or a log, in place of a profile's commit models.
+
+docs/profiles.md has the forms. A number says what whole blocks yield; which masks commit first, how blocks and steps
+differ, and how requests do, is assumed as for published means (calibrate.py).
+"""
+
+import csv
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from ..engine.commits import CommitModel
+from ..engine.errors import ProfileError
+from ..engine.policy import Policy
+from ..files.read import cut, read_text
+from .calibrate import calibrate_commits
+from .fit_commits import fit_commits
+from .profile import Profile
+from .published import per_denoise_step
+from .request_effects import mixture, with_tail
+from .steplog import read_log
+
+FORMS = "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, or a step log"
+COLUMNS = ("threshold", "yield")  # and perhaps block_length, p90_over_p50, class and share
+
+
+def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
+    """The profile with the commit models that `text` gives in place of its own; an autoregressive policy needs none."""
+    if policy.autoregressive:
+        return profile
+    unmasking = policy.unmasking
+    models = given_yield(text, policy.block_length, unmasking.threshold, unmasking.temperature)
+    return replace(profile, commits=models, commit_fits=())
+
+
+def given_yield(
+    text: str, block_length: int, threshold: float, temperature: float | None = None
+) -> tuple[CommitModel, ...]:
+    """The commit models of a `--yield`; a number is the yield at this block length and threshold.
+
+    Raises ProfileError for a form that is none of FORMS, or a yield that no block of this length can have.
+    """
+    kind, colon, number = text.rpartition(":")
+    if colon and kind in _PER:
+        mean = _mean(text, _PER[kind](_number(text, number), block_length), block_length)
+        return (_model(text, mean, block_length, threshold, temperature),)
+    if text.endswith(".csv"):
+        return _table(text, os.stat(text).st_mtime_ns if os.path.isfile(text) else 0, block_length, temperature)
+    if os.path.isfile(text):
+        return _log(text, os.stat(text).st_mtime_ns)
+    mean = _mean(text, _number(text, text), block_length)
+    return (_model(text, mean, block_length, threshold, temperature),)
+
+
+@dataclass(frozen=True)
+class Under:
+    """The yield that a profile's step times were calibrated under: to what else commits they are carried over."""
+
+    tokens: float  # a denoise step
+    workload: str
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.tokens:.3g} ({self.workload}, threshold {self.threshold:g})"
+
+
+def calibrated_under(profile: Profile) -> Under | None:
+    """The yield that a profile says it was calibrated under; None for one that was measured, or from data sheets."""
+    settings = profile.provenance.settings
+    tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
+    if not isinstance(tokens, int | float) or not isinstance(threshold, int | float) or workload is None:
+        return None
+    return Under(float(tokens), str(workload), float(threshold))
+
+
+def _processed(tokens: float, block_length: int) -> float:
+    """Per denoise step, where each forward computes the whole block and each block has one more that writes its KV."""
+    return block_length / (tokens - 1.0) if tokens > 1.0 else float("inf")
+
+
+def _forward(tokens: float, block_length: int) -> float:
+    return per_denoise_step(tokens, block_length) if 0 < tokens < block_length else float("inf")
+
+
+_PER = {"processed-per-token": _processed, "per-forward": _forward}
+
+
+def _number(text: str, number: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        raise ProfileError(f"yield is {cut(text)}, expected {FORMS}") from None
+    if not 0 < value < 1e9:
+        raise ProfileError(f"yield is {cut(text)}, expected a number above 0")
+    return value
+
+
+def _mean(text: str, mean: float, block_length: int) -> float:
+    if not 1.0 <= mean < block_length:
+        raise ProfileError(
+            f"yield is {cut(text)}, {mean:.3g} tokens a denoise step, expected at least 1 and fewer than the "
+            f"{block_length} of a block"
+        )
+    return mean
+
+
+@lru_cache(maxsize=64)
+def _model(
+    text: str, mean: float, block_length: int, threshold: float, temperature: float | None, where: str = "--yield"
+) -> CommitModel:
+    return calibrate_commits(
+        mean,
+        block_length=block_length,
+        workload="given",
+        threshold=threshold,
+        temperature=temperature,
+        source=f"{where} {text}: {mean:.4g} tokens a denoise step of {block_length}; how steps and requests differ is "
+        "assumed",
+    )
+
+
+@lru_cache(maxsize=8)
+def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
+    """A commit model for each row: `threshold,yield`, and perhaps the block length that it is of."""
+    reader = csv.DictReader(io.StringIO(read_text(path, kind=ProfileError)))
+    head = reader.fieldnames or []
+    for name in COLUMNS:
+        if name not in head:
+            raise ProfileError(f"{path}: has columns {cut(', '.join(map(str, head)))}, expected {', '.join(COLUMNS)}")
+    rows: dict[tuple[float, int], list[_Row]] = {}
+    for line, row in enumerate(reader, 2):
+        found = _row(f"{path}:{line}", row, block_length)
+        rows.setdefault((found.threshold, found.block_length), []).append(found)
+    if not rows:
+        raise ProfileError(f"{path}: holds no rows, expected at least one of {', '.join(COLUMNS)}")
+    return tuple(_of_rows(own, temperature) for own in rows.values())
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of a table of yields."""
+
+    where: str
+    threshold: float
+    block_length: int
+    mean: float
+    tail: float | None  # p90 over p50 of the steps a token, between requests
+    share: float | None  # of requests, where a threshold has a row for each class
+
+
+def _row(where: str, row: Mapping[str, str | None], block_length: int) -> _Row:
+    threshold = _number(where, row["threshold"] or "")
+    if threshold > 1:
+        raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
+    own, tail, share = (row.get(name) for name in ("block_length", "p90_over_p50", "share"))
+    length = int(_number(where, own)) if own else block_length
+    mean = _mean(where, _number(where, row["yield"] or ""), length)
+    return _Row(
+        where, threshold, length, mean, _number(where, tail) if tail else None, _number(where, share) if share else None
+    )  # fmt: skip
+
+
+def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
+    """The commit model of one threshold: of one row, or of a mixture of classes with their shares."""
+    first = rows[0]
+    shares = [row.share for row in rows if row.share is not None]
+    if len(rows) > 1 and len(shares) < len(rows):
+        raise ProfileError(
+            f"{rows[1].where}: threshold {first.threshold:g} is given a second time, expected a share of each class"
+        )
+    mean = first.mean
+    if len(rows) > 1:  # the classes' own mean over steps: a class of short steps has more of them
+        mean = sum(shares) / sum(s / row.mean for s, row in zip(shares, rows, strict=True))
+    where = first.where.rpartition(":")[0]
+    model = _model(f"{mean:.4g}", mean, first.block_length, first.threshold, temperature, where)
+    if len(rows) > 1:
+        model = mixture(model, [row.mean for row in rows], shares)
+        return replace(model, source=f"{where}: a mixture of {len(rows)} classes, {mean:.4g} tokens a denoise step")
+    return model if first.tail is None else with_tail(model, first.tail)
+
+
+@lru_cache(maxsize=8)
+def _log(path: str, _changed: int) -> tuple[CommitModel, ...]:
+    """The commit model that a step log's requests were fitted by."""
+    log = read_log(path)
+    h = log.header
+    found, _ = fit_commits(
+        log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature,
+        source=f"--yield {Path(path).name}, a step log of {h.engine} ({h.workload})",
+    )  # fmt: skip
+    return (found,)

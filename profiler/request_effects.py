@@ -1,0 +1,172 @@
+"""How requests differ, from a log and without a form: what each adds to the log-odds, as quantiles.
+
+The distribution of the requests' effects is that of greatest likelihood on a grid (Laird 1978), climbed by expectation
+maximisation from the fitted normal one. A few rounds are enough to bend it where the log says so, and too few to break
+it into spikes.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, logit, ndtr
+
+from ..engine.commits import CommitModel
+from ..engine.errors import ProfileError
+from .calibrate import simulate
+from .likelihood import STEP, Likelihood, Variances
+from .pieces import digits
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDS = 40
+NUM_QUANTILES = 64
+RESAMPLES = 100
+SEED = 20260102
+BETTER = 2.0  # of log-likelihood, on requests kept from the fit: below it the normal distribution stays
+FEW_BLOCKS = 2000
+TAILS = ((0.1, "request_p10"), (0.9, "request_p90"))
+
+
+def fit_effects(
+    model: CommitModel, log_odds: Floats, gain: float, variances: Variances, fitted: Likelihood, judge: Likelihood
+) -> tuple[tuple[float, ...], dict[str, float]]:
+    """The quantiles of the requests' effects, and the standard errors of the 10th and 90th percentile.
+
+    Empty where requests differ too little, or where the requests kept from the fit (`judge`) are not likelier under
+    the quantiles than under the normal distribution.
+    """
+    if model.request_spread == 0.0:
+        return (), {}
+    seen = fitted.of_requests(log_odds, gain, variances)
+    prior = normal(fitted.grid, model.request_spread)
+    found = climbed(seen, prior)
+    other = judge.of_requests(log_odds, gain, variances)
+    if float(np.log(other @ found).sum() - np.log(other @ prior).sum()) < BETTER:
+        return (), {}
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    again = [climbed(seen[rng.integers(len(seen), size=len(seen))], prior) for _ in range(RESAMPLES)]
+    errors = {
+        name: float(np.std([_quantiles(fitted.grid, w, np.array([q]))[0] for w in again])) for q, name in TAILS
+    }  # fmt: skip
+    at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    return tuple(digits(v, 4) for v in _quantiles(fitted.grid, found, at)), errors
+
+
+def climbed(seen: Floats, start: Floats) -> Floats:
+    """The weights of the grid after ROUNDS of expectation maximisation; seen [requests, grid]: likelihoods."""
+    weight = start
+    for _ in range(ROUNDS):
+        of_request = seen * weight
+        weight = (of_request / np.maximum(of_request.sum(axis=1, keepdims=True), 1e-300)).mean(axis=0)
+    return weight
+
+
+def normal(grid: Floats, spread: float) -> Floats:
+    """The normal distribution's weights on the grid."""
+    edges = np.append(grid - STEP / 2, grid[-1] + STEP / 2)
+    weight = np.diff(ndtr(edges / spread))
+    return np.asarray(np.maximum(weight / weight.sum(), 1e-12), np.float64)
+
+
+def with_tail(model: CommitModel, p90_over_p50: float, blocks: int = 8) -> CommitModel:
+    """The model at another spread between requests, from a published pair.
+
+    p90_over_p50: of the steps that a request of so many blocks takes for a token, between requests. The mean yield
+    stays. ProfileError where no spread gives it: steps alone scatter by more, or no spread is wide enough.
+    """
+
+    def tail(spread: float) -> float:
+        return _tail(_same_mean(model, replace(model, request_spread=spread, request_quantiles=())), blocks)
+
+    low, high = 0.0, 4.0
+    if not tail(low) <= p90_over_p50 <= tail(high):
+        raise ProfileError(
+            f"p90 over p50 is {p90_over_p50:g}, expected {tail(low):.3g} (requests that are alike) to {tail(high):.3g}"
+        )
+    for _ in range(9):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle) < p90_over_p50 else (low, middle)
+    return _same_mean(model, replace(model, request_spread=digits((low + high) / 2, 3), request_quantiles=()))
+
+
+def mixture(model: CommitModel, means: list[float], shares: list[float]) -> CommitModel:
+    """The model of requests of several classes, each with its own mean yield and share; `model` says all else.
+
+    Requests of a class differ among themselves by the model's own spread.
+    """
+    total = sum(shares)
+    offsets = [_offset(model, mean) for mean in means]
+    at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    low, high = min(offsets) - 8.0, max(offsets) + 8.0
+    x = np.linspace(low, high, 8001)
+    spread = max(model.request_spread, 1e-3)
+    below = sum(s / total * ndtr((x - o) / spread) for o, s in zip(offsets, shares, strict=True))
+    effects = np.interp(at, np.asarray(below), x)
+    return replace(model, request_quantiles=tuple(digits(v, 4) for v in effects))
+
+
+def scaled(model: CommitModel, spread: float) -> CommitModel:
+    """The model with requests `spread` apart; quantiles keep their shape."""
+    if model.request_quantiles and model.request_spread > 0:
+        ratio = spread / model.request_spread
+        middle = float(np.mean(model.request_quantiles))
+        effects = tuple(middle + ratio * (v - middle) for v in model.request_quantiles)
+        return replace(model, request_spread=spread, request_quantiles=effects)
+    return replace(model, request_spread=spread)
+
+
+def shifted(model: CommitModel, by: float) -> CommitModel:
+    """The model with its common log-odds moved."""
+    if by == 0.0:
+        return model
+    p = np.clip(np.asarray(model.pass_probability), 1e-12, 1 - 1e-9)
+    return replace(model, pass_probability=tuple(float(v) for v in expit(logit(p) + by)))
+
+
+@lru_cache(maxsize=1024)
+def mean_yield(model: CommitModel) -> float:
+    """Tokens that an ordinary denoise step of whole blocks commits, to about 1 %; the same dice for every model."""
+    return simulate(
+        model.pass_probability, model.request_spread, model.block_spread, model.step_spread, FEW_BLOCKS,
+        effects=model.request_effects() if model.request_quantiles else None,
+    )[0]  # fmt: skip
+
+
+def _same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
+    """`other`, moved so that its mean yield is the model's."""
+    return shifted(other, _offset(other, mean_yield(model)))
+
+
+def _offset(model: CommitModel, mean: float) -> float:
+    """The log-odds that give the model a mean yield, to about 1 %."""
+    low, high = -6.0, 6.0
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean_yield(shifted(model, middle)) < mean else (low, middle)
+    return (low + high) / 2
+
+
+@lru_cache(maxsize=256)
+def _tail(model: CommitModel, blocks: int) -> float:
+    """p90 over p50 of the steps a token, between requests of so many blocks."""
+    from .yields import Blocks, block_of, draw
+
+    num, length = 400, model.block_length
+    request = np.repeat(np.arange(num), blocks)
+    start = np.tile(np.arange(blocks) * length, num)
+    found = Blocks(
+        length, request, start, np.ones((len(request), length), np.bool_), np.full((len(request), 1), length)
+    )  # fmt: skip
+    log = draw(model, found, SEED)
+    steps = np.bincount(block_of(log)).reshape(num, blocks).sum(axis=1)
+    p50, p90 = np.quantile(steps, [0.5, 0.9])
+    return float(p90 / p50)
+
+
+def _quantiles(grid: Floats, weight: Floats, at: Floats) -> Floats:
+    """Of weights on the grid, each spread evenly over its cell."""
+    edges = np.append(grid - STEP / 2, grid[-1] + STEP / 2)
+    below = np.concatenate([[0.0], np.cumsum(weight)]) / weight.sum()
+    return np.asarray(np.interp(at, below, edges), np.float64)

@@ -1,0 +1,166 @@
+"""What a profile does not know, cause by cause, and the profile that it would be if one of them were otherwise.
+
+A cause is moved by a score: 0 leaves the profile as it is, ±1 is one standard deviation. docs/reproduce.md says where
+each width comes from; a width that nobody published is called assumed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from ..engine.commits import CommitModel
+from ..engine.errors import ProfileError
+from ..engine.latency import LatencyModel
+from .profile import CommitFit, Profile
+from .request_effects import mean_yield, scaled, shifted
+
+DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host time a step", "host time a request"
+MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
+FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
+
+OF_DEVICE = ("slope", "attention", "kv_read", "head", "sample", "eviction")
+# Where an eager engine's host terms are unknown, they lie between nothing and these: SGLang's host takes about 5.5 ms a
+# forward of 72 rows (LLaDA2.1-mini on an H20, sglang #33322), were it all a step's or all its rows'.
+MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
+PUBLISHED_YIELD = 0.1  # assumed: readings of a published mean differ by as much, relative
+STEP = 0.1  # of log-odds, for a derivative
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that a profile does not know."""
+
+    name: str
+    why: str  # how wide it is, and who says so
+    assumed: bool  # nobody measured or published that width
+
+
+def causes(profile: Profile, model: CommitModel | None) -> tuple[Cause, ...]:
+    """What the profile does not know; model: the commit model that a run draws from, None where it needs none."""
+    found: list[Cause] = []
+    fit, unknown = profile.fit, unknown_host(profile)
+    if fit.relative_uncertainty is not None:
+        width = f"±{100 * fit.relative_uncertainty:g} %, as the profile says of itself"
+        found.append(Cause(DEVICE, width, False))
+        if profile.latency.launch > 0:
+            found.append(Cause(LAUNCH, width, False))
+    if fit.held_out is not None:
+        found.append(Cause(MISFIT, f"±{100 * fit.held_out.median:.2g} %, the median error of held-out steps", False))
+    for name, error in (fit.standard_errors or {}).items():
+        if error > 0 and _value_of(profile.latency, name) is not None:
+            found.append(Cause(FIT + name, f"±{error:.2g}, its standard error", False))
+    for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
+        if field in unknown:
+            found.append(Cause(name, f"unknown: 0 to {1e3 * MOST_HOST[name]:.2g} ms", True))
+    if model is not None:
+        of_fit = _fit_of(profile, model)
+        if of_fit is None:
+            found.append(Cause(YIELD, f"±{100 * PUBLISHED_YIELD:g} %, assumed of a published mean", True))
+            found.append(Cause(SPREAD, f"unknown: 0 to {2 * model.request_spread:.2g} of log-odds", True))
+        else:
+            errors = of_fit.standard_errors
+            found.append(Cause(YIELD, f"±{errors.get('log_odds[0]', 0.0):.2g} of log-odds, its standard error", False))
+            error = errors.get("request_spread", 0.0)
+            found.append(Cause(SPREAD, f"±{error:.2g} of log-odds, its standard error", False))
+    return tuple(found)
+
+
+def unknown_host(profile: Profile) -> tuple[str, ...]:
+    """Host terms of a profile that are 0 because nobody could tell them: of estimates, and those not identified."""
+    zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
+    return tuple(name for name in zero if profile.is_estimate or name in profile.fit.unidentified)
+
+
+def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: CommitModel | None) -> Profile:
+    """The profile with causes moved by their scores. model: the one that the run draws from, as `causes` has it."""
+    scores = dict(moved)
+    known = {cause.name for cause in causes(profile, model)}
+    for name in scores:
+        if name not in known:
+            raise ProfileError(f"{profile.name} is not uncertain of {name}; it is of {', '.join(sorted(known))}")
+    latency, fit = profile.latency, profile.fit
+    width = fit.relative_uncertainty or 0.0
+    factor = float(np.exp(width * scores.get(DEVICE, 0.0)))
+    if fit.held_out is not None:
+        factor *= float(np.exp(fit.held_out.median * scores.get(MISFIT, 0.0)))
+    latency = _scaled(latency, factor)
+    more: dict[str, float] = {"launch": latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))}
+    for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
+        if name in scores:
+            more[field] = MOST_HOST[name] * float(ndtr(scores[name]))
+    latency = replace(latency, **more)  # type: ignore[arg-type]
+    for name, error in (fit.standard_errors or {}).items():
+        if FIT + name in scores:
+            latency = _moved(latency, name, error * scores[FIT + name])
+    found = replace(profile, latency=latency)
+    if model is None or not {YIELD, SPREAD} & set(scores):
+        return found
+    of_fit = _fit_of(profile, model)
+    errors = None if of_fit is None else of_fit.standard_errors
+    return replace(found, commits=(_varied_commits(model, scores.get(YIELD, 0.0), scores.get(SPREAD), _plain(errors)),))
+
+
+def _fit_of(profile: Profile, model: CommitModel) -> CommitFit | None:
+    return profile.commit_fit(model)
+
+
+def _plain(errors: Mapping[str, float] | None) -> tuple[float, float] | None:
+    return None if errors is None else (errors.get("log_odds[0]", 0.0), errors.get("request_spread", 0.0))
+
+
+@lru_cache(maxsize=512)
+def _varied_commits(
+    model: CommitModel, yield_: float, spread: float | None, errors: tuple[float, float] | None
+) -> CommitModel:
+    """The model with another yield, and another spread between requests at the same yield."""
+    if spread is not None:
+        width = model.request_spread
+        new = 2 * width * float(ndtr(spread)) if errors is None else max(0.0, width + errors[1] * spread)
+        wider = scaled(model, new)
+        # A wider spread alone would move the mean, too.
+        model = shifted(wider, (mean_yield(model) - mean_yield(wider)) / max(_rise(wider), 1e-6))
+    if errors is not None:
+        return shifted(model, errors[0] * yield_)
+    return shifted(model, PUBLISHED_YIELD * yield_ * mean_yield(model) / max(_rise(model), 1e-6))
+
+
+def _rise(model: CommitModel) -> float:
+    """What a unit of log-odds adds to the mean."""
+    return (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)
+
+
+def _scaled(latency: LatencyModel, factor: float) -> LatencyModel:
+    if factor == 1.0:
+        return latency
+    numbers: dict[str, Any] = {name: getattr(latency, name) * factor for name in OF_DEVICE}
+    return replace(latency, knots=tuple((x, y * factor) for x, y in latency.knots), **numbers)
+
+
+def _value_of(latency: LatencyModel, name: str) -> float | None:
+    """A coefficient by the name that its standard error has; None for a bend's place, whose height says as much."""
+    knot = _knot(name)
+    if knot is not None:
+        return latency.knots[knot][1] if knot < len(latency.knots) else None
+    value = getattr(latency, name, None)
+    return value if isinstance(value, float) else None
+
+
+def _knot(name: str) -> int | None:
+    if name.startswith("knots[") and name.endswith("][1]"):
+        return int(name[len("knots[") : -len("][1]")])
+    return None
+
+
+def _moved(latency: LatencyModel, name: str, by: float) -> LatencyModel:
+    """A coefficient moved; none falls below 0, and no knot below the one before."""
+    knot = _knot(name)
+    if knot is None:
+        return replace(latency, **{name: max(0.0, getattr(latency, name) + by)})
+    heights = [y for _, y in latency.knots]
+    heights[knot] = max(0.0, heights[knot] + by)
+    rising = np.maximum.accumulate(heights)
+    return replace(latency, knots=tuple((x, float(y)) for (x, _), y in zip(latency.knots, rising, strict=True)))

@@ -1,0 +1,80 @@
+"""What an answer hangs on, as a part of a page: intervals over drawn profiles, and a tornado of the causes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .chart import Chart, colour
+from .page import Block, Figure, Row, Section, Table, Words
+from .table import number
+
+Json = Mapping[str, Any]  # Uncertain.to_json()
+TITLE = "What the answer hangs on"
+
+
+def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
+    """What an ensemble says in what a command found, where one was asked for.
+
+    Does the answer survive, within what bounds is each metric, and which cause moves it most.
+    """
+    told = found.get("ensemble")
+    if told is None:
+        return ()
+    said = Words(tuple(sentences(told)), loud=True)
+    return (Section(TITLE, (said, _intervals(told), *_tornados(told)), spoken=True),)
+
+
+def sentences(found: Json) -> list[str]:
+    """The verdict in words."""
+    lines = []
+    if found["survives"] is not None:
+        lines.append(f"{found['answer']} under {100 * found['survives']:.0f} % of {found['num']} drawn profiles.")
+    for policy, effects in found["effects"].items():
+        moved = [e for e in effects if _known(e)]
+        if moved:
+            first = moved[0]
+            assumed = ", a width that is assumed" if first["assumed"] else ""
+            lines.append(
+                f"{policy}: {found['metric']} hangs most on {first['cause']} ({number(first['low'])} to "
+                f"{number(first['high'])}{assumed})."
+            )
+    return lines
+
+
+def _intervals(found: Json) -> Table:
+    rows = [
+        Row((policy, metric, number(s["value"]), f"{number(s['low'])} to {number(s['high'])}"), group=policy)
+        for policy, metrics in found["intervals"].items()
+        for metric, s in metrics.items()
+        if s["value"] is not None and s["low"] is not None
+    ]
+    head = ("policy", "metric", "predicted", f"{100 * found['level']:.0f} % of profiles")
+    return Table(head, tuple(rows), left=frozenset({0, 1}))
+
+
+def _tornados(found: Json) -> list[Block]:
+    blocks: list[Block] = []
+    for i, (policy, effects) in enumerate(found["effects"].items()):
+        moved = [e for e in effects if _known(e)]
+        if not moved:
+            continue
+        chart = Chart(found["metric"], "", legend=True)
+        names = [e["cause"] for e in reversed(moved)]
+        for sign, key, shade in (("less", "low", 0.45), ("more", "high", 1.0)):
+            at = found["intervals"][policy][found["metric"]]["value"]
+            chart.add(
+                "bar", orientation="h", y=names, x=[e[key] - at for e in reversed(moved)], base=at, name=sign,
+                marker={"color": colour(i), "opacity": shade}, hovertemplate="%{y}: %{x}<extra></extra>",
+            )  # fmt: skip
+        chart.layout["barmode"] = "overlay"
+        caption = "Each cause alone, one standard deviation less and more of it than the profile says."
+        rows = [Row((e["cause"], number(e["low"]), number(e["high"]), e["why"]), about=e["why"]) for e in moved]
+        head = (f"cause, {policy}", f"{found['metric']}, one less", "one more", "how wide, and who says so")
+        blocks += [
+            Figure(f"tornado-{i}", f"What moves {found['metric']} of {policy}", caption, chart),
+            Table(head, tuple(rows), left=frozenset({0, 3})),
+        ]
+    return blocks
+
+
+def _known(effect: Json) -> bool:
+    return effect["low"] is not None and effect["high"] is not None and effect["low"] != effect["high"]

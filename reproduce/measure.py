@@ -1,0 +1,82 @@
+"""What is compared: numbers of a run's summary, some that publications have and a summary has not, and ratios."""
+
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+from ..engine.errors import DsimError
+from ..files.read import quoted
+from ..report.metrics import METRICS, Summary
+from ..sim.twin import Result
+
+OVER = " / "  # `output_throughput / AR`: a measure over the same of another series
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that a summary has no name for."""
+
+    unit: str
+    formula: str
+    of: Callable[[Result], float] | None  # None: it does not come from a replay
+
+
+def _decode_throughput(result: Result) -> float:
+    return float(result.table["num_tokens"].sum()) / result.totals.decode_time
+
+
+def _full_rows(result: Result) -> float:
+    return result.totals.tokens / result.totals.num_decode_steps
+
+
+MEASURES: dict[str, Measure] = {
+    "decode_throughput": Measure("tok/s", "output tokens / time in decode steps", _decode_throughput),
+    "tokens_per_step": Measure("positions", "positions computed / decode steps", _full_rows),
+    "capacity": Measure("req/s", "the highest rate at which every SLO holds (dsim capacity)", None),
+    "peak_memory": Measure("GiB", "peak device memory of one request, weights included (reproduce/memory.py)", None),
+}
+
+
+def known_measure(where: str, measure: str, series: Sequence[str]) -> None:
+    """DsimError unless it is a measure, or one over another series."""
+    name, over, other = measure.partition(OVER)
+    if over and other not in series:
+        raise DsimError(f"{where}: {quoted(measure)} is over a series that is not there; there are {', '.join(series)}")
+    if name not in MEASURES:
+        _kind(where, name)
+
+
+def unit_of(measure: str) -> str:
+    """Its unit; none of a ratio."""
+    if OVER in measure:
+        return "times"
+    if measure in MEASURES:
+        return MEASURES[measure].unit
+    head = measure.partition(".")[0]
+    return METRICS[head.removesuffix("_ms")].unit
+
+
+def of_run(measure: str, summary: Summary, result: Result) -> float:
+    """A measure of a replay; not a ratio."""
+    own = MEASURES.get(measure)
+    if own is not None and own.of is not None:
+        return own.of(result)
+    value: Any = summary
+    for part in measure.split("."):
+        value = getattr(value, part)
+    return float(value)
+
+
+def _kind(where: str, name: str) -> None:
+    kind: Any = Summary
+    for part in name.split("."):
+        hints = typing.get_type_hints(kind) if is_dataclass(kind) else {}
+        if part not in hints:
+            known = ", ".join(MEASURES)
+            raise DsimError(
+                f"{where}: there is no measure {quoted(name)}, expected {known} or a number of `dsim replay --json`"
+            )
+        kind = hints[part]
+    if kind not in (int, float, bool):
+        raise DsimError(f"{where}: {quoted(name)} is no number, expected one of its parts, such as {name}.p90")

@@ -1,0 +1,102 @@
+"""Peak device memory of the public research codes, from what each keeps alive at once (batch 1, bf16).
+
+Copies of the logits and cached features were counted in the codes and from Sparse-dLLM's Table 1 (dLLM-Cache's fixed
+part, Fast-dLLM's float64 soft-max); MaskKV's activations per token are the slope of its Fig. 4. The memory of an engine
+that serves is its pool of pages instead (MemoryModel).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..profiler.models import BYTES, ModelShape
+
+GIB = 2**30
+LOGIT_COPIES = 3  # LLaDA's loop: new logits beside the last ones and their soft-max
+FLOAT64 = 8  # bytes: Fast-dLLM casts the logits, and keeps their soft-max too
+CACHE_COPIES, CACHE_BYTES = 2, 12  # dLLM-Cache: bf16 logits of all rows, and three fp32 copies of the response's
+MASKKV_ACTIVATIONS = 0.25 * 2**20  # bytes a prompt token (MaskKV, Fig. 4)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one request's memory depends on."""
+
+    model: ModelShape
+    prompt: int  # tokens
+    output: int
+    block: int
+    retention: float = 0.5  # of the other tokens' keys (Sparse-dLLM)
+    budget: int = 256  # keys kept of each head (MaskKV)
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.output
+
+    def logits(self, rows: int, per_value: int = BYTES) -> int:
+        """Bytes of so many rows of logits."""
+        return rows * self.model.vocab * per_value
+
+    def keys(self, tokens: float) -> float:
+        """Bytes of so many tokens' keys and values."""
+        return tokens * self.model.kv_bytes_per_token
+
+    def outputs(self, tokens: int) -> int:
+        """Bytes of so many tokens' cached outputs of attention and feed-forward."""
+        return 2 * self.model.layers * tokens * self.model.hidden * BYTES
+
+
+def peak(run: str, sizes: Sizes) -> float:
+    """Peak bytes of a request under one of RUNS, weights included."""
+    return sizes.model.weight_bytes + RUNS[run](sizes)
+
+
+def _vanilla(s: Sizes) -> float:
+    return LOGIT_COPIES * s.logits(s.tokens)
+
+
+def _sparse(s: Sizes) -> float:
+    return _vanilla(s) + s.keys(int(s.retention * (s.tokens - s.block)))
+
+
+def _fast(s: Sizes) -> float:
+    return s.logits(s.tokens, BYTES + 2 * FLOAT64) + s.keys(s.tokens)
+
+
+def _cache(s: Sizes) -> float:
+    features = s.keys(s.tokens) + s.outputs(s.tokens)
+    return features + CACHE_COPIES * s.logits(s.tokens) + s.logits(s.output, CACHE_BYTES)
+
+
+def _long_cache(s: Sizes) -> float:
+    """dLLM-Cache in MaskKV's harness, whose prompts are so long that activations count."""
+    return s.keys(s.tokens) + s.outputs(s.tokens) + CACHE_COPIES * s.logits(s.tokens) + MASKKV_ACTIVATIONS * s.prompt
+
+
+def _masks_only(s: Sizes) -> float:
+    """The LM head on masks alone."""
+    return _long_cache(s) - CACHE_COPIES * s.logits(s.prompt)
+
+
+def _no_prompt_outputs(s: Sizes) -> float:
+    """... and no outputs kept of the prompt."""
+    return _masks_only(s) - s.outputs(s.prompt)
+
+
+def _offline(s: Sizes) -> float:
+    """... and keys evicted layer by layer as the prompt is read: one layer holds all of them at a time."""
+    kept = s.keys(min(s.budget, s.prompt)) + s.keys(s.prompt) / s.model.layers
+    return _no_prompt_outputs(s) - s.keys(s.prompt) + kept
+
+
+# By the code that ran.
+RUNS: dict[str, Callable[[Sizes], float]] = {
+    "vanilla": _vanilla,
+    "sparse-dllm": _sparse,
+    "fast-dllm": _fast,
+    "dllm-cache": _cache,
+    "maskkv: dllm-cache": _long_cache,
+    "maskkv: mask-only projection": _masks_only,
+    "maskkv: prompt-state exclusion": _no_prompt_outputs,
+    "maskkv: online budgets": _no_prompt_outputs,
+    "maskkv: offline budgets": _offline,
+}

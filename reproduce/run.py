@@ -1,0 +1,446 @@
+"""Run experiments: each point on its own, kept as it is done, and a row for each value beside what was published."""
+
+import csv
+import io
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..engine.errors import DsimError
+from ..files.interrupt import uninterrupted
+from ..files.place import Kind, check_folder, has_schema, take_folder
+from ..files.read import MOST_OF_SETTINGS, cut, fault, parsing, quoted, read_text
+from ..files.write import write_whole
+from ..planner.backend import Pool
+from ..planner.ensemble import sustained
+from ..planner.grid import key_of
+from ..planner.replicate import student
+from ..planner.scenario import Scenario
+from .experiment import PREDICTED, Experiment, Run
+from .machine import OnMachine
+from .measure import MEASURES, OVER, of_run, unit_of
+from .memory import GIB, Sizes, peak
+
+SCHEMA, VERSION = "dsim-reproduce", 1
+FILES = ("reproduce.json", "cells.jsonl", "results.csv", "report.html")
+KEPT = "cells.jsonl"
+FOLDER = Kind("reproduced experiments", FILES, "reproduce.json", has_schema(SCHEMA), kept=KEPT)
+RECORDED = Path(__file__).parent / "recorded.csv"
+PLACE = ("experiment", "series", "at", "measure")
+CONFIDENCE = 0.95
+CAPACITY_REPLICATIONS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value: what was published, what the twin says, and what that is worth."""
+
+    experiment: str
+    series: str
+    at: str
+    measure: str
+    unit: str
+    published: float | None
+    predicted: float | None  # None: the run failed
+    half: float | None  # of its 95 % interval over seeds; None with one seed
+    status: str
+    note: str  # the constants behind it, or why there is no prediction
+    recorded: float | None  # an earlier prediction of the same, made before anyone filled in what was published
+    recorded_on: str  # its date and commit
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over published, less one."""
+        if not self.published or self.predicted is None:
+            return None
+        return self.predicted / self.published - 1.0
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What came of experiments, or of as much of them as an interrupt left."""
+
+    experiments: tuple[Experiment, ...]
+    rows: tuple[Row, ...]
+    num_run: int
+    num_reused: int
+    num_points: int
+    interrupted: bool
+    date: str
+    commit: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        about = ("name", "title", "system", "citation", "conditions", "axis", "seeds")
+        return {
+            "dsim": __version__, "date": self.date, "commit": self.commit, "interrupted": self.interrupted,
+            "num_points": self.num_points, "num_run": self.num_run, "num_reused": self.num_reused,
+            "experiments": [{name: getattr(e, name) for name in about} for e in self.experiments],
+            "rows": [{f.name: getattr(row, f.name) for f in fields(row)} | {"error": row.error} for row in self.rows],
+            "summary": summary(self.rows),
+        }  # fmt: skip
+
+
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """By status: how many values there are, and the median and the largest of their errors."""
+    out: dict[str, dict[str, Any]] = {}
+    for status in dict.fromkeys(row.status for row in rows):
+        of_it = [row for row in rows if row.status == status]
+        errors = [abs(row.error) for row in of_it if row.error is not None]
+        out[status] = {
+            "num": len(of_it), "failed": sum(row.predicted is None for row in of_it),
+            "median_error": float(np.median(errors)) if errors else None,
+            "worst_error": max(errors) if errors else None,
+        }  # fmt: skip
+    return out
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run of a series with one seed, in values that travel to another process."""
+
+    run: Run
+    measures: tuple[str, ...]  # without ratios
+    seed: int
+
+    @property
+    def scenario(self) -> OnMachine:
+        plain = {f.name: getattr(self.run.scenario, f.name) for f in fields(Scenario)}
+        return OnMachine(**{**plain, "seed": plain["seed"] + self.seed}, machine=self.run.machine)
+
+    @property
+    def key(self) -> str:
+        return f"{key_of(self.scenario)}-{self.run.memory or ''}-{','.join(self.measures)}"
+
+
+def reproduce(
+    experiments: Sequence[Experiment],
+    out: Path | None = None,
+    *,
+    published: Mapping[tuple[str, ...], float] | None = None,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    force: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+    page: Callable[[Reproduced], str] | None = None,
+) -> Reproduced:
+    """Run every point of the experiments; with `out`, points that the folder holds are not run again.
+
+    published: values to fill in, by PLACE (see `read_published`). seeds: in place of the experiments' own number.
+    page: makes report.html of what came out. Ctrl-C ends it early, with what is done.
+    """
+    if seeds is not None:
+        experiments = [replace(e, seeds=seeds) for e in experiments]
+    points, names = {}, {}
+    for e in experiments:
+        for series in e.series:
+            own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
+            for run in series.runs:
+                for seed in range(e.seeds):
+                    point = Point(run, own, seed)
+                    points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {run.at}"
+    with Pool("local", jobs) as pool, _kept(out, force) as kept:
+        done = {key: entry for key, entry in kept.entries.items() if key in points}
+        reused = len(done)
+        left = {key: point for key, point in points.items() if key not in done}
+        outcomes = pool.run(_values, left)
+        interrupted = False
+        try:
+            if progress is not None:
+                progress(reused, len(points), next((names[key] for key in left), ""))
+            for outcome in outcomes:
+                entry: dict[str, Any] = {"key": outcome.key}
+                entry |= {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
+                with uninterrupted():
+                    if outcome.error is None or outcome.refused:
+                        kept.append(entry)
+                    done[outcome.key] = entry
+                if progress is not None:
+                    progress(len(done), len(points), names[outcome.key])
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            outcomes.close()
+        rows = tuple(_rows(experiments, done, published or {}))
+        found = Reproduced(
+            tuple(experiments), rows, len(done) - reused, reused, len(points), interrupted, _today(), commit()
+        )
+        kept.finish(found, page)
+    return found
+
+
+def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
+    """Published values by PLACE, from a CSV with those columns and `published`: results.csv with the column filled in.
+
+    A row whose `published` is empty says nothing.
+    """
+    found: dict[tuple[str, ...], float] = {}
+    for where, row in _csv_rows(path, (*PLACE, "published")):
+        text = row["published"].strip()
+        if text:
+            found[tuple(row[name] for name in PLACE)] = _finite(where, "published", text)
+    return found
+
+
+def commit() -> str:
+    """The commit of the clone that dsim runs from, with a + where files were changed; nothing where there is none."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.strip()
+
+
+def _today() -> str:
+    return date.today().isoformat()
+
+
+def _values(point: Point) -> dict[str, float]:
+    """A point's measures, wherever it runs."""
+    found: dict[str, float] = {}
+    scenario = point.scenario
+    replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
+    if replayed:
+        requests = scenario.requests()
+        result = scenario.simulate(requests)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        told = scenario.summarize(result, requests)
+        found |= {measure: of_run(measure, told, result) for measure in replayed}
+    if "capacity" in point.measures:
+        found["capacity"] = sustained(
+            scenario, max_replications=CAPACITY_REPLICATIONS, num_requests=scenario.num_requests
+        )  # fmt: skip
+    if "peak_memory" in point.measures:
+        found["peak_memory"] = _peak(point.run, scenario)
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _peak(run: Run, scenario: OnMachine) -> float:
+    requests, policy = scenario.requests(), scenario.parsed_policy()
+    if run.memory is None:
+        raise DsimError(f"{run.at}: peak_memory is asked for and memory does not say of which code")
+    more = {name: getattr(policy.cache, name) for name in ("retention", "budget") if hasattr(policy.cache, name)}
+    sizes = Sizes(
+        scenario.loaded_profile().model, int(requests.input_length[0]), int(requests.output_length[0]),
+        policy.block_length, **more,
+    )  # fmt: skip
+    return peak(run.memory, sizes) / GIB
+
+
+def _rows(
+    experiments: Sequence[Experiment], done: Mapping[str, Mapping[str, Any]], given: Mapping[tuple[str, ...], float]
+) -> Iterator[Row]:
+    recorded = _recorded()
+    for e in experiments:
+        values: dict[tuple[str, str, str], list[float]] = {}
+        errors: dict[tuple[str, str], str] = {}
+        finished = set()
+        for series in e.series:
+            own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
+            for run in series.runs:
+                for seed in range(e.seeds):
+                    entry = done.get(Point(run, own, seed).key)
+                    if entry is None:
+                        continue
+                    finished.add((series.name, run.at))
+                    if "error" in entry:
+                        errors[series.name, run.at] = str(entry["error"])
+                    for measure, value in entry.get("values", {}).items():
+                        values.setdefault((series.name, run.at, measure), []).append(value)
+        for series in e.series:
+            for run in series.runs:
+                if (series.name, run.at) not in finished:
+                    continue
+                for measure in series.measures:
+                    predicted, half = _estimate(values, series.name, run.at, measure)
+                    place = (e.name, series.name, run.at, measure)
+                    told = series.published.get(measure, {}).get(run.at)
+                    was, when = recorded.get(place, (None, ""))
+                    yield Row(
+                        *place, unit_of(measure), given.get(place, told), predicted, half,
+                        series.status(measure, told) if place not in given or told is not None else PREDICTED,
+                        errors.get((series.name, run.at), series.why), was, when,
+                    )  # fmt: skip
+
+
+def _estimate(
+    values: Mapping[tuple[str, str, str], list[float]], series: str, at: str, measure: str
+) -> tuple[float | None, float | None]:
+    """The mean over seeds and half of its interval; a ratio is of the same seeds' runs."""
+    name, over, other = measure.partition(OVER)
+    found = np.array(values.get((series, at, name), []))
+    if over:
+        below = np.array(values.get((other, at, name), []))
+        if len(below) != len(found) or not below.all():
+            return None, None
+        found = found / below
+    if not len(found):
+        return None, None
+    return float(found.mean()), student(found, CONFIDENCE) if len(found) > 1 else None
+
+
+# Files
+
+
+class _Kept:
+    """The output folder: a line a finished point, on the disk before the next is counted; without one, nothing."""
+
+    def __init__(self, folder: Path | None, force: bool) -> None:
+        self.entries: dict[str, dict[str, Any]] = {}
+        self._folder, self._file, self._lock = folder, None, None
+        if folder is None:
+            return
+        check_folder(folder, FOLDER, force=force, add=True)
+        self._lock = take_folder(folder, FOLDER, force=force)
+        try:
+            self._read(folder / KEPT)
+            self._file = (folder / KEPT).open("ab")
+        except OSError as error:
+            self.close()
+            raise fault(folder, error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """A point is finished."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise fault(f"{self._folder}/{KEPT}", error) from None
+
+    def finish(self, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
+        """Write the results, each file whole or not at all."""
+        if self._folder is None:
+            return
+        info = {
+            "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
+            "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
+        }  # fmt: skip
+        write_whole(self._folder / "results.csv", to_csv(found))
+        if page is not None:
+            write_whole(self._folder / "report.html", page(found))
+        write_whole(self._folder / "reproduce.json", json.dumps(info, indent=2) + "\n")
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _read(self, path: Path) -> None:
+        """The finished points; a line that a crash tore off is dropped, and its point run again."""
+        if not path.is_file():
+            return
+        end = 0
+        with path.open("r+b") as file:
+            for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                with parsing(f"{path}:{i}", "a finished point (delete the line to run it again, or pass --force)"):
+                    entry = json.loads(line)
+                    match entry:
+                        case {"key": str(), "values": dict() as values}:
+                            if not all(isinstance(v, int | float) for v in values.values()):
+                                raise ValueError(f"values are {cut(values, 40)}, expected numbers")
+                        case {"key": str(), "error": str()}:
+                            pass
+                        case _:
+                            raise ValueError("it has no key, and values or error")
+                self.entries[entry["key"]] = entry
+            file.truncate(end)
+
+
+@contextmanager
+def _kept(folder: Path | None, force: bool) -> Iterator[_Kept]:
+    kept = _Kept(folder, force)
+    try:
+        yield kept
+    finally:
+        kept.close()
+
+
+COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", "date", "commit", "dsim", "note")
+
+
+def to_csv(found: Reproduced) -> str:
+    """The rows as results.csv has them; with `published` filled in it is a file for `--published`."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in found.rows:
+        values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
+        values |= {"error": row.error, "date": found.date, "commit": found.commit, "dsim": __version__}
+        writer.writerow(
+            ["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS]
+        )
+    return text.getvalue()
+
+
+def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
+    """The predictions that were recorded with the source, by PLACE, with their date and commit."""
+    if not RECORDED.is_file():
+        return {}
+    found: dict[tuple[str, ...], tuple[float | None, str]] = {}
+    for where, row in _csv_rows(RECORDED, (*PLACE, "predicted", "date", "commit")):
+        value = _finite(where, "predicted", row["predicted"]) if row["predicted"] else None
+        found[tuple(row[name] for name in PLACE)] = value, f"{row['date']} {row['commit']}".strip()
+    return found
+
+
+def _csv_rows(path: str | Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    head = [str(name) for name in reader.fieldnames or []]
+    for name in wanted:
+        if name not in head:
+            raise DsimError(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
+    for line, row in enumerate(reader, 2):
+        yield f"{path}:{line}", {name: row[name] or "" for name in wanted}
+
+
+def _finite(where: str, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DsimError(f"{where}: {name} is {quoted(text)}, expected a number")
+    return value
+
+
+def check_published(experiments: Sequence[Experiment], given: Mapping[tuple[str, ...], float], path: str) -> None:
+    """DsimError where a published value is of no place in the experiments that it names."""
+    held = {
+        (e.name, s.name, run.at, measure) for e in experiments for s in e.series for run in s.runs
+        for measure in s.measures
+    }  # fmt: skip
+    names = {e.name for e in experiments}
+    for place in given:
+        if place[0] in names and place not in held:
+            raise DsimError(
+                f"{path}: there is no {', '.join(place[1:])} in {place[0]}; results.csv lists what there is"
+            )

@@ -1,0 +1,201 @@
+"""What a profile does not know, drawn: intervals that hold the truth at their level, and causes that stand alone."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsim.engine.errors import DsimError, ProfileError
+from dsim.planner.ensemble import Spread, capacities, drawn, ensemble, interval, known_causes, level
+from dsim.planner.scenario import Scenario
+from dsim.profiler.profile import Fit, Profile, load
+from dsim.profiler.request_effects import mean_yield
+from dsim.profiler.uncertainty import (
+    DEVICE,
+    FIT,
+    HOST_REQUEST,
+    HOST_STEP,
+    LAUNCH,
+    SPREAD,
+    YIELD,
+    causes,
+    unknown_host,
+    varied,
+)  # fmt: skip
+from dsim.traces import Trace
+
+from ..cli.command import dsim
+
+SDAR = load("a100-sdar-8b")
+MODEL = SDAR.commit_model("sharegpt", 32, 0.9)
+ASKED = Scenario(
+    "azure-conv", policy="chunk:8", lengths="fixed:64,64", arrival="poisson", rate=4.0, num_requests=12, seed=3
+)  # fmt: skip
+ERRORS = {"slope": 4e-6, "launch": 2e-3, "knots[1][1]": 1e-3}
+
+
+@dataclass(frozen=True)
+class Measured(Scenario):
+    """A scenario whose profile was measured: a coefficient and its error, as a draw of the truth gave them."""
+
+    launch: float = 0.041
+    slope: float = 50e-6
+
+    def base_profile(self) -> Profile:
+        return measured(self.launch, self.slope)
+
+
+@lru_cache
+def measured(launch: float, slope: float) -> Profile:
+    fit = Fit((1.0, 8192.0), SDAR.fit.regimes, 0.01, {"launch": 4e-3, "slope": 6e-6}, None)
+    latency = replace(SDAR.latency, launch=launch, slope=slope)
+    return replace(SDAR, origin="measured", latency=latency, fit=fit, commits=())
+
+
+def mean_latency(scenario: Scenario, requests: Trace) -> float:
+    table = scenario.simulate(requests).table
+    return float((table["finish"] - table["arrival"]).mean())
+
+
+def test_intervals_hold_the_truth_at_their_level() -> None:
+    # The truth is what the device does; each measurement of it is off by its own standard errors.
+    rng = np.random.default_rng(7)
+    base = Measured("azure-conv", policy="ar", lengths="fixed:64,16", arrival="poisson", rate=4.0, num_requests=6)
+    requests, held = base.requests(), 0
+    truth = mean_latency(base, requests)
+    for i in range(80):
+        seen = replace(base, launch=0.041 + 4e-3 * rng.normal(), slope=50e-6 + 6e-6 * rng.normal(), seed=i)
+        own = replace(seen, seed=base.seed)
+        known = known_causes(own)
+        assert {c.name for c in known} == {FIT + "launch", FIT + "slope"}
+        draws = [replace(own, variation=drawn(known, k, i)) for k in range(1, 20)]
+        found = interval([math.nan, *(mean_latency(s, requests) for s in draws)])
+        held += found.low <= truth <= found.high
+    # 90 % of 80, within three standard deviations.
+    assert 64 <= held <= 80
+
+
+def test_an_interval_of_few_draws_says_its_own_level() -> None:
+    assert level(19) == pytest.approx(0.9)
+    assert level(100) == 0.9
+    assert level(9) == pytest.approx(0.8)
+    assert interval([5.0, *range(1, 20)]) == Spread(5.0, 1.0, 19.0)
+    assert math.isnan(interval([5.0, 1.0]).low)
+
+
+def test_a_cause_alone_moves_what_it_is_of_and_nothing_else() -> None:
+    own = SDAR.latency
+    moved = varied(SDAR, ((DEVICE, 1.0),), MODEL)
+    assert moved.latency.slope == pytest.approx(own.slope * math.exp(0.1))
+    assert moved.latency.knots[-1][1] == pytest.approx(own.knots[-1][1] * math.exp(0.1))
+    assert (moved.latency.launch, moved.commits) == (own.launch, SDAR.commits)
+    moved = varied(SDAR, ((LAUNCH, -1.0),), MODEL)
+    assert moved.latency == replace(own, launch=own.launch * math.exp(-0.1))
+    moved = varied(SDAR, ((HOST_STEP, 0.0), (HOST_REQUEST, 50.0)), MODEL)
+    assert moved.latency.host_step == pytest.approx(5.5e-3 / 2)
+    assert moved.latency.host_request == pytest.approx(5.5e-3 / 72)
+    assert varied(SDAR, (), MODEL) == SDAR
+
+
+def test_yield_moves_by_its_width_and_a_spread_leaves_it() -> None:
+    for score in (-1.0, 1.0):
+        [model] = varied(SDAR, ((YIELD, score),), MODEL).commits
+        assert mean_yield(model) / mean_yield(MODEL) == pytest.approx(1 + 0.1 * score, abs=0.03)
+        assert model.request_spread == MODEL.request_spread
+    for score, spread in ((-8.0, 0.0), (8.0, 0.7)):
+        [model] = varied(SDAR, ((SPREAD, score),), MODEL).commits
+        assert model.request_spread == pytest.approx(spread, abs=1e-6)
+        assert mean_yield(model) == pytest.approx(mean_yield(MODEL), rel=0.02)
+
+
+def test_standard_errors_move_their_coefficient_and_none_below_what_can_be() -> None:
+    profile = replace(SDAR, fit=replace(SDAR.fit, standard_errors=ERRORS, relative_uncertainty=None))
+    assert [c.name for c in causes(profile, None)][:3] == [FIT + name for name in ERRORS]
+    moved = varied(profile, ((FIT + "launch", 2.0), (FIT + "slope", -1e9)), None)
+    assert moved.latency.launch == pytest.approx(SDAR.latency.launch + 4e-3)
+    assert moved.latency.slope == 0.0
+    heights = [y for _, y in varied(profile, ((FIT + "knots[1][1]", -100.0),), None).latency.knots]
+    assert heights == sorted(heights)
+
+
+def test_host_terms_that_nobody_measured_are_unknown() -> None:
+    assert unknown_host(SDAR) == ("host_step", "host_request")
+    assert unknown_host(load("h100-sdar-8b")) == ()
+    assert unknown_host(replace(SDAR, origin="measured")) == ()
+    lacking = replace(SDAR, origin="measured", fit=replace(SDAR.fit, unidentified=("host_step",)))
+    assert unknown_host(lacking) == ("host_step",)
+
+
+def test_draws_are_of_the_seed_and_the_cause_whatever_else_is_drawn() -> None:
+    known = causes(SDAR, MODEL)
+    assert drawn(known, 1, 5) == drawn(known, 1, 5)
+    assert drawn(known[2:], 1, 5) == drawn(known, 1, 5)[2:]
+    assert drawn(known, 2, 5) != drawn(known, 1, 5)
+    scores = np.array([[score for _, score in drawn(known, i, 0)] for i in range(2000)])
+    assert np.abs(scores.mean(axis=0)).max() < 0.1
+    assert np.abs(scores.std(axis=0) - 1).max() < 0.06
+    assert np.abs(np.corrcoef(scores.T) - np.eye(len(known))).max() < 0.1
+
+
+def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -> None:
+    base = replace(ASKED, policy="ar", concurrency=4, arrival="trace", rate=None)
+    found = ensemble([base, replace(base, policy="chunk:32")], base.requests(), 4, jobs=1)
+    assert found.answer == "chunk:32 is the best by output_throughput"
+    assert found.survives == 1.0
+    largest = found.effects["ar"][0]
+    assert largest.cause == LAUNCH
+    assert largest.low > largest.high  # a lower floor, more throughput
+    told = {e.cause: e.swing for e in found.effects["ar"]}
+    assert YIELD not in told  # autoregressive: it draws from no commit model
+    assert all(s.low <= s.value <= s.high for s in (found.intervals["ar"]["output_throughput"],))
+
+
+@pytest.mark.parametrize("slo", ["p90:norm_latency=50ms", "p90:norm_latency=10s", "p90:norm_latency=46ms"])
+def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> None:
+    # A bound that binds, one that never does, and one that a floor 10 % higher holds at no rate.
+    scenario = replace(ASKED, policy="ar", slos=(slo,), num_requests=None, rate=None)
+    found = capacities(scenario, 2, attainment=0.99, num_requests=200, rate=0.01, jobs=1)
+    assert found.answer == "1 replica sustains 0.01 req/s"
+    [floor] = [e for e in found.effects["ar"] if e.cause == LAUNCH]
+    assert floor.low > floor.high >= 0.0
+    assert (floor.high == 0.0) == (slo == "p90:norm_latency=46ms")
+    drawn_values = found.intervals["ar"]["capacity (req/s)"]
+    assert drawn_values.value > 0.5
+    if floor.high > 0:
+        assert found.survives == 1.0
+
+
+def test_a_cause_that_a_profile_does_not_have_is_refused() -> None:
+    with pytest.raises(ProfileError, match="is not uncertain of luck"):
+        varied(SDAR, (("luck", 1.0),), MODEL)
+    with pytest.raises(DsimError, match="ensemble is 1, expected 2 to 1000 draws"):
+        ensemble([ASKED], ASKED.requests(), 1)
+
+
+@pytest.mark.parametrize("wrong", ["1", "1001"])
+def test_the_command_line_refuses_it_before_any_work(wrong: str) -> None:
+    for command in (("replay",), ("tune",), ("capacity", "--slo", "p90:ttft=1s")):
+        ran = dsim(command[0], "azure-conv", *command[1:], "--ensemble", wrong)
+        assert (ran.code, ran.out, ran.err) == (
+            2, "", f"Error: ensemble is {wrong}, expected 2 to 1000 draws\n",
+        )  # fmt: skip
+
+
+def test_a_replay_tells_what_its_answer_hangs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = ("replay", "azure-conv", "--num-requests", 8, "--lengths", "fixed:64,32", "--ensemble", 3)
+    ran = dsim(*args, "--policy", "chunk:8", "--policy", "ar", "-o", "run", "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json["ensemble"]
+    assert found["num"] == 3
+    assert set(found["effects"]) == {"chunk:8", "ar"}
+    page = Path("run/report.html").read_text()
+    assert "What the answer hangs on" in page
+    assert "tornado" in page
+    assert dsim(*args, "--policy", "chunk:8", "--policy", "ar", "--json").json["ensemble"] == found
+    spoken = dsim(*args, "--policy", "chunk:8").out
+    assert "hangs most on" in spoken
+    assert "does not know host_step and host_request" in spoken

@@ -1,0 +1,115 @@
+"""A yield that the user gives: every form says the same thing of the same steps, and a wrong one is one line."""
+
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.errors import DsimError, ProfileError
+from dsim.engine.policy import parse
+from dsim.planner.scenario import Scenario
+from dsim.profiler.given_yield import calibrated_under, given_yield, with_yield
+from dsim.profiler.profile import load
+from dsim.profiler.published import published_mean
+from dsim.profiler.request_effects import mean_yield
+
+from ..cli.command import dsim
+
+SDAR = load("a100-sdar-8b")
+LOG = Path(__file__).parents[2] / "examples" / "steplog.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("text", "mean"),
+    # A block of 32 takes 32 / mean denoise steps, and one more forward that writes its KV.
+    [("3.2", 3.2), ("per-forward:3.8", 32 / (32 / 3.8 - 1)), ("processed-per-token:15.02", 32 / 14.02)],
+)
+def test_each_form_gives_steps_that_commit_as_much(text: str, mean: float) -> None:
+    [model] = given_yield(text, 32, 0.9)
+    assert (model.workload, model.block_length, model.threshold) == ("given", 32, 0.9)
+    assert mean_yield(model) == pytest.approx(mean, rel=0.02)
+    assert text in model.source
+
+
+def test_a_number_is_the_yield_at_the_policys_own_block_and_threshold() -> None:
+    profile = with_yield(SDAR, "1.9", parse("lmdeploy-bd32:8,threshold=0.7"))
+    [model] = profile.commits
+    assert (model.block_length, model.threshold) == (8, 0.7)
+    assert mean_yield(model) == pytest.approx(1.9, rel=0.02)
+    assert with_yield(SDAR, "1.9", parse("ar")) == SDAR
+
+
+def test_a_table_gives_a_model_for_each_threshold(tmp_path: Path) -> None:
+    table = tmp_path / "yields.csv"
+    table.write_text("threshold,yield,block_length\n0.9,2.2,\n0.8,3.2,16\n")
+    models = given_yield(str(table), 32, 0.9)
+    assert [(m.threshold, m.block_length) for m in models] == [(0.9, 32), (0.8, 16)]
+    assert [mean_yield(m) for m in models] == pytest.approx([2.2, 3.2], rel=0.02)
+    scenario = Scenario("azure-conv", policy="optimus,threshold=0.7", yields=str(table))
+    with pytest.raises(ProfileError, match=r"at thresholds 0\.80, 0\.90; this run asks for 0\.70"):
+        scenario.simulate(scenario.requests().head(1))
+
+
+def test_a_log_gives_the_model_that_fits_it() -> None:
+    [model] = given_yield(str(LOG), 32, 0.9)
+    assert model.source.startswith("--yield steplog.jsonl, a step log of ")
+    assert 1.0 < mean_yield(model) < 32.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("many", "yield is many, expected tokens a denoise step"),
+        ("0.5", "0.5 tokens a denoise step, expected at least 1 and fewer than the 32 of a block"),
+        ("32", "expected at least 1 and fewer than the 32"),
+        ("nan", "yield is nan, expected a number above 0"),
+        ("processed-per-token:1", "inf tokens a denoise step"),
+        ("per-forward:40", "inf tokens a denoise step"),
+        ("nothing.csv", "nothing.csv: cannot be read: No such file"),
+    ],
+)
+def test_a_wrong_yield_is_one_line_with_what_was_given(text: str, said: str) -> None:
+    ran = dsim("replay", "azure-conv", "--num-requests", 2, "--yield", text)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("threshold,tokens\n0.9,2\n", "has columns threshold, tokens, expected threshold, yield"),
+        ("threshold,yield\n", "holds no rows"),
+        ("threshold,yield\n1.5,2\n", "yields.csv:2: threshold is 1.5, expected at most 1"),
+        ("threshold,yield\n0.9,\n", "yields.csv:2"),
+    ],
+)
+def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, said: str) -> None:
+    table = tmp_path / "yields.csv"
+    table.write_text(text)
+    with pytest.raises(ProfileError, match=said.replace(".", r"\.")):
+        given_yield(str(table), 32, 0.9)
+
+
+def test_a_workload_beside_a_yield_is_refused() -> None:
+    with pytest.raises(DsimError, match=r"workload is lmsys and a yield of 3\.2 is given, expected one of them"):
+        Scenario("azure-conv", workload="lmsys", yields="3.2")
+
+
+def test_a_calibrated_profile_says_its_yield_and_a_run_under_another_says_so() -> None:
+    under = calibrated_under(SDAR)
+    assert under is not None
+    assert (under.tokens, under.workload) == (2.28, "sharegpt-focus")
+    assert under.tokens == published_mean("SDAR-8B", "sharegpt-focus", 0.9)
+    assert calibrated_under(load("h100-sdar-8b")) is None
+    note = "a100-sdar-8b's step times were calibrated under a yield of 2.28 (sharegpt-focus, threshold 0.9)"
+    small = ("replay", "azure-conv", "--num-requests", 3)
+    told = dsim(*small, "--yield", "3.2").out
+    assert f"{note}; this run commits 3.19 (given) tokens a denoise step" in told
+    assert note not in dsim(*small, "--workload", "sharegpt-focus").out
+    assert note not in dsim(*small, "--policy", "ar").out
+
+
+def test_capacity_and_tune_take_a_yield() -> None:
+    for command in (("capacity", "--slo", "p90:ttft=1s"), ("tune",)):
+        ran = dsim(command[0], "azure-conv", *command[1:], "--yield", "33")
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert "fewer than the 32 of a block" in ran.err

@@ -1,0 +1,216 @@
+"""Experiments: what a file may say, what a value is worth, what is kept, and what a reader may fill in."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsim as package
+from dsim.engine.errors import DsimError
+from dsim.profiler.models import model
+from dsim.reproduce.experiment import CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
+from dsim.reproduce.memory import GIB, RUNS, Sizes, peak
+from dsim.reproduce.run import reproduce, summary
+
+from ..cli.command import dsim, held
+from .experiments import part, rows
+
+SMALL = """
+title = "Two policies"
+system = "a system"
+citation = "a paper, Fig. 1"
+conditions = "none"
+axis = "concurrency"
+measures = ["output_throughput"]
+[base]
+lengths = "fixed:64,32"
+num_requests = 4
+[over]
+concurrency = [1, 2]
+[[series]]
+name = "A"
+policy = "ar"
+published.output_throughput = { 1 = 20.0 }
+[[series]]
+name = "B"
+policy = "chunk:8"
+published.output_throughput = { 1 = 50.0, 2 = 90.0 }
+published."output_throughput / A" = { 2 = 2.0 }
+calibrated = ["output_throughput"]
+why = "a constant was moved"
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(SMALL)
+    return Path("small.toml")
+
+
+def test_every_shipped_experiment_reads_and_names_its_source() -> None:
+    held = {name: read(name) for name in shipped()}
+    assert len(held) >= 19
+    for e in held.values():
+        assert e.citation
+        assert e.conditions
+        for series in e.series:
+            assert set(series.calibrated) <= set(series.published)
+            assert not series.calibrated or series.why
+
+
+def test_what_is_moved_to_a_published_value_is_never_called_predicted(small: Path) -> None:
+    found = rows(read(str(small)))
+    assert {place: row.status for place, row in found.items()} == {
+        ("A", "1", "output_throughput"): PREDICTED,
+        ("A", "2", "output_throughput"): UNPUBLISHED,
+        ("B", "1", "output_throughput"): CALIBRATED,
+        ("B", "1", "output_throughput / A"): UNPUBLISHED,
+        ("B", "2", "output_throughput"): CALIBRATED,
+        ("B", "2", "output_throughput / A"): PREDICTED,
+    }
+    one, two = found["B", "2", "output_throughput"], found["A", "2", "output_throughput"]
+    assert one.predicted is not None
+    assert two.predicted is not None
+    assert found["B", "2", "output_throughput / A"].predicted == pytest.approx(one.predicted / two.predicted)
+    assert one.error == pytest.approx(one.predicted / 90.0 - 1.0)
+
+
+def test_seeds_give_an_interval_and_a_single_run_none(small: Path) -> None:
+    experiment = read(str(small))
+    assert all(row.half is None for row in reproduce([experiment], jobs=1).rows)
+    assert all(row.half is not None for row in reproduce([experiment], jobs=1, seeds=2).rows)
+
+
+def test_published_values_are_filled_in_from_a_csv(small: Path) -> None:
+    first = dsim("reproduce", "small.toml", "-o", "one", "--jobs", 1)
+    assert first.code == 0, first.err
+    lines = Path("one/results.csv").read_text().splitlines()
+    assert lines[0].startswith("experiment,series,at,measure,unit,published,predicted")
+    [empty] = [line for line in lines if line.startswith("small,A,2,output_throughput,tok/s,,")]
+    Path("filled.csv").write_text("\n".join([lines[0], empty.replace("tok/s,,", "tok/s,40.0,")]) + "\n")
+    ran = dsim("reproduce", "small.toml", "--published", "filled.csv", "--json", "--jobs", 1)
+    [row] = [r for r in ran.json["rows"] if (r["series"], r["at"], r["measure"]) == ("A", "2", "output_throughput")]
+    assert (row["published"], row["status"]) == (40.0, PREDICTED)
+    assert row["error"] == pytest.approx(row["predicted"] / 40.0 - 1.0)
+    Path("filled.csv").write_text("\n".join([lines[0], empty.replace("small,A,2", "small,C,2")]) + "\n")
+    Path("filled.csv").write_text(Path("filled.csv").read_text().replace("tok/s,,", "tok/s,40.0,"))
+    ran = dsim("reproduce", "small.toml", "--published", "filled.csv")
+    assert ran.code == 2
+    assert ran.err.splitlines() == [
+        "Error: filled.csv: there is no C, 2, output_throughput in small; results.csv lists what there is"
+    ]
+
+
+def test_a_second_call_runs_nothing_and_a_torn_line_is_run_again(small: Path) -> None:
+    first = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
+    assert (first.json["num_run"], first.json["num_reused"]) == (4, 0)
+    assert held(Path("out")) == ["cells.jsonl", "report.html", "reproduce.json", "results.csv"]
+    assert "a paper, Fig. 1" in Path("out/report.html").read_text()
+    second = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
+    assert (second.json["num_run"], second.json["num_reused"]) == (0, 4)
+    assert second.json["rows"] == first.json["rows"]
+    kept = Path("out/cells.jsonl")
+    kept.write_bytes(kept.read_bytes()[:-5])
+    third = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
+    assert (third.json["num_run"], third.json["num_reused"]) == (1, 3)
+    assert third.json["rows"] == first.json["rows"]
+
+
+def test_a_killed_run_goes_on(small: Path) -> None:
+    Path("long.toml").write_text(SMALL.replace("num_requests = 4", "num_requests = 2000"))
+    command = [sys.executable, "-m", "dsim", "reproduce", "long.toml", "-o", "out", "--jobs", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    while running.poll() is None and not (Path("out/cells.jsonl").is_file() and Path("out/cells.jsonl").stat().st_size):
+        pass
+    running.send_signal(signal.SIGTERM)
+    running.communicate()
+    assert running.returncode in (0, 130)
+    after = len(Path("out/cells.jsonl").read_text().splitlines())
+    assert after >= 1
+    again = dsim("reproduce", "long.toml", "-o", "out", "--json", "--jobs", 1)
+    assert (again.code, again.json["num_reused"], again.json["interrupted"]) == (0, after, False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("axis = \"concurrency\"", "axis = \"rate\"", "axis is rate and over has concurrency"),
+        ("{ 1 = 20.0 }", "{ 3 = 20.0 }", "there is no place 3 on the axis; there are 1, 2"),
+        ("{ 1 = 20.0 }", "{ 1 = \"20\" }", "1 is 20, expected a number"),
+        ("[\"output_throughput\"]\n[base]", "[\"throughput\"]\n[base]", "there is no measure throughput"),
+        ("/ A", "/ C", "is over a series that is not there; there are A, B"),
+        ("why = \"a constant was moved\"", "", "why is missing, expected what was moved"),
+        ("name = \"B\"", "name = \"A\"", "name is A a second time"),
+        ("policy = \"ar\"", "policy = \"ar\"\nmemory = \"paged\"", "memory is paged, expected one of: vanilla"),
+        ("policy = \"ar\"", "policy = \"ar\"\nmachine.gpu = \"H100\"", "machine has one of gpu and model"),
+        ("policy = \"ar\"", "policy = \"ar\"\nmachine.latency.lunch = 1", "machine.latency has no number lunch"),
+        ("conditions = \"none\"", "conditons = \"none\"", "there is no key conditons"),
+        ("num_requests = 4", "num_request = 4", "there is no field num_request"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_names_it(small: Path, old: str, new: str, said: str) -> None:
+    assert old in SMALL
+    small.write_text(SMALL.replace(old, new, 1))
+    ran = dsim("reproduce", "small.toml")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert said in ran.err.replace("'", "")
+
+
+def test_a_run_that_cannot_be_is_told_in_its_place(small: Path) -> None:
+    small.write_text(SMALL.replace('policy = "ar"', 'policy = "lmdeploy-bd32,threshold=0.5"'))
+    ran = dsim("reproduce", "small.toml", "--json", "--jobs", 1)
+    assert ran.code == 0
+    failed = [row for row in ran.json["rows"] if row["series"] == "A"]
+    assert [row["predicted"] for row in failed] == [None, None]
+    assert all("asks for 0.50" in row["note"] for row in failed)
+    assert ran.json["summary"][PREDICTED]["failed"] == 2  # A's own, and B's over A
+
+
+def test_the_list_and_an_unknown_name() -> None:
+    ran = dsim("reproduce", "--list", "--json")
+    assert [e["name"] for e in ran.json] == list(shipped())
+    ran = dsim("reproduce", "focus")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "no file or shipped experiment is named focus; shipped: " in ran.err
+
+
+def test_memory_follows_what_each_code_keeps() -> None:
+    llada = model("LLaDA-8B")
+    sizes = Sizes(llada, 607, 256, 32)
+    logits = 863 * llada.vocab * 2
+    assert peak("vanilla", sizes) == llada.weight_bytes + 3 * logits
+    assert peak("sparse-dllm", sizes) - peak("vanilla", sizes) == 415 * 524288  # half of the 831 other tokens
+    assert peak("fast-dllm", sizes) == llada.weight_bytes + 9 * logits + 863 * 524288
+    assert set(RUNS) > {"vanilla", "sparse-dllm", "fast-dllm", "dllm-cache"}
+
+
+def test_published_peaks_are_met() -> None:
+    found = reproduce([read("maskkv-memory")], jobs=1).rows
+    told = [row for row in found if row.published is not None]
+    assert len(told) == 5
+    assert {row.status for row in told} == {PREDICTED}
+    assert all(abs(row.error or 1.0) < 0.02 for row in told)
+    table = part("sparse-dllm", ["Fast-dLLM (dual), a floor of 25.6 ms", "Sparse-dLLM"], ("MMLU", "GSM8K"))
+    peaks = [row for row in rows(table).values() if row.measure == "peak_memory"]
+    assert len(peaks) == 4
+    assert all(abs(row.error or 1.0) < 0.01 for row in peaks)
+    assert GIB == 2**30
+
+
+def test_a_summary_counts_what_failed_and_leaves_it_out_of_the_error(small: Path) -> None:
+    found = reproduce([read(str(small))], jobs=1)
+    told = summary(found.rows)
+    assert {status: s["num"] for status, s in told.items()} == {PREDICTED: 2, UNPUBLISHED: 2, CALIBRATED: 2}
+    assert json.loads(json.dumps(found.to_json()))["summary"] == told
+
+
+def test_measures_are_looked_for_before_anything_runs() -> None:
+    with pytest.raises(DsimError, match=r"named nothing\.toml"):
+        read("nothing.toml")
