@@ -8,12 +8,13 @@ if TYPE_CHECKING:
     from .planner.api import load_profile as load_profile
     from .planner.api import load_trace as load_trace
     from .planner.api import parse_policy as parse_policy
+    from .planner.api import plan as plan
     from .planner.api import replay as replay
     from .planner.api import sweep as sweep
     from .planner.api import tune as tune
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "capacity", "load_profile", "load_trace", "parse_policy", "replay", "sweep", "tune"]
+__all__ = ["__version__", "capacity", "load_profile", "load_trace", "parse_policy", "plan", "replay", "sweep", "tune"]
 
 
 def __getattr__(name: str) -> Any:

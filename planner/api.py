@@ -21,6 +21,8 @@ from ..traces import Trace
 from ..traces import load as load_trace
 from .capacity import Capacity, fewest_replicas
 from .capacity import capacity as _capacity
+from .plan import Planned, candidates_of
+from .plan import plan as _plan
 from .record import in_twin, record
 from .scenario import Scenario
 from .space import candidate_of, load_space, runs_on, space_of
@@ -30,6 +32,7 @@ from .tuned import Tuned
 
 __all__ = [
     "Capacity",
+    "Planned",
     "Policy",
     "Profile",
     "Replay",
@@ -41,6 +44,7 @@ __all__ = [
     "load_profile",
     "load_trace",
     "parse_policy",
+    "plan",
     "replay",
     "sweep",
     "tune",
@@ -133,6 +137,30 @@ def capacity(trace: str | Path, slos: Sequence[str], *, rate: float | None = Non
     options |= {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
     scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
     return _capacity(scenario, **options) if rate is None else fewest_replicas(scenario, rate, **options)
+
+
+def plan(
+    trace: str | Path,
+    slos: Sequence[str],
+    *,
+    policies: Sequence[str] = (),
+    profiles: Sequence[str | Path | Profile] = (Scenario.profile,),
+    gpu_hour: float | Mapping[str, float] | None = None,
+    **more: Any,
+) -> Planned:
+    """One ranked answer: which policy on which profile, with how many replicas, at what cost.
+
+    policies: every shipped one that a profile's model runs, where none is given. gpu_hour: a price for all, or by a
+    profile's name. more: fields of `dsim.planner.Scenario`, and options of `dsim.planner.plan.plan` (rate, jobs ...).
+    Raises DsimError.
+    """
+    options = {n: more.pop(n) for n in ("rate", "num_requests") if n in more}
+    options |= {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
+    scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
+    loaded = [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
+    prices = gpu_hour if isinstance(gpu_hour, Mapping) else {p.name: gpu_hour for p in loaded}
+    candidates, left_out = candidates_of(scenario, policies, loaded, lambda profile: prices.get(profile.name))
+    return _plan(scenario, candidates, left_out, **options)
 
 
 def tune(

@@ -27,6 +27,7 @@ from ..report.page import Page
 from ..report.shown import Showable
 from .backend import Pool
 from .capacity import STABILITY, Search, search_of
+from .deploy import flags_of
 from .ledger import Ledger
 from .plan_replays import Posed, Replays, Task
 from .quality import Quality, QualityTable, quality_of
@@ -129,7 +130,7 @@ class Planned(Showable):
     block: int
     confidence: float = CONFIDENCE
     notes: tuple[str, ...] = ()
-    flags: Json = field(default_factory=dict)  # of the engine whose preset is recommended: command, and what it lacks
+    flags: Json = field(default_factory=dict)  # as `deploy.flags_of` says them
 
     @property
     def recommended(self) -> Fleet:
@@ -142,9 +143,9 @@ class Planned(Showable):
         return self.ranking[1] if len(self.ranking) > 1 else None
 
     def page(self) -> Page:
-        from ..report.plan import plan_page
+        from ..report.plan import words
 
-        return plan_page(self.to_json())
+        return words(self.to_json())
 
     def to_json(self) -> Json:
         """The object that `--json` prints and plan.json holds."""
@@ -266,6 +267,7 @@ def plan(
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
+        flags=flags_of(best.policy, best.gpus),
     )
 
 

@@ -70,6 +70,10 @@ def facts(found: Json) -> list[tuple[str, str]]:
         shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
         setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
         lines.append(("Limited by", f"{found['limited_by']}{setting} (of the busy time: {shares})"))
+    at = {name: known for name, known in found.get("latency_ms", {}).items() if known is not None}
+    if at:
+        seen = (f"{name} {number(known['p50'])} ms, p90 {number(known['p90'])} ms" for name, known in at.items())
+        lines.append(("At capacity", f"median {'; median '.join(seen)}"))
     if found["cost"] is not None:
         cost = found["cost"]
         lines.append(

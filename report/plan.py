@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .capacity import money
@@ -39,10 +40,17 @@ def plan_page(info: Json) -> Page:
     )
 
 
+def words(info: Json) -> Page:
+    """What a prompt says of it: the answer, the ranking, what could change it, and how to deploy it."""
+    page = plan_page({"trace": "", "traffic": "", "profile": "", "estimated": False, "seed": None, **info})
+    return replace(page, facts=(), cautions=())
+
+
 def answer(info: Json) -> str:
     """The recommendation and why the runner-up lost, in three sentences."""
     best, second = info["recommended"], info["runner_up"]
-    told = f"{info['rate']:.4g} req/s within {_and(info['slos'])}: {best['policy']} on {_gpus(best)}"
+    slos = _and(info.get("slos") or info["criteria"])
+    told = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {_gpus(best)}"
     if best["per_hour"] is not None:
         told += f", {money(best['per_hour'], info)} an hour"
     told += f". {_met(info, best)}, with room for {_room(best)} more traffic."
@@ -212,11 +220,13 @@ def _deploy(info: Json) -> list[str]:
     lines = ["plan.toml, which every command that takes a policy takes:"]
     lines += [f"  {line}" for line in info["plan_toml"].splitlines()]
     flags = info["flags"]
-    if flags:
-        lines.append(f"The same for {flags['engine']}:")
-        lines.append(f"  {flags['command']}")
-        if flags["unsaid"]:
-            lines.append(f"  It has no flag for {', '.join(flags['unsaid'])}: see docs/plan.md.")
+    if not flags:
+        return [*lines, "No released engine is known to run this policy as it is: the file is for dsim's own."]
+    lines += ["The same for its engine, on each replica:", f"  {flags['command']}"]
+    if flags["config"]:
+        lines += ["  with a configuration file of", *(f"    {line}" for line in flags["config"])]
+    if flags["unsaid"]:
+        lines.append(f"  No flag says {', '.join(flags['unsaid'])}.")
     return lines
 
 

@@ -396,6 +396,15 @@ def _waiting_tokens(w: Any) -> Any:
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
 EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided on a step ahead
 
+# The engine's command line (lmdeploy/cli/utils.py), and its flag for each of our fields.
+SERVE = "lmdeploy serve api_server MODEL --backend pytorch"
+FLAGS = {
+    "gpus": "--tp", "block_length": "--dllm-block-length", "strategy": "--dllm-unmasking-strategy",
+    "threshold": "--dllm-confidence-threshold", "denoising_steps": "--dllm-denoising-steps",
+    "max_batch": "--max-batch-size", "max_prefill_tokens": "--max-prefill-token-num",
+    "page_size": "--cache-block-seq-len",
+}  # fmt: skip
+
 PRESETS = {
     "lmdeploy-bd32": Preset(
         Policy("lmdeploy-bd32", batching=Continuous(decide_ahead=True)),
@@ -404,6 +413,8 @@ PRESETS = {
         "LMDeploy's fork of December 2025, as FOCUS ran it (block-diffusion.md 2.1)",
         {FITTED: True, **BATCHING_SPACE, "num_loops": ["none", 1, 2, 4, 8]},
         reference=True,
+        serve=SERVE,
+        flags=FLAGS,
     ),
     "lmdeploy-0.18": Preset(
         Policy("lmdeploy-0.18", batching=LookAhead()),
@@ -411,5 +422,7 @@ PRESETS = {
         "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
         "LMDeploy 0.18.0 (production-dllm-serving.md 4)",
         {FITTED: True, "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]},
+        serve=SERVE,
+        flags=FLAGS,
     ),
 }

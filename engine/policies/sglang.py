@@ -353,6 +353,14 @@ class JointThreshold(Unmasking):
         return {"final": True}
 
 
+# The engine's command line (server_args.py), its flag for each of our fields, and the lines of its algorithm's file.
+SERVE = "python -m sglang.launch_server --model-path MODEL --trust-remote-code --dllm-algorithm {}"
+FLAGS = {
+    "gpus": "--tp-size", "max_running_requests": "--max-running-requests", "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",
+}  # fmt: skip
+IN_BLOCKS = {**FLAGS, "block_length": "config:block_size", "threshold": "config:threshold"}
+LOW_CONFIDENCE = SERVE.format("LowConfidence --dllm-algorithm-config dllm.yaml")
+
 PRESETS = {
     "sglang-bd32": Preset(
         Policy("sglang-bd32", batching=BlockSynchronous()),
@@ -366,18 +374,24 @@ PRESETS = {
         "SGLang 0.5.23 (LLaDA2, SDAR): rounds of prefill, a block a row, or of decode; done blocks go on at once",
         SOURCE,
         {"max_running_requests": [8, 16, 32, 64, 128], FITTED: True},
+        serve=LOW_CONFIDENCE,
+        flags=IN_BLOCKS,
     ),
     "sglang-sync": Preset(
         Policy("sglang-sync", batching=Rounds(dllm_fdfo=False), memory=_PAGES),
         "max_running_requests",
         "SGLang 0.5.23 with --no-dllm-fdfo: decode rounds last until all their blocks are done",
         SOURCE,
+        serve=LOW_CONFIDENCE,
+        flags=IN_BLOCKS,
     ),
     "sglang-joint": Preset(
         Policy("sglang-joint", batching=Rounds(), unmasking=JointThreshold(strategy="law"), memory=_PAGES),
         "max_running_requests",
         "SGLang 0.5.23, JointThreshold (LLaDA2.1): tokens of a block may change until its last forward",
         SOURCE,
+        serve=SERVE.format("JointThreshold"),
+        flags=FLAGS,
     ),
     "sglang-gemma": Preset(
         Policy(
@@ -386,5 +400,7 @@ PRESETS = {
         "max_running_requests",
         "DiffusionGemma on SGLang 0.5.23: a decoded canvas is prefilled in a round of its own, while all others wait",
         SOURCE,
+        serve=SERVE.format("Gemma4Renoise"),
+        flags=FLAGS,
     ),
 }

@@ -409,6 +409,16 @@ PAGES = PagedMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
+# The engine's command line, and its flag for each of our fields.
+SERVE = "vllm serve MODEL"
+FLAGS = {
+    "gpus": "--tensor-parallel-size", "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens", "page_size": "--block-size",
+    "long_prefill_token_threshold": "--long-prefill-token-threshold",
+    "enable_chunked_prefill": "--enable-chunked-prefill/--no-enable-chunked-prefill",
+    "async_scheduling": "--async-scheduling/--no-async-scheduling",
+}  # fmt: skip
+
 PRESETS = {
     "vllm-ar": Preset(
         _AR,
@@ -416,6 +426,8 @@ PRESETS = {
         "vLLM 0.32, autoregressive: chunked prefill mixed with decoding, decided a step ahead",
         SOURCE,
         {"max_num_seqs": [16, 32, 64, 128, 256], "max_num_batched_tokens": [2048, 4096, 8192]},
+        serve=SERVE,
+        flags=FLAGS,
     ),
     "vllm-ar-spec": Preset(
         replace(_AR, name="vllm-ar-spec", granularity=Tokens(num_speculative_tokens=3)),
@@ -429,5 +441,7 @@ PRESETS = {
         "DiffusionGemma on vLLM 0.32: canvases under the token budget, each committed by a forward of its own",
         "vLLM 0.32.0 (production-dllm-serving.md 2.2)",
         {"max_num_seqs": [1, 2, 4, 8], "max_num_batched_tokens": [2048, 4096, 8192]},
+        serve=SERVE,
+        flags=FLAGS,
     ),
 }

@@ -66,6 +66,7 @@ def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
     assert any(line.startswith("Binding SLO: mean:e2el=150ms (in ") for line in lines)
     assert any(line.startswith("Limited by: activation budget, max_batch=1 (of the busy time: ") for line in lines)
     assert any(line.startswith("Cost: 2.00 USD an hour for 1 GPU, ") for line in lines)
+    assert any(line.startswith("At capacity: median ttft ") and " ms, p90 " in line for line in lines)
     assert "Profile: a100-sdar-8b: estimated, not measured" in lines
     assert sum("meets all" in line for line in lines) >= 3
 

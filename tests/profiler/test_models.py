@@ -1,9 +1,22 @@
 """Parameter arithmetic against published counts: safetensors indexes and model cards."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from dsim.engine.errors import ProfileError
-from dsim.profiler.models import MODELS, active_layer_params, active_params, layer_params, model, touched_experts
+from dsim.profiler.models import (
+    MODELS,
+    active_layer_params,
+    active_params,
+    architecture_of,
+    family,
+    layer_params,
+    model,
+    touched_experts,
+)
 
 
 def test_weights_match_the_checkpoints_indexes_to_the_byte() -> None:
@@ -57,3 +70,64 @@ def test_an_unknown_model_lists_the_known_ones() -> None:
     assert model("llada2.0-MINI").name == "LLaDA2.0-mini"
     with pytest.raises(ProfileError, match="no model is named GPT-5; the known ones are SDAR"):
         model("GPT-5")
+
+
+CONFIG = {
+    "architectures": ["SDARForCausalLM"], "_name_or_path": "owner/SDAR-8B", "num_hidden_layers": 36,
+    "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": False,
+}  # fmt: skip
+LLADA = {
+    "architectures": ["LLaDAModelLM"], "_name_or_path": "owner/LLaDA-8B", "n_layers": 32, "d_model": 4096,
+    "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288, "embedding_size": 126464, "vocab_size": 126464,
+    "max_sequence_length": 4096, "weight_tying": False,
+}  # fmt: skip
+MOE = {
+    "architectures": ["SDARMoeForCausalLM"], "_name_or_path": "SDAR-30B-A3B", "num_hidden_layers": 48,
+    "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "intermediate_size": 6144, "vocab_size": 151936, "max_position_embeddings": 32768, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "kind"),
+    [
+        (CONFIG, "SDAR-8B", "block-diffusion"), (LLADA, "LLaDA-8B", "full-sequence"),
+        (MOE, "SDAR-30B-A3B", "block-diffusion"),
+    ],
+)  # fmt: skip
+def test_a_config_json_is_the_shape_that_dsim_ships_of_it(
+    config: dict[str, Any], name: str, kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert model(str(path)) == MODELS[name]
+        assert family(model(str(path)), architecture_of(str(path))) == kind
+
+
+def test_a_name_of_ones_own_generates_as_its_architecture_does(tmp_path: Path) -> None:
+    kinds = {"SDARForCausalLM": "block-diffusion", "DreamModel": "full-sequence", "LlamaForCausalLM": "autoregressive"}
+    for architecture, kind in kinds.items():
+        config = CONFIG | {"architectures": [architecture], "_name_or_path": "owner/mine"}
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        assert model(str(tmp_path)).name == "mine"
+        assert family(model(str(tmp_path)), architecture_of(str(tmp_path))) == kind
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": None}, "has no hidden_size or d_model, expected a model's dimensions"),
+        ({"hidden_size": -1}, "hidden_size is -1, expected a whole number of 1 to "),
+        ({"vocab_size": "many"}, "vocab_size is 'many', expected a whole number"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 1},
+            "num_experts_per_tok is 8, expected",
+        ),
+    ],
+)
+def test_a_config_json_that_cannot_be_is_refused_by_key(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | change), encoding="utf-8")
+    with pytest.raises(ProfileError, match=says):
+        model(str(tmp_path))

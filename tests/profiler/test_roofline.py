@@ -1,6 +1,8 @@
 """A roofline never falls with more tokens, and lands where published runs of the same hardware did."""
 
+import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from dsim.profiler.calibrated import (
     LLADA2_INTERCEPT,
     LLADA2_SLOPE,
 )
-from dsim.profiler.hardware import GPUS, gpu
+from dsim.profiler.hardware import GPUS, Gpu, gpu
 from dsim.profiler.models import MODELS, model
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import compute_slope, knee, latency_model, roofline, weight_read
@@ -124,3 +126,50 @@ def test_full_passes_on_a_4090_take_what_sparse_dllm_published(length: int, rate
     # Table 1, vanilla: one token a pass over the whole sequence.
     step = load("rtx4090-48gb-llada-8b").latency.step(Features(length, length**2, length, length, length, 1, 0))
     assert step == pytest.approx(1 / rate, rel=0.12)
+
+
+SHEET = 'name = "Mine"\nsource = "its data sheet"\nbf16_tflops = 500\nbandwidth_gb_s = 4000\nmemory_gb = 96\n'
+
+
+def test_a_data_sheet_is_a_gpu_with_assumptions_where_it_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SHEET, encoding="utf-8")
+    found = gpu(str(path))
+    assert dataclasses.replace(found, link_latency=0.0) == Gpu(
+        "Mine", 500e12, 4e12, 96 * 10**9, 31.5e9, 0.0, 0.65, 0.8, "its data sheet"
+    )
+    assert found.link_latency == pytest.approx(30e-6)
+    profile = roofline(gpu(str(path)), model("SDAR-8B"))
+    assert profile.verdict == "estimated, not measured"
+    assert profile.provenance.sources[0] == "its data sheet"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("bf16_tflop = 1", r"there is no key 'bf16_tflop' \(did you mean bf16_tflops\?\); the keys are name, source, "),
+        ("matmul_efficiency = 1.5", "matmul_efficiency is 1.5, expected a number above 0 and up to 1"),
+        ("link_gb_s = 0", "link_gb_s is 0, expected a number above 0"),
+        ('link_gb_s = "fast"', "link_gb_s is 'fast', expected a number above 0"),
+        ("link_gb_s = nan", "link_gb_s is nan, expected a number above 0"),
+        ("[", "cannot be read as TOML"),
+    ],
+)
+def test_a_data_sheet_that_cannot_be_is_refused_by_key(line: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SHEET + line + "\n", encoding="utf-8")
+    with pytest.raises(ProfileError, match=says):
+        gpu(str(path))
+
+
+def test_a_data_sheet_needs_its_figures_and_their_source(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    for missing in ("source", "memory_gb"):
+        path.write_text("".join(x for x in SHEET.splitlines(keepends=True) if missing not in x), encoding="utf-8")
+        with pytest.raises(ProfileError, match=f"{missing} is None, expected "):
+            gpu(str(path))
+
+
+def test_every_shipped_gpu_names_its_source() -> None:
+    assert all("data sheet" in found.source or "white paper" in found.source for found in GPUS.values())
+    assert {"A100-80GB", "H100", "H200", "B200", "MI300X", "L4"} <= set(GPUS)

@@ -34,8 +34,26 @@ def test_an_slo_says_metric_bound_and_statistic(text: str, metric: str, bound: f
 
 
 @pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("50ms/token", "norm_latency=50ms"),
+        (" 50 ms / token ", "norm_latency=50 ms"),
+        ("p90:50ms/token", "p90:norm_latency=50ms"),
+        ("95%:0.05s/token", "95%:norm_latency=0.05s"),
+        ("chat/50ms/token", "chat/norm_latency=50ms"),
+        ("chat/p90:50ms/token", "chat/p90:norm_latency=50ms"),
+    ],
+)
+def test_a_plain_target_is_a_bound_on_norm_latency(text: str, means: str) -> None:
+    assert Slo.parse(text) == Slo.parse(means)
+    assert str(Slo.parse(text)) == means
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("50/token", "bound '50' has no unit, expected s, ms or us"),
+        ("fast/token", "bound 'fast' is not a time above zero"),
         ("ttft=2", "bound '2' has no unit, expected s, ms or us"),
         ("ttft=2min", "unit 'min' is unknown, expected s, ms or us"),
         ("ttft=", "bound '' is not a time above zero"),
