@@ -154,7 +154,7 @@ def plan(
     profile's name. more: fields of `dsim.planner.Scenario`, and options of `dsim.planner.plan.plan` (rate, jobs ...).
     Raises DsimError.
     """
-    options = {n: more.pop(n) for n in ("rate", "num_requests") if n in more}
+    options: dict[str, Any] = {n: more.pop(n) for n in ("rate", "num_requests") if n in more}
     options |= {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
     scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
     loaded = [p if isinstance(p, Profile) else load_profile(p) for p in profiles]

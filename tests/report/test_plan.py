@@ -1,0 +1,125 @@
+"""A plan's page and text: the recommendation in money, why the runner-up lost, and what could change it."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dsim.report.plan import answer, plan_page, why
+from dsim.report.text import render
+
+MET = "99% meet ttft=2s and norm_latency=50ms"
+RISK: dict[str, Any] = {
+    "change": "30% more traffic", "values": {MET: {"value": 0.982, "low": None, "high": None}}, "best": "optimus",
+    "holds": False, "needs": 5, "per_hour": 10.0,
+}  # fmt: skip
+
+
+def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, Any]:
+    return {
+        "policy": policy, "place": "", "profile": "p", "device": "A100-80GB", "gpus_per_replica": 1,
+        "replicas": replicas, "gpus": replicas, "per_hour": 2.0 * replicas, "per_million_requests": 50.0,
+        "values": {MET: {"value": share, "low": share - 0.001, "high": share + 0.001}},
+        "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "headroom": 0.163, "breaks_first": MET,
+        "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
+        **more,
+    }  # fmt: skip
+
+
+def info(*ranking: dict[str, Any], **more: Any) -> dict[str, Any]:
+    rows = ranking or (fleet("optimus", 4, 0.994), fleet("lmdeploy-bd32", 6, 0.991))
+    return {
+        "rate": 12.0, "ranking": list(rows), "recommended": rows[0], "runner_up": rows[1] if len(rows) > 1 else None,
+        "left_out": [], "tied": [], "risks": [RISK], "criteria": [MET], "bounds": {MET: 0.99}, "share_criteria": [MET],
+        "slos": ["ttft=2s", "norm_latency=50ms"], "plan_toml": 'policy = "optimus"\nreplicas = 4\n', "flags": {},
+        "priced": True, "currency": "USD", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "profile": "p",
+        "estimated": True, "gpu_hour": "2", "num_replays": 9, "num_requests": 100, "block": 25, "seed": 0, "notes": [],
+        **more,
+    }  # fmt: skip
+
+
+def text(data: dict[str, Any]) -> list[str]:
+    out = io.StringIO()
+    render(plan_page(data), Console(file=out))
+    return [line.strip() for line in out.getvalue().splitlines()]
+
+
+def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -> None:
+    assert answer(info()) == (
+        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB, 8.00 USD an hour. 99.4 % of requests meet the "
+        "SLOs (99 % asked), with room for 16 % more traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an "
+        "hour."
+    )
+
+
+def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
+    best, second = fleet("optimus", 4, 0.994), fleet("chunk:8", 4, 0.991)
+    assert why(info(best, second), best, second) == (
+        "chunk:8, as dear, but nearer to the SLOs' bounds (99.1 ± 0.1 % against 99.4 ± 0.1 %)"
+    )
+    said = why(info(best, second, tied=["chunk:8"]), best, second)
+    assert said == "chunk:8, as dear, which these replays cannot tell from the best"
+    assert "as good as the recommendation" in text(info(best, second, tied=["chunk:8"]))[-1]
+
+
+def test_without_a_second_fleet_or_a_price_the_answer_says_no_more_than_is_known() -> None:
+    alone = answer(info(fleet("optimus", 4, 0.994, per_hour=None), priced=False, left_out=[fleet("x", 0, 0.0)]))
+    assert alone.endswith("with room for 16 % more traffic; no other meets the SLOs.")
+    assert "USD" not in alone
+
+
+def test_a_statistic_is_said_in_its_own_unit() -> None:
+    slo = "p90:tpot_chunk=50ms"
+    value = {"value": 0.0441, "low": 0.043, "high": 0.045}
+    only = fleet("optimus", 2, 0.0, values={slo: value}, breaks_first=slo)
+    said = answer(info(only, criteria=[slo], bounds={slo: 0.05}, share_criteria=[], slos=[slo]))
+    assert "p90:tpot_chunk is 44.1 ms (50.0 ms asked)" in said
+
+
+def test_every_column_of_the_ranking_has_something_and_a_place_where_there_are_several() -> None:
+    [section] = [s for s in plan_page(info()).sections if s.title == "The ranking"]
+    [ranking] = section.blocks
+    assert ranking.kind == "table"
+    assert all(all(row.cells) for row in ranking.rows)
+    assert "on" not in ranking.head
+    two = info(fleet("optimus", 4, 0.994, place="H100"), fleet("optimus", 6, 0.991, place="A100-80GB"))
+    [section] = [s for s in plan_page(two).sections if s.title == "The ranking"]
+    places = [row.cells[1:3] for row in section.blocks[0].rows]
+    assert places == [("H100", "4"), ("A100-80GB", "6")]
+
+
+def test_the_slo_that_most_requests_miss_binds_first() -> None:
+    assert any("norm_latency=50ms   compute" in line for line in text(info()))
+
+
+@pytest.mark.parametrize(
+    ("risk", "says"),
+    [
+        ({"holds": False, "needs": 5, "per_hour": 10.0}, "98.2 %, misses them   5 GPUs, 10.00 USD an hour   optimus"),
+        ({"holds": True, "needs": 4, "per_hour": 8.0}, "98.2 %, meets them   4 GPUs, 8.00 USD an hour   optimus"),
+        ({"holds": False, "needs": None, "per_hour": None}, "98.2 %, misses them   more than were allowed   optimus"),
+    ],
+)
+def test_a_risk_says_what_becomes_of_the_fleet_and_what_it_then_needs(risk: dict[str, Any], says: str) -> None:
+    assert f"30% more traffic   {says}" in text(info(risks=[RISK | risk]))
+
+
+def test_what_was_left_out_and_what_is_unknown_is_said() -> None:
+    unknown = {"relative": None, "notes": ["no score is published for optimus on SDAR-8B"]}
+    dropped = fleet("sglang-bd32", 0, 0.0, dropped="about 18 replicas by the pilot: far dearer than the best two")
+    lines = text(info(fleet("optimus", 4, 0.994, quality=unknown), left_out=[dropped]))
+    assert any(line.startswith("sglang-bd32   about 18 replicas by the pilot") for line in lines)
+    assert "Profile: p: estimated, not measured" in lines
+    assert any("quality of the recommended policy is unknown: no score is published" in line for line in lines)
+
+
+def test_flags_are_said_with_what_they_cannot_say() -> None:
+    flags = {"command": "serve MODEL --max-batch-size 64", "config": ["threshold: 0.9"], "unsaid": ["num_loops=4"]}
+    lines = text(info(flags=flags))
+    at = lines.index("The same for its engine, on each replica:")
+    assert lines[at + 1 : at + 5] == [
+        "serve MODEL --max-batch-size 64", "with a configuration file of", "threshold: 0.9",
+        "No flag says num_loops=4.",
+    ]  # fmt: skip
+    assert "No released engine is known to run this policy as it is: the file is for dsim's own." in text(info())
