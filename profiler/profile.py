@@ -100,7 +100,8 @@ class MemoryModel:
                 return pages - 1, budget
             budget //= 2
         raise ProfileError(
-            f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory, which leaves no room "
+            f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory"
+            f"{f' and {max_batch} rows {gb(rows)}' if rows else ''}, which leaves no room "
             f"for {MIN_PAGES} KV pages of {gb(page * self.kv_bytes_per_token)} at a batch of {max_batch}"
         )
 

@@ -33,6 +33,10 @@ COUNTS = {
     "Qwen3-8B": (8.191, 6.946, 6.946, 8.191),
     "LLaDA2.0-mini": (16.256, 15.612, 0.789, 1.433),
     "LLaDA2.0-flash": (102.890, 101.602, 4.865, 6.152),
+    "LLaDA2.1-mini": (16.256, 15.612, 0.789, 1.433),
+    "LLaDA2.1-flash": (102.890, 101.602, 4.865, 6.152),
+    "Gemma4-26B-A4B": (25.233, 24.494, 3.084, 3.822),
+    "DiffusionGemma-26B-A4B": (25.233, 24.494, 3.084, 3.822),  # 25.2 B, of them 3.8 B active, as its card says
     "LLaDA-8B": (8.016, 6.980, 6.980, 8.016),
     "Dream-7B": (7.616, 6.526, 6.526, 7.616),
 }
@@ -54,6 +58,11 @@ def test_kv_bytes_per_token() -> None:
         "Qwen3-8B": 147_456,
         "LLaDA2.0-mini": 40_960,
         "LLaDA2.0-flash": 65_536,
+        "LLaDA2.1-mini": 40_960,
+        "LLaDA2.1-flash": 65_536,
+        # Of the five layers that see all tokens (production-dllm-serving.md 1.1).
+        "Gemma4-26B-A4B": 20_480,
+        "DiffusionGemma-26B-A4B": 20_480,
         "LLaDA-8B": 524_288,
         "Dream-7B": 57_344,
     }

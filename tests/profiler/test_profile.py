@@ -158,15 +158,15 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
-    assert refusal(tmp_path, good | {"version": 5}) == (
-        "p.json is a dsim-profile of version 5, this dsim reads up to 4: upgrade dsim, "
+    assert refusal(tmp_path, good | {"version": 6}) == (
+        "p.json is a dsim-profile of version 6, this dsim reads up to 5: upgrade dsim, "
         "or make the profile again with this one"
     )
 
 
 BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
-    (("version",), "1", "p.json: version is '1', expected 4"),
+    (("version",), "1", "p.json: version is '1', expected 5"),
     (
         ("latency", "upkeep"),
         [{"cache": "OurCache", "phase": "full", "row": 0, "token": 0}],
