@@ -389,3 +389,12 @@ def test_a_clients_odd_times_are_left_out() -> None:
     Path("g.json").write_text(json.dumps(held))
     log = read_client("g.json")
     assert [r.input_length for r in log.requests if r.error] == [0]
+
+
+def test_runs_of_other_requests_are_told_apart_in_a_line() -> None:
+    for name, count in (("a", 4), ("b", 3)):
+        lines(Path(f"{name}.jsonl"), ROWS[:count])
+        record([Scenario(f"{name}.jsonl", policy="ar")], load(f"{name}.jsonl"), in_twin, out=Path(name))
+    code, err = dsim("compare", "a", "b", "--across")
+    assert code == 2
+    assert "a holds 4 requests of ar, b holds 3: expected two runs of the same trace" in err
