@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, rms_norm
 
 from ..engine.errors import ModelError
-from ..files.read import cut, parsing, shown
+from ..files.read import cut, parsing
 from ..kernels.qk_norm_rope.reference import rotate
 from .config_file import read_json
 from .weights import tensors_of
@@ -179,7 +179,7 @@ def read_canvas_config(folder: Path) -> CanvasConfig:
 
 def _canvas_config(folder: Path, path: Path, found: Mapping[str, Any]) -> CanvasConfig:
     if found.get("architectures") != [ARCHITECTURE]:
-        raise ModelError(f"{path}: architectures is {shown(found.get('architectures'))}, expected [{ARCHITECTURE}]")
+        raise ModelError(f"{path}: architectures is {cut(found.get('architectures'))}, expected [{ARCHITECTURE}]")
     text = found.get("text_config") or {}
     for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
         if text.get(key, wanted) != wanted:

@@ -193,7 +193,10 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     accepted: set[tuple[str, Any]] = set()
     for preset in presets:
         policy = preset_of(preset).policy
-        check(policy)
+        try:
+            check(policy)
+        except DsimError as error:
+            raise type(error)(f"{where}: {preset}: {error}") from None
         fields = _fields(preset)
         for name in own.get(preset, {}):
             if name not in fields and name != REPLICAS:

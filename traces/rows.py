@@ -180,7 +180,7 @@ def parse_object(line: str) -> Row | str:
 
 def complaint_about(found: object) -> str:
     """What is wrong with a row that is no object."""
-    return f"row is {json.dumps(found)[:40]}, expected an object"
+    return f"row is {json.dumps(found, default=str)[:40]}, expected an object"
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:

@@ -28,5 +28,5 @@ def lines(trace: Trace) -> Iterator[str]:
         line = f'{{"timestamp": {t}, "input_length": {n}, "output_length": {m}'
         for name in names:
             if (value := trace.extras[name][i]) is not None:
-                line += f', "{name}": {json.dumps(value)}'
+                line += f', "{name}": {json.dumps(value, default=str)}'
         yield line + "}\n"

@@ -140,19 +140,20 @@ def _guidellm(path: str, text: str) -> ClientLog:
         raise DsimError(f"{path}: holds {len(runs)} benchmarks, expected 1: write one a file")
     requests = runs[0].at("requests")
     scale = runs[0].maybe("config", "strategy", "time_scale")
-    scale = scale if isinstance(scale, int | float) and scale > 0 else 1.0
+    scale = scale if _is_number(scale) and scale > 0 else 1.0
     found = []
     for kind in ("successful", "errored", "incomplete"):
         for row in requests.rows(kind):
             due = row.maybe("info", "settings", "relative_timestamp")
-            due = float(due) * scale if isinstance(due, int | float) else math.nan
+            due = float(due) * scale if _is_number(due) else math.nan
             times = row.at("info", "timings")
             if kind != "successful":
                 sent = times.maybe("request_start")
-                sent = float(sent) if isinstance(sent, int | float) else times.number("targeted_start")
+                sent = float(sent) if _is_number(sent) else times.number("targeted_start")
                 why = "incomplete: the benchmark ended" if kind == "incomplete" else row.maybe("info", "error")
                 tokens = row.maybe("prompt_tokens")
-                found.append(_failed(sent, tokens if isinstance(tokens, int) else 0, str(why or "errored"), due))
+                known = isinstance(tokens, int) and 0 <= tokens <= MAX_TOKENS
+                found.append(_failed(sent, tokens if known else 0, str(why or "errored"), due))
                 continue
             sent = times.number("request_start")
             found.append(
@@ -304,9 +305,13 @@ class _Row:
 
 
 def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+    if not _is_number(value):
         raise DsimError(f"{where} is {_shown(value)}, expected a finite number")
     return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _shown(value: Any) -> str:

@@ -268,8 +268,8 @@ def _shared_requests(
     what is to be told of their arrivals. A DsimError where they are not the same requests.
     """
     clients = is_client(p) or is_client(m)
-    cut = side(p).interrupted or side(m).interrupted or clients
-    if len(a["request"]) != len(b["request"]) and not cut:
+    in_part = side(p).interrupted or side(m).interrupted or clients
+    if len(a["request"]) != len(b["request"]) and not in_part:
         raise DsimError(
             f"{p.folder} holds {len(a['request'])} requests of {cut(policy)}, {m.folder} holds {len(b['request'])}: "
             "expected two runs of the same trace"

@@ -51,7 +51,9 @@ class Found:
 
 
 def attack(target: Target, chance: Random, folder: Path) -> bool:
-    """Run one input; whether it was refused. Raises what no input may cause."""
+    """Run one input in an empty folder; whether it was refused. Raises what no input may cause."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     with _patience():
         try:
             target.attack(chance, folder)
@@ -66,8 +68,6 @@ def attack(target: Target, chance: Random, folder: Path) -> bool:
 
 def attack_once(target: Target, seed: int, folder: Path, found: Found) -> None:
     """Run the input of one seed, and take down how it ended."""
-    for entry in folder.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     found.inputs[target.name] += 1
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from . import disasters, fuzz
 from .targets import Target, targets
 
-NAMES = (
+NAMES: tuple[str, ...] = (
     "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace sharegpt", "trace azure",
     "trace burstgpt", "trace vidur", "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
     "space file", "quality table", "run.json", "run's Parquet", "cells.jsonl", "validation.json", "load generator",
-    "Prometheus", "SLO, bound, duration, lengths", "command line", "model config", "tokenizer", "prompts", "chats",
-    "safetensors",
+    "Prometheus", "SLO, bound, duration, lengths", "command line",
 )  # fmt: skip
+if find_spec("torch"):
+    NAMES += ("model config", "tokenizer", "prompts", "chats", "safetensors")
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dsim.cli.duration import seconds_of
@@ -21,6 +24,7 @@ from dsim.planner.scenario import Scenario
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import SHIPPED
 from dsim.profiler.profile import load as load_profile
+from dsim.report.clients.read import read_client
 from dsim.report.compare.bounds import Bound
 from dsim.report.files import RunWriter
 from dsim.report.run import read_run
@@ -365,3 +369,32 @@ def test_a_sweep_of_too_many_cells_is_refused_with_both_numbers() -> None:
     grid = {"rate": many, "seed": many, "replicas": many}
     with pytest.raises(DsimError, match=r"asks for 8000000000 cells, expected at most 100000"):
         sweep({"base": {"trace": "t.jsonl"}, "grid": grid}, "out", jobs=1)
+
+
+def test_a_column_of_spans_of_time_is_written_as_text() -> None:
+    spans = [timedelta(seconds=1), timedelta(seconds=2)]
+    columns = {"timestamp": [0, 1], "input_length": [9, 9], "output_length": [4, 4], "session_id": spans}
+    pq.write_table(pa.table(columns), "t.parquet")
+    code, err = dsim("trace", "convert", "t.parquet", "out.jsonl")
+    assert (code, err) == (0, "")
+    assert json.loads(Path("out.jsonl").read_text().splitlines()[1])["session_id"] == "0:00:02"
+
+
+def test_a_clients_odd_times_are_left_out() -> None:
+    held = json.loads((CLIENTS / "guidellm.json").read_text())
+    requests = held["benchmarks"][0]["requests"]
+    requests["successful"][0]["info"]["settings"] = {"relative_timestamp": 10**400}
+    failed = {"info": {"settings": {}, "timings": {"request_start": 1.0}}, "prompt_tokens": 10**400}
+    requests["errored"] = [failed]
+    Path("g.json").write_text(json.dumps(held))
+    log = read_client("g.json")
+    assert [r.input_length for r in log.requests if r.error] == [0]
+
+
+def test_runs_of_other_requests_are_told_apart_in_a_line() -> None:
+    for name, count in (("a", 4), ("b", 3)):
+        lines(Path(f"{name}.jsonl"), ROWS[:count])
+        record([Scenario(f"{name}.jsonl", policy="ar")], load(f"{name}.jsonl"), in_twin, out=Path(name))
+    code, err = dsim("compare", "a", "b", "--across")
+    assert code == 2
+    assert "a holds 4 requests of ar, b holds 3: expected two runs of the same trace" in err
