@@ -61,7 +61,8 @@ def bind(
     key = f"{_name(function)}-{h.hexdigest()[:16]}"
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
     folder = _home() / key
-    if JIT and not folder.exists():
+    # A folder without an index is what an interrupted compilation leaves.
+    if JIT and next(folder.rglob("*.nbi"), None) is None:
         _forget_old(_home())
         on_new()
     elif JIT:

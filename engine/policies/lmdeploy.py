@@ -421,7 +421,6 @@ PRESETS = {
         "block_length",
         "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
         "LMDeploy 0.18.0 (production-dllm-serving.md 4)",
-        {FITTED: True, "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]},
         serve=SERVE,
         flags=FLAGS,
     ),

@@ -12,7 +12,7 @@ from ..emission import set_features
 from ..errors import PolicyError
 from ..hooks import block_entered, decide, holds_back, pages_to_admit, placed, plan_prompts, plan_rows, step_over
 from ..jit import rule
-from ..part import FITTED, Answers, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
+from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
 from ..state import (
     CACHED,
     DECODE_STEP,
@@ -373,7 +373,6 @@ PRESETS = {
         "max_running_requests",
         "SGLang 0.5.23 (LLaDA2, SDAR): rounds of prefill, a block a row, or of decode; done blocks go on at once",
         SOURCE,
-        {"max_running_requests": [8, 16, 32, 64, 128], FITTED: True},
         serve=LOW_CONFIDENCE,
         flags=IN_BLOCKS,
     ),
