@@ -34,6 +34,9 @@ INSTEAD = {
     r"\brate 12\b": "rate 2",
     r"p90:tpot_chunk=50ms": "p90:norm_latency=50ms",  # which a few requests are enough to miss
     r"\.venv/bin/dsim": "dsim",
+    r"(validate .*?--policy \S+)( --policy \S+)+": r"\1",  # one of several
+    r"--budget 12m": "--policy lmdeploy-bd32",
+    r" --load [\d.]+": "",
     r"/tmp/steps\.jsonl": "steps.jsonl",
     r"\bsynth out\.jsonl (.*)--num-requests 10000": r"synth out.jsonl \1--num-requests 100 --force",
     r"\bsynth out\.jsonl": "synth out.jsonl --force",
