@@ -25,8 +25,8 @@ from .command import dsim
 
 HEAVY = ("joblib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy", "simpy", "torch")
 COMMANDS = (
-    "capacity", "compare", "import", "live", "metrics", "model", "policies", "profile", "profiles", "replay", "serve",
-    "sweep", "trace", "trace-view", "tune", "validate",
+    "capacity", "compare", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles", "replay",
+    "reproduce", "serve", "sweep", "trace", "trace-view", "tune", "validate",
 )  # fmt: skip
 
 
