@@ -24,7 +24,6 @@ SHRUNK = (
     ("serve", "--port 0"),
     ("sweep", "--jobs 1"),
     ("tune", "--num-requests 60 --trials 2 --replications 2"),
-    ("validate .*dllm-cache", "--profile of_both_ways.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
     ("validate", "--profile of_tiny.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
 )
 # What stands for something of the reader's, or would take long: the words of a page, and those of its test.
