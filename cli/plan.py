@@ -78,6 +78,7 @@ def plan_command(
     cv: options.Cv = None,
     lengths: options.Lengths = None,
     time_unit: options.TimeUnit = None,
+    columns: options.Columns = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
     missing_fails: options.MissingFails = False,

@@ -162,7 +162,7 @@ class GraphForward(Forward):
 
     @torch.inference_mode()
     def _replay_evicting(self, padded: Batch, batch: Batch) -> Sampled:
-        evict, num_rows = batch.evict, len(batch.tokens)
+        evict = batch.evict
         assert evict is not None
         flat, shapes = self._flatten(padded)
         half, between = self._half(padded), self._between[padded.listed.shape[1]]

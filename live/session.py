@@ -92,8 +92,8 @@ def run(
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
-    chosen by. append: receives the journal's steps in batches. graphs: decode steps of block diffusion are captured CUDA graphs,
-    kept there for the next run; None: they are not.
+    chosen by. append: receives the journal's steps in batches. graphs: decode steps of block diffusion are captured CUDA
+    graphs, kept there for the next run; None: they are not.
     max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself. sampling: how tokens
     are drawn; without, they are the likeliest. eos: tokens that end a request; none: it has all that it asked for.
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;

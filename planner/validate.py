@@ -93,6 +93,8 @@ def predicted_capacity(scenario: Scenario) -> float:
     """Requests a second that the twin serves when there is always more to do."""
     requests = scenario.requests()
     result = replace(scenario, concurrency=max(1, len(requests) // 2)).simulate(requests)
+    if result.interrupted:
+        raise KeyboardInterrupt
     return float((result.table["status"] == 0).sum()) / result.end
 
 

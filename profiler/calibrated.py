@@ -9,8 +9,8 @@ from .published import published_mean
 from .roofline import latency_model, memory_grid, roofline, weight_read
 
 # Fitted so that the twin's closed loops give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913, 938, 979 tok/s at
-# concurrency 64, 128, 256) with prefill and trimmed tails paid for: `dsim reproduce focus-throughput` prints the figures.
-# Published throughput alone, with neither, is 14.6 ms + 66.4 us per token.
+# concurrency 64, 128, 256) with prefill and trimmed tails paid for: `dsim reproduce focus-throughput` prints
+# the figures. Published throughput alone, with neither, is 14.6 ms + 66.4 us per token.
 CALIBRATED_INTERCEPT = 0.0105  # s
 CALIBRATED_SLOPE = 59.2e-6  # s per token, with attention, LM head and sampling
 # The floor of the same eager runs (Optimus's ratios between AR and B=32 at small batches).

@@ -556,7 +556,8 @@ def profile_model(
     for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
     steps = measure_steps(
-        loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context, seed=seed,
+        loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
+        seed=seed,
         told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
     journal = None

@@ -209,7 +209,12 @@ def read_shape(path: str | Path) -> ModelShape:
         qk_norm=bool(found.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR")))),
         qkv_bias=bias or any(part in kind for part in ("Qwen2", "Dream")),
         experts=_experts(path, found),
-        **values,
+        layers=values["layers"],
+        hidden=values["hidden"],
+        heads=heads,
+        ffn=values["ffn"],
+        vocab=values["vocab"],
+        context_limit=values["context_limit"],
     )
 
 

@@ -80,7 +80,10 @@ class StairSolution(Solution):
             launch=digits(self.values[-1]) if self.floored else 0.0,
             host_step=digits(host_step),
             host_request=digits(host_request),
-            **{name: digits(found.get(name, 0.0)) for name in ("attention", "kv_read", "head", "sample")},
+            attention=digits(found.get("attention", 0.0)),
+            kv_read=digits(found.get("kv_read", 0.0)),
+            head=digits(found.get("head", 0.0)),
+            sample=digits(found.get("sample", 0.0)),
             graph_tokens=self.problem.graph_tokens,
         )
 

@@ -103,7 +103,8 @@ def ragged_paged_attention(
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
         v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0), listed.stride(0),
         G=group, D=head_dim, PAGE=page_size, SPLIT=num_splits > 1, LEAST=LEAST_BLOCKS * tile.keys,
-        BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d, WIDEN=interpreted(q), num_warps=tile.num_warps, num_stages=num_stages,
+        BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d, WIDEN=interpreted(q), num_warps=tile.num_warps,
+        num_stages=num_stages,
     )  # fmt: skip
     if num_splits > 1:
         rows = num_queries * num_heads
@@ -119,7 +120,8 @@ def most_splits(
 ) -> int:
     """Splits of the keys that fill the device once, were all sequences alike: of the tiles launched some are empty."""
     programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
-    return max(1, tile.resident * num_multiprocessors(device) // programs)
+    splits: int = tile.resident * num_multiprocessors(device) // programs
+    return max(1, splits)
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_sequences", "width", "block_length", "table_row", "listed_row"])

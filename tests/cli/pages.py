@@ -24,7 +24,6 @@ SHRUNK = (
     ("serve", "--port 0"),
     ("sweep", "--jobs 1"),
     ("tune", "--num-requests 60 --trials 2 --replications 2"),
-    ("validate .*dllm-cache", "--profile of_both_ways.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
     ("validate", "--profile of_tiny.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
 )
 # What stands for something of the reader's, or would take long: the words of a page, and those of its test.
@@ -34,6 +33,9 @@ INSTEAD = {
     r"\brate 12\b": "rate 2",
     r"p90:tpot_chunk=50ms": "p90:norm_latency=50ms",  # which a few requests are enough to miss
     r"\.venv/bin/dsim": "dsim",
+    r"(validate .*?--policy \S+)( --policy \S+)+": r"\1",  # one of several
+    r"--budget 12m": "--policy lmdeploy-bd32",
+    r" --load [\d.]+": "",
     r"/tmp/steps\.jsonl": "steps.jsonl",
     r"\bsynth out\.jsonl (.*)--num-requests 10000": r"synth out.jsonl \1--num-requests 100 --force",
     r"\bsynth out\.jsonl": "synth out.jsonl --force",

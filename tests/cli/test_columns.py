@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dsim.cli import capacity, compare, importing, live, replay, trace, tune, validate
+from dsim.cli import capacity, compare, importing, live, plan, replay, trace, tune, validate
 from dsim.planner.scenario import Scenario
 
 from .command import dsim
 
 MINE = "arrival=created_at,input=prompt_tokens,output=completion_tokens"
 TAKE_A_TRACE = (
-    capacity.capacity_command, compare.compare_command, importing.import_command, live.live_command, replay.replay,
-    trace.info, trace.convert, tune.tune_command, validate.validate_command,
+    capacity.capacity_command, compare.compare_command, importing.import_command, live.live_command, plan.plan_command,
+    replay.replay, trace.info, trace.convert, tune.tune_command, validate.validate_command,
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from .command import dsim
 HEAVY = ("joblib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy", "simpy", "torch")
 COMMANDS = (
     "capacity", "compare", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles", "replay",
-    "serve", "sweep", "trace", "trace-view", "tune", "validate",
+    "reproduce", "serve", "sweep", "trace", "trace-view", "tune", "validate",
 )  # fmt: skip
 
 

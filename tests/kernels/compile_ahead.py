@@ -26,6 +26,8 @@ ALL = "all" in sys.argv
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}[
     CAPABILITY
 ]
+# What the PTX of matrix products on tensor cores holds, the newest generation first.
+TENSOR_CORES = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32) if ALL else (torch.bfloat16,)
 HEAD_DIMS = (64, 128) if ALL else (128,)
 
@@ -62,7 +64,7 @@ def facts(name: str, done: Any) -> dict[str, Any]:
         "spilled": taken["stack"] + taken["local"], "shared": shared,
         "programs": min(by_registers, (SHARED_MEMORY + 1024) // (shared + 1024), 64 // warps),
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg[^;]*, 0x10", ptx)),
-        "tensor_cores": "wgmma" if "wgmma.mma_async" in ptx else "tcgen05" if "tcgen05.mma" in ptx else "mma" if "mma.sync" in ptx else "",
+        "tensor_cores": next((name for name, mark in TENSOR_CORES.items() if mark in ptx), ""),
     }  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def int32(*values: int) -> torch.Tensor:
 
 
 def attention() -> None:
-    """Batches of 64, and of 2 whose keys are split, with so many queries each; of all variants pages shorter than a block."""
+    """Batches of 64, and of 2 whose keys are split, with so many queries each; pages shorter than a block among them."""
     global case
     from dsim.kernels.ragged_paged_attention import ragged_paged_attention
 

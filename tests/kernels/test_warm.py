@@ -1,4 +1,4 @@
-"""Once the clock runs nothing is compiled and nothing captured, whatever the policy: counted by what Triton is asked."""
+"""Once the clock runs nothing is compiled and nothing captured, whatever the policy: by what Triton is asked."""
 
 import json
 import os
