@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..engine.commits import CommitDraws, ScheduledCommits
+from ..engine.commits import Commits, LawDraws, ScheduledCommits, TokenDraws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
@@ -77,7 +77,7 @@ def run(
     requests: Sequence[Request],
     prompts: Prompts,
     *,
-    draws: CommitDraws | ScheduledCommits | None = None,
+    draws: Commits | None = None,
     latency: LatencyModel | None = None,
     emit: str = "block",
     append: Append | None = None,
@@ -92,7 +92,7 @@ def run(
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     draws: a profile's keyed draws decide what commits; without, the weights do. latency: what an elastic chunk is
-    chosen by. append: receives the journal's steps in batches. graphs: decode steps of block diffusion are captured CUDA
+    chosen by. append: receives the journal's steps in batches. graphs: decode steps of blocks are captured CUDA
     graphs, kept there for the next run; None: they are not.
     max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself. sampling: how tokens
     are drawn; without, they are the likeliest. eos: tokens that end a request; none: it has all that it asked for.
@@ -138,7 +138,7 @@ def made_ready(forward: Forward) -> int:
 
 def open_executor(
     model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts, *,
-    draws: CommitDraws | ScheduledCommits | None = None, latency: LatencyModel | None = None, warm_up: Prompts,
+    draws: Commits | None = None, latency: LatencyModel | None = None, warm_up: Prompts,
     max_num_logits: int = 8192, graphs: Kept | None = None,
 ) -> ModelExecutor:  # fmt: skip
     """An executor for requests that are yet to come, none of them larger than `requests`, on a model that is warm."""
@@ -169,7 +169,7 @@ def make_forward(
 
 def make_executor(
     forward: Forward, policy: Policy, limits: Limits, prompts: Prompts,
-    draws: CommitDraws | ScheduledCommits | None = None, watch: Callable[[Growth], None] | None = None,
+    draws: Commits | None = None, watch: Callable[[Growth], None] | None = None,
     eos: Sequence[int] = (),
 ) -> ModelExecutor:  # fmt: skip
     """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""
@@ -179,6 +179,7 @@ def make_executor(
     if policy.unmasking.strategy == "law":
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
     assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
+    assert not isinstance(draws, LawDraws | TokenDraws), "of policies refused above"
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
     if isinstance(forward, PeriodicForward):
         return PeriodicExecutor(forward, policy, prompts, draws)

@@ -199,7 +199,8 @@ class Profile:
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(m.workload for m in (*self.commits, *self.canvas_laws)))
+        named = [m.workload for m in self.commits] + [law.workload for law in self.canvas_laws]
+        return tuple(dict.fromkeys(named))
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
         """How well one of the profile's commit models was fitted; None for a published one."""

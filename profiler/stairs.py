@@ -1,6 +1,6 @@
 """The latency of a device as a staircase: one level for every size that it computes, and attention on top.
 
-Matrix products are computed in tiles and waves of tiles, captured graphs in buckets: so the layers' time rises in steps,
+Matrix products are computed in tiles and waves of tiles, captured graphs in buckets: the layers' time rises in steps,
 and an affine piece over many of them is wrong between those measured. Levels are the captured buckets and a grid of 64
 tokens; the time of a level is fitted, never less than the one's below it, and those nobody measured lie on a line
 between their neighbours. Attention, head and host are linear, as in pieces.py.

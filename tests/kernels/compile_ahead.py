@@ -87,7 +87,7 @@ def int32(*values: int) -> torch.Tensor:
 
 
 def attention() -> None:
-    """Batches of 64, and of 2 whose keys are split, with so many queries each; pages shorter than a block among them."""
+    """Batches of 64, and of 2 whose keys are split, with so many queries each, and pages shorter than a block."""
     global case
     from dsim.kernels.ragged_paged_attention import ragged_paged_attention
 
