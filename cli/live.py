@@ -46,6 +46,7 @@ def live_command(
     ] = None,
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
     graphs: options.Graphs = None,
+    tp: Annotated[int, option("N", "Processes that share the model, on a GPU each (tensor parallel).", "--tp")] = 1,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
     tokenizer: Annotated[
@@ -104,7 +105,9 @@ def live_command(
         raise DsimError(f"--temperature is {temperature:g}, and --top-p and --gumbel draw tokens: expected above 0")
     if sampling is not None and graphs:
         raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
-    loaded = open_model(model, device, seed, graphs, Given(mask_token_id, block_length))
+    if tp < 1:
+        raise DsimError(f"--tp is {tp}, expected at least 1")
+    loaded = open_model(model, device, seed, graphs, Given(mask_token_id, block_length), tp)
     answers = Answers(tokenizer, sampling)
     requests = answers.conversations(loaded, prompts, requests)
     commits = commits or ("model" if loaded.trained else "twin")

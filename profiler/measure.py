@@ -36,6 +36,7 @@ from ..live.measure import Measured, Shape, features_at, features_of, level_shap
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
+from ..live.parallel import join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, run
 from .commit_log import CommitLog, from_journal
@@ -99,11 +100,13 @@ class Loaded:
 
 
 def open_model(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
-) -> Loaded:
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
+    tp: int = 1,
+) -> Loaded:  # fmt: skip
     """Load a preset or a directory on a device, the GPU where there is one: bf16 there, fp32 on a CPU.
 
-    graphs: whether decode steps are captured; None: on CUDA they are.
+    graphs: whether decode steps are captured; None: on CUDA they are. tp: processes that share the model, on a GPU
+    each; nothing is captured there unless it is asked for.
 
     Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
     """
@@ -113,22 +116,26 @@ def open_model(
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
-        model = weights.load(name, device, dtype, seed, given)
+        if tp == 1:
+            model = weights.load(name, device, dtype, seed, given)
+        else:
+            model = join(name, device, dtype, seed, given, tp)
     except torch.OutOfMemoryError as error:
         size = 2 * weights.config_of(name).num_params
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
     config = model.config
-    found = describe(device)
+    found = replace(describe(device), count=tp)
     element = dtype.itemsize
+    copies = max(1, tp // config.kv_heads)  # of a KV head
     memory = MemoryModel(
-        capacity_bytes=free or found.memory_bytes,
+        capacity_bytes=(free or found.memory_bytes) * (tp if free else 1),  # processes on a CPU share its memory
         weight_bytes=element * config.num_params,
-        kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim,
+        kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim * copies,
         vocab=config.vocab,
     )
     return Loaded(
         name, model, found, shape_of(config), memory, weights.is_trained(name),
-        device.startswith("cuda") if graphs is None else graphs,
+        device.startswith("cuda") and tp == 1 if graphs is None else graphs,
     )  # fmt: skip
 
 
