@@ -49,11 +49,9 @@ def live_command(
     tp: Annotated[int, option("N", "Processes that share the model, on a GPU each (tensor parallel).", "--tp")] = 1,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
-    tokenizer: Annotated[
-        str | None, option("PATH", "tokenizer.json or its folder, with the chat template; the model's own by default.")
-    ] = None,
+    tokenizer: options.Tokenizer = None,
     temperature: Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.")] = 0.0,
-    top_p: Annotated[float, option("P", "Draw among the likeliest tokens that make up P.", "--top-p")] = 1.0,
+    top_p: options.TopP = 1.0,
     gumbel: Annotated[bool, typer.Option("--gumbel", help="Draw with Gumbel noise, as LLaDA does.")] = False,
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
@@ -65,9 +63,7 @@ def live_command(
     columns: options.Columns = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
-    eos: Annotated[
-        bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before.")
-    ] = False,
+    eos: options.EndsAtEos = False,
     drop_warmup: options.DropWarmup = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,

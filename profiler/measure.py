@@ -357,18 +357,19 @@ MOST_LOGGED = 400  # requests of one commit log
 
 def log_commits(
     loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
-    told: list[Deltas] | None = None,
+    told: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
     """The commits of the model at work for `budget` seconds: whole blocks every step, on prompts cut from a text.
 
     Every mask is computed at every step, so that the log tells of all distances from the frontier alike. told: receives
-    every step's importance deltas.
+    every step's importance deltas. tokenizer: of the text, if not the model's own. eos: requests end at an EOS, and
+    what comes after it is not logged.
     """
     config = loaded.model.config
     block = config.block_length
     policy = every_step({"max_batch": 8}, FixedBlock(block))
     policy = replace(policy, unmasking=replace(policy.unmasking, threshold=threshold, temperature=temperature))
-    tokens = read_tokens(prompts, loaded.name, config)
+    tokens = read_tokens(prompts, loaded.name, config, tokenizer)
     chance = np.random.default_rng(seed)
     most = min(256, config.context_limit // 2)
     requests = [
@@ -380,7 +381,7 @@ def log_commits(
     done = run(
         loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=_after(budget),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
-        graphs=loaded.kept,
+        graphs=loaded.kept, eos=config.eos if eos else (),
         watch=None if told is None else lambda g: told.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
@@ -543,12 +544,14 @@ def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, told: Told | None = None, full_sequence: bool = False,
+    tokenizer: str | None = None, eos: bool = False,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
     weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
     full_sequence: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
+    tokenizer, eos: see log_commits.
     """
     if full_sequence and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -557,8 +560,13 @@ def profile_model(
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
     config = loaded.model.config
+    if eos and not (config.eos and workloads):
+        raise ProfileError(
+            f"--eos ends the requests whose commits are logged, and {config.name} names EOS {list(config.eos)} and "
+            f"{len(workloads)} workloads: expected some of both"
+        )
     for prompts in workloads.values():  # read before anything is measured
-        read_tokens(prompts, loaded.name, config)
+        read_tokens(prompts, loaded.name, config, tokenizer)
     settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
     for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
@@ -589,7 +597,7 @@ def profile_model(
             told(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
         log = log_commits(
             loaded, workloads[workload], threshold, temperature, share, seed,
-            seen if config.block_length > 1 and config.layers > 1 else None,
+            seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,
         )  # fmt: skip
         logs[workload, threshold] = log
         source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
