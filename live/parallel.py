@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,12 +27,13 @@ from .cache import PagedCache
 from .config import ModelConfig
 from .config_file import Given
 from .experts import MixedFeedForward
-from .forward import Batch, Forward
+from .forward import Batch, Forward, flat_size
 from .model import Decoder, Layer
 from .sampling import sample
 
 STOP, OPEN, COMPUTE = range(3)  # what the others are told
-NAMES = ("tokens", "positions", "places", "sampled", "query_start", "history", "page_table", "listed", "keys")
+# A batch's arrays, in the order in which Forward lays them out.
+NAMES = ("query_start", "history", "page_table", "listed", "tokens", "positions", "places", "sampled", "keys")
 START = timedelta(minutes=10)  # by when all have loaded their weights
 
 
@@ -205,6 +205,7 @@ class ParallelForward(Forward):
         """Compute a batch, its keys and values written to the caches."""
         assert batch.evict is None, "no process has all heads"
         flat, shapes = self._flatten(batch)
+        assert list(shapes) == [name for name in NAMES if name in shapes], "the others would read it otherwise"
         header = [batch.block_length]
         for name in NAMES:
             shape = shapes.get(name)
@@ -220,8 +221,7 @@ class ParallelForward(Forward):
             ndim, *sizes = header[1 + 3 * i : 4 + 3 * i]
             if ndim >= 0:
                 shapes[name] = tuple(sizes[:ndim])
-        total = sum(int(np.prod(shape)) for shape in shapes.values())
-        held = self._ranks.send(torch.zeros(total, dtype=torch.int64)).to(self.device)
+        held = self._ranks.send(torch.zeros(flat_size(shapes.values()), dtype=torch.int64)).to(self.device)
         with torch.inference_mode():
             self._compute(self._unflatten(held, shapes), block)
 
