@@ -46,13 +46,12 @@ def live_command(
     ] = None,
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
     graphs: options.Graphs = None,
+    tp: Annotated[int, option("N", "Processes that share the model, on a GPU each (tensor parallel).", "--tp")] = 1,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
-    tokenizer: Annotated[
-        str | None, option("PATH", "tokenizer.json or its folder, with the chat template; the model's own by default.")
-    ] = None,
+    tokenizer: options.Tokenizer = None,
     temperature: Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.")] = 0.0,
-    top_p: Annotated[float, option("P", "Draw among the likeliest tokens that make up P.", "--top-p")] = 1.0,
+    top_p: options.TopP = 1.0,
     gumbel: Annotated[bool, typer.Option("--gumbel", help="Draw with Gumbel noise, as LLaDA does.")] = False,
     arrival: options.Arrival = "trace",
     rate: options.Rate = None,
@@ -64,9 +63,7 @@ def live_command(
     columns: options.Columns = None,
     skip_bad: options.SkipBad = False,
     emit: options.Emit = "block",
-    eos: Annotated[
-        bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before.")
-    ] = False,
+    eos: options.EndsAtEos = False,
     drop_warmup: options.DropWarmup = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
@@ -104,7 +101,9 @@ def live_command(
         raise DsimError(f"--temperature is {temperature:g}, and --top-p and --gumbel draw tokens: expected above 0")
     if sampling is not None and graphs:
         raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
-    loaded = open_model(model, device, seed, graphs, Given(mask_token_id, block_length))
+    if tp < 1:
+        raise DsimError(f"--tp is {tp}, expected at least 1")
+    loaded = open_model(model, device, seed, graphs, Given(mask_token_id, block_length), tp)
     answers = Answers(tokenizer, sampling)
     requests = answers.conversations(loaded, prompts, requests)
     commits = commits or ("model" if loaded.trained else "twin")

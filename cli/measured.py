@@ -33,21 +33,26 @@ def measure_profile(
     seed: int,
     force: bool,
     full_sequence: bool,
+    given: tuple[int | None, int | None],
+    tokenizer: str | None,
+    eos: bool,
     screen: Console,
 ) -> "Profile":
     """Measure, fit, and write the profile and, once that is safe, its page `beside` it.
 
-    `prompts`: files, or NAME=FILE to name the workload.
+    `prompts`: files, or NAME=FILE to name the workload. given: the mask and the block length, where a directory does
+    not say them. eos: logged requests end at the checkpoint's EOS.
     """
     from ..profiler.profile import load, save
 
     total = seconds_of(budget)
     wanted = [_threshold(part) for part in thresholds.split(",")]
     held = load(yields).commits if yields else ()
-    from ..profiler.measure import default_workloads, open_model, profile_model  # imported here: it loads PyTorch
+    from ..live.config_file import Given  # imported here, as below: it loads PyTorch
+    from ..profiler.measure import default_workloads, open_model, profile_model
     from ..report.profile_page import write_page
 
-    loaded = open_model(model, device, seed, graphs)
+    loaded = open_model(model, device, seed, graphs, Given(*given))
     workloads = default_workloads(loaded) if not prompts and not full_sequence else {}
     for text in prompts:
         name, equals, file = text.partition("=")
@@ -65,6 +70,8 @@ def measure_profile(
             max_context=max_context,
             seed=seed,
             full_sequence=full_sequence,
+            tokenizer=tokenizer,
+            eos=eos,
             told=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
     save(profile, output, force)

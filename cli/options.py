@@ -100,6 +100,12 @@ BlockLength = Annotated[
     int | None, option("N", "The block that the directory's weights were trained with.", "--block-length")
 ]
 
+Tokenizer = Annotated[
+    str | None, option("PATH", "tokenizer.json or its folder, with the chat template; the model's own by default.")
+]
+TopP = Annotated[float, option("P", "Draw among the likeliest tokens that make up P.", "--top-p")]
+EndsAtEos = Annotated[bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before.")]
+
 # Its traffic.
 Arrival = Annotated[
     str, option("A", f"One of: {', '.join(choices.ARRIVALS)}.", "--arrival", values=lambda: choices.ARRIVALS)

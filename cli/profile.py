@@ -42,6 +42,10 @@ def profile_command(
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
     device: Annotated[str | None, option("D", "cuda or cpu, to measure on; the GPU where there is one.")] = None,
     graphs: options.Graphs = None,
+    mask_token_id: options.MaskTokenId = None,
+    block_length: options.BlockLength = None,
+    tokenizer: options.Tokenizer = None,
+    eos: options.EndsAtEos = False,
     full_sequence: Annotated[
         bool,
         typer.Option("--full-sequence", help="For policies that attend both ways: no commits are logged."),
@@ -95,6 +99,7 @@ def profile_command(
             model, output, beside, device=device, graphs=graphs, budget=budget, thresholds=thresholds,
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
             max_context=max_context, seed=seed, force=force, full_sequence=full_sequence,
+            given=(mask_token_id, block_length), tokenizer=tokenizer, eos=eos,
             screen=Console(stderr=True, soft_wrap=True, highlight=False),
         )  # fmt: skip
     why = [*profile.fit.doubts]

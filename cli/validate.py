@@ -39,6 +39,11 @@ def validate_command(
     model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
     device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
     graphs: options.Graphs = None,
+    mask_token_id: options.MaskTokenId = None,
+    block_length: options.BlockLength = None,
+    tokenizer: options.Tokenizer = None,
+    temperature: Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.")] = 0.0,
+    top_p: options.TopP = 1.0,
     budget: Annotated[str, option("T", "About how long it may take: 90s, 20m, 1h.")] = "20m",
     profile: Annotated[
         str | None, option("P", "A measured profile of the model; by default one is measured.", "--profile")
@@ -102,9 +107,15 @@ def validate_command(
             f"{both[0]} is for a full-sequence model and {both[1]} for block diffusion: expected policies of one kind"
         )
     full_sequence = all(kinds.values())
-    from ..profiler.measure import default_workloads, open_model, profile_model  # imported here: it loads PyTorch
+    from ..live.config_file import Given  # imported here, as below: they load PyTorch
+    from ..live.sampling import Sampling
+    from ..planner.on_device import Answers
+    from ..profiler.measure import default_workloads, open_model, profile_model
 
-    loaded = open_model(model, device, 0, graphs)
+    if not temperature and top_p != 1:
+        raise DsimError(f"--temperature is {temperature:g}, and --top-p draws tokens: expected above 0")
+    answers = Answers(tokenizer, Sampling(temperature, top_p, seed=seed) if temperature else None)
+    loaded = open_model(model, device, 0, graphs, Given(mask_token_id, block_length))
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     file = out / "profile.json" if profile is None else Path(profile)
     given = profile is not None or file.is_file()
@@ -127,6 +138,7 @@ def validate_command(
                 thresholds=(0.9,),
                 yields=load(yields).commits if yields else (),
                 full_sequence=full_sequence,
+                tokenizer=tokenizer,
                 told=lambda what, _: told(f"profile: {what}"),
             )
             return made
@@ -158,7 +170,7 @@ def validate_command(
 
         found = validate(
             out / "cells", base, loaded, held, policies=policies, loads=loads, seconds=seconds, commits=commits,
-            prompts=prompts, bounds=bounds, more=lambda: time.monotonic() - begin < total, watch=watch,
+            prompts=prompts, answers=answers, bounds=bounds, more=lambda: time.monotonic() - begin < total, watch=watch,
         )  # fmt: skip
     fewest = min(cell.num_requests for cell in found.cells)
     if fewest < ENOUGH:

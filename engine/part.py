@@ -251,6 +251,7 @@ class Policy:
             needs = "static or phase-multiplexed" if self.full_sequence else "continuous or synchronous"
             kinds = type(self.cache).__name__, type(self.batching).__name__
             raise PolicyError(f"{self.name}: {kinds[0]} needs {needs} batching, and batching is {kinds[1]}")
+        self.unmasking.check(self)
         if self.full_sequence:
             self._check_full_sequence()
             return

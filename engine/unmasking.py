@@ -24,6 +24,7 @@ class Unmasking(Part):
     low_confidence_static: the n most confident. sequential: those among the n positions from the first mask on.
     n = max(1, block_length // denoising_steps), and 1 where denoising_steps is not given. Full-sequence models commit
     one more in the first block_length % denoising_steps steps of a block, so that it is whole after the last one.
+    sub_block: of a block's parts of so many positions the first with a mask commits alone (Fast-dLLM v2).
     """
 
     threshold: Annotated[float, Range(0, 1), "confidence at which a mask commits, above 0"] = 0.9
@@ -33,6 +34,9 @@ class Unmasking(Part):
     strategy: Annotated[str, Choice(STRATEGIES), "which computed masks commit"] = "low_confidence_dynamic"
     denoising_steps: Annotated[int | None, Range(1), "steps of a block; none: as many as it has tokens"] = None
     strict: Annotated[bool, "exceed the threshold (SDAR's script, SGLang), not reach it (LMDeploy)"] = False
+    sub_block: Annotated[
+        int | None, Range(1), "positions of a block's parts that commit one after another; none: all"
+    ] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -43,6 +47,19 @@ class Unmasking(Part):
             raise PolicyError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
         if self.denoising_steps is not None and self.denoising_steps < 1:
             raise PolicyError(f"denoising_steps is {self.denoising_steps}, expected at least 1")
+        if self.sub_block is not None and self.sub_block < 1:
+            raise PolicyError(f"sub_block is {self.sub_block}, expected at least 1")
+        if self.sub_block is not None and self.strategy != "low_confidence_dynamic":
+            raise PolicyError(
+                f"sub_block is {self.sub_block} and strategy {self.strategy}: expected low_confidence_dynamic"
+            )
+
+    def check(self, policy: Policy) -> None:
+        if self.sub_block is not None and policy.block_length % self.sub_block:
+            raise PolicyError(
+                f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "
+                f"{policy.block_length}"
+            )
 
     def answers(self, policy: Policy) -> Answers:
         """How the twin draws commits."""
@@ -70,6 +87,9 @@ def unmask(
     """
     if not masked.size:
         return masked.copy()
+    if rule.sub_block is not None:
+        part = np.arange(masked.shape[1]) // rule.sub_block
+        masked = masked & (part == part[np.argmax(masked, axis=1)][:, None])
     score = np.where(masked, confidence, -np.inf)
     if first_token and step is not None:
         score[(step == 0) & masked[:, 0], 0] = np.inf

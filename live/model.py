@@ -1,6 +1,6 @@
 """The decoder: RMSNorm, grouped-query attention, RoPE, and SwiGLU or experts, on rows of tokens (live/families.py)."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Decoder(nn.Module):
         if not config.tied:
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         self.frequencies = frequencies(config)
+        self.ranks: Any = None  # parallel.Ranks, where several processes share the model
 
     @property
     def head_weight(self) -> Tensor:

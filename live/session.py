@@ -21,6 +21,7 @@ from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, 
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
+from .parallel import ParallelForward
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .sampling import Sampling
@@ -163,8 +164,11 @@ def make_forward(
     num_pages = min(limits.num_pages, _pages_of_use(policy, limits, requests))
     if graphs is not None:
         return graphs.forward(model, policy, num_pages, _longest(policy, limits, requests), max_num_logits)
+    if model.ranks is not None:
+        config = model.ranks.config  # of a share
     cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype)
-    return Forward(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
+    kind = Forward if model.ranks is None else ParallelForward
+    return kind(model, cache, policy.unmasking.temperature or 1.0, max_num_logits)
 
 
 def make_executor(

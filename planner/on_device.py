@@ -196,6 +196,8 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         check_runs(policy, config)
     if scenario.eos:
         _check_eos(policy, config, commits)
+    if loaded.device.count > 1:
+        _check_parallel(policy, loaded)
     if commits not in COMMITS:
         raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
@@ -232,3 +234,12 @@ def _check_eos(policy: Policy, config: ModelConfig, commits: str) -> None:
         raise DsimError(f"--eos ends requests where the weights say so, and commits is {commits}: expected model")
     if policy.full_sequence:
         raise DsimError(f"--eos ends requests between blocks, and {policy.name} denoises a canvas of fixed length")
+
+
+def _check_parallel(policy: Policy, loaded: Loaded) -> None:
+    """DsimError unless several processes can share a run."""
+    size = loaded.device.count
+    if policy.full_sequence or policy.eviction.by_importance:
+        raise DsimError(f"--tp is {size}, and {policy.name} goes by what one device has: expected 1")
+    if loaded.graphs:
+        raise DsimError(f"--tp is {size}, and --graphs captures one device's steps: expected 1")

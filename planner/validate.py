@@ -27,7 +27,7 @@ from ..report.compare.bounds import Bound
 from ..report.compare.comparison import Comparison, compare_runs
 from ..report.run import Run, read_run
 from ..sim.twin import Progress
-from .on_device import about_live, check_live, on_device
+from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
 from .record import in_twin, record
 from .scenario import Scenario
 
@@ -138,6 +138,7 @@ def validate(
     seconds: float = 20.0,
     commits: str = "twin",
     prompts: str | None = None,
+    answers: Answers = LIKELIEST,
     bounds: Sequence[Bound] = (),
     more: Callable[[], bool] = lambda: True,
     watch: Watch = lambda name: nullcontext(),
@@ -171,8 +172,8 @@ def validate(
                 raise DsimError(
                     f"{out}: holds a validation with {key} {shown(held.values[key])}, this one has {wanted}"
                 )
-    serve = partial(on_device, loaded, profile, commits, prompts)
-    about = about_live(loaded, profile, commits, prompts)
+    serve = partial(on_device, loaded, profile, commits, prompts, answers=answers)
+    about = about_live(loaded, profile, commits, prompts, answers)
     left = []
     any_measured = any((out / cell.name / "measured").is_dir() for cell in cells)
     for cell in cells:

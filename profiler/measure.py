@@ -36,6 +36,7 @@ from ..live.measure import Measured, Shape, features_at, features_of, level_shap
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
+from ..live.parallel import join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, run
 from .commit_log import CommitLog, from_journal
@@ -99,11 +100,13 @@ class Loaded:
 
 
 def open_model(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
-) -> Loaded:
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
+    tp: int = 1,
+) -> Loaded:  # fmt: skip
     """Load a preset or a directory on a device, the GPU where there is one: bf16 there, fp32 on a CPU.
 
-    graphs: whether decode steps are captured; None: on CUDA they are.
+    graphs: whether decode steps are captured; None: on CUDA they are. tp: processes that share the model, on a GPU
+    each; nothing is captured there unless it is asked for.
 
     Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
     """
@@ -113,22 +116,26 @@ def open_model(
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
-        model = weights.load(name, device, dtype, seed, given)
+        if tp == 1:
+            model = weights.load(name, device, dtype, seed, given)
+        else:
+            model = join(name, device, dtype, seed, given, tp)
     except torch.OutOfMemoryError as error:
         size = 2 * weights.config_of(name).num_params
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
     config = model.config
-    found = describe(device)
+    found = replace(describe(device), count=tp)
     element = dtype.itemsize
+    copies = max(1, tp // config.kv_heads)  # of a KV head
     memory = MemoryModel(
-        capacity_bytes=free or found.memory_bytes,
+        capacity_bytes=(free or found.memory_bytes) * (tp if free else 1),  # processes on a CPU share its memory
         weight_bytes=element * config.num_params,
-        kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim,
+        kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim * copies,
         vocab=config.vocab,
     )
     return Loaded(
         name, model, found, shape_of(config), memory, weights.is_trained(name),
-        device.startswith("cuda") if graphs is None else graphs,
+        device.startswith("cuda") and tp == 1 if graphs is None else graphs,
     )  # fmt: skip
 
 
@@ -350,18 +357,19 @@ MOST_LOGGED = 400  # requests of one commit log
 
 def log_commits(
     loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
-    told: list[Deltas] | None = None,
+    told: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
     """The commits of the model at work for `budget` seconds: whole blocks every step, on prompts cut from a text.
 
     Every mask is computed at every step, so that the log tells of all distances from the frontier alike. told: receives
-    every step's importance deltas.
+    every step's importance deltas. tokenizer: of the text, if not the model's own. eos: requests end at an EOS, and
+    what comes after it is not logged.
     """
     config = loaded.model.config
     block = config.block_length
     policy = every_step({"max_batch": 8}, FixedBlock(block))
     policy = replace(policy, unmasking=replace(policy.unmasking, threshold=threshold, temperature=temperature))
-    tokens = read_tokens(prompts, loaded.name, config)
+    tokens = read_tokens(prompts, loaded.name, config, tokenizer)
     chance = np.random.default_rng(seed)
     most = min(256, config.context_limit // 2)
     requests = [
@@ -373,7 +381,7 @@ def log_commits(
     done = run(
         loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=_after(budget),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
-        graphs=loaded.kept,
+        graphs=loaded.kept, eos=config.eos if eos else (),
         watch=None if told is None else lambda g: told.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
@@ -536,12 +544,14 @@ def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, told: Told | None = None, full_sequence: bool = False,
+    tokenizer: str | None = None, eos: bool = False,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
     weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
     full_sequence: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
+    tokenizer, eos: see log_commits.
     """
     if full_sequence and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -550,8 +560,13 @@ def profile_model(
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
     config = loaded.model.config
+    if eos and not (config.eos and workloads):
+        raise ProfileError(
+            f"--eos ends the requests whose commits are logged, and {config.name} names EOS {list(config.eos)} and "
+            f"{len(workloads)} workloads: expected some of both"
+        )
     for prompts in workloads.values():  # read before anything is measured
-        read_tokens(prompts, loaded.name, config)
+        read_tokens(prompts, loaded.name, config, tokenizer)
     settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
     for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
@@ -583,7 +598,7 @@ def profile_model(
             told(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
         log = log_commits(
             loaded, workloads[workload], threshold, temperature, share, seed,
-            seen if config.block_length > 1 and config.layers > 1 else None,
+            seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,
         )  # fmt: skip
         logs[workload, threshold] = log
         source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"

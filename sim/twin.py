@@ -96,6 +96,11 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
             f"{policy.name}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
             "the twin draws no other (dsim live runs it)"
         )
+    if unmasking.sub_block is not None:
+        raise PolicyError(
+            f"{policy.name}: sub_block is {unmasking.sub_block}, and commit models are of whole blocks: expected none "
+            "(dsim live runs it)"
+        )
     deltas_of(policy, profile)
     return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
 

@@ -18,6 +18,8 @@ from dsim.live.choice import choose
 from dsim.live.full_sequence import check_runs
 from dsim.live.loop import serve
 from dsim.live.model import Decoder
+from dsim.profiler.profile import load
+from dsim.sim.twin import commit_model_of
 
 from .dense import SMALL, Dense, logits
 from .watched import PROMPTS, decoder
@@ -49,25 +51,30 @@ def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGT
 # ---- Fast-dLLM v2: block-causal, shifted ----------------------------------------------------------------------
 
 
-def fast_dllm_v2(model: Decoder, prompt: list[int], output: int, threshold: float) -> list[int]:
-    """The published loop of one request: a finished block's last row says the first token of the next one."""
+def fast_dllm_v2(
+    model: Decoder, prompt: list[int], output: int, threshold: float, block: int = BLOCK, small: int = BLOCK
+) -> list[int]:
+    """The published loop of one request: a finished block's last row says the first token of the next one.
+
+    small: tokens of a block's parts, which are finished one after another.
+    """
     mask, text = model.config.mask_token, list(prompt)
-    if len(text) % BLOCK == 0:
-        text.append(int(logits(model, text, BLOCK)[-1].argmax()))
+    if len(text) % block == 0:
+        text.append(int(logits(model, text, block)[-1].argmax()))
     while True:
-        text += [mask] * (-len(text) % BLOCK)
-        start = len(text) - BLOCK
-        while mask in text[start:]:
-            rows = logits(model, text, BLOCK)[start:]
-            best, token = torch.cat([rows[:1], rows[:-1]]).softmax(-1).max(-1)
-            masks = [i for i in range(BLOCK) if text[start + i] == mask]
-            top = max(masks, key=lambda i: (float(best[i]), -i))
-            for i in masks:
-                if i == top or best[i] > threshold:
-                    text[start + i] = int(token[i])
+        text += [mask] * (-len(text) % block)
+        start = len(text) - block
+        for part in range(0, block, small):
+            while masks := [i for i in range(part, part + small) if text[start + i] == mask]:
+                rows = logits(model, text, block)[start:]
+                best, token = torch.cat([rows[:1], rows[:-1]]).softmax(-1).max(-1)
+                top = max(masks, key=lambda i: (float(best[i]), -i))
+                for i in masks:
+                    if i == top or best[i] > threshold:
+                        text[start + i] = int(token[i])
         if len(text) >= len(prompt) + output:
             return text[: len(prompt) + output]
-        text.append(int(logits(model, text, BLOCK)[-1].argmax()))
+        text.append(int(logits(model, text, block)[-1].argmax()))
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.95])
@@ -78,6 +85,31 @@ def test_fast_dllm_v2_answers_as_its_published_loop(threshold: float) -> None:
     policy = parse(f"lmdeploy-bd32:{BLOCK},strict=true,threshold={threshold},max_batch=6,page_size=8")
     expected = [fast_dllm_v2(model, PROMPTS(i, p).tolist(), o, threshold) for i, (p, o) in enumerate(LENGTHS)]
     assert texts(policy, model) == expected
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.95])
+def test_fast_dllm_v2_finishes_small_blocks_one_after_another(threshold: float) -> None:
+    config = replace(SHIFTED, block_length=8)
+    model = decoder(config)
+    with torch.no_grad():
+        model.head.weight[config.mask_token] = 0.0
+    spec = f"lmdeploy-bd32:8,strict=true,threshold={threshold},max_batch=6,page_size=8"
+    answers = {}
+    for small in (2, 4, 8):
+        loop = [fast_dllm_v2(model, PROMPTS(i, p).tolist(), o, threshold, 8, small) for i, (p, o) in enumerate(LENGTHS)]
+        answers[small] = texts(parse(f"{spec},sub_block={small}"), model)
+        assert answers[small] == loop
+    assert answers[8] == texts(parse(spec), model)
+    assert answers[2] != answers[4] != answers[8]
+
+
+def test_small_blocks_are_parts_of_a_block_that_commit_by_their_confidence() -> None:
+    with pytest.raises(PolicyError, match="sub_block is 3, expected a divisor of the block length 32"):
+        parse("lmdeploy-bd32,sub_block=3")
+    with pytest.raises(PolicyError, match="sub_block is 8 and strategy sequential: expected low_confidence_dynamic"):
+        parse("lmdeploy-bd32,sub_block=8,strategy=sequential")
+    with pytest.raises(PolicyError, match="sub_block is 8, and commit models are of whole blocks: expected none"):
+        commit_model_of(parse("lmdeploy-bd32,sub_block=8"), load("a100-sdar-8b"), None)
 
 
 def test_a_policy_that_leaves_positions_out_is_refused_for_shifted_rows() -> None:

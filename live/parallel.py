@@ -1,0 +1,315 @@
+"""Tensor parallel: several processes, each with a share of every layer's heads and feed-forward, run one model.
+
+The first process, rank 0, serves: it plans, keeps the pages' tables and decides what commits. The others follow it:
+they are told the arrays of each batch, compute their share, and keep their share of the KV cache. A layer adds its
+shares up twice, after attention and after the feed-forward; logits are computed in shares of the vocabulary and put
+together. That is what the twin charges a replica of several GPUs for (profiler/roofline.py).
+"""
+
+import atexit
+import multiprocessing
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..engine.errors import ModelError
+from ..kernels.confidence import confidence
+from . import weights
+from .cache import PagedCache
+from .config import ModelConfig
+from .config_file import Given
+from .experts import MixedFeedForward
+from .forward import Batch, Forward, flat_size
+from .model import Decoder, Layer
+from .sampling import sample
+
+STOP, OPEN, COMPUTE = range(3)  # what the others are told
+# A batch's arrays, in the order in which Forward lays them out.
+NAMES = ("query_start", "history", "page_table", "listed", "tokens", "positions", "places", "sampled", "keys")
+START = timedelta(minutes=10)  # by when all have loaded their weights
+
+
+@dataclass
+class Traffic:
+    """What a process has sent to the others."""
+
+    reduces: int = 0  # sums over all processes
+    reduced: int = 0  # bytes of what was summed
+    gathered: int = 0  # bytes of logits that a process did not have
+
+
+@dataclass
+class Ranks:
+    """The processes of a model, as one of them sees them."""
+
+    rank: int
+    size: int
+    config: ModelConfig  # of a share
+    traffic: Traffic = field(default_factory=Traffic)
+    processes: list[Any] = field(default_factory=list)  # rank 0's: the others
+    folder: Any = None  # rank 0's: where they meet
+
+    def close(self) -> None:
+        """Send the others home."""
+        if not self.processes:
+            return
+        with suppress(RuntimeError):  # whoever has died is not told
+            self.tell(STOP)
+        for process in self.processes:
+            process.join(5)
+            process.terminate()
+        with suppress(RuntimeError, ValueError):
+            dist.destroy_process_group()
+        self.processes = []
+
+    def tell(self, what: int, *numbers: int) -> None:
+        """Rank 0 tells the others what comes."""
+        header = torch.zeros(2 + 3 * len(NAMES), dtype=torch.int64)
+        header[: 1 + len(numbers)] = torch.tensor([what, *numbers])
+        self.send(header)
+
+    def hear(self) -> list[int]:
+        """What rank 0 tells."""
+        header = torch.zeros(2 + 3 * len(NAMES), dtype=torch.int64)
+        return self.send(header).tolist()
+
+    def send(self, numbers: Tensor) -> Tensor:
+        """Rank 0's numbers, everywhere."""
+        if dist.get_backend() == "nccl":
+            held = numbers.cuda()
+            dist.broadcast(held, 0)
+            return held.cpu()
+        dist.broadcast(numbers, 0)
+        return numbers
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every process's x."""
+        self.traffic.reduces += 1
+        self.traffic.reduced += x.numel() * x.element_size()
+        dist.all_reduce(x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Every process's x [rows, n] side by side, [rows, size x n]."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self.traffic.gathered += (self.size - 1) * x.numel() * x.element_size()
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=1)
+
+
+class Summed(nn.Module):
+    """A module whose output is a share of what all processes' modules add up to."""
+
+    def __init__(self, share: nn.Module, ranks: Ranks) -> None:
+        super().__init__()
+        self.share = share
+        self.ranks = ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ranks.sum(self.share(x))
+
+
+def check(config: ModelConfig, size: int) -> None:
+    """ModelError unless a model can be cut into so many equal shares."""
+    ffn = config.ffn if config.experts is None else config.experts.ffn
+    for name, number in (("heads", config.heads), ("ffn", config.ffn), ("the experts' ffn", ffn)):
+        if number % size:
+            raise ModelError(f"--tp is {size}, and {config.name} has {name} {number}: expected a divisor of it")
+    if config.kv_heads % size and size % config.kv_heads:
+        raise ModelError(
+            f"--tp is {size}, and {config.name} has kv_heads {config.kv_heads}: expected a divisor or a multiple of it"
+        )
+
+
+def config_of_share(config: ModelConfig, size: int) -> ModelConfig:
+    """The dimensions of a share. With fewer KV heads than processes several hold the same."""
+    check(config, size)
+    experts = None if config.experts is None else replace(config.experts, ffn=config.experts.ffn // size)
+    return replace(
+        config, heads=config.heads // size, kv_heads=max(1, config.kv_heads // size), ffn=config.ffn // size,
+        experts=experts,
+    )  # fmt: skip
+
+
+def share_of(model: Decoder, ranks: Ranks) -> Decoder:
+    """A process's share of a decoder, which is used up: heads and feed-forwards cut, the rest whole."""
+    config, size, rank = model.config, ranks.size, ranks.rank
+    heads, kv_heads, head_dim = ranks.config.heads, ranks.config.kv_heads, config.head_dim
+    first = rank * config.kv_heads // size
+    q = slice(rank * heads * head_dim, (rank + 1) * heads * head_dim)
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        after = config.heads * head_dim
+        k = slice(after + first * head_dim, after + (first + kv_heads) * head_dim)
+        v = slice(k.start + config.kv_heads * head_dim, k.stop + config.kv_heads * head_dim)
+        _cut(layer.qkv, lambda w, parts=(q, k, v): torch.cat([w[part] for part in parts]))
+        _cut(layer.output, lambda w: w[:, q], bias=False)
+        layer.output = Summed(layer.output, ranks)  # type: ignore[assignment]
+        layer.split = (heads, kv_heads, kv_heads)
+        if hasattr(layer, "experts"):
+            _cut_experts(layer.experts, ranks)
+            layer.experts = Summed(layer.experts, ranks)  # type: ignore[assignment]
+        else:
+            _cut(layer.gate_up, lambda w: _halves(w, ranks))
+            _cut(layer.down, lambda w: _columns(w, ranks))
+            layer.down = Summed(layer.down, ranks)  # type: ignore[assignment]
+    model.ranks = ranks
+    return model
+
+
+def _cut_experts(experts: MixedFeedForward, ranks: Ranks) -> None:
+    """Keep a share of every expert; the router is whole."""
+    for name, cut in (("gate_up", _halves), ("down", _columns)):
+        whole = getattr(experts, name).data
+        setattr(experts, name, nn.Parameter(cut(whole, ranks).contiguous(), requires_grad=False))
+        if hasattr(experts, f"shared_{name}"):
+            _cut(getattr(experts, f"shared_{name}"), partial(cut, ranks=ranks))
+
+
+def _cut(linear: nn.Linear, cut: Any, bias: bool = True) -> None:
+    """Keep a part of a projection."""
+    linear.weight = nn.Parameter(cut(linear.weight.data).contiguous(), requires_grad=False)
+    if bias and linear.bias is not None:
+        linear.bias = nn.Parameter(cut(linear.bias.data).contiguous(), requires_grad=False)
+
+
+def _halves(w: Tensor, ranks: Ranks) -> Tensor:
+    """Of rows [..., gate then up, n] a process's share of both halves; of a bias' numbers alike."""
+    dim = max(0, w.ndim - 2)
+    return torch.cat([half.chunk(ranks.size, dim)[ranks.rank] for half in w.chunk(2, dim)], dim)
+
+
+def _columns(w: Tensor, ranks: Ranks) -> Tensor:
+    return w.chunk(ranks.size, -1)[ranks.rank]
+
+
+class ParallelForward(Forward):
+    """Rank 0's forward: it tells the others of every batch."""
+
+    def __init__(self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192) -> None:
+        super().__init__(model, cache, temperature, max_num_logits)
+        self._ranks: Ranks = model.ranks
+        if self._ranks.rank == 0:
+            self._ranks.tell(OPEN, cache.num_pages, cache.page_size, max_num_logits)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Any:
+        """Compute a batch, its keys and values written to the caches."""
+        assert batch.evict is None, "no process has all heads"
+        flat, shapes = self._flatten(batch)
+        assert list(shapes) == [name for name in NAMES if name in shapes], "the others would read it otherwise"
+        header = [batch.block_length]
+        for name in NAMES:
+            shape = shapes.get(name)
+            header += [-1, 0, 0] if shape is None else [len(shape), *shape, *(0 for _ in range(2 - len(shape)))]
+        self._ranks.tell(COMPUTE, *header)
+        self._ranks.send(torch.from_numpy(flat))
+        return super().run(batch)
+
+    def follow(self, header: list[int]) -> None:
+        """Compute this process's share of a batch that rank 0 tells of."""
+        block, shapes = header[0], dict[str, tuple[int, ...]]()
+        for i, name in enumerate(NAMES):
+            ndim, *sizes = header[1 + 3 * i : 4 + 3 * i]
+            if ndim >= 0:
+                shapes[name] = tuple(sizes[:ndim])
+        held = self._ranks.send(torch.zeros(flat_size(shapes.values()), dtype=torch.int64)).to(self.device)
+        with torch.inference_mode():
+            self._compute(self._unflatten(held, shapes), block)
+
+    def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As Forward's, of logits that every process has a share of."""
+        head, size, vocab = self.model.head_weight, self._ranks.size, self.model.config.vocab
+        width = -(-vocab // size)
+        share = head[self._ranks.rank * width : (self._ranks.rank + 1) * width]
+        tokens, sure = [], []
+        for low in range(0, max(1, len(hidden)), self.max_num_logits):
+            rows = slice(low, low + self.max_num_logits)
+            part = nn.functional.pad(hidden[rows] @ share.T, (0, width - len(share)))
+            logits = self._ranks.gather(part)[:, :vocab]
+            if self._ranks.rank:
+                continue
+            if self.sampling is not None:
+                assert keys is not None, "chance is keyed"
+                said = sample(logits.float(), keys[rows], self.sampling)
+            else:
+                said = confidence(logits.contiguous(), self.temperature)
+            tokens.append(said[0])
+            sure.append(said[1])
+        if self._ranks.rank:
+            return hidden[:0, 0].long(), hidden[:0, 0].float()
+        return torch.cat(tokens), torch.cat(sure)
+
+
+def join(
+    name: str, device: str, dtype: torch.dtype, seed: int, given: Given, size: int, threads: int | None = None
+) -> Decoder:
+    """Start the other processes, and return this one's share of the model. ModelError where it cannot be cut."""
+    config = config_of_share(weights.config_of(name, given), size)
+    kind = device.split(":")[0]
+    if kind == "cuda" and torch.cuda.device_count() < size:
+        raise ModelError(f"--tp is {size}, and there are {torch.cuda.device_count()} CUDA devices: expected one each")
+    folder = tempfile.TemporaryDirectory(prefix="dsim-tp-")
+    where = str(Path(folder.name) / "meet")
+    processes = []
+    context = multiprocessing.get_context("spawn")
+    for rank in range(1, size):
+        process = context.Process(
+            target=follow, args=(rank, size, where, name, kind, dtype, seed, given, threads or torch.get_num_threads()),
+            daemon=True,
+        )  # fmt: skip
+        process.start()
+        processes.append(process)
+    ranks = Ranks(0, size, config, processes=processes, folder=folder)
+    atexit.register(ranks.close)
+    return _enter(ranks, where, name, kind, dtype, seed, given)
+
+
+def _enter(
+    ranks: Ranks, where: str, name: str, kind: str, dtype: torch.dtype, seed: int, given: Given
+) -> Decoder:  # fmt: skip
+    device = f"cuda:{ranks.rank}" if kind == "cuda" else kind
+    if kind == "cuda":
+        torch.cuda.set_device(ranks.rank)
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, init_method=f"file://{where}", rank=ranks.rank, world_size=ranks.size, timeout=START
+    )
+    # Read on the host: a device has room for its share alone.
+    model = weights.load(name, "cpu", dtype, seed, given)
+    model = share_of(model, ranks).to(device)
+    model.frequencies = model.frequencies.to(device)
+    return model
+
+
+def follow(
+    rank: int, size: int, where: str, name: str, kind: str, dtype: torch.dtype, seed: int, given: Given, threads: int
+) -> None:
+    """The life of a process that is not the first."""
+    torch.set_num_threads(threads)
+    ranks = Ranks(rank, size, config_of_share(weights.config_of(name, given), size))
+    model = _enter(ranks, where, name, kind, dtype, seed, given)
+    weight = model.embedding.weight
+    forward: ParallelForward | None = None
+    with suppress(KeyboardInterrupt, RuntimeError):  # rank 0 says what ended it
+        while True:
+            what, *header = ranks.hear()
+            if what == STOP:
+                break
+            if what == OPEN:
+                num_pages, page, most = header[:3]
+                cache = PagedCache(ranks.config, num_pages, page, str(weight.device), weight.dtype)
+                forward = ParallelForward(model, cache, 1.0, most)
+            else:
+                assert forward is not None, "rank 0 opens a cache first"
+                forward.follow(header)
+    with suppress(RuntimeError):
+        dist.destroy_process_group()

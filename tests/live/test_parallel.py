@@ -1,0 +1,146 @@
+"""Two processes that share a model say what one says, and send what the twin charges for."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import DsimError, ModelError
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.live import parallel, session
+from dsim.live.config_file import AS_IT_SAYS
+from dsim.live.prompts import random_prompts
+from dsim.live.sampling import Sampling
+from dsim.live.weights import load
+from dsim.planner.on_device import check_live
+from dsim.planner.scenario import Scenario
+from dsim.profiler import roofline
+from dsim.profiler.hardware import gpu
+from dsim.profiler.measure import Loaded, open_model, shape_of
+
+from ..worlds import Collector
+from . import checkpoints
+
+LENGTHS = [(1, 9), (5, 3), (8, 16), (13, 1), (40, 12), (3, 20)]
+TIMES = ("start", "latency", "device")
+SIZE = 2
+
+
+class Shared:
+    """A checkpoint, what transformers says of it, and two processes that share it."""
+
+    def __init__(self, family: Any, folder: Path) -> None:
+        self.folder = folder
+        self.logits = family(folder)
+        self.model = parallel.join(str(folder), "cpu", torch.float32, 0, AS_IT_SAYS, SIZE, threads=1)
+
+
+@pytest.fixture(scope="module", params=[checkpoints.sdar, checkpoints.sdar_moe], ids=["dense", "experts"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    found = Shared(request.param, tmp_path_factory.mktemp("tp"))
+    yield found
+    found.model.ranks.close()
+
+
+def run(model: Any, spec: str, sampling: Sampling | None = None) -> tuple[Collector, RequestTable, Limits]:
+    limits, journal = Limits(200, 64, 4), Collector()
+    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
+    prompts = random_prompts(model.config, 7)
+    done = session.run(model, parse(spec), limits, requests, prompts, append=journal, sampling=sampling)
+    assert done.failure is None, done.failure
+    return journal, done.table, limits
+
+
+def test_two_processes_say_what_transformers_says(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[torch.Tensor] = []
+    confidence = parallel.confidence
+    monkeypatch.setattr(
+        parallel, "confidence", lambda logits, temperature: said.append(logits) or confidence(logits, temperature)
+    )
+    model, policy = shared.model, parse("lmdeploy-bd32,block_length=4,page_size=8")
+    requests = [Request(0, 0.0, 20, 4)]
+    prompts = random_prompts(model.config, 7)
+    done = session.run(model, policy, Limits(20, 64, 1), requests, prompts)
+    assert done.failure is None, done.failure
+    n = torch.arange(20)
+    expected = shared.logits(torch.from_numpy(prompts(0, 20)).long(), n[None] // 4 <= n[:, None] // 4)
+    torch.testing.assert_close(said[0], expected[-4:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(2.0, top_p=0.9), Sampling(1.0, gumbel=True)])
+@pytest.mark.parametrize("spec", ["lmdeploy-bd32,block_length=4", "chunk:3,block_length=4", "ar"])
+def test_two_processes_serve_as_one_does_and_the_journal_replays(
+    shared: Shared, spec: str, sampling: Sampling | None
+) -> None:
+    spec += ",max_batch=4,page_size=8,max_prefill_tokens=24"
+    ours, table, limits = run(shared.model, spec, sampling)
+    alone, *_ = run(load(str(shared.folder), "cpu", torch.float32), spec, sampling)
+    for name in ours.steps:
+        if name not in TIMES:
+            assert np.array_equal(ours.steps[name], alone.steps[name]), name
+    for name in ours.lists:
+        assert np.array_equal(ours.lists[name][0], alone.lists[name][0]), name
+    fresh = Engine(parse(spec), limits, RequestTable(len(LENGTHS)))
+    assert list(replay(fresh, 0, table.columns, ours.steps, ours.lists)) == []
+
+
+def test_what_is_sent_is_what_the_twin_charges_for(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_warm_up", lambda *_: None)  # it is not in the journal
+    model, traffic, config = shared.model, shared.model.ranks.traffic, shared.model.config
+    before = replace(traffic)
+    journal, *_ = run(model, "lmdeploy-bd32,block_length=4,max_batch=4,page_size=8")
+    steps = journal.steps
+    tokens, rows, forwards = (int(steps[name].sum()) for name in ("tokens", "head_rows", "num_forwards"))
+    device, shape = gpu("H100"), replace(shape_of(config), vocab=config.vocab + config.vocab % SIZE)
+    link = device.link * roofline.LINK_EFFICIENCY
+    fixed, per_token = roofline.all_reduce(device, shape, SIZE)
+    # Sums a forward, each as late as a link is.
+    assert (traffic.reduces - before.reduces) / forwards == 2 * config.layers
+    assert fixed == pytest.approx(2 * config.layers * device.link_latency)
+    # A ring sends 2 (n - 1) / n times what is summed; the twin's numbers are of two bytes, ours of four.
+    reduced = (traffic.reduced - before.reduced) / 4 * roofline.BYTES * 2 * (SIZE - 1) / SIZE
+    assert reduced / tokens == pytest.approx(per_token * link, rel=1e-12)
+    gathered = (traffic.gathered - before.gathered) / 4 * roofline.BYTES
+    one, two = (roofline.latency_model(device, shape, n, graphs=True)[0].head for n in (1, SIZE))
+    assert gathered / rows == pytest.approx((two - one / SIZE) * link, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (3, "--tp is 3, and .* has heads 4: expected a divisor of it"),
+        (4, "--tp is 4, and .* has the experts' ffn 18: expected a divisor of it"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(size: int, said: str, shared: Shared) -> None:
+    config = shared.model.config
+    if size == 4 and config.experts is None:
+        parallel.check(config, size)
+        return
+    if config.experts is not None:
+        config = replace(config, experts=replace(config.experts, ffn=18))
+    with pytest.raises(ModelError, match=said):
+        parallel.check(config, size)
+
+
+def test_heads_that_are_fewer_than_processes_are_held_twice(tmp_path: Path) -> None:
+    checkpoints.sdar(tmp_path)
+    config = load(str(tmp_path), "cpu", torch.float32).config
+    assert config.kv_heads == 2
+    assert parallel.config_of_share(config, 4).kv_heads == 1
+
+
+@pytest.mark.parametrize("spec", ["focus", "vanilla"])
+def test_what_one_device_alone_can_serve_is_refused(spec: str) -> None:
+    loaded = open_model("tiny", "cpu")
+    two = Loaded(**{**vars(loaded), "device": replace(loaded.device, count=2)})
+    with pytest.raises(DsimError, match=f"--tp is 2, and {spec} goes by what one device has: expected 1"):
+        check_live(Scenario("azure-conv", spec), two, None, "model")
