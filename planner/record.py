@@ -8,11 +8,8 @@ from typing import Any
 
 from .. import __version__
 from ..engine.commits import CommitModel
-from ..profiler.given_yield import calibrated_under
-from ..profiler.pieces import digits
+from ..profiler.known import calibrated_under, unknown_host
 from ..profiler.profile import Profile
-from ..profiler.request_effects import mean_yield
-from ..profiler.uncertainty import unknown_host
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
@@ -150,7 +147,9 @@ def _under(profile: Profile, model: CommitModel) -> CommitInfo:
     with_ = calibrated_under(profile)
     if with_ is None or (model.workload, model.threshold) == (with_.workload, with_.threshold):
         return {}
-    return {"tokens_per_step": digits(mean_yield(model), 3)}
+    from ..profiler.request_effects import mean_yield  # imported here: it loads SciPy
+
+    return {"tokens_per_step": float(f"{mean_yield(model):.3g}")}
 
 
 def _host(profile: Profile) -> ProfileInfo:

@@ -15,10 +15,8 @@ from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
 from ..files.read import quoted, read_toml
-from ..profiler.given_yield import with_yield
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
-from ..profiler.uncertainty import varied
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
 from ..sim.twin import Append, Progress, Result, commit_model_of, simulate
@@ -121,9 +119,13 @@ class Scenario:
         """The profile that prices the steps, with the yields that are given in place of its own, and varied."""
         profile = self.base_profile()
         if self.yields is not None:
+            from ..profiler.given_yield import with_yield  # imported here, as below: it loads SciPy
+
             profile = with_yield(profile, self.yields, self.parsed_policy())
         if not self.variation:
             return profile
+        from ..profiler.uncertainty import varied
+
         return varied(profile, self.variation, commit_model_of(self.parsed_policy(), profile, self.workload))
 
     def base_profile(self) -> Profile:

@@ -55,27 +55,6 @@ def given_yield(
     return (_model(text, mean, block_length, threshold, temperature),)
 
 
-@dataclass(frozen=True)
-class Under:
-    """The yield that a profile's step times were calibrated under: to what else commits they are carried over."""
-
-    tokens: float  # a denoise step
-    workload: str
-    threshold: float
-
-    def __str__(self) -> str:
-        return f"{self.tokens:.3g} ({self.workload}, threshold {self.threshold:g})"
-
-
-def calibrated_under(profile: Profile) -> Under | None:
-    """The yield that a profile says it was calibrated under; None for one that was measured, or from data sheets."""
-    settings = profile.provenance.settings
-    tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
-    if not isinstance(tokens, int | float) or not isinstance(threshold, int | float) or workload is None:
-        return None
-    return Under(float(tokens), str(workload), float(threshold))
-
-
 def _processed(tokens: float, block_length: int) -> float:
     """Per denoise step, where each forward computes the whole block and each block has one more that writes its KV."""
     return block_length / (tokens - 1.0) if tokens > 1.0 else float("inf")

@@ -61,7 +61,7 @@ class Likelihood:
         of_block = np.unique(log.request[self.first_row], return_inverse=True)[1]
         self.request: Ints = np.asarray(of_block, np.int64)
         self.first_block = np.flatnonzero(np.diff(self.request, prepend=-1))
-        self.grid = np.arange(-round(REACH / STEP), round(REACH / STEP) + 1) * STEP
+        self.grid = np.asarray(np.arange(-round(REACH / STEP), round(REACH / STEP) + 1) * STEP, np.float64)
         self.beyond = np.arange(-round(REACH / STEP), round(BEYOND / STEP) + 1) * STEP
 
     def value_and_gradient(self, log_odds: Floats, gain: float, variances: Variances) -> tuple[float, Floats]:

@@ -47,9 +47,7 @@ def fit_effects(
         return (), {}
     rng = np.random.Generator(np.random.PCG64(SEED))
     again = [climbed(seen[rng.integers(len(seen), size=len(seen))], prior) for _ in range(RESAMPLES)]
-    errors = {
-        name: float(np.std([_quantiles(fitted.grid, w, np.array([q]))[0] for w in again])) for q, name in TAILS
-    }  # fmt: skip
+    errors = {name: float(np.std([_quantiles(fitted.grid, w, np.array([q]))[0] for w in again])) for q, name in TAILS}
     at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
     return tuple(digits(v, 4) for v in _quantiles(fitted.grid, found, at)), errors
 

@@ -15,6 +15,7 @@ from scipy.special import ndtr
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
+from .known import unknown_host
 from .profile import CommitFit, Profile
 from .request_effects import mean_yield, scaled, shifted
 
@@ -67,12 +68,6 @@ def causes(profile: Profile, model: CommitModel | None) -> tuple[Cause, ...]:
             error = errors.get("request_spread", 0.0)
             found.append(Cause(SPREAD, f"±{error:.2g} of log-odds, its standard error", False))
     return tuple(found)
-
-
-def unknown_host(profile: Profile) -> tuple[str, ...]:
-    """Host terms of a profile that are 0 because nobody could tell them: of estimates, and those not identified."""
-    zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
-    return tuple(name for name in zero if profile.is_estimate or name in profile.fit.unidentified)
 
 
 def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: CommitModel | None) -> Profile:

@@ -11,6 +11,7 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.planner.ensemble import Spread, capacities, drawn, ensemble, interval, known_causes, level
 from dsim.planner.scenario import Scenario
+from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load
 from dsim.profiler.request_effects import mean_yield
 from dsim.profiler.uncertainty import (
@@ -22,7 +23,6 @@ from dsim.profiler.uncertainty import (
     SPREAD,
     YIELD,
     causes,
-    unknown_host,
     varied,
 )  # fmt: skip
 from dsim.traces import Trace

@@ -54,7 +54,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_shipped_experiment_reads_and_names_its_source() -> None:
     held = {name: read(name) for name in shipped()}
-    assert len(held) >= 19
+    assert len(held) >= 22
     for e in held.values():
         assert e.citation
         assert e.conditions

@@ -1,0 +1,32 @@
+"""What a profile says of its own limits: the yield behind its step times, and host terms that nobody knows."""
+
+from dataclasses import dataclass
+
+from .profile import Profile
+
+
+@dataclass(frozen=True)
+class Under:
+    """The yield that a profile's step times were calibrated under: to what else commits they are carried over."""
+
+    tokens: float  # a denoise step
+    workload: str
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.tokens:.3g} ({self.workload}, threshold {self.threshold:g})"
+
+
+def calibrated_under(profile: Profile) -> Under | None:
+    """The yield that a profile says it was calibrated under; None for one that was measured, or from data sheets."""
+    settings = profile.provenance.settings
+    tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
+    if not isinstance(tokens, int | float) or not isinstance(threshold, int | float) or workload is None:
+        return None
+    return Under(float(tokens), str(workload), float(threshold))
+
+
+def unknown_host(profile: Profile) -> tuple[str, ...]:
+    """Host terms of a profile that are 0 because nobody could tell them: of estimates, and those not identified."""
+    zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
+    return tuple(name for name in zero if profile.is_estimate or name in profile.fit.unidentified)
