@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # What needs a GPU, in stages of at most nine minutes, on a bare machine: Python, PyTorch and Triton are there, no network.
 #
-#   benchmarks/gpu.sh tests|profile|validate|kernels|caches [OUT]
+#   benchmarks/gpu.sh smoke|tests|profile|validate|kernels|caches [OUT]
 #
+#   smoke     five minutes, and first: every path once at toy size, so that nothing fails for the first time later on
 #   tests     the tests marked gpu: kernels against their references, the executor on the device
 #   profile   SDAR-8B's dimensions with random weights: OUT/h200.json (NAME to change) and its report
 #   validate  4 policies x 3 loads against that profile, the most telling first; every cell is saved as it ends
 #   caches    a profile of the same model attending both ways, and five full-sequence policies x 2 loads against it
 #   kernels   each kernel, and whole decode steps, beside the device's ceilings: OUT/kernels.json, OUT/steps.json
 #
-# OUT is ./gpu-results unless given; a stage that finds its earlier results there goes on with them. GRAPHS=--graphs captures
-# decode steps in profile and validate. TUNE=--tune times, in kernels, every listed way to compile attention and confidence.
+# OUT is ./gpu-results unless given; a stage writes as it goes, and where it finds earlier results there it goes on with them.
+# Decode steps are captured graphs; GRAPHS=--no-graphs makes them eager in profile and validate. TUNE=--tune times, in kernels, every listed way to compile attention and confidence.
 # Where simpy, plotly, optuna or other needs are missing and cannot be downloaded, put their wheels in a folder and name it:
 # WHEELS.
 set -euo pipefail
-stage=${1:?"expected a stage: tests, profile, validate, kernels or caches"}
+stage=${1:?"expected a stage: smoke, tests, profile, validate, kernels or caches"}
 repository=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${2:-gpu-results}"
 out=$(cd "${2:-gpu-results}" && pwd)
@@ -43,6 +44,31 @@ print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "CUDA", torch.
 PYTHON
 
 case $stage in
+  smoke)
+    # Each part has its own time and its own file; one that fails does not keep the next from being seen.
+    status=0
+    part() { # NAME SECONDS COMMAND ...
+      echo "smoke: $1"
+      timeout "$2" "${@:3}" > "$out/smoke-$1.txt" 2>&1 || { status=1; echo "smoke: $1 FAILED, $out/smoke-$1.txt"; tail -5 "$out/smoke-$1.txt"; }
+    }
+    few=(azure-conv --lengths lognormal:96,48,64,32 --arrival poisson --rate 20 --num-requests 12 --device cuda --force)
+    blocks=(--policy lmdeploy-bd32 --policy sglang-bd32 --policy chunk:8 --policy delayed-cache-plus --policy focus)
+    whole=(--policy vanilla --policy fast-dllm --policy sparse-dllm --policy dllm-cache --policy maskkv)
+    part executor 90 "$python" -m pytest "$repository/tests/live/test_gpu.py" -m gpu -q --rootdir "$repository" -p no:cacheprovider
+    part graphs 60 "$python" -m dsim live "${few[@]}" --model tiny --graphs "${blocks[@]}" -o "$out/smoke-graphs"
+    part eager 40 "$python" -m dsim live "${few[@]}" --model tiny --no-graphs "${blocks[@]}" -o "$out/smoke-eager"
+    part both-ways 60 "$python" -m dsim live "${few[@]}" --model tiny-both-ways "${whole[@]}" -o "$out/smoke-both-ways"
+    part profile 60 "$python" -m dsim profile --model tiny --device cuda --budget 20s --max-batch 8 -o "$out/smoke-profile.json" --force
+    part validate 60 "$python" -m dsim validate --model tiny --device cuda --profile "$out/smoke-profile.json" --budget 20s \
+      --lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --policy focus --load 0.5 --seed 1 -o "$out/smoke-validation"
+    # No step may have compiled a kernel or captured a graph.
+    part ready 20 "$python" -c '
+import json, sys
+late = {folder: {p: n for p, n in json.load(open(f"{folder}/run.json"))["live"]["made_ready"].items() if n} for folder in sys.argv[1:]}
+print(late)
+sys.exit(any(late.values()))' "$out/smoke-graphs" "$out/smoke-eager" "$out/smoke-both-ways"
+    [ "$status" -eq 0 ] || exit 1
+    ;;
   tests)
     timeout 540 "$python" -m pytest "$repository/tests/kernels" "$repository/tests/live" -m gpu -q \
       --rootdir "$repository" -p no:cacheprovider | tee "$out/tests.txt"
@@ -71,7 +97,7 @@ case $stage in
     timeout 140 "$python" "$repository/benchmarks/step.py" --model "$model" --json "$out/steps.json" | tee "$out/steps.txt"
     ;;
   *)
-    echo "stage is $stage, expected tests, profile, validate, kernels or caches" >&2
+    echo "stage is $stage, expected smoke, tests, profile, validate, kernels or caches" >&2
     exit 2
     ;;
 esac

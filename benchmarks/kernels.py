@@ -536,9 +536,11 @@ def main() -> int:
                         rows[-1]["candidates"] = tuned(case, clock)
                         for row in rows[-1]["candidates"]:
                             print(line_of_a_candidate(row), flush=True)
+                    if options.json:  # after every case: what comes next may not end in time
+                        report = {"schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling}
+                        text = json.dumps(report | {"cases": rows}, indent=1)
+                        options.json.write_text(text + "\n", encoding="utf-8")
     if options.json:
-        report = {"schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling, "cases": rows}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(f"Wrote {options.json}")
     return 0 if all(row["right"] for row in rows) else 1
 

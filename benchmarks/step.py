@@ -139,7 +139,9 @@ def timed(names: tuple[str, ...]) -> Iterator[Callable[[], float]]:
 def focus_steps(forward: Forward, num: int, context: int, block: int) -> dict[str, float]:
     """Seconds of a whole step and of one that evicts three quarters, and in the latter those of choosing: medians."""
     step = evicting_step(forward, num, context, block)
-    with timed(("focus_importance", "focus_select", "compact")) as told:
+    # Inside a graph nothing is timed.
+    names = () if isinstance(forward, GraphForward) else ("focus_importance", "focus_select", "compact")
+    with timed(names) as told:
         found: dict[str, list[float]] = {"whole": [], "evicting": [], "choosing": []}
         for _ in range(REPEATS):
             for name, batch in (("whole", replace(step, evict=None)), ("evicting", step)):
@@ -189,13 +191,15 @@ def main() -> None:
         print(f"{name:>7} a quarter of the tokens at batch 128: {gain:.2f} times the steps, asked {LEAST_GAIN} or more")
         for num, most in CHOOSING.items():
             took = focus_steps(forward, num, context, config.block_length)
-            gain, share = took["whole"] / took["evicting"], took["choosing"] / took["evicting"]
+            gain = took["whole"] / took["evicting"]
+            share = took["choosing"] / took["evicting"] if kind is Forward else None
             rows.append({"mode": name, "batch": num, "context": context, **took, "gain": gain, "share": share})
             asked = "" if most is None else f", asked at most {most:.0%}"
             least = f", asked {LEAST_GAIN} or more" if num == EVICTION[0].batch else ""
             print(
                 f"{name:>7} FOCUS leaves a quarter at batch {num}: {1e3 * took['evicting']:.2f} ms for "
-                f"{1e3 * took['whole']:.2f} ms, {gain:.2f} times the steps{least}; choosing takes {share:.1%}{asked}"
+                f"{1e3 * took['whole']:.2f} ms, {gain:.2f} times the steps{least}"
+                + (f"; choosing takes {share:.1%}{asked}" if share is not None else "")
             )
         del forward
     if given.json is not None:

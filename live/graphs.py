@@ -40,7 +40,7 @@ class CudaRecorder:
     """Captures CUDA graphs in one pool: the largest first, and smaller ones lie where its intermediate results did."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -90,11 +90,13 @@ class Between(NamedTuple):
             half = config.head_dim // 2
             return [wide(config.hidden), wide(config.heads, config.head_dim), wide(half), wide(half)]
 
-        chosen = Chosen(*streams(), wide(dtype=torch.bool), wide(dtype=torch.float32))
+        x, q, cos, sin = streams()
+        chosen = Chosen(x, q, cos, sin, wide(dtype=torch.bool), wide(dtype=torch.float32))
         start = torch.zeros(sequences + 1, dtype=torch.int32, device=weight.device)
         seen = torch.zeros(sequences, width, dtype=torch.bool, device=weight.device)
         positions, places, indices = wide(dtype=torch.int32), wide(dtype=torch.int64), wide(dtype=torch.int64)
-        return cls(chosen, Retained(*streams(), positions, places, indices, start, seen))
+        x, q, cos, sin = streams()
+        return cls(chosen, Retained(x, q, cos, sin, positions, places, indices, start, seen))
 
 
 class GraphForward(Forward):
@@ -171,8 +173,8 @@ class GraphForward(Forward):
         half.replay()
         num_retained = int(half.answers[0])  # the one wait of the step
         own = {name: shapes[name] for name in ("query_start", "listed", "positions", "places", "cells")}
-        rows = slice(len(padded.tokens))
-        chosen = Chosen(*(getattr(between.chosen, name)[rows] for name in Chosen.__slots__))
+        rows = len(padded.tokens)
+        chosen = Chosen(**{name: getattr(between.chosen, name)[:rows] for name in Chosen.__slots__})
         kept = gather(chosen, self._unflatten(self._held, shapes, set(own)), evict.rule, num_retained)
         # Rows beyond those are padding of the second graph: they write nothing, and no sequence has them.
         between.kept.places.fill_(-1)
@@ -234,8 +236,10 @@ class GraphForward(Forward):
 
             def compute() -> tuple[Tensor]:
                 inputs = self._unflatten(self._held, shapes, own)
-                kept = Retained(*(getattr(between, name)[:left] for name in Retained.__slots__[:-2]),
-                                between.start[: sequences + 1], between.seen[:sequences])  # fmt: skip
+                sizes = {"start": sequences + 1, "seen": sequences}
+                kept = Retained(
+                    **{name: getattr(between, name)[: sizes.get(name, left)] for name in Retained.__slots__}
+                )
                 attend = self._attending(padded.block_length)
                 hidden = finish_rows(self.model, kept, inputs, evict.rule, self._keep, attend)
                 tokens, confidence = self._sample(hidden, None)

@@ -106,11 +106,7 @@ def measure_evicting(
     The model decides what is evicted and what commits, after `context` keys that are never computed.
     """
     shape = Shape(batch, block, context)
-    # The executor samples what is left, and no more.
-    policy = parse(
-        f"{evicting_preset()},sample_block=false,block_length={block},max_batch={batch},"
-        f"max_prefill_tokens={max(block, batch * context)}"
-    )
+    policy = evicting_policy(block, batch, context)
     requests = [Request(i, 0.0, context, (repeats + SETTLE) * block) for i in range(batch)]
     prompts = random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, None, policy.batching.max_prefill_tokens, shape)
@@ -126,6 +122,15 @@ def measure_evicting(
         )  # fmt: skip
         found.append((planned, left, float(steps["latency"][i])))
     return found
+
+
+def evicting_policy(block: int, batch: int, context: int) -> Policy:
+    """The policy whose steps evict, with prefills of so many sequences of `context` tokens."""
+    # The executor samples what is left, and no more.
+    return parse(
+        f"{evicting_preset()},sample_block=false,block_length={block},max_batch={batch},"
+        f"max_prefill_tokens={max(block, batch * context)}"
+    )
 
 
 def _served(

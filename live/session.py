@@ -116,7 +116,7 @@ def run(
         begin = time.monotonic()
         try:
             if isinstance(forward, GraphForward):
-                forward.prepare(policy, limits.max_batch, draws is not None)
+                forward.prepare(policy, min(limits.max_batch, len(requests)), draws is not None)
             _warm_up(forward, policy, limits, latency, requests, prompts)
             ready = made_ready(forward)
             begin = time.monotonic()

@@ -22,7 +22,7 @@ from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
 from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.whole_block import FixedBlock
-from ..engine.policy import PRESETS, Policy, every_step, evicting_preset, parse
+from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
 from ..engine.upkeep import PHASES
 from ..files.read import cut
@@ -32,7 +32,17 @@ from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
-from ..live.measure import Measured, Shape, features_at, features_of, level_shapes, measure_evicting, pages_of, shapes
+from ..live.measure import (
+    Measured,
+    Shape,
+    evicting_policy,
+    features_at,
+    features_of,
+    level_shapes,
+    measure_evicting,
+    pages_of,
+    shapes,
+)
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
@@ -305,14 +315,14 @@ def serve_journal(
             Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
             for i in range(2 * batch)
         ]
-        lengths = (np.array([getattr(r, name) for r in requests]) for name in ("input_length", "output_length"))
+        prompts, outputs = (np.array([getattr(r, n) for r in requests]) for n in ("input_length", "output_length"))
         own = policy.block_length
         ordinary = CommitModel("journal", own, 0.9, None, tuple(0.9 * 0.8**d for d in range(own)))
         tokens = policy.batching.max_prefill_tokens
         pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
         done = run(
             loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
-            draws=None if policy.autoregressive else CommitDraws(ordinary, seed, *lengths, own),
+            draws=None if policy.autoregressive else CommitDraws(ordinary, seed, prompts, outputs, own),
             append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
             stop=_after(budget / len(policies)),
         )  # fmt: skip
@@ -331,8 +341,9 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     if not loaded.graphs:
         return Forward(loaded.model, cache)
     forward = GraphForward(loaded.model, cache, longest=longest)
-    for spec in ("ar", *((f"chunk:2,block_length={config.block_length}",) if config.block_length > 1 else ())):
-        forward.prepare(parse(spec), batch)  # windows of every size
+    forward.prepare(every_step({"max_batch": batch}, Autoregressive()), batch)
+    if (block := config.block_length) > 1:  # windows of every size
+        forward.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch)
     return forward
 
 
@@ -430,7 +441,7 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
-        forward.prepare(parse(f"{evicting_preset()},sample_block=false,block_length={block}"), batches[-1])
+        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1])
     over = [
         took - latency.step(planned, left)
         for batch in batches
@@ -581,7 +592,9 @@ def profile_model(
             loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
         )
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
-    latency = replace(latency, early=digits(loaded.shape.early), layers=loaded.shape.layers)
+    latency = replace(
+        latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
+    )
     if full_sequence:
         said = None if told is None else lambda what, share: told(what, (for_steps + share * for_upkeep) / budget)
         latency = replace(latency, upkeep=measure_upkeep(loaded, latency, for_upkeep, said))

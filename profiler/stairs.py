@@ -136,4 +136,4 @@ def traffic(points: Points, journal: Samples, graph_tokens: int) -> Floats:
     count = np.bincount(met, minlength=len(every))[at] / np.bincount(at, minlength=len(every))[at]
     share = count / count.sum() * len(points) if count.any() else np.ones(len(points))
     found: Floats = np.maximum(share, 0.1)
-    return found / found.mean()
+    return np.asarray(found / found.mean(), np.float64)

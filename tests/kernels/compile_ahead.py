@@ -23,11 +23,8 @@ from dsim.kernels import device, use
 
 CAPABILITY = int(sys.argv[1])
 ALL = "all" in sys.argv
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}[
-    CAPABILITY
-]
-# What the PTX of matrix products on tensor cores holds, the newest generation first.
-TENSOR_CORES = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}
+SHARED_MEMORY = 1024 * {80: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}[CAPABILITY]
+PRODUCTS = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}  # instructions by name
 DTYPES = (torch.bfloat16, torch.float16, torch.float32) if ALL else (torch.bfloat16,)
 HEAD_DIMS = (64, 128) if ALL else (128,)
 
@@ -64,7 +61,7 @@ def facts(name: str, done: Any) -> dict[str, Any]:
         "spilled": taken["stack"] + taken["local"], "shared": shared,
         "programs": min(by_registers, (SHARED_MEMORY + 1024) // (shared + 1024), 64 // warps),
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg[^;]*, 0x10", ptx)),
-        "tensor_cores": next((name for name, mark in TENSOR_CORES.items() if mark in ptx), ""),
+        "tensor_cores": next((name for name, found in PRODUCTS.items() if found in ptx), ""),
     }  # fmt: skip
 
 
@@ -87,7 +84,7 @@ def int32(*values: int) -> torch.Tensor:
 
 
 def attention() -> None:
-    """Batches of 64, and of 2 whose keys are split, with so many queries each, and pages shorter than a block."""
+    """Batches of 64, and of 2 whose keys are split, with so many queries each; of all variants also short pages."""
     global case
     from dsim.kernels.ragged_paged_attention import ragged_paged_attention
 

@@ -16,7 +16,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from dsim.engine.commits import CommitDraws, CommitModel, FocusDeltas, ScheduledCommits
+from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
 from dsim.engine.engine import Limits
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import Policy, parse
@@ -58,7 +58,7 @@ def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
     block = policy.block_length
     lengths = tuple(np.array([getattr(r, name) for r in asked]) for name in ("input_length", "output_length"))
     model = CommitModel("toy", block, 0.9, None, tuple(0.6 * 0.9**d for d in range(block)))
-    deltas = FocusDeltas(2.0, 1.0, 0.0, 1.0, 0.0)
+    deltas = ImportanceDeltas(2.0, 1.0, 0.0, 1.0, 0.0)
     draws: CommitDraws | ScheduledCommits = (
         ScheduledCommits(block, policy.unmasking.denoising_steps) if policy.full_sequence
         else CommitDraws(model, 0, *lengths, block, deltas=deltas)

@@ -85,7 +85,6 @@ def test_as_many_programs_reside_on_a_multiprocessor_as_keys_are_split_for(
         assert fact["programs"] >= tile.resident, fact
         # Warps that a scheduler has to choose from.
         assert fact["programs"] * fact["warps"] >= 8, fact
-    assert all(
-        fact["programs"] * fact["warps"] >= (4 if small else 8) for fact in of(facts, "confidence", "_of_hidden")
-    )
+    least = 4 if small else 8
+    assert all(fact["programs"] * fact["warps"] >= least for fact in of(facts, "confidence", "_of_hidden"))
     assert all(fact["programs"] * fact["warps"] >= 48 for fact in of(facts, "confidence", "_of_logits"))

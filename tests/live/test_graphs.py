@@ -1,17 +1,25 @@
 """Padding to captured shapes: the same answers, the cache untouched, and few shapes."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.engine import Limits
 from dsim.engine.latency import bucket
 from dsim.engine.policy import Policy, parse
+from dsim.engine.request import Request
+from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward
-from dsim.live.graphs import GraphForward
+from dsim.live.graphs import GraphForward, recompute
 from dsim.live.padding import MAX_ROWS, pad, padded_shape, reachable, shape_of
+from dsim.live.prompts import random_prompts
+from dsim.live.session import Kept
 from dsim.live.weights import random_model
 
 from .dense import SMALL
@@ -111,3 +119,84 @@ def test_a_prefill_is_never_padded_whatever_it_samples(monkeypatch: pytest.Monke
     assert len(padded) == 1
     forward.run(replace(asked, prefill=True))
     assert len(padded) == 1
+
+
+class Recorded:
+    """A fake CUDA: it keeps what was captured, in order, and computes it again at every launch."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.launches = 0
+
+    def __call__(self, compute: Callable[[], tuple[torch.Tensor, ...]]) -> Any:
+        replay, answers = recompute(compute)
+        self.rows.append(answers[0].shape[-1])
+
+        def launch() -> None:
+            self.launches += 1
+            replay()
+
+        return launch, answers
+
+
+def test_the_largest_shape_is_captured_first_and_a_step_is_one_launch_of_one_graph() -> None:
+    device = Recorded()
+    cache = PagedCache(SMALL, 40, 8, "cpu", torch.float32)
+    forward = GraphForward(random_model(SMALL, "cpu", torch.float32, seed=1), cache, record=device)
+    forward.prepare(policy("chunk:4"), 4)
+    assert device.rows == sorted(device.rows, reverse=True)
+    plain = Forward(forward.model, PagedCache(SMALL, 40, 8, "cpu", torch.float32))
+    chance = np.random.default_rng(3)
+    for sequences in (4, 1, 3, 2, 4):
+        asked = batch(chance, sequences)
+        assert forward.run(asked).tokens.tolist() == plain.run(asked).tokens.tolist()
+    assert (len(device.rows), device.launches) == (forward.num_captures, 5)  # no capture in mid-run
+    assert len(device.rows) == len(reachable(policy("chunk:4"), 4))
+
+
+def served(kept: Kept, num: int, prepared: bool = True) -> Any:
+    """A run of `num` requests, their graphs kept."""
+    requests = [Request(i, 0.0, 5 + i, 9) for i in range(num)]
+    model = CommitModel("toy", 4, 0.9, None, (0.5,) * 4)
+    lengths = tuple(np.array([getattr(r, name) for r in requests]) for name in ("input_length", "output_length"))
+    draws = CommitDraws(model, 0, *lengths, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        if not prepared:
+            patch.setattr(GraphForward, "prepare", lambda *_: None)
+            patch.setattr(session, "_warm_up", lambda *_: None)
+        return session.run(
+            DECODER, policy("lmdeploy-bd32,max_batch=3"), Limits(40, 64, 3), requests, random_prompts(SMALL, 0),
+            draws=draws, graphs=kept,
+        )  # fmt: skip
+
+
+DECODER = random_model(SMALL, "cpu", torch.float32)
+
+
+def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
+    kept = Kept()
+    first = served(kept, 6)
+    forward = kept._forward
+    assert forward is not None
+    captured = forward.num_captures
+    assert (first.num_made_ready, captured) == (0, len(reachable(policy("lmdeploy-bd32"), 3)))
+    again = served(kept, 4)
+    assert kept._forward is forward
+    assert (again.num_made_ready, forward.num_captures) == (0, captured)
+    assert (again.table["status"] == 0).all()
+
+
+def test_a_shape_that_was_not_prepared_is_counted_where_it_is_captured() -> None:
+    kept = Kept()
+    done = served(kept, 6, prepared=False)
+    assert kept._forward is not None
+    assert done.num_made_ready == kept._forward.num_captures > 0
+
+
+def test_a_kept_forward_of_too_few_pages_or_of_another_model_is_made_anew() -> None:
+    kept, given = Kept(), policy("lmdeploy-bd32")
+    first = kept.forward(DECODER, given, 20, 64, 8192)
+    assert kept.forward(DECODER, given, 18, 40, 8192) is first
+    assert kept.forward(DECODER, given, 21, 40, 8192) is not first
+    other = random_model(SMALL, "cpu", torch.float32, seed=4)
+    assert kept.forward(other, given, 5, 40, 8192).model is other

@@ -111,21 +111,23 @@ def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loa
         assert len(np.unique(found.column("tokens"))) > 8  # of no lattice
 
 
+@pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loaded, "on_gpu", property(lambda self: True))
     device = replace(loaded, graphs=True)
-    whats: list[str] = []
-    taken = measure_steps(device, 3.0, max_batch=4, told=lambda what, _: whats.append(what))
-    profile, _ = profile_model(device, name="here", budget=6.0, workloads={}, thresholds=(), max_batch=3)
+    profile, taken = profile_model(device, name="here", budget=200.0, workloads={}, thresholds=(), max_batch=3)
     assert profile.fit.held_out is not None
-    assert profile.fit.held_out.num_points > 50  # steps of serving, not shapes
+    # Of 200 seconds 30 are the journal's, half of them each policy's; a step is a second, and the last may begin at 15.
+    assert profile.fit.held_out.num_points == 2 * 16
+    assert profile.latency.captured_evictions
     tokens = [x for x, _ in profile.latency.knots]
     assert tokens == sorted(set(tokens))
     assert {1.0, 2.0, 4.0, 8.0, 16.0} <= set(tokens)
     assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
-    assert not np.isnan(taken.device).any()
+    assert not np.isnan(taken.steps.device).any()
+    assert set(taken.steps.column("tokens")) >= {1.0, 2.0, 4.0, 8.0}  # every level that fits
 
 
 def test_a_log_holds_whole_blocks_whose_every_step_commits(loaded: Loaded, folder: Path) -> None:
@@ -261,3 +263,6 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
     monkeypatch.setattr("dsim.profiler.measure.select", lambda device: 1_000_000_000)
     opened = open_model("tiny", "cpu")
     assert opened.memory.capacity_bytes == 1_000_000_000 < opened.device.memory_bytes
+    assert (opened.graphs, opened.kept) == (False, None)  # of a CPU's steps nothing is captured unless asked
+    asked = open_model("tiny", "cpu", graphs=True)
+    assert asked.kept is asked.captured

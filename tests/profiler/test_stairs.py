@@ -50,9 +50,8 @@ def journal(num: int = 600) -> Samples:
     for _ in range(num):
         batch, context = int(chance.integers(1, 129)), int(chance.integers(64, 4096))
         kind = chance.integers(3)
-        found.append(
-            prefill(int(chance.integers(40, 4096))) if kind == 0 else decode(batch, (8, 32)[kind - 1], context)
-        )
+        one = prefill(int(chance.integers(40, 4096))) if kind == 0 else decode(batch, (8, 32)[kind - 1], context)
+        found.append(one)
     return measured(found, seed=2)
 
 
@@ -82,9 +81,8 @@ def test_stairs_are_right_between_powers_of_two_where_pieces_are_not() -> None:
 def test_a_lattice_of_powers_of_two_judges_itself_well_and_a_journal_does_not() -> None:
     # Held-out points of a lattice lie on it: what is between was measured by nobody.
     sizes = sorted({n for p in 2 ** np.arange(5, 13) for n in (int(p), int(3 * p // 2))})
-    coarse = [prefill(n) for n in sizes] + [
-        decode(b, 32, c) for b in (1, 2, 4, 8, 16, 32, 64, 128) for c in (64, 512, 4096)
-    ]
+    batches = (1, 2, 4, 8, 16, 32, 64, 128)
+    coarse = [prefill(n) for n in sizes] + [decode(b, 32, c) for b in batches for c in (64, 512, 4096)]
     taken = measured(coarse, noise=0.002)
     itself = fit_latency(taken, graph_tokens=GRAPH_TOKENS)[1].held_out
     served = fit_latency(taken, graph_tokens=GRAPH_TOKENS, journal=journal())[1].held_out
