@@ -1,4 +1,4 @@
-"""vLLM v1's token budget, step by step (production-dllm-serving.md 2.2, 2.3): what each row computes, over which keys."""
+"""vLLM v1's token budget, step by step (production-dllm-serving.md 2.2, 2.3): what rows compute, over which keys."""
 
 import pytest
 
