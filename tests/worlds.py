@@ -91,7 +91,7 @@ class World:
         text = self.plan_tokens()
         if self.plan is not None:
             sampled = self.plan.requests[self.plan.window[:, 0]].tolist()
-            self.commit(dict.fromkeys(sampled, [0]) if commits is None else commits)
+            self.commit({request: [0] for request in sampled} if commits is None else commits)
         return text
 
     def features(self) -> tuple[int, ...]:

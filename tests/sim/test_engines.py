@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
-from ..worlds import ENGINE_PRESETS, SECOND, Driver, table_bytes, toy_profile, toy_trace
+from ..worlds import ENGINE_PRESETS, Driver, table_bytes, toy_profile
 from .test_invariants import FEW, Fleet, fleet_options, traces
 
 OVERLAP = LatencyModel(((8.0, 1.0), (64.0, 2.0)), 0.05, attention=1e-4, host_step=0.4, host_request=0.1, overlap=True)

@@ -73,7 +73,8 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     t, block = d.table, policy.block_length
     length = trace.input_length + trace.output_length
     canvas = -(-length // block) * block
-    fits = -(-policy.batching.reserved(policy, trace.input_length, trace.output_length) // policy.memory.page_size) <= num_pages
+    reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
+    fits = -(-reserved // policy.memory.page_size) <= num_pages
     assert (t["status"] == np.where(fits, 0, 1)).all()
     assert sorted(d.ended) == list(range(len(trace)))  # each ended once
     assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
