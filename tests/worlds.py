@@ -186,6 +186,7 @@ class PlainLoop(ABC):
         self.committed: list[set[int]] = [set() for _ in range(len(trace))]
         self.plans: list[StepPlan] = []
         self.ended: list[int] = []
+        self._pages_ahead: npt.NDArray[np.int32] | None = None  # of each slot, as the next step was decided on ahead
 
     def run(self) -> Self:
         engine, trace = self.engine, self.trace
@@ -216,6 +217,13 @@ class PlainLoop(ABC):
     @abstractmethod
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """What holds of a step of such a policy."""
+
+    def _check_pages_ahead(self, plan: StepPlan) -> None:
+        """A step decided on ahead has the pages of all its keys from then on."""
+        engine = self.engine
+        if self._pages_ahead is not None:
+            assert (plan.num_keys <= self._pages_ahead[plan.slots] * self.policy.memory.page_size).all()
+        self._pages_ahead = engine._w.q["pages"].copy() if engine._c["next_kind"] else None
 
     def _check_commits(self, plan: StepPlan, outcome: StepOutcome) -> None:
         masks = plan.window & (plan.status == 0)
@@ -267,6 +275,7 @@ class Driver(PlainLoop):
         width = np.arange(plan.window.shape[1]) + 1
         last = plan.block_start + np.where(plan.window, width, 0).max(axis=1)
         assert -(-last // page).sum() <= plan.pages
+        self._check_pages_ahead(plan)
         if plan.prefill:
             assert plan.num_tokens.sum() == plan.features.tokens == plan.features.prefill_tokens
         live = plan.phases != Phase.IDLE

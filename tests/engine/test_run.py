@@ -60,7 +60,7 @@ def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) ->
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_run_is_its_steps_one_at_a_time(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A small recorder hands on many times, in the middle of runs.
-    monkeypatch.setattr("dsim.sim.twin.StepRecorder", partial(StepRecorder, batch=50))
+    monkeypatch.setattr("dsim.sim.twin.StepRecorder", partial(StepRecorder, batch=12))
     result, batches = golden.run(spec, {"emit": "step"})
     assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "step"))
     assert len(batches) > 2
