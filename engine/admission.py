@@ -171,9 +171,31 @@ def leave(w: Any, x: Any) -> None:
                 unqueue(w, slot)
             w.lists[SCRATCH, num] = slot
             num += 1
+        elif q.pages == 0:
+            w.lists[FREED, c.num_freed] = q.request
+            c.num_freed += 1
     for i in range(ahead):
         w.q[w.lists[NEXT, i]].in_flight = False
     release(w, SCRATCH, num)
+
+
+@rule
+def keep_rows(w: Any) -> None:
+    """Where the next step is decided on ahead: what it takes from the rows of this one comes free when that is over."""
+    c = w.c[0]
+    if c.num_preempted == 0:
+        return
+    left = 0
+    for i in range(c.num_freed):
+        request = w.lists[FREED, i]
+        computed = False
+        for k in range(c.num_rows):
+            if w.q[w.lists[ROWS, k]].request == request:
+                computed = True
+        if not computed:
+            w.lists[FREED, left] = request
+            left += 1
+    c.num_freed = left
 
 
 @rule

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas
+from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, Commits, ImportanceDeltas, LawDraws, TokenDraws
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
@@ -90,10 +90,8 @@ class World:
         """Schedule and commit, by default the first column of every window; the step in words."""
         text = self.plan_tokens()
         if self.plan is not None:
-            first = {
-                int(request): [0] for request, row in zip(self.plan.requests, self.plan.window, strict=True) if row[0]
-            }
-            self.commit(first if commits is None else commits)
+            sampled = self.plan.requests[self.plan.window[:, 0]].tolist()
+            self.commit({request: [0] for request in sampled} if commits is None else commits)
         return text
 
     def features(self) -> tuple[int, ...]:
@@ -126,16 +124,24 @@ TOY_MODEL = CommitModel(
 )  # fmt: skip
 
 
+TOY_LAW = CanvasLaw("toy", 4, 3.0, request_spread=0.3, canvas_spread=0.4, drift=1.2, most=9)
+
 # Policies for block-diffusion and autoregressive models, which every profile but a full-sequence model's can run.
-BLOCK_PRESETS = [name for name, preset in PRESETS.items() if not preset.policy.full_sequence]
+BLOCK_PRESETS = [
+    name for name, preset in PRESETS.items() if not (preset.policy.full_sequence or preset.policy.batching.pieces)
+]
+# Those that prefill a prompt over several steps, whose fields go by the names of their engines; some commit by a law.
+ENGINE_PRESETS = [name for name, preset in PRESETS.items() if preset.policy.batching.pieces]
 
 TOY_DELTAS = ImportanceDeltas(1.5, 1.0, 0.0, 0.8, 0.1)
 
 
 def toy_profile(commits: CommitModel = TOY_MODEL, latency: LatencyModel | None = None) -> Profile:
-    """A shipped profile with another latency and commit model: 1 s a step, and 1 ms a token."""
+    """A shipped profile with another latency, commit model and law: 1 s a step, and 1 ms a token."""
     latency = latency or LatencyModel(((0.0, 1.0),), 0.001)
-    return dataclasses.replace(load("a100-sdar-8b"), latency=latency, commits=(commits,), focus=TOY_DELTAS)
+    return dataclasses.replace(
+        load("a100-sdar-8b"), latency=latency, commits=(commits,), focus=TOY_DELTAS, canvas_laws=(TOY_LAW,)
+    )
 
 
 def toy_trace(arrival: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> Trace:
@@ -180,6 +186,7 @@ class PlainLoop(ABC):
         self.committed: list[set[int]] = [set() for _ in range(len(trace))]
         self.plans: list[StepPlan] = []
         self.ended: list[int] = []
+        self._pages_ahead: npt.NDArray[np.int32] | None = None  # of each slot, as the next step was decided on ahead
 
     def run(self) -> Self:
         engine, trace = self.engine, self.trace
@@ -211,6 +218,13 @@ class PlainLoop(ABC):
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """What holds of a step of such a policy."""
 
+    def _check_pages_ahead(self, plan: StepPlan) -> None:
+        """A step decided on ahead has the pages of all its keys from then on."""
+        engine = self.engine
+        if self._pages_ahead is not None:
+            assert (plan.num_keys <= self._pages_ahead[plan.slots] * self.policy.memory.page_size).all()
+        self._pages_ahead = engine._w.q["pages"].copy() if engine._c["next_kind"] else None
+
     def _check_commits(self, plan: StepPlan, outcome: StepOutcome) -> None:
         masks = plan.window & (plan.status == 0)
         assert not (outcome.committed & ~masks).any()
@@ -235,14 +249,20 @@ class Driver(PlainLoop):
         latency: LatencyModel = SECOND,
         seed: int = 0,
         emit: str = "block",
+        eos: bool = False,
     ) -> None:
         limits = Limits(num_pages, 4096, max_batch)
-        engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit)
-        draws = None
-        if not policy.autoregressive:
+        engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit, eos=eos)
+        draws: Commits | None = None
+        if policy.autoregressive:
+            if policy.width > 1:
+                draws = TokenDraws(policy.granularity.acceptances, seed)
+        elif policy.unmasking.strategy == "law":
+            draws = LawDraws(TOY_LAW, seed, len(trace))
+        else:
             model = model.for_block(policy.block_length)
             draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
-        super().__init__(engine, StepModel(latency, draws), trace)
+        super().__init__(engine, StepModel(latency, draws, hides_host=policy.batching.hides_host), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
         arrival = self.trace.arrival[plan.requests]
@@ -255,6 +275,7 @@ class Driver(PlainLoop):
         width = np.arange(plan.window.shape[1]) + 1
         last = plan.block_start + np.where(plan.window, width, 0).max(axis=1)
         assert -(-last // page).sum() <= plan.pages
+        self._check_pages_ahead(plan)
         if plan.prefill:
             assert plan.num_tokens.sum() == plan.features.tokens == plan.features.prefill_tokens
         live = plan.phases != Phase.IDLE

@@ -8,6 +8,7 @@ from ..admission import (
     canvas,
     copy_list,
     head,
+    keep_rows,
     leave,
     let_in,
     place,
@@ -331,10 +332,19 @@ class LookAhead(Scheduler):
             raise PolicyError(f"prefill_interval is {self.prefill_interval}, expected at least 1")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"prealloc": 0, "prefill_prealloc": 0, "reserve_past_end": True}
+        return {"prealloc": self._prealloc(policy), "prefill_prealloc": 0, "reserve_past_end": True}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {"streak": 0}
+
+    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
+        block = policy.block_length
+        return -(-(prompt + output) // block) * block - block + policy.width + self._prealloc(policy)
+
+    def _prealloc(self, policy: Policy) -> int:
+        """Tokens that pages are extended by at a time: a step decided on ahead may be a block further on."""
+        block = policy.block_length
+        return max(1, min(8, policy.memory.page_size // block)) * block
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_look_ahead, prefill_over: leave, step_over: leave, pages_to_admit: pages_of_prefill}
@@ -349,6 +359,7 @@ def decide_look_ahead(w: Any, x: Any) -> int:
         kind = _look(w, x, ROWS)
     if kind != NOTHING:
         c.next_kind = _look(w, x, NEXT)
+        keep_rows(w)
     return kind
 
 

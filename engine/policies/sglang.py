@@ -234,7 +234,7 @@ def _let_in(w: Any, x: Any) -> None:
         block, prompt = int(f.block), int(w.r[request].input_length)
         behind = prompt // block * block if x.p[0].grid else prompt
         whole = behind + canvas(prompt + int(w.r[request].output_length) - behind, block)
-        promised += -(-max(whole, behind + block) // int(f.page))
+        promised += -(-whole // int(f.page))
         if promised > f.num_pages:
             return
         pop(w)
@@ -246,8 +246,8 @@ def _let_in(w: Any, x: Any) -> None:
 @rule
 def _canvas_end(w: Any, x: Any, slot: Any) -> Any:
     """Where a sequence's last block ends."""
-    q, block = w.q[slot], int(w.f[0].block)
-    return max(int(q.start) + block, int(q.start) + canvas(int(q.end) - int(q.start), block))
+    q = w.q[slot]
+    return int(q.start) + canvas(int(q.end) - int(q.start), int(w.f[0].block))
 
 
 @rule
@@ -295,7 +295,8 @@ def plan_round(w: Any, x: Any) -> None:
         elif _is_decoded(w, x, slot):  # a canvas's causal pass
             q.phase = FLUSH
             pairs += n * before + n * (n + 1) // 2
-            prompts += n
+            if c.num_group < 0:  # in a mixed round it is one of the forwards of those that decode
+                prompts += n
         else:
             n = block
             q.phase = FLUSH

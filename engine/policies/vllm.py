@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from ..admission import head, leave, let_in, place, pop, push_front, take_next, unseat
+from ..admission import head, keep_rows, leave, let_in, place, pop, push_front, take_next, unseat
 from ..draw import accept_row
 from ..emission import emit, finish, set_features
 from ..errors import PolicyError
@@ -173,6 +173,7 @@ def decide_budget(w: Any, x: Any) -> int:
         begin_row(w, x, w.lists[ROWS, i])
     if p.async_scheduling and kind != NOTHING:
         c.next_kind = _fill(w, x, NEXT)
+        keep_rows(w)
     return kind
 
 

@@ -13,7 +13,7 @@ from ..live import checkpoints
 from .command import dsim
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Enough was seen."""
 
 
@@ -49,12 +49,12 @@ def test_profile_logs_commits_with_the_mask_the_block_and_the_eos_that_are_given
 
     def listen(model: Any, *rest: Any, **how: Any) -> Any:
         seen.append((model.config.block_length, model.config.mask_token, how["eos"]))
-        raise Stopped
+        raise StoppedError
 
     monkeypatch.setattr(measure, "run", listen)
     monkeypatch.setattr(measure, "measure_eviction", lambda *_: 0.0)
     given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "2s", "--prompts", folder / "ids.jsonl")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         dsim("profile", "--model", folder / "model", "--device", "cpu", "-o", folder / "p.json", *given, "--eos")
     assert seen == [(4, 95, (7,))]
 
@@ -66,11 +66,11 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
 
     def listen(_out: Any, _base: Any, loaded: Any, _profile: Any, **how: Any) -> Any:
         seen.append((loaded.model.config.block_length, how["answers"]))
-        raise Stopped
+        raise StoppedError
 
     monkeypatch.setattr(validation, "validate", listen)
     given = ("--block-length", 4, "--mask-token-id", 95, "--temperature", 0.5, "--top-p", 0.9, "--tokenizer", folder)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         dsim(
             "validate", "--model", folder / "model", "--device", "cpu", "-o", folder / "v", "--seconds", 1,
             "--profile", "a100-sdar-8b", *given,

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from dsim.engine.commits import CanvasLaw
 from dsim.engine.latency import Upkeep
 from dsim.engine.policy import PRESETS, Policy, name_of, parse
-from dsim.profiler.profile import load
+from dsim.profiler.profile import Profile, load
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth
 
@@ -50,6 +51,14 @@ VARIANTS = (
 )  # fmt: skip
 
 
+# Production engines, of which fewer cells are kept: pages that are too few for all, and who ends at an EOS.
+ENGINES = {
+    "lmdeploy-0.18": ",num_pages=11", "vllm-ar": ",num_pages=40", "vllm-ar-spec": ",num_pages=40",
+    "vllm-diffusion": ",num_pages=60", "sglang-fdfo": ",num_pages=20", "sglang-sync": ",num_pages=20",
+    "sglang-joint": ",num_pages=20", "sglang-gemma": ",num_pages=5",
+}  # fmt: skip
+
+
 # What the published codes do was applied since (errata 1, 2, 3 and 6): these fields take it back.
 BEFORE = ",fetch_nothing=false,reserve_at_prefill=true,reserve_past_end=false,preempts=admitted"
 ERRATA = (
@@ -72,6 +81,11 @@ def before(spec: str) -> str:
 def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The name, the full SPEC and the arguments of each world of a policy."""
     tight = ",num_pages=6" if parse(spec).full_sequence else ",num_pages=11"
+    if spec in ENGINES:
+        for emit, memory in (("step", ""), ("block", ENGINES[spec])):
+            yield f"{spec}{memory} emit={emit} eos", spec + memory, {"emit": emit, "replicas": 2, "eos": True}
+        yield f"{spec} concurrency=9", spec, {"emit": "step", "concurrency": 9}
+        return
     presets = spec in PRESETS
     for emit, loop, memory in product(EMIT, LOOPS, ("", tight)):
         if not presets and (emit != "step" or loop not in (LOOPS[0], LOOPS[1])):
@@ -90,11 +104,18 @@ def profile_name(policy: Policy) -> str:
     return "l40s-llada-8b" if policy.full_sequence else "a100-sdar-8b"
 
 
-def run(spec: str, how: dict[str, Any], **profile_changes: Any) -> tuple[Result, list[Any]]:
+def profile_of(policy: Policy, **latency_changes: Any) -> Profile:
+    """The profile of a policy's runs; where blocks commit by a law, with one."""
+    profile = load(profile_name(policy))
+    law = CanvasLaw("golden", policy.block_length, 5.0, request_spread=0.3, canvas_spread=0.3, drift=1.1, most=12)
+    laws = (law,) if policy.unmasking.strategy == "law" else ()
+    return replace(profile, latency=replace(profile.latency, **latency_changes), canvas_laws=laws)
+
+
+def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[Result, list[Any]]:
     """A run and its journal's batches."""
     policy = parse(spec)
-    profile = load(profile_name(policy))
-    profile = replace(profile, latency=replace(profile.latency, **profile_changes))
+    profile = profile_of(policy, **latency_changes)
     batches: list[Any] = []
     result = simulate(
         trace_of(policy.full_sequence), profile, policy, seed=3, append=lambda c, v: batches.append((c, v)), **how

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.commits import CommitDraws, CommitModel, choose
+from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, LawDraws, TokenDraws, choose
 from dsim.engine.errors import ProfileError
 from dsim.engine.step import StepPlan
 
@@ -228,3 +228,76 @@ def test_a_table_is_cut_or_continued_with_the_ratio_of_its_end() -> None:
     assert model.for_block(3) is model
     assert model.for_block(2).pass_probability == (0.8, 0.4)
     assert model.for_block(5).pass_probability == pytest.approx((0.8, 0.4, 0.2, 0.1, 0.05))
+
+
+# ---- laws of forwards a block ------------------------------------------------------------------------------------
+
+
+def forwards(law: CanvasLaw, num: int, index: int, seed: int = 0, prompt: int = 10) -> npt.NDArray[np.int64]:
+    """The forwards that the canvas of this index takes, of requests 0 to num - 1."""
+    drawn = LawDraws(law, seed, num)
+    columns = (num, law.canvas_length)
+    taken = np.zeros(num, np.int64)
+    for seen in range(law.most):
+        committed = drawn.draw(
+            plan_of(
+                status=np.zeros(columns, np.uint8), evaluations=np.full(columns, seen, np.uint16),
+                window=np.ones(columns, np.bool_), requests=np.arange(num, dtype=np.int32),
+                block_start=np.full(num, prompt + index * law.canvas_length, np.int32),
+                prompt=np.full(num, prompt, np.int32),
+            )
+        )  # fmt: skip
+        assert (committed.all(axis=1) == committed.any(axis=1)).all()  # all of a canvas at once
+        assert (committed.all(axis=1) >= (taken > 0)).all()
+        taken[(taken == 0) & committed.all(axis=1)] = seen + 1
+    return taken
+
+
+def test_a_law_without_spread_is_its_median_and_its_drift() -> None:
+    law = CanvasLaw("fixed", 2, 4.0, drift=2.0)
+    assert [forwards(law, 3, index).tolist() for index in range(3)] == [[4] * 3, [8] * 3, [16] * 3]
+
+
+def test_a_law_s_steps_are_capped_at_both_ends() -> None:
+    assert forwards(CanvasLaw("published", 2, 60.0, most=48), 2, 0).tolist() == [48, 48]
+    assert forwards(CanvasLaw("quick", 2, 1.0), 2, 0).tolist() == [2, 2]
+
+
+def test_the_first_block_of_a_grid_may_begin_within_the_prompt() -> None:
+    law = CanvasLaw("blocks", 4, 3.0, drift=3.0, most=30)
+    # A prompt of 10: blocks begin at 8, 12 and 16.
+    assert [forwards(law, 1, index, prompt=10)[0] for index in (0, 1)] == [3, 9]
+    drawn = LawDraws(law, 0, 1)
+    for start, steps in ((8, 3), (12, 9), (16, 27)):
+        last = plan_of(
+            status=np.zeros((1, 4), np.uint8), evaluations=np.full((1, 4), steps - 1, np.uint16),
+            window=np.ones((1, 4), np.bool_), requests=np.zeros(1, np.int32), block_start=np.array([start], np.int32),
+            prompt=np.array([10], np.int32),
+        )  # fmt: skip
+        assert drawn.draw(last).all()
+        assert not drawn.draw(replace(last, evaluations=last.evaluations - np.uint16(1))).any()
+
+
+def test_a_law_s_mean_and_spreads_are_found_again_in_what_it_draws() -> None:
+    law = CanvasLaw("wide", 1, 20.0, request_spread=0.3, canvas_spread=0.2, least=1, most=90)
+    first, second = (np.log(forwards(law, 600, index)) for index in (0, 1))
+    for logs in (first, second):
+        assert logs.mean() == pytest.approx(np.log(20), abs=3 * 0.36 / 600**0.5)
+        assert logs.std() == pytest.approx((0.3**2 + 0.2**2) ** 0.5, rel=0.1)
+    # What two canvases of a request have in common is the request's.
+    assert np.cov(first, second)[0, 1] == pytest.approx(0.3**2, abs=0.02)
+    assert (first != np.log(forwards(law, 600, 0, seed=1))).any()
+
+
+def test_drafts_are_accepted_as_often_as_is_said_and_only_behind_accepted_ones() -> None:
+    num = 4000
+    drawn = TokenDraws((1.0, 0.7, 0.7), seed=3)
+    steps = plan_of(
+        window=np.ones((num, 3), np.bool_), block_start=np.arange(num, dtype=np.int32),
+        requests=np.arange(num, dtype=np.int32) % 7,
+    )  # fmt: skip
+    took = drawn.draw(steps)
+    assert took[:, 0].all()
+    assert (took[:, 1] >= took[:, 2]).all()
+    assert took.mean(axis=0) == pytest.approx([1.0, 0.7, 0.49], abs=0.025)
+    assert not drawn.draw(replace(steps, window=np.zeros((num, 3), np.bool_))).any()

@@ -18,6 +18,11 @@ CELLS = (
     "focus,num_pages=11 emit=block replicas=2 router=round-robin",
     "dllm-serve emit=step replicas=2 router=jsq",
     "maskkv emit=end replicas=2 router=round-robin",
+    "vllm-ar-spec,num_pages=40 emit=block eos",
+    "vllm-diffusion,num_pages=60 emit=block eos",
+    "sglang-fdfo concurrency=9",
+    "sglang-gemma emit=step eos",
+    "lmdeploy-0.18,num_pages=11 emit=block eos",
 )
 
 

@@ -1,6 +1,5 @@
 """`Engine.run` is, bit for bit, one `schedule`, step model and `commit` after another."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,18 +21,20 @@ SPECS = (
     *PRESETS, "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11",
     "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
     "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla:3", "dllm-serve,look_ahead=true,num_pages=6",
+    "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60",
 )  # fmt: skip
+PREEMPTING = (",num_pages=11", ",num_pages=40", ",num_pages=60")
 
 
-def by_steps(spec: str, emit: str, graph_tokens: int = 0) -> tuple[Result, list[Any]]:
+def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) -> tuple[Result, list[Any]]:
     """What `golden.run` does with one replica, one step at a time."""
     policy = parse(spec)
-    profile = load(golden.profile_name(policy))
-    profile = replace(profile, latency=replace(profile.latency, graph_tokens=graph_tokens))
+    profile = golden.profile_of(policy, **latency_changes)
     trace = golden.trace_of(policy.full_sequence)
     limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, None)
-    engine = Engine(policy, limits, RequestTable(len(trace)), latency=profile.latency, emit=emit)
-    model = StepModel(profile.latency, draws_of(policy, profile, commits, 3, trace), policy.cache)
+    engine = Engine(policy, limits, RequestTable(len(trace)), latency=profile.latency, emit=emit, eos=eos)
+    draws = draws_of(policy, profile, commits, 3, trace)
+    model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
     batches: list[Any] = []
     recorder = StepRecorder(lambda c, v: batches.append((c, v)), policy.width)
     now, submitted = 0.0, 0
@@ -59,11 +60,22 @@ def by_steps(spec: str, emit: str, graph_tokens: int = 0) -> tuple[Result, list[
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_run_is_its_steps_one_at_a_time(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A small recorder hands on many times, in the middle of runs.
-    monkeypatch.setattr("dsim.sim.twin.StepRecorder", partial(StepRecorder, batch=50))
+    monkeypatch.setattr("dsim.sim.twin.StepRecorder", partial(StepRecorder, batch=12))
     result, batches = golden.run(spec, {"emit": "step"})
     assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "step"))
     assert len(batches) > 2
-    assert (result.totals.preemptions > 0) == ("num_pages=11" in spec)
+    assert (result.totals.preemptions > 0) == any(pages in spec for pages in PREEMPTING)
+
+
+@pytest.mark.parametrize("spec", ["vllm-ar", "vllm-diffusion", "sglang-fdfo,steps_per_round=4", "sglang-joint"])
+def test_host_time_is_hidden_and_shared_alike_and_an_eos_unforeseen_alike(spec: str) -> None:
+    host: dict[str, Any] = {"host_step": 0.004, "host_request": 0.0005, "overlap": True, "launch": 0.002}
+    eos = not spec.startswith("sglang")  # whose requests go on past an EOS in their prompt's block
+    result, batches = golden.run(spec, {"emit": "block", "eos": eos}, **host)
+    assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "block", eos, **host))
+    exposed, _ = golden.run(spec, {"emit": "block", "eos": eos}, **host | {"overlap": False})
+    # A scheduler that decides on a step when the last one is over hides nothing.
+    assert (exposed.end > result.end) == spec.startswith("vllm")
 
 
 @pytest.mark.parametrize("spec", ["lmdeploy-bd32", "optimus"])
@@ -71,7 +83,7 @@ def test_a_run_is_its_steps_one_at_a_time(spec: str, monkeypatch: pytest.MonkeyP
 def test_captured_steps_are_padded_alike(spec: str, graph_tokens: int) -> None:
     how: dict[str, Any] = {"emit": "block"}
     result, batches = golden.run(spec, how, graph_tokens=graph_tokens)
-    assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "block", graph_tokens))
+    assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "block", graph_tokens=graph_tokens))
     # Steps of fewer tokens than their bucket were among them where any are captured.
     padded = any(
         bucket(n) > n for c, _ in batches for n in c["tokens"][~c["prefill"] & (c["tokens"] <= graph_tokens)].tolist()

@@ -67,8 +67,8 @@ def test_the_first_prompt_of_a_prefill_may_be_longer_than_it_and_runs_alone() ->
 def test_a_prefill_that_can_let_nobody_in_is_a_decode_step() -> None:
     w = World(SMALL, num_pages=4, max_batch=4)
     w.submit(0, 8, 4)
-    w.submit(1, 12, 4)
     assert w.step() == "prefill 0:PPPP"
+    w.submit(1, 8, 4)
     assert w.step({0: ALL}) == "decode 0D:MMMM"
     assert w.step() == "decode 0I:pppp"
     assert w.step() == "prefill 1:PPPP"
@@ -102,7 +102,7 @@ def test_every_request_ends_with_one_row_step_too_many() -> None:
     assert w.step({0: ALL}) == "decode 0D:MMMM 1D:MMMM"
     assert w["finish"][0] == 2.0  # its last block needs no cache forward
     assert w.step({1: ALL}) == "decode 0I:pppp 1D:MMMM"
-    assert w.engine.pages_held == 2
+    assert w.engine.pages_held == 3
     assert w.step() == "decode 1F:PPPP"
     assert w.step({1: ALL}) == "decode 1D:MMMM"
     assert w.step() == "decode 1I:pppp"
@@ -125,22 +125,42 @@ def test_who_comes_during_a_step_is_in_the_second_after_it() -> None:
 
 
 def test_the_last_let_in_loses_its_pages_and_computes_again_what_it_had() -> None:
-    w = World(SMALL, num_pages=5)
+    w = World(SMALL, num_pages=6)
     w.submit(0, 4, 8)
     w.submit(1, 4, 8)
     assert w.step() == "prefill 0:PPPP 1:PPPP"
     assert w.step({0: ALL, 1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
     assert w.step() == "decode 0F:PPPP 1D:PPMM"
     assert w.plan is not None
-    assert (w.plan.preempted, w.plan.pages) == ((), 4)
-    # 0 has entered its third page's block, which the look-ahead could not know: five pages are enough for both.
-    assert w.step({1: [2, 3]}) == "decode 0D:MMMM 1D:PPMM"
-    assert w.plan.pages == 5
-    assert w.plan is not None
+    # A block more each, for whoever turns out to have entered it.
+    assert (w.plan.preempted, w.plan.pages) == ((), 6)
+    assert w.schedule() == "decode 0D:MMMM 1D:PPMM"
+    assert (w.plan.preempted, w.plan.freed, w.plan.pages) == ((1,), (), 4)
+    w.commit({0: ALL, 1: [2]})
+    assert w.schedule() == "decode 0I:pppp"
+    assert w.plan.freed == (1,)
+    w.commit()
+    assert w.schedule() == "prefill 1:PPPM"  # with what the step in flight had committed
+    assert w.features()[0] == 8
+    w.commit({1: [3]})
+    assert w.step() == "decode 1F:PPPP"
+    assert w.step({1: ALL}) == "decode 1D:MMMM"
+    assert w.step() == "decode 1I:pppp"
+    assert w.schedule() == "nothing"
+    assert (w["num_tokens"][:2], w["num_preemptions"][:2]) == ([8, 8], [0, 1])
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None:
+    assert World(SMALL, num_pages=4).submit(0, 4, 8)
+    assert not World(SMALL, num_pages=3).submit(0, 4, 8)
+    # 64 tokens at blocks of 32 and pages of 64.
+    assert World("lmdeploy-0.18", num_pages=2).submit(0, 32, 32)
+    assert not World("lmdeploy-0.18", num_pages=2).submit(0, 32, 33)
 
 
 def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_step() -> None:
-    w = World(SMALL, num_pages=4)
+    w = World(SMALL, num_pages=6)
     w.submit(0, 4, 8)
     w.submit(1, 4, 4)
     assert w.step() == "prefill 0:PPPP 1:PPPP"

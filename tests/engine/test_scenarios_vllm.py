@@ -1,4 +1,4 @@
-"""vLLM v1's token budget, step by step (production-dllm-serving.md 2.2, 2.3): what each row computes, and sees."""
+"""vLLM v1's token budget, step by step (production-dllm-serving.md 2.2, 2.3): what rows compute, over which keys."""
 
 import pytest
 
@@ -208,10 +208,13 @@ def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_ste
     assert w.step_tokens() == "decode 0D1/3 1D1/3"
     # As this step begins the next is decided: 0 wants a third page there, and takes 1's.
     assert w.plan_tokens() == "decode 0D1/4 1D1/4"
+    assert w.plan is not None
+    assert (w.plan.preempted, w.plan.freed) == ((1,), ())  # they come free when it is over
     assert (w.engine.num_waiting, w.engine.num_running) == (1, 1)
     assert w.commit({0: [0], 1: [0]}) == [1]
     assert (w.engine.num_waiting, w.engine.num_running) == (0, 1)
     assert w.step_tokens() == "decode 0D1/5"
+    assert w.plan.freed == (1,)
     assert w.schedule() == "nothing"
     assert (w["num_tokens"][:2], w["finish"][:2], w["num_preemptions"][:2]) == ([4, 3], [4.0, 3.0], [0, 1])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
@@ -225,6 +228,8 @@ def test_the_token_of_a_step_in_flight_is_kept_by_whom_it_finds_preempted() -> N
         w.step_tokens()
     assert w["num_tokens"][:2] == [3, 3]
     assert w.step_tokens() == "decode 0D1/5"
+    assert w.plan is not None
+    assert w.plan.freed == (1,)
     assert w.step_tokens() == "prefill 1P5/5"
     assert (w["num_tokens"][:2], w["finish"][:2]) == ([4, 4], [4.0, 5.0])
 

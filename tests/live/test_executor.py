@@ -179,7 +179,7 @@ def test_streaming_over_blocks_and_in_order_computes_what_a_plain_executor_does(
     assert checked.compared > 140
 
 
-@pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "ar"])
+@pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "ar", "lmdeploy-0.18"])
 def test_preempted_sequences_get_their_tokens_and_pages_again(name: str) -> None:
     # So few pages that sequences lose theirs; the cache asserts that no page is lost or had twice.
     checked, table, *_ = run(small(name), num_pages=9)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dsim.engine.journal import StepTotals, unpack
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
+from dsim.profiler.profile import Profile
 from dsim.sim.router import ROUTERS
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
@@ -24,6 +25,8 @@ SPECS = (
     "lmdeploy-bd32:4,page_size=16",
     "lmdeploy-bd32:8,page_size=8,decide_ahead=false",
     "lmdeploy-bd32:4,page_size=8,num_loops=1",
+    "lmdeploy-0.18:4,page_size=4",
+    "lmdeploy-0.18:8,page_size=16,prefill_interval=3",
     "sglang-bd32:4,page_size=4",
     "chunk:2,block_length=4,page_size=8",
     "chunk:4,block_length=8,page_size=8,window=in-order",
@@ -70,10 +73,8 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     t, block = d.table, policy.block_length
     length = trace.input_length + trace.output_length
     canvas = -(-length // block) * block
-    fits = (
-        -(-policy.batching.reserved(policy, trace.input_length, trace.output_length) // policy.memory.page_size)
-        <= num_pages
-    )
+    reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
+    fits = -(-reserved // policy.memory.page_size) <= num_pages
     assert (t["status"] == np.where(fits, 0, 1)).all()
     assert sorted(d.ended) == list(range(len(trace)))  # each ended once
     assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
@@ -104,10 +105,10 @@ def test_an_engine_keeps_its_accounts_at_every_step(
 class Fleet:
     """A simulated run and its journal."""
 
-    def __init__(self, trace: Trace, spec: str, **how: Any) -> None:
+    def __init__(self, trace: Trace, spec: str, profile: Profile = PROFILE, **how: Any) -> None:
         self.trace, self.spec = trace, spec
         self.journal = Collector()
-        self.result: Result = simulate(trace, PROFILE, parse(spec), append=self.journal, **how)
+        self.result: Result = simulate(trace, profile, parse(spec), append=self.journal, **how)
         self.steps = self.journal.steps if self.journal.parts else None
 
     def bytes(self) -> dict[str, Any]:

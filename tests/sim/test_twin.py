@@ -11,7 +11,7 @@ import pytest
 
 from dsim.engine.errors import PolicyError, ProfileError, TraceError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS, RequestTable, unpack
-from dsim.engine.policy import parse
+from dsim.engine.policy import PRESETS, parse
 from dsim.profiler.profile import load
 from dsim.sim.twin import Result, limits_of, simulate
 from dsim.traces import Trace
@@ -24,7 +24,9 @@ SMALL = ",max_batch=4,num_pages=40,page_size=8"
 
 
 def small(name: str) -> str:
-    ends = "" if name.startswith("sglang") else ",reserve_past_end=false"  # what fits to the last page is simple then
+    # What fits to the last page is simple then.
+    past = hasattr(PRESETS[name.partition(":")[0]].policy.batching, "reserve_past_end")
+    ends = ",reserve_past_end=false" if past else ""
     return name + SMALL + ends + ("" if name == "ar" else ",block_length=4")
 
 
@@ -192,6 +194,8 @@ def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_re
     # 40 pages of 8 tokens are 320.
     trace = toy_trace([0.0, 0.0, 0.0], [300, 300, 4], [20, 21, 4])
     for name in BLOCK_PRESETS:
+        if name == "lmdeploy-0.18":  # whose pages are extended past the end
+            continue
         result = simulate(trace, PROFILE, parse(small(name)))
         assert result.table["status"].tolist() == [COMPLETED, REJECTED, COMPLETED], name
         assert result.table["num_tokens"].tolist() == [20, 0, 4]
