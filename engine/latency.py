@@ -183,6 +183,12 @@ class LatencyModel:
         """The model for an engine that decides on a step when the one before it is over: all host time shows."""
         return replace(self, overlap=False) if self.overlap else self
 
+    def scaled(self, factor: float) -> "LatencyModel":
+        """The model of steps that take so many times as long."""
+        times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction")
+        knots = tuple((x, y * factor) for x, y in self.knots)
+        return replace(self, knots=knots, **{name: getattr(self, name) * factor for name in times})
+
     def pieces(self, tokens: float) -> float:
         """Device time of the layers for `tokens` positions, in seconds."""
         return float(_plain_pieces(self.knots, self.slope, tokens))

@@ -15,7 +15,7 @@ from ..engine.latency import Features
 from ..files.read import cut, parsing, read_lines, shown
 from .checked import Section
 from .commit_log import Bools, CommitLog
-from .fit import fit_latency
+from .fit import fit_latency, predict
 from .fit_commits import fit_commits
 from .logged import Logged, Requests
 from .models import ModelShape, model
@@ -120,7 +120,10 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
     """The profile that a log's steps and commits were fitted to; `source` names the log."""
     h = log.header
     latency, fit = fit_latency(log.steps)
-    latency = replace(latency, early=digits(h.model.early))
+    # A fit of medians runs ahead of a log with a long tail, and queues wait for the tail too: in all, steps take as long
+    # as they did.
+    scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features).sum()))
+    latency = replace(latency.scaled(scale), early=digits(h.model.early))
     commits: list[CommitModel] = []
     fits: list[CommitFit] = []
     if len(log.commits):
@@ -156,7 +159,8 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
             clocks=h.clocks,
             prompts=h.prompts,
             settings={
-                "strategy": h.strategy, "page_size": h.page_size, "block_length": h.block_length, **h.settings,
+                "strategy": h.strategy, "page_size": h.page_size, "block_length": h.block_length,
+                "mean_over_fit": scale, **h.settings,
             },
         ),
         commit_fits=tuple(fits),
