@@ -148,8 +148,9 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     page = int(draw(st.sampled_from(SPECS)).partition("page_size=")[2].partition(",")[0])
     spec = draw(st.sampled_from([s for s in SPECS if f"page_size={page}" in s]))
     # At least one request fits; often barely.
-    least = int((trace.input_length + trace.output_length).min())
-    num_pages = -(-(least + 8) // page) + draw(st.sampled_from([0, 1, 2, 5, 200]))
+    policy = parse(spec)
+    least = int(policy.batching.reserved(policy, trace.input_length, trace.output_length).min())
+    num_pages = -(-least // page) + draw(st.sampled_from([0, 1, 2, 5, 200]))
     spec += f",num_pages={num_pages},max_batch={draw(st.sampled_from([1, 2, 4, 9]))}"
     return trace, f"{spec},max_prefill_tokens={draw(st.sampled_from([16, 64, 4096]))}", fleet_options(draw)
 
@@ -214,7 +215,8 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(
     trace: Trace, spec: str, max_batch: int, more: int, seed: int
 ) -> None:
     policy = parse(spec)
-    num_pages = -(-(int((trace.input_length + trace.output_length).max()) + 8) // policy.memory.page_size) + more
+    reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
+    num_pages = -(-int(reserved.max()) // policy.memory.page_size) + more
     spec += f",num_pages={num_pages},max_batch={max_batch}"
     simulated = simulate(trace, PROFILE, parse(spec), seed=seed)
     pool = {"num_pages": num_pages, "max_batch": max_batch}
