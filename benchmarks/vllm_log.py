@@ -1,8 +1,8 @@
 """The rule of vLLM's scheduler against a recorded run of it: `python benchmarks/vllm_log.py FOLDER`.
 
 FOLDER holds vllm_cpu_steplog.jsonl (one traffic's steps, from inside the engine), vllm_bench_detailed.json (another
-traffic's latencies, from its client) and vllm_bench_trace.jsonl. A profile is fitted to the steps, and the other traffic
-replayed at its real sending times under `ar` and `vllm-ar`. What passes between client and engine is in neither, so
+traffic's latencies, from its client) and vllm_bench_trace.jsonl. A profile is fitted to the steps, and the other
+traffic replayed at its real sending times under `ar` and `vllm-ar`. What passes between client and engine is in neither, so
 ttft is compared less its median difference; from the first token to the last there is only the engine.
 """
 
@@ -35,10 +35,11 @@ def main(folder: Path) -> None:
         first, last = table["first_emission"] - sent, table["finish"] - sent
         outside = float(np.median(ttft - first))
         after, measured = last - first, e2el - ttft
+        mean, mape = after.mean() / measured.mean() - 1, np.abs(after / measured - 1).mean()
         print(
             f"{spec:108} ttft MAPE {100 * np.abs((first + outside) / ttft - 1).mean():4.1f} % "
-            f"({1e3 * outside:.0f} ms outside the engine), first to last token mean "
-            f"{100 * (after.mean() / measured.mean() - 1):+5.1f} %, MAPE {100 * np.abs(after / measured - 1).mean():4.1f} %"
+            f"({1e3 * outside:.0f} ms outside the engine), first to last token mean {100 * mean:+5.1f} %, "
+            f"MAPE {100 * mape:4.1f} %"
         )
 
 

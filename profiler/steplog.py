@@ -120,8 +120,8 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
     """The profile that a log's steps and commits were fitted to; `source` names the log."""
     h = log.header
     latency, fit = fit_latency(log.steps)
-    # A fit of medians runs ahead of a log with a long tail, and queues wait for the tail too: in all, steps take as long
-    # as they did.
+    # A fit of medians runs ahead of a log with a long tail, and queues wait for the tail too: in all, steps take as
+    # long as they did.
     scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features).sum()))
     latency = replace(latency.scaled(scale), early=digits(h.model.early))
     commits: list[CommitModel] = []
