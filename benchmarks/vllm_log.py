@@ -2,8 +2,8 @@
 
 FOLDER holds vllm_cpu_steplog.jsonl (one traffic's steps, from inside the engine), vllm_bench_detailed.json (another
 traffic's latencies, from its client) and vllm_bench_trace.jsonl. A profile is fitted to the steps, and the other
-traffic replayed at its real sending times under `ar` and `vllm-ar`. What passes between client and engine is in neither, so
-ttft is compared less its median difference; from the first token to the last there is only the engine.
+traffic replayed at its real sending times under `ar` and `vllm-ar`. What passes between client and engine is in
+neither, so ttft is compared less its median difference; from the first token to the last there is only the engine.
 """
 
 import json
