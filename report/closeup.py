@@ -22,8 +22,8 @@ NEAR = 1e-6  # s: two readings of one clock
 PHASES = {
     Phase.PREFILL: ("prefill", "#D55E00"),
     Phase.DENOISE: ("denoise", "#0072B2"),
-    Phase.FLUSH: ("write keys of committed tokens", "#009E73"),
-    Phase.IDLE: ("idle in a frozen batch", "#9aa0a6"),
+    Phase.FLUSH: ("keys of committed tokens (commit, encode)", "#009E73"),
+    Phase.IDLE: ("ended already, computed for nothing", "#9aa0a6"),
     Phase.FULL: ("full pass", "#CC79A7"),
     Phase.PACK: ("full pass, keys chosen", "#E69F00"),
     Phase.REUSE: ("reuse", "#56B4E9"),
