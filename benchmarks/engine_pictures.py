@@ -1,7 +1,7 @@
 """What production engines do, step by step: the pictures of docs/engines.md. `python benchmarks/engine_pictures.py`
 
-Each is the figure "What the engine did" of a report (report/closeup.py), of a journal of a few requests, as an SVG with a
-panel of its own, light or dark as the reader has it. The same tree writes the same bytes.
+Each is the figure "What the engine did" of a report (report/closeup.py), of a journal of a few requests, as an SVG with
+a panel of its own, light or dark as the reader has it. The same tree writes the same bytes.
 """
 
 import argparse
@@ -22,8 +22,9 @@ FOLDER = Path(__file__).parents[1] / "docs" / "images"
 WIDTH, LEFT, RIGHT, LANE = 960, 150, 16, 26  # pixels
 STYLE = """
 svg{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}.p{fill:#fff}text{fill:#3c4043}.g{stroke:#dadce0}
-.w{stroke:#9aa0a6;stroke-dasharray:3 3}.n{fill:#fff;font-size:9px;text-anchor:middle}.m{text-anchor:middle}
-@media(prefers-color-scheme:dark){.p{fill:#202124}text{fill:#e8eaed}.g{stroke:#3c4043}.n{fill:#fff}}
+.w{stroke:#9aa0a6;stroke-dasharray:3 3}.m,.n,.l{text-anchor:middle}
+.n,.l{fill:#fff;font-size:9px}.l{fill:#202124}
+@media(prefers-color-scheme:dark){.p{fill:#202124}text{fill:#e8eaed}.g{stroke:#3c4043}.n,.l{fill:#fff}}
 """
 
 
@@ -71,20 +72,17 @@ def picture(world: World) -> str:
 
 
 def _svg(world: World, traces: list[dict[str, Any]]) -> str:
-    """The bars of a report's figure, beside each lane who is in it, dashed while it waits."""
+    """The bars of a report's figure, a lane a request, dashed while it waits."""
     bars = [
-        (lane, 1e3 * base, 1e3 * wide, trace["name"], trace["marker"]["color"], deep, about)
+        (1e3 * base, 1e3 * wide, trace["name"], trace["marker"]["color"], deep, about)
         for trace in traces
-        for lane, base, wide, deep, about in zip(
-            trace["y"], trace["base"], trace["x"], trace["marker"]["opacity"], trace["customdata"], strict=True
+        for base, wide, deep, about in zip(
+            trace["base"], trace["x"], trace["marker"]["opacity"], trace["customdata"], strict=True
         )
     ]
-    lanes: dict[int, int] = {}  # a lane a request: they are few
-    for *_, (request, _, _, _) in sorted(bars, key=lambda bar: bar[-1][:2]):
-        lanes.setdefault(request, request)
-    end = max(base + wide for _, base, wide, *_ in bars)
+    end = max(base + wide for base, wide, *_ in bars)
     top, scale = 34, (WIDTH - LEFT - RIGHT) / end
-    bottom = top + LANE * len(lanes)
+    bottom = top + LANE * len(world.requests)
 
     def at(ms: float) -> str:
         return f"{LEFT + ms * scale:.1f}"
@@ -100,21 +98,22 @@ def _svg(world: World, traces: list[dict[str, Any]]) -> str:
         out.append(f'<path class="g" d="M{at(k * tick)} {top}V{bottom}"/>')
         out.append(f'<text class="m" x="{at(k * tick)}" y="{bottom + 15}">{k * tick}</text>')
     out.append(f'<text class="m" x="{(LEFT + WIDTH) // 2}" y="{bottom + 31}">ms</text>')
-    for request, lane in lanes.items():
-        arrives, prompt, output = world.requests[request]
-        middle = top + LANE * lane + LANE // 2
-        first = min(base for _, base, *_, about in bars if about[0] == request)
+    for request, (arrives, prompt, output) in enumerate(world.requests):
+        middle = top + LANE * request + LANE // 2
+        first = min(base for base, *_, about in bars if about[0] == request)
         out.append(f'<text x="10" y="{middle + 4}">{chr(65 + request)}: {prompt:,} in, {output:,} out</text>')
         out.append(f'<path class="w" d="M{at(arrives)} {middle}H{at(first)}"/>')
-    for _, base, wide, name, ink, deep, (request, step, num, committed) in bars:
-        y = top + LANE * lanes[request] + 3
+    for base, wide, name, ink, deep, (request, step, num, committed) in bars:
+        y = top + LANE * request + 3
         about = f"{chr(65 + request)}, step {step}: {name}, {num} computed, {committed} committed"
         out.append(
             f'<rect x="{at(base)}" y="{y}" width="{wide * scale:.1f}" height="{LANE - 6}" fill="{ink}" '
             f'fill-opacity="{deep}"><title>{escape(about)}</title></rect>'
         )
         if wide * scale > 7 * len(str(num)):
-            out.append(f'<text class="n" x="{at(base + wide / 2)}" y="{y + 13}">{num}</text>')
+            out.append(
+                f'<text class="{"n" if deep > 0.6 else "l"}" x="{at(base + wide / 2)}" y="{y + 13}">{num}</text>'
+            )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 40}" role="img">'
     title = f"<title>Rows over time under {escape(world.policy)}</title>"
     return "\n".join([head, title, f"<style>{STYLE}</style>", *out, "</svg>", ""])

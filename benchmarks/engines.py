@@ -1,8 +1,8 @@
-"""Published runs of production engines beside the twin's, and what their users ask for. `python benchmarks/engines.py [NAME ...]`
+"""Published runs of production engines beside the twin's, and what users ask. `python benchmarks/engines.py [NAME ...]`
 
-Prints the tables of docs/engines.md, all of them or those named (`--list`); half a minute on one core. Nothing here was
-measured by us. A row is *calibrated* where its profile was fitted to the published figure beside it, *estimated* where a
-data sheet's figures are all there is, and *predicted* where the twin says what nobody published.
+Prints the tables of docs/engines.md, all of them or those named; less than a minute on one core. Nothing here was
+measured by us. A row is *calibrated* where its profile was fitted to the published figure beside it, *estimated* where
+a data sheet's figures are all there is, and *predicted* where the twin says what nobody published.
 """
 
 import argparse
@@ -362,7 +362,7 @@ def autoregressive_gemma() -> Profile:
 def overtake() -> None:
     """Where an autoregressive Gemma 4 overtakes DiffusionGemma."""
     print(
-        f"H100, FP8, 1024/1024: `vllm-diffusion` on `{FP8}`, `vllm-ar` on one published row (197 tok/s): tok/s, predicted\n"
+        f"H100, FP8, 1024/1024: `vllm-diffusion` on `{FP8}`, `vllm-ar` on a line through 197 tok/s: tok/s, predicted\n"
     )
     ar, rows = autoregressive_gemma(), []
     for n in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128):
@@ -391,7 +391,7 @@ def settings() -> None:
     ]
     found = {(s, w): [loop(SDAR, s, n, chats(n), w).throughput for n in loads] for s, w in asked}
     best = [max(runs[i] for (_, w), runs in found.items() if w == "sharegpt") for i in range(len(loads))]
-    table(("policy", "yields", *(f"{n} clients" for n in loads)), (
+    table(("policy", "yields", *(f"{n} client{'s' * (n > 1)}" for n in loads)), (
         [f"`{s}`", f"`{w}`", *(f"**{v:,.0f}**" if v in best else f"{v:,.0f}" for v in runs)]
         for (s, w), runs in found.items()
     ))  # fmt: skip
