@@ -304,8 +304,9 @@ def rows_that_fit(profile: Profile, tokens: int) -> int:
 
 def parts_of_row(profile: Profile, tokens: int) -> dict[str, float]:
     """Bytes of memory that a row takes."""
-    m, canvas = profile.memory, CANVAS * profile.memory.vocab * 4
-    window = int(profile.model.window_bytes * (1 + 2 * CANVAS / 1024))
+    m, canvas, windowed = profile.memory, CANVAS * profile.memory.vocab * 4, profile.model.windowed
+    assert windowed is not None
+    window = int(profile.model.window_bytes * (1 + 2 * CANVAS / windowed.window))
     return {
         "windowed layers": window,
         "sampler": m.row_bytes - window + canvas,
