@@ -22,8 +22,8 @@ NEAR = 1e-6  # s: two readings of one clock
 PHASES = {
     Phase.PREFILL: ("prefill", "#D55E00"),
     Phase.DENOISE: ("denoise", "#0072B2"),
-    Phase.FLUSH: ("write keys of committed tokens", "#009E73"),
-    Phase.IDLE: ("idle in a frozen batch", "#9aa0a6"),
+    Phase.FLUSH: ("keys of committed tokens (commit, encode)", "#009E73"),
+    Phase.IDLE: ("ended already, computed for nothing", "#9aa0a6"),
     Phase.FULL: ("full pass", "#CC79A7"),
     Phase.PACK: ("full pass, keys chosen", "#E69F00"),
     Phase.REUSE: ("reuse", "#56B4E9"),
@@ -95,14 +95,18 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
     begin = min(part.start for part in found)
     height = 90 + LANE * (1 + max(lanes[part.request] for part in shown))
     chart = Chart(f"seconds after {begin:,.2f} s", "rows", height=max(190, height), legend=True)
+    flushed = {(part.request, part.step) for part in shown if part.phase == Phase.FLUSH}
     for phase, (name, ink) in PHASES.items():
         mine = [part for part in shown if part.phase == phase]
         if not mine:
             continue
         computed = [max(1, part.num_tokens) for part in mine]
-        # A row that commits much of what it computes is dark, one that commits nothing is pale.
+        # A row that commits much of what it computes is dark, one that commits nothing is pale. So is a pass over
+        # committed tokens that repeats the one before it, while the row waits for blocks of others.
         share = [part.num_committed / num for part, num in zip(mine, computed, strict=True)]
-        depth = [1.0 if phase == Phase.PREFILL else 0.35 + 0.65 * min(1.0, 2 * s) for s in share]
+        if phase == Phase.FLUSH:
+            share = [0.0 if (part.request, part.step - 1) in flushed else 1.0 for part in mine]
+        depth = [1.0 if phase in (Phase.PREFILL, Phase.IDLE) else 0.35 + 0.65 * min(1.0, 2 * s) for s in share]
         chart.add(
             "bar", orientation="h", name=name, width=0.8, y=[lanes[part.request] for part in mine],
             base=[part.start - begin for part in mine], x=[0.94 * (part.end - part.start) for part in mine],
@@ -117,7 +121,8 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
     num_steps = len({part.step for part in found})
     caption = (
         f"{num_steps} steps of replica {found[0].replica} from {begin:,.1f} s on, {why}. Each bar is a row in a step, "
-        "darker the more of its positions it commits. Drag to zoom, double-click to reset."
+        "darker the more of the positions that it denoises it commits; pale green while it waits for others' blocks. "
+        "Drag to zoom, double-click to reset."
     )
     if left_out:
         caption += f" {left_out} requests beyond {MAX_LANES} rows are left out."

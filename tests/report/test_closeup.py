@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsim.report.closeup import MAX_LANES, NUM_STEPS, engine_figure, stories
+from dsim.engine.step import Phase
+from dsim.report.closeup import MAX_LANES, NUM_STEPS, PHASES, engine_figure, stories
 from dsim.report.run import Run, read_run
 
 from ..cli.command import dsim
@@ -74,3 +75,18 @@ def test_the_engine_is_drawn_as_its_journal_says(tmp_path: Path) -> None:
 def test_a_run_that_kept_no_rows_has_no_close_ups(tmp_path: Path) -> None:
     write_run(tmp_path / "run", num_requests=20, rate=4.0)
     assert engine_figure(read_run(tmp_path / "run"), "optimus", 0, 0.0, "") is None
+
+
+def test_a_pass_over_committed_tokens_is_solid_and_pale_while_it_waits_for_blocks_of_others(tmp_path: Path) -> None:
+    run = replayed(tmp_path, "--policy", "sglang-sync:4", "--profile", "h100-sdar-8b")
+    figure = engine_figure(run, "sglang-sync:4", 0, 0.0, "from the start")
+    assert figure is not None
+    [passes] = [trace for trace in figure.chart.data if trace["name"] == PHASES[Phase.FLUSH][0]]
+    seen: set[tuple[int, int]] = set()
+    depths = {1.0: 0, 0.35: 0}
+    for (request, step, _, committed), depth in zip(passes["customdata"], passes["marker"]["opacity"], strict=True):
+        assert committed == 0
+        assert depth == (0.35 if (request, step - 1) in seen else 1.0)
+        depths[depth] += 1
+        seen.add((request, step))
+    assert all(depths.values())

@@ -1,0 +1,417 @@
+"""Published runs of production engines beside the twin's, and what users ask. `python benchmarks/engines.py [NAME ...]`
+
+Prints the tables of docs/engines.md, all of them or those named; less than a minute on one core. Nothing here was
+measured by us. A row is *calibrated* where its profile was fitted to the published figure beside it, *estimated* where
+a data sheet's figures are all there is, and *predicted* where the twin says what nobody published.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dsim.engine.errors import ProfileError
+from dsim.engine.policy import parse
+from dsim.profiler.engines import Published, engine_profile
+from dsim.profiler.hardware import gpu
+from dsim.profiler.models import model
+from dsim.profiler.profile import Profile, gb, load
+from dsim.profiler.roofline import weight_read
+from dsim.sim.twin import Result, limits_of, simulate
+from dsim.traces import Trace, synth
+
+VLLM, SGLANG = "h200x2-diffusiongemma-vllm", "h200x2-diffusiongemma-sglang"
+FP8, QWEN, DRAFTS = "h100-diffusiongemma-fp8", "h100-qwen3-8b-ar", "h100-sdar-8b-sglang"
+SDAR = "h100-sdar-8b"  # the one profile here that is from data sheets alone
+HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; of SGLang with LLaDA2.1-mini on an H20 (6.2)
+
+
+# ---- one run -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A closed loop: so many clients, each of whom sends its next request when its last one is served."""
+
+    result: Result
+    clients: int
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last token."""
+        return self.result.end
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens a second, the loop's fill and drain included."""
+        return float(self.result.table["num_tokens"].sum()) / self.result.end
+
+    def ttft(self) -> float:
+        """The median time to first token, in s, but of the requests that all begin at once."""
+        columns = self.result.table.columns
+        waited = columns["first_emission"] - columns["arrival"]
+        return float(np.median(waited[self.clients :]))
+
+
+def loop(profile: str | Profile, policy: str, clients: int, requests: Trace, workload: str | None = None) -> Loop:
+    """Serve the requests to so many clients."""
+    held = load(profile) if isinstance(profile, str) else profile
+    return Loop(simulate(requests, held, parse(policy), concurrency=clients, workload=workload), clients)
+
+
+def alike(num: int, prompt: int, output: int) -> Trace:
+    """Requests of one length."""
+    return Trace("alike", np.zeros(num), np.full(num, prompt), np.full(num, output))
+
+
+def chats(clients: int, prompt: int | None = None) -> Trace:
+    """ShareGPT's lengths, or its outputs to prompts of one length: six a client, at least 24."""
+    drawn = synth("poisson", 1.0, lengths="sharegpt", num_requests=max(24, 6 * clients))
+    if prompt is not None:
+        drawn = replace(drawn, input_length=np.full(len(drawn), prompt))
+    return drawn
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows as Markdown."""
+    print("|", " | ".join(head), "|")
+    print("|", " | ".join("---" for _ in head), "|")
+    for row in rows:
+        print("|", " | ".join(row), "|", flush=True)
+
+
+def change(new: float, old: float) -> str:
+    """By how much a figure is above or below another, in percent."""
+    return f"{new / old - 1:+.0%}"
+
+
+# ---- the published runs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run: what the twin says, and what was published, if anything was."""
+
+    run: str
+    twin: float
+    published: float | None
+    unit: str
+    kind: str  # calibrated or predicted
+
+    @property
+    def error(self) -> float:
+        """Relative to what was published."""
+        assert self.published is not None
+        return self.twin / self.published - 1
+
+    def cells(self) -> list[str]:
+        """For a table."""
+        known = self.published is not None
+        digits = ",.3f" if self.unit == "s" else ",.0f"
+        return [
+            self.run, f"{self.twin:{digits}} {self.unit}", f"{self.published:{digits}} {self.unit}" if known else "",
+            f"{self.error:+.1%}" if known else "", self.kind,
+        ]  # fmt: skip
+
+
+# Seconds a batch of 256 tokens after prompts of 128, 48 fixed steps, by requests at once (6.1).
+BATCHES = {
+    "vllm-diffusion": (VLLM, {1: 0.569, 4: 1.281, 8: 2.226}),
+    "sglang-gemma": (SGLANG, {1: 0.810, 4: 1.521, 8: 2.561}),
+    "sglang-gemma,dllm_fdfo=false": (SGLANG, {1: 0.741, 4: 1.409, 8: 2.455}),
+}
+# Tokens a second by clients (6.4).
+STREAMS = {
+    "ar": (QWEN, {1: 149.0, 64: 5794.0}),
+    "vllm-ar-spec:3,acceptance=0.5": (DRAFTS, {1: 272.0, 64: 6414.0}),
+}
+BLOG = 1008.0  # tokens a second, one client (6.1)
+
+
+def calibrated() -> list[Row]:
+    """The runs that profiles were fitted to."""
+    rows = []
+    for policy, (profile, runs) in BATCHES.items():
+        for n, published in runs.items():
+            twin = loop(profile, policy, n, alike(n, 128, 256)).seconds
+            rows.append(Row(f"`{policy}` on `{profile}`, {n} x 128/256", twin, published, "s", "calibrated"))
+    twin = loop(FP8, "vllm-diffusion", 1, alike(1, 1024, 1024), "fixed-16").throughput
+    rows.append(Row(f"`vllm-diffusion` on `{FP8}`, 1 x 1024/1024", twin, BLOG, "tok/s", "calibrated"))
+    for policy, (profile, streams) in STREAMS.items():
+        for n, published in streams.items():
+            twin = loop(profile, policy, n, alike(2 * n, 128, 1750)).throughput
+            rows.append(Row(f"`{policy}` on `{profile}`, {n} x 128/1750", twin, published, "tok/s", "calibrated"))
+    return rows
+
+
+def predicted() -> list[Row]:
+    """The same batches after prompts of 2,048: no profile was fitted to them."""
+    return [
+        Row(f"`{policy}` on `{profile}`, {n} x 2048/256", loop(profile, policy, n, alike(n, 2048, 256)).seconds, None,
+            "s", "predicted")
+        for policy, (profile, runs) in BATCHES.items()
+        for n in runs
+    ]  # fmt: skip
+
+
+def calibration() -> None:
+    """Published runs beside the twin's."""
+    table(("run (requests x prompt/output)", "twin", "published", "error", ""),
+          (row.cells() for row in (*calibrated(), *predicted())))  # fmt: skip
+
+
+# ---- SGLang's rounds -----------------------------------------------------------------------------------------------
+
+
+def with_host(profile: str, ms: float) -> Profile:
+    """The profile with another host time a forward."""
+    held = load(profile)
+    return replace(held, latency=replace(held.latency, host_step=ms / 1e3))
+
+
+def spread_out(profile: Profile, factor: float) -> Profile:
+    """The profile with so many times the spread of steps: between requests, blocks (or canvases) and steps."""
+    commits = tuple(
+        replace(
+            m, request_spread=factor * m.request_spread, block_spread=factor * m.block_spread,
+            step_spread=factor * m.step_spread,
+        )
+        for m in profile.commits
+    )  # fmt: skip
+    laws = tuple(
+        replace(law, request_spread=factor * law.request_spread, canvas_spread=factor * law.canvas_spread)
+        for law in profile.canvas_laws
+    )
+    return replace(profile, commits=commits, canvas_laws=laws)
+
+
+def fdfo() -> None:
+    """Does FDFO beat blocks in step, and when?"""
+    print(f"SDAR-8B on an H100 (`{SDAR}`, estimated), ShareGPT's lengths: output tok/s and ttft p50, predicted\n")
+    rows = []
+    for host in HOST:
+        profile = with_host(SDAR, host)
+        for n in (1, 4, 16, 64):
+            requests = chats(n)
+            ours, theirs = (loop(profile, f"sglang-{mode}:{n}", n, requests) for mode in ("fdfo", "sync"))
+            even = spread_out(profile, 0.0)
+            steady = [loop(even, f"sglang-{mode}:{n}", n, requests).throughput for mode in ("fdfo", "sync")]
+            rows.append([
+                f"{host:g} ms", str(n), f"{ours.throughput:,.0f}", f"{theirs.throughput:,.0f}",
+                change(ours.throughput, theirs.throughput), f"{1e3 * ours.ttft():,.0f} ms",
+                f"{1e3 * theirs.ttft():,.0f} ms", change(steady[0], steady[1]),
+            ])  # fmt: skip
+    table(("host a forward", "clients", "FDFO", "sync", "FDFO is", "ttft FDFO", "ttft sync", "without spread"), rows)
+    print(f"\nDiffusionGemma on two H200s (`{SGLANG}`, calibrated), 256/1024 tokens, law `mixed`: tok/s, predicted\n")
+    rows = []
+    for n in (1, 4, 8):
+        cells = [str(n)]
+        for factor in (0.0, 0.5, 1.0, 2.0):
+            profile, requests = spread_out(load(SGLANG), factor), alike(6 * n, 256, 1024)
+            fast, slow = (
+                loop(profile, f"sglang-gemma:{n},dllm_fdfo={mode}", n, requests, "mixed").throughput
+                for mode in ("true", "false")
+            )
+            cells.append(f"{fast:,.0f} / {slow:,.0f} ({change(fast, slow)})")
+        rows.append(cells)
+    table(("clients", "spread 0", "half of it", "the law's (0.45)", "twice"), rows)
+
+
+def prefill() -> None:
+    """What one block a round costs prompts of 4,096 tokens, and what more give."""
+    print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), prompts of 4,096, ShareGPT's outputs: predicted\n")
+    rows = []
+    for n in (1, 16, 64):
+        requests, base = chats(n, 4096), 0.0
+        for blocks in (1, 2, 4, 8, 128):
+            run = loop(SDAR, f"sglang-fdfo:{n},prefill_blocks_per_round={blocks}", n, requests)
+            base = base or run.throughput
+            rows.append([
+                str(n), f"{blocks}{' (all)' if blocks == 128 else ''}", f"{run.ttft():,.2f} s",
+                f"{run.throughput:,.0f}", change(run.throughput, base),
+            ])  # fmt: skip
+    table(("clients", "blocks a round", "ttft p50", "tok/s", ""), rows)
+
+
+def mixed() -> None:
+    """What prefill and decode in one forward give."""
+    print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), ShareGPT's outputs: tok/s and ttft p50, predicted\n")
+    rows = []
+    for prompt in (None, 4096):
+        for n in (4, 16, 64):
+            requests = chats(n, prompt)
+            for blocks in (1, 8):
+                apart, together = (
+                    loop(SDAR, f"sglang-fdfo:{n},mixed={word},prefill_blocks_per_round={blocks}", n, requests)
+                    for word in ("false", "true")
+                )
+                rows.append([
+                    "ShareGPT" if prompt is None else f"{prompt:,}", str(n), str(blocks), f"{apart.throughput:,.0f}",
+                    f"{together.throughput:,.0f}", change(together.throughput, apart.throughput),
+                    f"{apart.ttft():.2f} s", f"{together.ttft():.2f} s",
+                ])  # fmt: skip
+    table(("prompts", "clients", "blocks a round", "apart", "mixed", "mixed is", "ttft apart", "ttft mixed"), rows)
+
+
+def steps() -> None:
+    """What several forwards a round give where the host's time shows."""
+    print(f"`sglang-fdfo` on `{SDAR}` (estimated), ShareGPT's lengths: tok/s and ttft p50, predicted\n")
+    rows = []
+    for host in HOST:
+        profile = with_host(SDAR, host)
+        for n in (1, 16, 64):
+            requests, cells = chats(n), [f"{host:g} ms", str(n)]
+            for k in (1, 2, 4, 8, 16):
+                run = loop(profile, f"sglang-fdfo:{n},steps_per_round={k}", n, requests)
+                cells.append(f"{run.throughput:,.0f} ({1e3 * run.ttft():,.0f} ms)")
+            rows.append(cells)
+    table(("host a forward", "clients", *(f"K = {k}" for k in (1, 2, 4, 8, 16))), rows)
+
+
+# ---- DiffusionGemma on one card ------------------------------------------------------------------------------------
+
+TENSORS = 6  # of a canvas's logits in fp32 that live at once in an untiled sampler (6.1)
+CANVAS = 256  # tokens
+
+
+def bf16_on_80gb() -> Profile:
+    """The FP8 profile's card with weights of two bytes. Its step times are not for use."""
+    held = load(FP8)
+    return replace(held, memory=replace(held.memory, weight_bytes=held.model.weight_bytes))
+
+
+def tiled(profile: Profile) -> Profile:
+    """The profile with a sampler that keeps one tensor of logits, and makes the rest a tile at a time."""
+    m = profile.memory
+    return replace(profile, memory=replace(m, row_bytes=m.row_bytes - TENSORS * CANVAS * m.vocab * 4))
+
+
+def rows_that_fit(profile: Profile, tokens: int) -> int:
+    """The most rows of `tokens` tokens that memory holds."""
+    n = 0
+    while True:
+        n += 1
+        policy = parse(f"vllm-diffusion:{n},max_num_batched_tokens={max(8192, CANVAS * n)}")
+        try:
+            limits = limits_of(policy, profile)
+        except ProfileError:
+            return n - 1
+        # A row's canvas and, decided on ahead, the next one lie behind its text.
+        if limits.num_pages * policy.memory.page_size < n * (tokens + 2 * CANVAS):
+            return n - 1
+
+
+def parts_of_row(profile: Profile, tokens: int) -> dict[str, float]:
+    """Bytes of memory that a row takes."""
+    m, canvas, windowed = profile.memory, CANVAS * profile.memory.vocab * 4, profile.model.windowed
+    assert windowed is not None
+    window = int(profile.model.window_bytes * (1 + 2 * CANVAS / windowed.window))
+    return {
+        "windowed layers": window,
+        "sampler": m.row_bytes - window + canvas,
+        "KV pages": (tokens + 2 * CANVAS) * m.kv_bytes_per_token / m.utilisation,
+    }
+
+
+def memory() -> None:
+    """How many rows of DiffusionGemma an 80 GB card holds."""
+    print(f"`vllm-diffusion` on an H100 (memory of `{FP8}`, estimated); the largest part of a row is what binds\n")
+    rows = []
+    for name, profile in (("bf16", bf16_on_80gb()), ("FP8", load(FP8))):
+        for sampler, held in (("whole", profile), ("tiled", tiled(profile))):
+            for tokens in (2048, 32768):
+                parts = parts_of_row(held, tokens)
+                rows.append([
+                    name, gb(held.memory.weight_bytes), sampler, f"{tokens:,}", str(rows_that_fit(held, tokens)),
+                    *(gb(int(size)) for size in parts.values()), max(parts, key=lambda part: parts[part]),
+                ])  # fmt: skip
+    head = ("weights in", "weights", "sampler", "tokens a row", "rows", "windowed layers a row", "sampler a row",
+            "KV pages a row", "binds")  # fmt: skip
+    table(head, rows)
+    print(f"\nWhat rows give in FP8 (`{FP8}`: one row calibrated, more estimated), 1024/1024, law `mixed`: predicted\n")
+    rows = []
+    for n in (1, 2, 4, 8, 16, 26):
+        run = loop(FP8, f"vllm-diffusion:{n}", n, alike(4 * n, 1024, 1024), "mixed")
+        rows.append([str(n), f"{run.throughput:,.0f}", f"{run.throughput / n:,.0f}", f"{run.ttft():.2f} s"])
+    table(("rows", "tok/s", "tok/s a client", "ttft p50"), rows)
+
+
+AR_ALONE = 1 / 197  # s a token: AR Gemma 4 26B-A4B in FP8 on an H100, no drafts (6.1)
+
+
+def autoregressive_gemma() -> Profile:
+    """Gemma 4 26B-A4B in FP8 on an H100: one row as published; more rows read more experts, by the data sheet."""
+    card, shape = gpu("H100"), model("Gemma4-26B-A4B")
+    # A byte a weight is half of what `weight_read` counts.
+    more = [
+        (weight_read(card, shape, 1, n) - weight_read(card, shape, 1, 1)) / 2
+        for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    ]
+    points = tuple((float(2**k), AR_ALONE + extra) for k, extra in enumerate(more))
+    slope = 9.0e-6  # s a token beyond, as assumed for the diffusion model of the same shape
+    runs = Published(
+        (*points, (512.0, points[-1][1] + 256 * slope)), 1, 1536,
+        "vLLM's blog of 2026-06-10: 197 tok/s, one client; reads of experts by the data sheet", weight_bytes=1,
+    )  # fmt: skip
+    return engine_profile(
+        "H100", "Gemma4-26B-A4B", runs, name="h100-gemma4-fp8-ar", date="2026-11-22",
+        description="Gemma 4 26B-A4B in FP8 on an H100, autoregressive, one row calibrated", implementation="vLLM",
+    )  # fmt: skip
+
+
+def overtake() -> None:
+    """Where an autoregressive Gemma 4 overtakes DiffusionGemma."""
+    print(
+        f"H100, FP8, 1024/1024: `vllm-diffusion` on `{FP8}`, `vllm-ar` on a line through 197 tok/s: tok/s, predicted\n"
+    )
+    ar, rows = autoregressive_gemma(), []
+    for n in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128):
+        requests = alike(4 * n, 1024, 1024)
+        cells = [str(n), f"{loop(ar, f'vllm-ar:{n}', n, requests).throughput:,.0f}"]
+        for workload in ("mixed", "prose"):
+            cells += [
+                f"{loop(FP8, f'vllm-diffusion:{most}', n, requests, workload).throughput:,.0f}" for most in (8, 26)
+            ]
+        rows.append(cells)
+    table(("clients", "AR", "mixed, 8 rows", "mixed, 26 rows", "prose, 8 rows", "prose, 26 rows"), rows)
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+
+def settings() -> None:
+    """The best block, chunk and threshold by load."""
+    loads = (1, 16, 64, 256)
+    print(f"SDAR-8B on an H100 (`{SDAR}`, estimated), ShareGPT's lengths: output tok/s by clients, predicted\n")
+    asked = [
+        *((f"lmdeploy-0.18:{b}", "sharegpt") for b in (4, 8, 16, 32)),
+        *((f"chunk:{c}", "sharegpt") for c in (4, 8, 16, 32)),
+        ("optimus", "sharegpt"),
+        *((f"lmdeploy-0.18,temperature=0.8,threshold={t}", "sharegpt-focus") for t in (0.9, 0.8)),
+    ]
+    found = {(s, w): [loop(SDAR, s, n, chats(n), w).throughput for n in loads] for s, w in asked}
+    best = [max(runs[i] for (_, w), runs in found.items() if w == "sharegpt") for i in range(len(loads))]
+    table(("policy", "yields", *(f"{n} client{'s' * (n > 1)}" for n in loads)), (
+        [f"`{s}`", f"`{w}`", *(f"**{v:,.0f}**" if v in best else f"{v:,.0f}" for v in runs)]
+        for (s, w), runs in found.items()
+    ))  # fmt: skip
+
+
+ANSWERS: dict[str, Callable[[], None]] = {
+    "calibration": calibration, "fdfo": fdfo, "prefill": prefill, "mixed": mixed, "steps": steps, "memory": memory,
+    "overtake": overtake, "settings": settings,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], metavar="NAME", help=", ".join(ANSWERS))
+    for name in parser.parse_args().names or ANSWERS:
+        print(f"\n## {name}: {ANSWERS[name].__doc__}\n")
+        ANSWERS[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""docs/engines.md names presets, fields and defaults as they are, and runs as benchmarks/engines.py has them."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dsim.engine.policies import lmdeploy, sglang, vllm
+from dsim.engine.policy import PRESETS, settings_of
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+
+
+def script(name: str) -> ModuleType:
+    found = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert found is not None
+    assert found.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(found)  # dataclasses look themselves up there
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def engines() -> ModuleType:
+    return script("engines")
+
+
+def settings_on_the_page() -> list[tuple[str, str, str]]:
+    """(preset, field, value) of every row of the tables of settings."""
+    found = []
+    for section in PAGE.split("\n### ")[1:]:
+        preset = section.split("`")[1]
+        for row in re.findall(r"^\| .* \| `(\w+)` \| .* \| `([^`]*)`[^|]*\|$", section.split("\n## ")[0], re.M):
+            found.append((preset, *row))
+    return found
+
+
+def test_every_preset_of_an_engine_is_on_the_page() -> None:
+    for module in (vllm, sglang, lmdeploy):
+        for name in module.PRESETS:
+            assert f"| `{name}` |" in PAGE
+    own = {*vllm.PRESETS, *sglang.PRESETS, *lmdeploy.PRESETS} - {"lmdeploy-bd32", "sglang-bd32"}
+    assert {preset for preset, _, _ in settings_on_the_page()} == own
+
+
+def test_a_preset_has_the_fields_and_the_values_that_its_table_says() -> None:
+    rows = settings_on_the_page()
+    assert len(rows) >= 40
+    for preset, field, said in rows:
+        settings = settings_of(PRESETS[preset].policy)
+        assert field in settings, (preset, field)
+        value = settings[field]
+        shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        assert said == shown, (preset, field)
+
+
+def test_every_setting_of_an_engine_s_scheduler_is_in_a_table() -> None:
+    on_page = {(preset, field) for preset, field, _ in settings_on_the_page()}
+    for module in (vllm, sglang, lmdeploy):
+        told = {field for preset, field in on_page if preset in module.PRESETS}
+        for preset in {preset for preset, _ in on_page} & module.PRESETS.keys():
+            assert set(PRESETS[preset].policy.batching.__dataclass_fields__) <= told, preset
+    for preset in ("vllm-ar-spec", "vllm-diffusion", "sglang-gemma"):
+        for field in PRESETS[preset].policy.granularity.__dataclass_fields__:
+            assert (preset, field) in on_page
+
+
+def test_calibrated_rows_are_within_5_percent_and_on_the_page(engines: ModuleType) -> None:
+    rows = engines.calibrated()
+    assert len(rows) == 14
+    for row in rows:
+        assert abs(row.error) < 0.05, row
+        assert f"| {' | '.join(row.cells())} |" in PAGE
+
+
+def test_rows_that_nothing_was_fitted_to_show_no_published_figure(engines: ModuleType) -> None:
+    rows = engines.predicted()
+    assert len(rows) == 9
+    for row in rows:
+        assert row.published is None
+        assert row.kind == "predicted"
+        assert f"| {' | '.join(row.cells())} |" in PAGE
+
+
+def test_the_rows_of_an_80_gb_card_are_the_page_s(engines: ModuleType) -> None:
+    bf16, fp8 = engines.bf16_on_80gb(), engines.load(engines.FP8)
+    most = [engines.rows_that_fit(profile, 2048) for profile in (bf16, fp8, engines.tiled(bf16), engines.tiled(fp8))]
+    assert "**{} rows in bf16, {} in FP8,".format(*most) in PAGE
+    assert "room for {} and {} rows of 2,048".format(*most[2:]) in PAGE
+
+
+def test_every_table_that_the_script_prints_has_a_section_with_its_command(engines: ModuleType) -> None:
+    for name in engines.ANSWERS:
+        assert f"`python benchmarks/engines.py {name}`" in PAGE
+
+
+@pytest.mark.parametrize("name", ["lmdeploy-0.18", "vllm-diffusion"])
+def test_a_picture_is_drawn_again_byte_for_byte(name: str) -> None:
+    pictures = script("engine_pictures")
+    drawn = pictures.picture(pictures.WORLDS[name])
+    assert drawn == (ROOT / "docs" / "images" / f"engine-{name}.svg").read_text(encoding="utf-8")
+    assert f"images/engine-{name}.svg" in PAGE
