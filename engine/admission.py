@@ -1,4 +1,4 @@
-"""Who waits and who is let in: the queue, slots, KV pages, and preemption where pages run out."""
+"""Admission: the queue, slots, KV pages, and preemption where pages run out."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a step yields: the commit model, a keyed chance for every masked position that a step computes.
+"""The yield of a step: the commit model, a keyed chance for every masked position that a step computes.
 
 A masked position at distance d from the frontier (the first mask that its sequence is working on) passes the confidence
 threshold when its draw u satisfies  odds[d] * theta * (1 - u) / u > 1 , that is with probability
@@ -41,7 +41,7 @@ class CommitModel:
     request_quantiles: tuple[float, ...] = ()  # of the requests' log-odds, evenly spaced; empty: normal, request_spread
 
     def request_effects(self) -> npt.NDArray[np.float64]:
-        """What requests add to the log-odds: 1024 equally likely values, ascending."""
+        """The requests' share of the log-odds: 1024 equally likely values, ascending."""
         if not self.request_quantiles:
             return self.request_spread * _QUANTILES
         known = (np.arange(len(self.request_quantiles)) + 0.5) / len(self.request_quantiles)
@@ -163,15 +163,19 @@ class ScheduledCommits:
 
 
 class LawDraws:
-    """A law of steps a block and a seed: a block's masks commit all at once, in its last step."""
+    """A law of steps a block and a seed: a block's masks commit all at once, in its last step.
 
-    def __init__(self, law: CanvasLaw, seed: int, num_requests: int) -> None:
+    cap: steps of a block at most, whatever the law says.
+    """
+
+    def __init__(self, law: CanvasLaw, seed: int, num_requests: int, cap: int | None = None) -> None:
         d = self.arrays = _draws(num_requests, 1, 1)
         pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
         d.requests["factor"] = np.exp(law.request_spread * _QUANTILES)[pick]
         d.factors[0] = np.exp(law.canvas_spread * _QUANTILES)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
-        d.law[:] = law.median, law.drift, law.least, law.most
+        most = law.most if cap is None else min(law.most, cap)
+        d.law[:] = law.median, law.drift, min(law.least, most), most
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""
@@ -254,7 +258,7 @@ class CommitDraws:
         return self.of_window(plan, plan.window)
 
     def draw_evicting(self, plan: StepPlan) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """What is retained of the window, and the masks of that which commit, both [rows, width].
+        """The retained positions of the window, and the masks among them that commit, both [rows, width].
 
         A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
         """

@@ -79,7 +79,7 @@ def schedule(w: Any, x: Any, now: Any) -> int:
 
 @rule
 def predict(w: Any, x: Any, d: Any, k: Any) -> None:
-    """What comes of the step in flight, predicted: commits, and its latency."""
+    """Predict the outcome of the step in flight: its commits and its latency (s)."""
     draw_rows(w, x, d)
     w.c[0].latency = price(w, k)
 

@@ -1,4 +1,4 @@
-"""What a step's commits mean for its requests: tokens handed out, requests finished, and the run's counts."""
+"""The effect of a step's commits on its requests: tokens handed out, requests finished, and the run's counts."""
 
 from typing import Any
 

@@ -48,7 +48,7 @@ _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a replica can hold."""
+    """The limits of a replica."""
 
     num_pages: int  # KV pages of the pool
     context_limit: int  # tokens of a sequence, prompt and output
@@ -146,7 +146,7 @@ class Engine:
 
     @property
     def totals(self) -> StepTotals:
-        """What the steps so far add up to."""
+        """The totals of the steps so far."""
         c, w = self._c, self._w
         same = (
             "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "forwards", "preemptions",

@@ -1,4 +1,4 @@
-"""What a policy answers: the placeholders that the engine's rules call, each with what it is asked.
+"""The questions that a policy answers: the placeholders that the engine's rules call, each with what it is asked.
 
 A policy's parts say which rule stands for which placeholder (`answers`); `core.core_of` puts them together. `w` is
 the replica (state.World), `x` what the policy adds (state.Own: `x.p[0]` its fields, `x.s[slot]` its columns of a

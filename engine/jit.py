@@ -72,7 +72,7 @@ def bind(
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
-    """What stands for a rule inside another: one for all policies where it reaches no placeholder.
+    """The stand-in for a rule inside another: one for all policies where it reaches no placeholder.
 
     Nobody calls it from Python: it is compiled without what that takes, which is most of the time.
     """
@@ -286,7 +286,7 @@ def _sources() -> str:
 
 
 def _identity(value: Any, seen: set[int]) -> str:
-    """What a rule is made of: its code, its constants, and the rules and numbers that its names stand for."""
+    """The parts of a rule: its code, its constants, and the rules and numbers that its names stand for."""
     plain = getattr(value, "py_func", value)
     if isinstance(plain, np.ndarray):  # prints less than it holds
         return f"{plain.dtype} {plain.shape} {plain.tobytes().hex()}"

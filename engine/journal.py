@@ -82,7 +82,7 @@ STEP_LISTS: dict[str, str] = {
 
 @dataclass
 class StepTotals:
-    """What a run's steps add up to, in constant memory. Prefill steps count only where it says so."""
+    """The totals of a run's steps, in constant memory. Prefill steps count only where it says so."""
 
     step_latency: TimeHistogram = field(default_factory=TimeHistogram)  # decode steps
     itl: TimeHistogram = field(default_factory=TimeHistogram)  # gaps between a request's emissions
@@ -125,7 +125,7 @@ WORDS = tuple(name for name, kind in STEP_LISTS.items() if kind == "uint64")
 
 
 class RequestTable:
-    """What became of every request of a run: a record a request, written by the engine; `columns` are its fields."""
+    """The fate of every request of a run: a record a request, written by the engine; `columns` are its fields."""
 
     def __init__(self, num_requests: int) -> None:
         self.rows = np.zeros(num_requests, REQUEST)

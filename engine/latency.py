@@ -1,4 +1,4 @@
-"""What a step costs: the pure evaluation of a latency model on the features of a step."""
+"""The latency of a step: the pure evaluation of a latency model on the features of a step."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, the
 
 
 class Features(NamedTuple):
-    """What a step's cost depends on, whatever policy made it."""
+    """The features that a step's cost depends on, whatever policy made it."""
 
     tokens: int  # query positions through the layers
     sum_q_kv: int  # sum over rows of query positions x visible keys
@@ -125,14 +125,14 @@ _plain_pieces = plain(_pieces)
 
 
 def padded(f: Features) -> Features:
-    """What a captured decode step computes: rows of nothing fill its bucket, and each costs the layers and the head."""
+    """Features of a captured decode step: rows of nothing fill its bucket, and each costs the layers and the head."""
     more = bucket(f.tokens) - f.tokens
     return f._replace(tokens=f.tokens + more, head_rows=f.head_rows + more, sampled_rows=f.sampled_rows + more)
 
 
 @dataclass(frozen=True)
 class Upkeep:
-    """What a row in this phase of a full-sequence cache costs beyond its features (engine/upkeep.py)."""
+    """The cost of a row in this phase of a full-sequence cache beyond its features (engine/upkeep.py)."""
 
     cache: str  # its kind, such as SparseCache
     phase: str  # such as pack

@@ -21,7 +21,7 @@ Answers = Mapping[Any, Callable[..., Any]]  # placeholder of hooks.py -> rule
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be; None: no bound."""
+    """Bounds of a number; None: no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -34,7 +34,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a word may be."""
+    """The words that a field may be."""
 
     words: tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Part:
         return {}
 
     def record(self, policy: "Policy") -> Mapping[str, Any]:
-        """What x.m[0] holds at first, by name: numbers, or arrays of them."""
+        """Initial values of x.m[0], by name: numbers, or arrays of them."""
         return {}
 
 
@@ -177,7 +177,7 @@ class Eviction(Part):
 
 
 class Cache(Part):
-    """What keys and values a step may see, and what it costs to keep them."""
+    """The keys and values that a step may see, and the cost of keeping them."""
 
     full_sequence = False  # whether the model attends in both directions, over all of a request's tokens
     first_layer_whole = False  # whether the first layer computes all positions in every step, the others as planned

@@ -36,7 +36,7 @@ class RowPosition(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a step does, one entry a row."""
+    """The work of a step, one entry a row."""
 
     phases: npt.NDArray[np.uint8]
     tokens: Ints  # query positions
@@ -58,7 +58,7 @@ class ApproximateCache(Cache):
         return {**self._rules(), pages_to_admit: pages_of_canvas}
 
     def work(self, at: RowPosition) -> Work:
-        """What the next step of each request does."""
+        """The work of each request's next step."""
         step = plain(self._rules()[work])
         columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), at.step.tolist(),
                       at.block_step.tolist(), strict=True)  # fmt: skip

@@ -115,7 +115,7 @@ class World(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a policy adds: its numbers, a record a sequence, a record of the replica, and what it may ask."""
+    """A policy's own state: its numbers, a record a sequence, a record of the replica, and what it may ask."""
 
     p: Any  # [1] its fields
     s: Any  # [slots]

@@ -1,4 +1,4 @@
-"""What crosses between the engine and whatever runs a step: the plan, and what came of it."""
+"""The plan of a step and its outcome: all that crosses between the engine and whatever runs a step."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,7 +15,7 @@ from .state import MASKED
 
 
 class Phase(IntEnum):
-    """What a row does in a step."""
+    """A row's part in a step."""
 
     PREFILL = state.PREFILL  # its whole prompt, and the first denoising step of the block the prompt ends in
     DENOISE = state.DENOISE  # positions of its block, at least one of them a mask
@@ -32,7 +32,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evicting:
-    """What a step may evict in its second layer: the rule, and what it goes by, one entry a row."""
+    """Eviction input of a step, one entry a row: the rule, and the figures that it goes by."""
 
     rule: Any
     num_decoded: npt.NDArray[np.int32]  # tokens decoded so far, in the scope of the rule's mean
@@ -42,7 +42,7 @@ class Evicting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What runs next. Arrays have one row a sequence; columns are positions of the sequence's window of blocks."""
+    """The next step. Arrays have one row a sequence; columns are positions of the sequence's window of blocks."""
 
     now: float  # s, when it was planned
     step: int  # of this engine
@@ -72,7 +72,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
-    """What came of a plan."""
+    """The outcome of a plan."""
 
     latency: float  # s
     committed: npt.NDArray[np.bool_]  # [rows, width] masks that were committed
@@ -93,7 +93,7 @@ def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) ->
 
 
 def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:
-    """What the layers after an eviction compute: the plan's features with `retained` [rows, width] for the window."""
+    """Features of the layers after an eviction: the plan's features with `retained` [rows, width] for the window."""
     assert plan.evicting is not None
     rule = plan.evicting.rule
     num, beyond, pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")

@@ -1,4 +1,4 @@
-"""What full-sequence caches cost beyond a step's features: choosing and packing keys, finding what changed, voting.
+"""The cost of full-sequence caches beyond a step's features: choosing and packing keys, finding what changed, voting.
 
 A profile measures it, by the cache's kind and the phase of a row; a step's rows add up.
 """
@@ -43,5 +43,5 @@ def of_plan(table: Floats, plan: StepPlan) -> float:
 
 
 def price(latency: LatencyModel, table: Floats, plan: StepPlan, left: Features | None = None) -> float:
-    """What a latency model says of a plan, its rows' upkeep included, in seconds; left: what an eviction left of it."""
+    """A plan's latency by a latency model, its rows' upkeep included, in seconds; left: what an eviction left of it."""
     return latency.step(plan.features, left, plan.first) + of_plan(table, plan)

@@ -33,7 +33,7 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a run."""
+    """The result of a run."""
 
     policy: Policy
     limits: Limits
@@ -46,12 +46,12 @@ class Result:
 
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
-    """What one replica of the policy holds on the profile's device."""
+    """The limits of one replica of the policy on the profile's device."""
     return limits_on(policy, profile.memory, profile.device.name, profile.model)
 
 
 class Sized(Protocol):
-    """What limits ask of a model: its shape in a profile, or the configuration of one that is loaded."""
+    """The dimensions that limits depend on: a profile's model, or the configuration of one that is loaded."""
 
     @property
     def context_limit(self) -> int: ...
@@ -60,7 +60,7 @@ class Sized(Protocol):
 
 
 def limits_on(policy: Policy, memory: MemoryModel, device: str, model: Sized) -> Limits:
-    """What one replica of the policy and the model holds in such a memory, on the device of that name."""
+    """The limits of one replica of the policy and the model in such a memory, on the device of that name."""
     batching = policy.batching
     max_batch = batching.max_batch
     if max_batch is None:
@@ -106,7 +106,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
 
 
 def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
-    """What a policy that evicts by importance draws it from; ProfileError where the profile lacks it."""
+    """The law by which a policy that evicts by importance draws it; ProfileError where the profile lacks it."""
     if not policy.eviction.by_importance:
         return None
     if profile.focus is None:
@@ -125,11 +125,12 @@ def draws_of(
     requests: Trace,
     workload: str | None = None,
 ) -> Commits | None:
-    """What decides the commits of a run's requests; None where one token follows another."""
+    """The source of a run's commits; None where one token follows another."""
     if policy.autoregressive:
         return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
     if policy.unmasking.strategy == "law":
-        return LawDraws(profile.canvas_law(workload, policy.block_length), seed, len(requests))
+        law = profile.canvas_law(workload, policy.block_length)
+        return LawDraws(law, seed, len(requests), policy.unmasking.denoising_steps)
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
     lengths = requests.input_length, requests.output_length

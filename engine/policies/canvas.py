@@ -68,7 +68,7 @@ def whole(status: Any) -> bool:
 
 @rule
 def next_of_canvas(w: Any, x: Any, slot: Any) -> Any:
-    """What is left of a prompt, or a canvas."""
+    """The rest of a prompt, or a canvas."""
     q, s = w.q[slot], x.s[slot]
     if s.computed < s.goal:
         return int(s.goal) - int(s.computed)

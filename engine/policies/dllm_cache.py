@@ -23,7 +23,7 @@ def runs(tokens: Any) -> Any:
 
 @rule
 def periodic(prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any) -> Any:
-    """What is due of the prompt and of the response; of the rest of the response the most changed tokens."""
+    """All of the prompt and of the response where it is due; else the most changed tokens of the response."""
     response = length - prompt
     changed = int(np.floor(p.transfer * response))
     seen = min(prompt, int(p.prompt_keys)) if p.prompt_keys >= 0 else prompt

@@ -95,11 +95,11 @@ class Focus(DelayedCache):
         }  # fmt: skip
 
     def evicting(self, rows: Any) -> Evicting:
-        """What a step may evict, of its rows' columns."""
+        """Eviction input of a step, from its rows' columns."""
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
     def draw_retained(self, plan: StepPlan, d: Draws, decodable: Any) -> Any:
-        """What is retained of a plan's window, [rows, width]."""
+        """The retained positions of a plan's window, [rows, width] bool."""
         assert plan.evicting is not None
         e = plan.evicting
         return retained_rows(
@@ -113,7 +113,7 @@ def retained_rows(
     status: Any, evaluations: Any, window: Any, decodable: Any, start: Any, requests: Any, num_decoded: Any,
     num_steps: Any, progress: Any, alpha: Any, sample_deviation: Any, d: Any,
 ) -> Any:  # fmt: skip
-    """What a plan's rows retain, [rows, width]."""
+    """The positions that a plan's rows retain, [rows, width] bool."""
     keep = np.zeros(window.shape, np.bool_)
     width = window.shape[1]
     delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
@@ -126,7 +126,7 @@ def retained_rows(
 
 @rule
 def select_focus(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
-    """What is not cached yet; of a complete block all once more, where asked."""
+    """The positions that are not cached yet; all of a complete block once more, where asked."""
     if p.exact_block:
         whole = True
         for k in range(len(status)):
@@ -308,7 +308,7 @@ def focus_placed(w: Any, x: Any, slot: Any) -> None:
 
 @rule
 def focus_preempted(w: Any, x: Any, slot: Any) -> None:
-    """What went through all layers is gone."""
+    """Positions that went through all layers are no longer masks to evict."""
     x.s[slot].progress = -1
 
 

@@ -30,7 +30,7 @@ class Static(Scheduler):
 
     @property
     def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        """What memory is set aside for, as a prefill of so many tokens would need it."""
+        """Memory to set aside, as a prefill of so many tokens would need it."""
         return self.max_num_logits
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:

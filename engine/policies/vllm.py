@@ -269,7 +269,7 @@ def _prefills(q: Any, s: Any, p: Any) -> bool:
 
 @rule
 def next_of_tokens(w: Any, x: Any, slot: Any) -> Any:
-    """What is left of a prompt, or the last token and the drafts behind it."""
+    """The rest of a prompt, or the last token and the drafts behind it."""
     q, s = w.q[slot], x.s[slot]
     output = max(1, int(q.end) - int(q.prompt))
     # A request that ends at an EOS is asked once too often: nobody knew of it when the step was decided on.

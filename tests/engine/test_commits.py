@@ -301,3 +301,9 @@ def test_drafts_are_accepted_as_often_as_is_said_and_only_behind_accepted_ones()
     assert (took[:, 1] >= took[:, 2]).all()
     assert took.mean(axis=0) == pytest.approx([1.0, 0.7, 0.49], abs=0.025)
     assert not drawn.draw(replace(steps, window=np.zeros((num, 3), np.bool_))).any()
+
+
+def test_a_cap_on_steps_holds_whatever_the_law_says() -> None:
+    capped = LawDraws(CanvasLaw("fixed", 256, 48.0), 0, 1, cap=16).arrays.law
+    assert capped.tolist() == [48.0, 1.0, 2.0, 16.0]
+    assert LawDraws(CanvasLaw("fixed", 256, 48.0), 0, 1, cap=1).arrays.law[2:].tolist() == [1.0, 1.0]
