@@ -263,7 +263,8 @@ def _add_others(function: Any, found: dict[str, None]) -> None:
 def _why(error: Exception) -> str:
     if isinstance(error, KeyError):  # what numba raises for a record without such a field
         return f"there is no field {error}"
-    lines = [line.strip() for line in str(error).splitlines()]
+    # Where colorama is installed numba writes in colours.
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("Failed in ")]
     for before, line in itertools.pairwise(lines):
         if before.endswith("raised a specific error:"):

@@ -179,7 +179,7 @@ def test_a_field_that_it_does_not_have_is_named_with_those_it_has() -> None:
     [
         ("CHOOSE = 4\n", "Mine answers choose with 4, expected a rule (dsim.engine.jit.rule)"),
         ("CHOOSE = short\n", "Mine answers choose with short(w), expected 2 parameters: w, x"),
-        ("choose = 'chose'\n", "Mine answers chose, expected one of: decide, step_over, "),
+        ("choose = 'chose'\n", "Mine answers chose, expected one of: decide, prefill_over, "),
         (
             "@dataclass(frozen=True)\nclass Plain(Eviction):\n    delayed = True\nDelayedCache = Plain\n",
             "Plain does not answer settle",

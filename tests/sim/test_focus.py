@@ -150,7 +150,7 @@ def test_a_profile_without_importance_is_refused_by_name() -> None:
     with pytest.raises(ProfileError) as e:
         simulate(crowd(), bare, parse("focus" + SMALL))
     assert str(e.value) == (
-        f"profile {PROFILE.name} says nothing of FOCUS's importance deltas (focus is null), and focus{SMALL} evicts "
+        f"profile {PROFILE.name} says nothing of importance deltas (focus is null), and focus{SMALL} evicts "
         "by them: expected a profile that does"
     )
     assert simulate(crowd(), bare, parse("delayed-cache-plus" + SMALL)).totals.committed > 0
@@ -199,5 +199,5 @@ def test_a_profile_without_importance_is_one_line(tmp_path: Path, monkeypatch: p
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.count("\n") == 1
     assert ran.err.startswith("Error: profile ")
-    assert "says nothing of FOCUS's importance deltas (focus is null), and focus evicts by them" in ran.err
+    assert "says nothing of importance deltas (focus is null), and focus evicts by them" in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["bare.json"]
