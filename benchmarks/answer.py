@@ -1,6 +1,6 @@
 """The README's picture, from what its first command found: `python benchmarks/answer.py runs/plan/plan.json`.
 
-It writes docs/images/answer.svg; tests/test_readme.py holds the README's sentence to the picture.
+It writes docs/images/answer.svg; tests/cli/test_pages.py holds the README's sentence to the picture.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def title(plan: dict[str, Any]) -> str:
 
 
 def svg(plan: dict[str, Any]) -> str:
-    """Each policy's smallest fleet that meets the SLOs: a square a GPU, what it costs, and how many requests meet them."""
+    """Each policy's smallest fleet that meets the SLOs: a square a GPU, the cost, and the share of requests that do."""
     fleets = plan["ranking"]
     step = SCALE / max(fleet["gpus"] for fleet in fleets)
     said = escape(title(plan))
@@ -48,10 +48,8 @@ def svg(plan: dict[str, Any]) -> str:
 
 def text(x: int, y: int, words: str, colour: str, size: int, anchor: str = "start", *, bold: bool = False) -> str:
     """A line of text."""
-    weight = ' font-weight="600"' if bold else ""
-    return (
-        f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}" font-size="{size}"{weight}>{escape(words)}</text>'
-    )
+    style = f'fill="{colour}" text-anchor="{anchor}" font-size="{size}"' + (' font-weight="600"' if bold else "")
+    return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'
 
 
 def main() -> None:

@@ -182,7 +182,8 @@ def _distance(found: Json) -> Figure:
     chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (
         "How much of its bound each metric uses at each rate; of a share of requests, how many of the misses that it "
-        "allows. Solid: the capacity, shaded: its interval" + ("." if asked is None else ", dotted: the rate asked for.")
+        "allows. Solid: the capacity, shaded: its interval"
+        + ("." if asked is None else ", dotted: the rate asked for.")
     )
     if found["binding_slo"] == "stability":
         caption += " The queue grows without end before an SLO binds."
