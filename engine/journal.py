@@ -93,6 +93,7 @@ class StepTotals:
     num_prefill_steps: int = 0
     prefill_time: float = 0.0  # s
     decode_time: float = 0.0  # s
+    end: float = 0.0  # s, of the last step
     tokens: int = 0  # positions computed in decode steps
     evicted: int = 0  # of `tokens`, those evicted in the second layer
     committed: int = 0  # positions committed in decode steps
@@ -113,6 +114,7 @@ class StepTotals:
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_waiting = max(self.max_waiting, other.max_waiting)
+        self.end = max(self.end, other.end)
 
 
 # The same as records, larger fields first so that none is padded.

@@ -169,17 +169,21 @@ def _distance(found: Json) -> Figure:
             x, y, name, i, hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>", mode="lines+markers"
         )
     chart.hline(1.0, "the bound")
-    rate, asked = found["rate"], found["asked_rate"] is not None
+    rate, asked = found["rate"], found["asked_rate"]
     if rate["high"] is not None:
         chart.band(rate["low"], rate["high"])
-    chart.vline(rate["value"], "capacity", "solid")
-    if asked:
-        chart.vline(found["asked_rate"], "asked", "dot")
+    if asked is None:
+        chart.vline(rate["value"], "capacity", "solid")
+    else:  # however near they are, one label ends where the other begins
+        sides = ("left", "right") if asked <= rate["value"] else ("right", "left")
+        chart.vline(rate["value"], "capacity", "solid", sides[0])
+        chart.vline(asked, "asked", "dot", sides[1])
     # Far beyond its bound a metric only says how long the replay was.
     chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (
         "How much of its bound each metric uses at each rate; of a share of requests, how many of the misses that it "
-        "allows. Solid: the capacity, shaded: its interval" + (", dotted: the rate asked for." if asked else ".")
+        "allows. Solid: the capacity, shaded: its interval"
+        + ("." if asked is None else ", dotted: the rate asked for.")
     )
     if found["binding_slo"] == "stability":
         caption += " The queue grows without end before an SLO binds."

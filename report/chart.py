@@ -54,12 +54,15 @@ class Chart:
         }  # fmt: skip
         self.add("scatter", **{**trace, **more})
 
-    def vline(self, at: float, label: str = "", dash: str = "dash") -> None:
-        """A vertical line with what it stands for above it; `at` is a value, also on a logarithmic axis."""
+    def vline(self, at: float, label: str = "", dash: str = "dash", side: str = "center") -> None:
+        """A vertical line with what it stands for above it; `at` is a value, also on a logarithmic axis.
+
+        side: the end of the label that is at the line, "left" or "right", or its "center".
+        """
         self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
             at = math.log10(at) if self.x.get("type") == "log" else at
-            self._note(x=at, y=1, yref="paper", yanchor="bottom", text=label)
+            self._note(x=at, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
 
     def hline(self, at: float, label: str = "", dash: str = "dash") -> None:
         """A horizontal line."""

@@ -162,8 +162,7 @@ def summarize(
         num_decode_steps=totals.num_decode_steps,
         num_prefill_steps=totals.num_prefill_steps,
         prefill_time_share=_per(totals.prefill_time, busy),
-        # Steps may outlast the last completion, and so the run.
-        busy_share=float(np.minimum(_per(busy, replicas * run_time), 1.0)),
+        busy_share=_per(busy, replicas * max(run_time, totals.end - start)),
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,
@@ -410,7 +409,10 @@ METRICS: dict[str, Metric] = {
     "num_decode_steps": Metric("steps", "decode steps of all replicas"),
     "num_prefill_steps": Metric("steps", "prefill steps of all replicas"),
     "prefill_time_share": Metric("share", "time in prefill steps / time in steps"),
-    "busy_share": Metric("share", "time in steps / (replicas x duration)"),
+    "busy_share": Metric(
+        "share", "time in steps / (replicas x (end of the last step or completion - first arrival))",
+        "an engine may compute on for a row that has finished",
+    ),
     "kv_utilization": Metric(
         "share", "sum over steps of (KV pages held x latency) / (pages of a replica x time in steps)"
     ),

@@ -115,6 +115,10 @@ def _gpus(fleet: Json) -> str:
     return f"{count:,} {fleet['device']}{replicas}"
 
 
+def _count(gpus: int) -> str:
+    return f"{gpus:,} GPU" if gpus == 1 else f"{gpus:,} GPUs"
+
+
 def _price(info: Json, fleet: Json) -> str:
     return "" if fleet["per_hour"] is None else f", {money(fleet['per_hour'], info)} an hour"
 
@@ -205,9 +209,7 @@ def _risks(info: Json) -> Table:
     for risk in info["risks"]:
         met = _met_share(info, risk) if risk["values"] else "none is left"
         verdict = "meets them" if risk["holds"] else "misses them"
-        needs = (
-            "more than were allowed" if risk["needs"] is None else f"{risk['needs'] * best['gpus_per_replica']:,} GPUs"
-        )
+        needs = "more than were allowed" if risk["needs"] is None else _count(risk["needs"] * best["gpus_per_replica"])
         if risk["per_hour"] is not None and info["priced"]:
             needs += f", {money(risk['per_hour'], info)} an hour"
         rows.append([risk["change"], f"{met}, {verdict}", needs, risk["best"] or "neither of the best two"])
@@ -236,7 +238,7 @@ def _costs(info: Json) -> Figure:
     fleets = list(info["ranking"])
     chart = Chart(unit, "", height=max(150, 70 + 34 * len(fleets)))
     chart.add(
-        "bar", x=[_cost(info, f) for f in fleets], y=[f"{_name(f)}: {f['gpus']:,} GPUs" for f in fleets],
+        "bar", x=[_cost(info, f) for f in fleets], y=[f"{_name(f)}: {_count(f['gpus'])}" for f in fleets],
         orientation="h", showlegend=False, hovertemplate="%{y}, %{x:,.2f}<extra></extra>",
         marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(fleets) - 1)]},
     )  # fmt: skip

@@ -82,7 +82,7 @@ def test_the_reference_is_made_from_the_code(site: Path) -> None:
         )
 
     commands = words("commands")
-    for option in ("dsim capacity", "--gpu-hour", "--columns", "dsim trace convert", "dsim trace-view"):
+    for option in ("dsim capacity", "dsim plan", "dsim reproduce", "--gpu-hour", "--columns", "dsim trace-view"):
         assert option in commands
     fields = words("fields")
     for name, preset in PRESETS.items():

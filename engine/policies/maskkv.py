@@ -37,7 +37,7 @@ class MaskKV(PeriodicCache):
     budget: Annotated[int, Range(1), "prompt keys of a head, the mean over heads and layers"] = 256
     alpha: Annotated[float, Range(0, 1), "of a layer's budget, the share that its heads divide equally"] = 0.1
     beta: Annotated[float, Range(0, 1), "of the whole budget, the share that layers divide equally"] = 0.4
-    first_layer_whole: bool = False
+    first_layer_whole: Annotated[bool, "no choice: MaskKV carries no prompt along"] = False
     boundary: Annotated[tuple[int, ...], "the layers whose importance is weighed apart"] = (0, -1)
 
     in_place = False  # the prompt is computed elsewhere, and what heads keep of it has places

@@ -168,6 +168,9 @@ def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> 
     assert mean == pytest.approx([p["values"]["mean:e2el=150ms"] / 150 for p in found["curve"]])
     missed = [1 - p["values"]["99% meet ttft=1s"] for p in found["curve"]]
     assert share == pytest.approx([miss / 0.01 for miss in missed], abs=1e-6)
+    sides = {note["text"]: (note["x"], note["xanchor"]) for note in chart["layout"]["annotations"] if "x" in note}
+    assert sides["asked"][0] == 20 < sides["capacity"][0]
+    assert (sides["asked"][1], sides["capacity"][1]) == ("right", "left")  # each label leads away from the other line
     places = [shape["x0"] for shape in chart["layout"]["shapes"] if shape.get("yref") == "paper"]
     assert 20 in places
     assert pytest.approx(found["rate"]["value"]) in places

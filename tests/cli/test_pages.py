@@ -113,13 +113,30 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
 def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
     first = next(block for block in pages.blocks("README.md") if block.language == "sh")
     _, _, line = first.lines[0].rpartition(" && ")
-    words = pages.shrunk(line)
-    ran = dsim(*words)
+    ran = dsim(*pages.shrunk(line))
     assert ran.code == 0, ran.err
-    assert re.match(
-        r"(optimus|lmdeploy-bd32|Every policy) meets the SLOs for .* of requests", ran.out.splitlines()[0]
-    ), ran.out
-    assert Path("runs/azure/report.html").is_file()
+    decision = r"2 req/s within ttft=2s and 50ms/token: (optimus|lmdeploy-bd32) on \d A100-80GB, \d\.00 USD an hour\. "
+    assert re.match(decision, ran.out), ran.out
+    assert Path("runs/plan/report.html").is_file()
+    assert Path("runs/plan/plan.toml").read_text(encoding="utf-8").startswith("policy = ")
+
+
+def test_the_readmes_picture_and_sentence_say_the_same() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    picture = (ROOT / "docs" / "images" / "answer.svg").read_text(encoding="utf-8")
+    found = re.search(r"<title>(.*needs (\d) for (\d+) dollars.* needs (\d) for (\d+) dollars)</title>", picture)
+    assert found is not None
+    title, fewer, cheaper, more, dearer = found.groups()
+    assert f"![{title}](docs/images/answer.svg)" in text
+    assert f"{fewer} GPUs, ${cheaper} an hour" in picture
+    assert f"{more} GPUs, ${dearer} an hour" in picture
+    words = " ".join(text.split())
+    number = {"4": "four", "6": "six"}
+    assert f"**{number[fewer]} under elastic chunks (`optimus`), {cheaper} dollars an hour; " in words
+    assert f"; {number[more]} under whole blocks of 32 (`lmdeploy-bd32`), {dearer} dollars. " in words
+    assert "The scheduler alone is a third of the bill.**" in words
+    assert 3 * (int(dearer) - int(cheaper)) == int(dearer)
+    assert f"`optimus on {fewer} A100-80GB, {cheaper}.00 USD an hour`" in words
 
 
 @pytest.mark.parametrize("page", pages.PAGES)

@@ -22,6 +22,8 @@ COMMANDS = {
              "--replications", 2],
     "sweep": ["sweep", "sweep.toml", "--jobs", 1],
     "compare": ["compare", "replay", "replay", "--no-parts"],
+    "plan": ["plan", *QUEUE, "--policy", "ar,max_batch=8", "--slo", "mean:e2el=150ms", "--num-requests", 200,
+             "--rate", 30],
 }  # fmt: skip
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
 SWEEP = (

@@ -572,13 +572,3 @@ def test_other_models_and_devices_are_compared_only_when_asked(tmp_path: Path) -
         with pytest.raises(DsimError, match=rf"{key} is toy in .* and another in .*, or --across to compare them"):
             compared(run, other)
         assert len(compared(run, other, across=True).cells) == 1
-
-
-def test_a_device_is_never_busy_for_more_than_the_run() -> None:
-    totals = StepTotals()
-    totals.decode_time = 3.0
-    columns = {name: column[:0] for name, column in RequestTable(0).columns.items()}
-    assert np.isnan(summarize("ar", columns, totals).busy_share)
-    table = RequestTable(1).columns
-    table["status"][:], table["arrival"][:], table["finish"][:] = 0, 0.0, 2.0
-    assert summarize("ar", table, totals).busy_share == 1.0

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsim.engine.journal import StepTotals
+from dsim.engine.policy import parse
 from dsim.report.metrics import METRICS, Summary, summarize
 from dsim.report.slo import Slo
+from dsim.sim.twin import simulate
 
+from ..worlds import toy_profile, toy_trace
 from .fixtures import rejected, request, request_columns, totals_of, unfinished
 
 # Prefill takes 100 ms, a step 20 ms and yields 4 tokens (AR: 5 ms, 1 token): the true pace is 5 ms a token.
@@ -173,6 +176,26 @@ def test_steps_give_utilisation_per_replica() -> None:
     assert found.step_latency_ms.mean == pytest.approx(20.0)
     assert found.step_latency_ms.p50 == pytest.approx(20.0, rel=6e-4)
     assert found.preemptions == 3
+
+
+def test_a_device_is_busy_to_the_end_of_the_last_step_and_never_for_more_than_the_run() -> None:
+    # Rows of a request that is over are computed on: 3 s of steps, and the request finishes after 2 s.
+    table = request_columns([request([(2.0, 8)])])
+    assert summarize("p", table, StepTotals(decode_time=3.0, end=3.0)).busy_share == 1.0
+    assert summarize("p", table, StepTotals(decode_time=1.5, end=1.5)).busy_share == 0.75
+    assert summarize("p", table, StepTotals(decode_time=3.0, end=6.0), replicas=2).busy_share == 0.25
+    late = request_columns([request([(1.0, 8)], arrival=4.0)])
+    assert summarize("p", late, StepTotals(decode_time=1.5, end=6.0)).busy_share == 0.75
+    assert np.isnan(summarize("p", request_columns([]), StepTotals(decode_time=3.0, end=3.0)).busy_share)
+
+
+def test_steps_that_outlast_the_last_completion_are_within_the_run() -> None:
+    # A frozen group computes its finished rows to its end: all steps follow one another from the first arrival.
+    trace = toy_trace([0.0, 0.0], [8, 8], [8, 8])
+    result = simulate(trace, toy_profile(), parse("lmdeploy-bd32,block_length=4"))
+    found = summarize("p", result.table.columns, result.totals)
+    assert result.totals.end > result.table.columns["finish"].max()
+    assert found.busy_share == pytest.approx(1.0, rel=1e-12)
 
 
 outcomes = st.lists(

@@ -97,6 +97,7 @@ def test_the_slo_that_most_requests_miss_binds_first() -> None:
     ("risk", "says"),
     [
         ({"holds": False, "needs": 5, "per_hour": 10.0}, "98.2 %, misses them   5 GPUs, 10.00 USD an hour   optimus"),
+        ({"holds": True, "needs": 1, "per_hour": 2.0}, "98.2 %, meets them   1 GPU, 2.00 USD an hour   optimus"),
         ({"holds": True, "needs": 4, "per_hour": 8.0}, "98.2 %, meets them   4 GPUs, 8.00 USD an hour   optimus"),
         ({"holds": False, "needs": None, "per_hour": None}, "98.2 %, misses them   more than were allowed   optimus"),
     ],
