@@ -117,17 +117,20 @@ def read_log(path: str | Path) -> StepLog:
 
 
 def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
-    """The profile that a log's steps and commits were fitted to; `source` names the log."""
+    """The profile that a log's steps and commits were fitted to; `source` names the log, in a ProfileError too."""
     h = log.header
-    latency, fit = fit_latency(log.steps)
-    latency = replace(latency, early=digits(h.model.early))
     commits: list[CommitModel] = []
     fits: list[CommitFit] = []
-    if len(log.commits):
-        found, judged = fit_commits(
-            log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
-        )
-        commits, fits = [found], [judged]
+    try:
+        latency, fit = fit_latency(log.steps)
+        if len(log.commits):
+            found, judged = fit_commits(
+                log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
+            )
+            commits, fits = [found], [judged]
+    except ProfileError as error:
+        raise ProfileError(f"{source}: {error}") from None
+    latency = replace(latency, early=digits(h.model.early))
     synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
     return Profile(
         name=name,
