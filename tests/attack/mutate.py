@@ -155,7 +155,7 @@ def columns(table: pa.Table, chance: Random) -> pa.Table:
         case 1:
             return table.append_column(name, column)
         case 2:
-            return table.set_column(at, name, column.cast(pa.string(), safe=False))
+            return table.set_column(at, name, pa.array([str(value) for value in column.to_pylist()]))
         case 3:
             return table.set_column(at, name, pa.nulls(table.num_rows, column.type))
         case 4:
