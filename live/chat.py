@@ -1,4 +1,4 @@
-"""Conversations as a checkpoint's chat template has them: a program that runs in a sandbox, bounded, and reads nothing."""
+"""Conversations as a checkpoint's chat template has them: a program in a sandbox, bounded, that reads nothing."""
 
 import json
 import os

@@ -73,14 +73,17 @@ rate = [1, 2, 3]
 [[series]]
 name = "twin"
 """
-TRACED = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n0,ChatGPT,47,18,65,Conversation log\n" * 99
+TRACED = (
+    b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n0,ChatGPT,47,18,65,Conversation log\n" * 99
+)
 
 
 def _published() -> None:
     """Let a small file be the published one, and the network bring it."""
     release = Release("https://github.com/x", len(TRACED), hashlib.sha256(TRACED).hexdigest())
     RELEASES["burstgpt"]["BurstGPT_1.csv"] = release
-    urllib.request.build_opener = lambda *_: SimpleNamespace(open=lambda *_, **__: io.BytesIO(TRACED))  # type: ignore[assignment]
+    network = SimpleNamespace(open=lambda *_, **__: io.BytesIO(TRACED))
+    urllib.request.build_opener = lambda *_: network  # type: ignore[assignment]
 
 
 LIVE = ("--lengths", "fixed:8,4", "--policy", "lmdeploy-bd32:4,max_batch=4,page_size=8")
