@@ -1,13 +1,20 @@
-"""Conversations as a checkpoint's chat template has them: it is data, runs in a sandbox, and reads nothing."""
+"""Conversations as a checkpoint's chat template has them: a program in a sandbox, bounded, that reads nothing."""
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 from ..engine.errors import ModelError
-from ..files.read import cut, read_lines, read_text
+from ..files.read import cut, parsing, read_lines, read_text
 from .config_file import read_json
+from .template import Messages
+
+SECONDS = 10  # of the CPU for one conversation: the longest real one takes some ms
+MEMORY = 1 << 30  # bytes of the process that the template runs in
+CHARACTERS = 10_000_000  # that all texts may hold, and ten times as many as their conversations
 
 
 def chat_template(folder: Path) -> str | None:
@@ -22,32 +29,54 @@ def chat_template(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def render(template: str, messages: list[dict[str, Any]], folder: Path) -> str:
-    """The text of a conversation, up to where the answer begins. ModelError where the template fails or refuses."""
-    from jinja2.exceptions import TemplateError  # imported here: it comes with PyTorch, and only chats need it
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def render(template: str, conversations: list[Messages], folder: Path) -> list[str]:
+    """The text of each conversation, up to where the answer begins.
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
+    ModelError where the template fails or refuses, and where it asks for more than the bounds above.
+    """
+    asked = {
+        "template": template, "special": _special(folder), "seconds": SECONDS, "memory": MEMORY,
+        "characters": CHARACTERS,
+    }  # fmt: skip
+    # The interpreter looks for modules where this one does, and nowhere beside the script.
+    ended = subprocess.run(
+        [sys.executable, "-P", str(Path(__file__).with_name("template.py"))],
+        input="".join(json.dumps(value) + "\n" for value in (asked, *conversations)),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    texts: list[str] = []
+    for line in ended.stdout.splitlines():
+        with parsing(folder, "what its chat template says", ModelError):
+            said = json.loads(line)
+        if "error" in said:
+            raise ModelError(f"{folder}: its chat template fails: {cut(said['error'])}")
+        texts.append(said["text"])
+    if ended.returncode == -signal.SIGPROF:
+        raise ModelError(
+            f"{folder}: its chat template takes more than {SECONDS} s of the CPU for conversation {len(texts)}"
+        )
+    if ended.returncode or len(texts) != len(conversations):
+        why = (ended.stderr.splitlines() or [f"it ended with {ended.returncode}"])[-1]
+        raise ModelError(f"{folder}: its chat template fails: {cut(why)}")
+    return texts
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.globals["raise_exception"] = refuse
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    special = {
+
+def _special(folder: Path) -> dict[str, str]:
+    """The special tokens that a tokenizer's folder names, by name."""
+    return {
         key: value if isinstance(value, str) else value.get("content", "")
         for key, value in (read_json(folder / "tokenizer_config.json") or {}).items()
         if key.endswith("_token") and isinstance(value, str | dict)
     }
-    try:
-        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **special)
-    except Exception as error:  # a template is a program: it may fail as any does
-        raise ModelError(f"{folder}: its chat template fails: {cut(error) or type(error).__name__}") from None
 
 
-def read_conversations(path: str) -> list[list[dict[str, Any]]] | None:
+def read_conversations(path: str) -> list[Messages] | None:
     """A .jsonl of conversations, an object with "messages" a line; None where the first line is something else."""
-    found: list[list[dict[str, Any]]] = []
+    found: list[Messages] = []
     for number, line in read_lines(path, kind=ModelError) if path.endswith(".jsonl") else ():
         if not line.strip():
             continue

@@ -52,7 +52,7 @@ def conversations(path: str, model: str, config: ModelConfig, tokenizer: str | N
     template = chat_template(folder)
     if template is None:
         raise ModelError(f"{path}: holds conversations, and {folder} has no chat template: give texts or token ids")
-    texts = [render(template, messages, folder) for messages in found]
+    texts = render(template, found, folder)
     return [_in_vocabulary(path, _encode(path, text, folder, config), config) for text in texts]
 
 

@@ -1,6 +1,7 @@
 """The shapes of the models that profiles speak of, and the arithmetic of their parameters, FLOPs and bytes."""
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,7 +174,7 @@ def touched_experts(m: ModelShape, tokens: float) -> float:
 
 def model(name: str) -> ModelShape:
     """The shape of that name, in any case of letters, or of a config.json; a ProfileError lists the known ones."""
-    if name.endswith(".json") or Path(name, "config.json").is_file():
+    if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
         return read_shape(name)
     known = {key.lower(): shape for key, shape in MODELS.items()}
     if name.lower() in known:
@@ -190,7 +191,7 @@ def read_shape(path: str | Path) -> ModelShape:
 
     The model is called what `_name_or_path` says, without its owner, or else as the folder is.
     """
-    path = Path(path, "config.json") if Path(path).is_dir() else Path(path)
+    path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     found = read_json(path, kind=ProfileError)
     if not isinstance(found, dict):
         raise ProfileError(f"{path}: is {quoted(found)}, expected an object of a model's dimensions")

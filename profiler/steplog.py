@@ -117,20 +117,23 @@ def read_log(path: str | Path) -> StepLog:
 
 
 def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
-    """The profile that a log's steps and commits were fitted to; `source` names the log."""
+    """The profile that a log's steps and commits were fitted to; `source` names the log, in a ProfileError too."""
     h = log.header
-    latency, fit = fit_latency(log.steps)
+    commits: list[CommitModel] = []
+    fits: list[CommitFit] = []
+    try:
+        latency, fit = fit_latency(log.steps)
+        if len(log.commits):
+            found, judged = fit_commits(
+                log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
+            )
+            commits, fits = [found], [judged]
+    except ProfileError as error:
+        raise ProfileError(f"{source}: {error}") from None
     # A fit of medians runs ahead of a log with a long tail, and queues wait for the tail too: in all, steps take as
     # long as they did.
     scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features).sum()))
     latency = replace(latency.scaled(scale), early=digits(h.model.early))
-    commits: list[CommitModel] = []
-    fits: list[CommitFit] = []
-    if len(log.commits):
-        found, judged = fit_commits(
-            log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
-        )
-        commits, fits = [found], [judged]
     synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
     return Profile(
         name=name,

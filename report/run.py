@@ -113,6 +113,9 @@ class Run:
         lists = {}
         with _opened(path) as file:
             held = set(file.schema_arrow.names)
+            missing = STEP_LISTS.keys() - held - {"evictions"}
+            if missing:
+                raise DsimError(f"{path}: lacks the columns {', '.join(sorted(missing))}")
             names = [name for name in STEP_LISTS if name in held]
             table = file.read(["policy", *names])
             table = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
@@ -123,6 +126,7 @@ class Run:
                 lengths = np.asarray(pc.list_value_length(column), np.int64)
                 offsets = np.concatenate([[0], np.cumsum(lengths)])
                 lists[name] = (_numpy(column.flatten(), STEP_LISTS[name]), offsets)
+        # Runs of before evictions were kept lack these alone.
         if "evictions" not in held:
             lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])
         return lists

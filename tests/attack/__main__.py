@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
@@ -66,8 +67,9 @@ def _one(name: str, seed: int) -> int:
 
 def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str]) -> None:
     chance = Random(seed)
-    with tempfile.TemporaryDirectory(prefix="disasters-") as name:
+    with tempfile.TemporaryDirectory(prefix="disasters-") as name, ExitStack() as on:
         folder = Path(name)
+        small = on.enter_context(disasters.small_disk(folder))  # we are a superuser
         disasters.prepare(folder)
         writers = [*disasters.WRITERS]
         if disasters.prepare_device(folder):
@@ -81,9 +83,13 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str]) 
                 "full disk": lambda: disasters.full_disk(writer, folder, size),  # noqa: B023 - called in its round
                 number.name: lambda: disasters.killed(writer, folder, after, number),  # noqa: B023
                 "SIGKILL, first run": lambda: disasters.stopped_early(writer, folder, after),  # noqa: B023
+                "unwritable": lambda: disasters.unwritable(writer, folder, disasters.without_rights),  # noqa: B023
                 "two at once": lambda: disasters.two_at_once(writer, folder),  # noqa: B023
                 f"{number.name}, a server": lambda: disasters.serving(folder, number),  # noqa: B023
             }
+            if small:
+                tries["no space left"] = lambda: disasters.full_disk(writer, folder, size, really=True)  # noqa: B023
+                tries["read-only"] = lambda: disasters.unwritable(writer, folder, disasters.read_only)  # noqa: B023
             what = chance.choice(list(tries))
             who = "serve" if what.endswith("a server") else writer.name
             try:

@@ -4,21 +4,29 @@ A command runs in a child of this process, which has loaded everything: a fork c
 """
 
 import contextlib
+import ctypes
+import hashlib
+import io
 import json
 import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import dsim
 from dsim.cli import main
 from dsim.planner.scenario import Scenario
+from dsim.traces.fetch import RELEASES, Release
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 ENDED = 120  # s of the CPU for one command, and ten times as long by the clock: others may work on the machine
@@ -33,6 +41,7 @@ class Writer:
     places: tuple[str, ...]
     adds: bool = False  # it goes on with what is there, and needs no --force
     measures: bool = False  # the clock is in what it writes: a second run's bytes are others
+    before: Callable[[], object] = lambda: None  # what its process does before it
 
     @property
     def fine(self) -> tuple[int, ...]:
@@ -48,6 +57,35 @@ CAPACITY = (
     "--num-requests", "100",
     "--max-replications", "3", "--jobs", "1",
 )  # fmt: skip
+REPRODUCE = """title = "t"
+system = "s"
+citation = "c"
+conditions = "c"
+axis = "rate"
+measures = ["output_throughput"]
+[base]
+trace = "trace.jsonl"
+policy = "ar"
+[machine]
+profile = "a100-sdar-8b"
+[over]
+rate = [1, 2, 3]
+[[series]]
+name = "twin"
+"""
+TRACED = (
+    b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n0,ChatGPT,47,18,65,Conversation log\n" * 99
+)
+
+
+def _published() -> None:
+    """Let a small file be the published one, and the network bring it."""
+    release = Release("https://github.com/x", len(TRACED), hashlib.sha256(TRACED).hexdigest())
+    RELEASES["burstgpt"]["BurstGPT_1.csv"] = release
+    network = SimpleNamespace(open=lambda *_, **__: io.BytesIO(TRACED))
+    urllib.request.build_opener = lambda *_: network  # type: ignore[assignment]
+
+
 LIVE = ("--lengths", "fixed:8,4", "--policy", "lmdeploy-bd32:4,max_batch=4,page_size=8")
 WRITERS = (
     Writer("replay", ("replay", "trace.jsonl", "--policy", "ar", "-o", "out", "--force"), ("out",)),
@@ -67,6 +105,10 @@ WRITERS = (
     Writer("import", ("import", "bench.json", "-o", "out", "--force"), ("out",)),
     Writer("trace-view", ("trace-view", "run", "--rows", "-o", "v.json", "--force"), ("v.json",)),
     Writer("trace convert", ("trace", "convert", "azure-conv", "t.jsonl", "--force"), ("t.jsonl",)),
+    Writer("reproduce", ("reproduce", "experiment.toml", "--jobs", "1", "-o", "out"), ("out",), adds=True),
+    Writer("reproduce --force", ("reproduce", "experiment.toml", "--jobs", "1", "-o", "out", "--force"), ("out",)),
+    Writer("trace fetch", ("trace", "fetch", "burstgpt", "-o", "out", "--force"), ("out",),
+           before=_published),
     Writer("trace synth", ("trace", "synth", "t.jsonl", "--rate", "5", "--num-requests", "5000", "--force"),
            ("t.jsonl",)),
 )  # fmt: skip
@@ -99,7 +141,7 @@ def prepare_device(folder: Path) -> bool:
     small = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
     save_model(random_model(small, "cpu", torch.float32), folder / "model", torch.float32)
     (folder / "ids.jsonl").write_text(json.dumps(list(range(90))) + "\n")
-    code, said = ended(run((*ON_A_DEVICE[1].arguments[:-3], "-o", "of-model.json"), folder), folder)
+    code, said = ended(run((*ON_A_DEVICE[1].arguments[:-3], "-o", "of-model.json"), folder))
     assert code in (0, 1), said  # 1: this machine's noise makes the fit doubt itself
     return True
 
@@ -112,6 +154,7 @@ def prepare(folder: Path) -> None:
     write(synth("poisson", 5.0, lengths="fixed:20,16", num_requests=120), folder / "trace.jsonl")
     (folder / "sweep.toml").write_text(SWEEP)
     (folder / "space.toml").write_text(SPACE)
+    (folder / "experiment.toml").write_text(REPRODUCE)
     Scenario(str(folder / "trace.jsonl"), policy="ar").run()  # compiled once, for all children
     assert ended(run(("replay", "trace.jsonl", "--policy", "ar", "-o", "run"), folder))[0] == 0
 
@@ -127,7 +170,7 @@ def run(arguments: tuple[str, ...], folder: Path, before: Callable[[], object] =
         os.chdir(folder)
         os.setsid()
         for name, number in (("stdout", 1), ("stderr", 2)):
-            descriptor = os.open(folder / f"{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            descriptor = os.open(said_by(os.getpid(), name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(descriptor, number)
         sys.stdout = os.fdopen(1, "w")
         sys.stderr = os.fdopen(2, "w", buffering=1)
@@ -152,7 +195,17 @@ def run(arguments: tuple[str, ...], folder: Path, before: Callable[[], object] =
     os._exit(code)
 
 
-def ended(child: int, folder: Path | None = None) -> tuple[int, str]:
+def begun(writer: Writer, folder: Path, before: Callable[[], object] = lambda: None) -> int:
+    """Begin a writer's command in a child."""
+    return run(writer.arguments, folder, lambda: (writer.before(), before()))
+
+
+def said_by(child: int, stream: str) -> Path:
+    """Where a child's output goes: not on the disk that is full."""
+    return Path(tempfile.gettempdir()) / f"attack-{child}.{stream}"
+
+
+def ended(child: int) -> tuple[int, str]:
     """How a child ended, as a shell says it, and what it said on standard error."""
     begin = time.monotonic()
     while True:
@@ -164,12 +217,9 @@ def ended(child: int, folder: Path | None = None) -> tuple[int, str]:
             os.waitpid(child, 0)
             raise AssertionError(f"still running after {10 * ENDED} s")
         time.sleep(0.005)
-    said = ""
-    if folder is not None:
-        for name in ("stdout", "stderr"):
-            path = folder / f"{child}.{name}"
-            said = path.read_text(errors="replace")
-            path.unlink()
+    said_by(child, "stdout").unlink()
+    said = said_by(child, "stderr").read_text(errors="replace")
+    said_by(child, "stderr").unlink()
     code = os.waitstatus_to_exitcode(status)
     return (code if code >= 0 else 128 - code), said
 
@@ -203,13 +253,17 @@ def is_one_error(said: str) -> bool:
     return len(lines) == 1 and "Traceback" not in said and "Exception ignored" not in said
 
 
-def full_disk(writer: Writer, folder: Path, size: int) -> str:
-    """Run where no file may grow beyond `size` bytes: one line, exit 1, and what was there is there."""
+def full_disk(writer: Writer, folder: Path, size: int, really: bool = False) -> str:
+    """Run where no file may grow beyond `size` bytes: one line, exit 1, and what was there is there.
+
+    really: the folder's disk, a small one, is filled up to those bytes instead.
+    """
     _clear(folder, writer)
-    assert ended(run(writer.arguments, folder), folder)[0] in writer.fine
+    assert ended(begun(writer, folder))[0] in writer.fine
     was = tree(folder, writer.places)
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # noqa: E731
-    code, said = ended(run(writer.arguments, folder, limit), folder)
+    limit = (lambda: None) if really else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    with _filled(folder, size) if really else contextlib.nullcontext():
+        code, said = ended(begun(writer, folder, limit))
     now = tree(folder, writer.places)
     assert hidden(folder) == [], f"left behind: {hidden(folder)}"
     assert "Traceback" not in said, said
@@ -224,21 +278,54 @@ def full_disk(writer: Writer, folder: Path, size: int) -> str:
     return "told"
 
 
+def unwritable(writer: Writer, folder: Path, before: Callable[[Path], object]) -> str:
+    """Run where nothing can be written, as `before` makes it: one line, exit 2, and no work before it is told."""
+    _clear(folder, writer)
+    was = sorted(folder.rglob("*"))
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code, said = ended(begun(writer, folder, lambda: before(folder)))
+    took = resource.getrusage(resource.RUSAGE_CHILDREN)
+    folder.chmod(0o755)
+    assert (code, is_one_error(said)) == (2, True), (code, said)
+    assert sorted(folder.rglob("*")) == was
+    worked = took.ru_utime + took.ru_stime - begin.ru_utime - begin.ru_stime
+    assert worked < 5, f"told after {worked:.1f} s of work"
+    return "told"
+
+
+def without_rights(folder: Path) -> None:
+    """Take from this process the right to write to a folder, and a superuser's right to do so all the same."""
+    folder.chmod(0o555)
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # linux/capability.h, version 3
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def read_only(folder: Path) -> None:
+    """Mount a folder read-only for this process alone, as a superuser may."""
+    new_mounts = 0x20000  # CLONE_NEWNS of linux/sched.h
+    if ctypes.CDLL(None, use_errno=True).unshare(new_mounts):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for how in (("--make-rprivate", "/"), ("--bind", folder, folder), ("-o", "remount,ro,bind", folder)):
+        subprocess.run(["mount", *how], check=True)
+    os.chdir(folder)
+
+
 def killed(writer: Writer, folder: Path, after: float, number: signal.Signals = signal.SIGKILL) -> str:
     """Stop a command while it works: nothing is half-written, and the next run there finds and ends what is left."""
     _clear(folder, writer)
-    assert ended(run(writer.arguments, folder), folder)[0] in writer.fine
+    assert ended(begun(writer, folder))[0] in writer.fine
     whole = tree(folder, writer.places)
-    child = run(writer.arguments, folder)
+    child = begun(writer, folder)
     time.sleep(after)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
-    code, said = ended(child, folder)
+    code, said = ended(child)
     assert "Traceback" not in said, said
     if number != signal.SIGKILL:
         assert code in (*writer.fine, 130), (code, said)
         assert hidden(folder) == [], f"left behind: {hidden(folder)}: {code}, {said}"
-    again, told = ended(run(writer.arguments, folder), folder)
+    again, told = ended(begun(writer, folder))
     assert again in writer.fine, (again, told)
     assert hidden(folder) == [], f"left behind: {hidden(folder)}"
     different = unlike(tree(folder, writer.places), whole, writer)
@@ -249,18 +336,18 @@ def killed(writer: Writer, folder: Path, after: float, number: signal.Signals = 
 def stopped_early(writer: Writer, folder: Path, after: float) -> str:
     """Stop a first run, of an empty place: what it leaves is whole, or a record that the next run goes on with."""
     _clear(folder, writer)
-    child = run(writer.arguments, folder)
+    child = begun(writer, folder)
     time.sleep(after)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
-    code, said = ended(child, folder)
+    code, said = ended(child)
     assert "Traceback" not in said, said
-    again, told = ended(run(writer.arguments, folder), folder)
+    again, told = ended(begun(writer, folder))
     assert again in writer.fine, (again, told)
     assert hidden(folder) == [], f"left behind: {hidden(folder)}"
     now = tree(folder, writer.places)
     _clear(folder, writer)
-    assert ended(run(writer.arguments, folder), folder)[0] in writer.fine
+    assert ended(begun(writer, folder))[0] in writer.fine
     whole = tree(folder, writer.places)
     different = unlike(now, whole, writer)
     assert different == [], f"a stopped and resumed run wrote other {different}"
@@ -271,13 +358,13 @@ def serving(folder: Path, number: signal.Signals) -> str:
     """Stop a server: its journal is written, or the next server there removes what was left of it."""
     for how in (number, signal.SIGTERM):
         child = run(SERVE, folder)
-        said = folder / f"{child}.stdout"
+        said = said_by(child, "stdout")
         begin = time.monotonic()
         while not (said.exists() and said.read_text().startswith("Serving")):
             assert time.monotonic() - begin < 10 * ENDED, "no server began"
             time.sleep(0.02)
         os.kill(child, how)
-        code, told = ended(child, folder)
+        code, told = ended(child)
         assert "Traceback" not in told, told
         if how != signal.SIGKILL:
             assert code in (0, 130), (code, told)
@@ -289,8 +376,8 @@ def serving(folder: Path, number: signal.Signals) -> str:
 def two_at_once(writer: Writer, folder: Path) -> str:
     """Two of a command in one place: one writes, the other is told so, or comes after it."""
     _clear(folder, writer)
-    children = [run(writer.arguments, folder) for _ in range(2)]
-    ends = [ended(child, folder) for child in children]
+    children = [begun(writer, folder) for _ in range(2)]
+    ends = [ended(child) for child in children]
     assert {code for code, _ in ends} & {*writer.fine}, ends
     for code, said in ends:
         assert "Traceback" not in said, said
@@ -301,9 +388,34 @@ def two_at_once(writer: Writer, folder: Path) -> str:
 
 def closed_output(arguments: tuple[str, ...], folder: Path) -> str:
     """Print to a full disk: one line, exit 1."""
-    code, said = ended(run(arguments, folder, lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1)), folder)
+    code, said = ended(run(arguments, folder, lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1)))
     assert (code, is_one_error(said)) == (1, True), (code, said)
     return "told"
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """A disk of 64 MB at a folder, where we may mount one; whether we did."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=False, capture_output=True
+    ).returncode
+    try:
+        yield not mounted
+    finally:
+        if not mounted:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextlib.contextmanager
+def _filled(folder: Path, size: int) -> Iterator[None]:
+    """Leave so many bytes of a folder's disk free."""
+    disk = os.statvfs(folder)
+    filler = folder / "filler"
+    filler.write_bytes(bytes(max(0, disk.f_bavail * disk.f_frsize - size)))
+    try:
+        yield
+    finally:
+        filler.unlink()
 
 
 def _clear(folder: Path, writer: Writer) -> None:

@@ -105,8 +105,9 @@ def _patience() -> Iterator[None]:
         raise HangError(f"took more than {PATIENCE} s of the CPU" if worked else f"waited for more than {WAIT} s")
 
     before = {number: signal.signal(number, late) for number in (signal.SIGPROF, signal.SIGALRM)}
-    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
-    signal.setitimer(signal.ITIMER_REAL, WAIT)
+    # Again and again: what comes while a library of C calls back is lost.
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE, 0.5)
+    signal.setitimer(signal.ITIMER_REAL, WAIT, 0.5)
     try:
         yield
     finally:

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from dsim.cli.model import describe
+from dsim.engine.errors import ModelError
 from dsim.live.canvas_model import ARCHITECTURE
-from dsim.live.chat import chat_template, render
+from dsim.live.chat import chat_template, read_conversations
 from dsim.live.config import ModelConfig
 from dsim.live.config_file import Given, read_config
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import conversations, read_tokens
+from dsim.live.template import renderer
 from dsim.live.weights import INDEX, WEIGHTS, check_model, random_model, read_model, save_model
 
 from . import mutate
@@ -91,7 +93,9 @@ def weights(work: Path, chance: Random, folder: Path) -> None:
     size = struct.unpack("<Q", data[:8])[0]
     head = data[8 : 8 + size]
     how = chance.random()
-    if how < 0.5:
+    if how < 0.2:  # the weights alone
+        data = data[: 8 + size] + mutate.json_text(0, chance)[:9].ljust(9, b"\xff") + data[17 + size :]
+    elif how < 0.5:
         head = mutate.json_text(json.loads(head), chance)
         said = chance.choice((0, 1, 2**31, 2**63)) if chance.random() < 0.1 else len(head)
         data = struct.pack("<Q", said) + head + data[8 + size :]
@@ -144,8 +148,14 @@ def chats(chance: Random, folder: Path) -> None:
     (folder / "chats.jsonl").write_bytes(mutate.json_lines(asked, chance))
     template = chat_template(folder)
     if template is not None:
-        render(template, talk, folder)
-    conversations(str(folder / "chats.jsonl"), str(folder), BYTES)
+        try:
+            renderer(template, {})(talk)
+        except Exception as error:
+            raise ModelError(f"{folder}: {type(error).__name__}") from None
+    if chance.random() < 0.02:  # a process of its own
+        conversations(str(folder / "chats.jsonl"), str(folder), BYTES)
+    else:
+        read_conversations(str(folder / "chats.jsonl"))
 
 
 # Name: how, and how often beside the others.

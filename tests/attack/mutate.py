@@ -11,6 +11,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+
 # What a value may turn into, whatever it was.
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e-320, 1e17, 1e308, math.inf, math.nan,
@@ -23,6 +25,7 @@ WORDS = (
     "~",    "\u202e", "\ud800", "é", "[bold]", "{}", "'", '"', "\n", "\t", "2147483647", "1.5", "1e9", "s", "5ms",
 )  # fmt: skip
 DEEP = "[" * 100_000
+GENTLE = 0.35  # share of the inputs that only say other numbers: most of them are read, and what follows is attacked
 
 
 def json_value(value: Any, chance: Random) -> Any:
@@ -34,6 +37,8 @@ def json_value(value: Any, chance: Random) -> Any:
 
 def json_text(value: Any, chance: Random) -> bytes:
     """A JSON text of a mutated value, now and then broken as a text."""
+    if chance.random() < GENTLE:
+        return nearly(json.dumps(value), chance).encode()
     text = json.dumps(json_value(value, chance), ensure_ascii=chance.random() < 0.9)
     if chance.random() < 0.05:
         return text.replace("1", chance.choice(("NaN", DEEP, "9" * 5000, "1e999")), 1).encode("utf-8", "replace")
@@ -43,6 +48,8 @@ def json_text(value: Any, chance: Random) -> bytes:
 
 def json_lines(rows: list[Any], chance: Random) -> bytes:
     """JSON lines of which some are mutated, broken, twice or missing."""
+    if chance.random() < GENTLE:
+        return nearly("".join(json.dumps(row) + "\n" for row in rows), chance).encode()
     lines = []
     for row in rows:
         how = chance.random()
@@ -62,6 +69,9 @@ def json_lines(rows: list[Any], chance: Random) -> bytes:
 
 def table(header: list[str], rows: list[list[str]], chance: Random) -> bytes:
     """A CSV file of mutated cells, rows and columns."""
+    if chance.random() < GENTLE:
+        head, *others = (",".join(row) + "\n" for row in [header, *rows])
+        return (head + nearly("".join(others), chance)).encode()
     cells = [list(header), *(list(row) for row in rows)]
     for _ in range(chance.randint(1, 4)):
         row = chance.choice(cells)
@@ -79,6 +89,8 @@ def table(header: list[str], rows: list[list[str]], chance: Random) -> bytes:
 
 def toml_text(text: str, chance: Random) -> bytes:
     """A TOML text of which values, keys or whole lines are others."""
+    if chance.random() < GENTLE:
+        return nearly(text, chance).encode()
     lines = text.split("\n")
     for _ in range(chance.randint(1, 3)):
         i = chance.randrange(len(lines))
@@ -99,6 +111,15 @@ def toml_text(text: str, chance: Random) -> bytes:
             lines = lines or [""]
     data = "\n".join(lines).encode()
     return damaged(data, chance) if chance.random() < 0.1 else data
+
+
+def nearly(text: str, chance: Random) -> str:
+    """The text with one to three of its digits others."""
+    out = list(text)
+    digits = [i for i, c in enumerate(out) if c in "0123456789"]
+    for at in chance.sample(digits, min(len(digits), chance.randint(1, 3))):
+        out[at] = chance.choice("123456789")
+    return "".join(out)
 
 
 def damaged(data: bytes, chance: Random) -> bytes:
@@ -123,8 +144,32 @@ def damaged(data: bytes, chance: Random) -> bytes:
     return bytes(out)
 
 
+def columns(table: pa.Table, chance: Random) -> pa.Table:
+    """A Parquet file's table with a column gone, twice, of another type or of other values, or with other rows."""
+    at = chance.randrange(table.num_columns)
+    column, name = table.column(at), table.column_names[at]
+    rows = [chance.randrange(table.num_rows) for _ in range(chance.randrange(table.num_rows + 1))]
+    match chance.randrange(7):
+        case 0:
+            return table.remove_column(at)
+        case 1:
+            return table.append_column(name, column)
+        case 2:
+            return table.set_column(at, name, pa.array([str(value) for value in column.to_pylist()]))
+        case 3:
+            return table.set_column(at, name, pa.nulls(table.num_rows, column.type))
+        case 4:
+            return table.set_column(at, name, pa.nulls(table.num_rows))
+        case 5:
+            return table.set_column(at, name, column.take([chance.randrange(len(column)) for _ in column]))
+        case _:
+            return table.take(sorted(rows) if chance.random() < 0.5 else rows)
+
+
 def spec(text: str, chance: Random) -> str:
     """A text of an option's small language, such as `optimus:8,obs=true`, with parts of it changed."""
+    if chance.random() < GENTLE:
+        return nearly(text, chance)
     parts = re.split(r"([,:=/|])", text)
     for _ in range(chance.randint(1, 2)):
         i = chance.randrange(len(parts))

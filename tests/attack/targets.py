@@ -137,10 +137,15 @@ def _parquet_trace(chance: Random, folder: Path) -> None:
             {name: odd if chance.random() < 0.3 else [r[name] for r in MOONCAKE] for name in MOONCAKE[0]}
         )
     else:
-        columns = pa.Table.from_pylist(MOONCAKE)
+        columns = pa.Table.from_pylist(json.loads(mutate.nearly(json.dumps(MOONCAKE), chance)))
+    data = _parquet(columns)
+    _use_trace(_write(folder / "trace", data if chance.random() < 0.5 else mutate.damaged(data, chance)), chance)
+
+
+def _parquet(columns: pa.Table) -> bytes:
     sink = io.BytesIO()
     pq.write_table(columns, sink)
-    _use_trace(_write(folder / "trace", mutate.damaged(sink.getvalue(), chance)), chance)
+    return sink.getvalue()
 
 
 def _use_trace(path: Path, chance: Random) -> None:
@@ -187,16 +192,41 @@ def _profile(chance: Random, folder: Path) -> None:
     assert profile.load(folder / "again.json") == read
 
 
+# A step of two requests, as version 2 tells of it.
+ROWS_OF_A_STEP = {
+    "kind": "step", "step": 0, "latency": 0.05, "device": 0.04, "batch": 2, "tokens": 39, "sum_kv": 59, "start": 1.0,
+    "requests": [0, 1], "phases": ["prefill", "denoise"], "row_tokens": [7, 32], "row_keys": [27, 32],
+    "emitted": [0, 3], "graph": True, "waiting": 1, "running": 2, "pages": 3,
+}  # fmt: skip
+
+
 @cache
-def _log_lines() -> list[Any]:
-    return [json.loads(line) for line in (ROOT / "examples" / "steplog.jsonl").read_text().splitlines()[:60]]
+def _logs() -> list[list[Any]]:
+    """A log of each version, of a few requests and steps; the last can be fitted to."""
+    lines = [json.loads(line) for line in (ROOT / "examples" / "steplog.jsonl").read_text().splitlines()]
+    header, *asked = [line for line in lines if line.get("kind", "request") == "request"]
+    steps = [line for line in lines[1:] if line["kind"] != "request"][:600]
+    came = [{"kind": "request", "request": i, "id": f"r{i}", "input_length": 20 + i, "output_length": 9,
+             "received": 0.5, "arrival": 0.75} for i in range(2)]  # fmt: skip
+    later = ROWS_OF_A_STEP | {"step": 1, "start": 1.0625, "phases": ["decode", "flush"], "emitted": [1, 2]}
+    over = {"kind": "finish", "request": 1, "time": 1.125}
+    second = [header | {"version": 2}, *came, ROWS_OF_A_STEP, later, over]
+    return [[header, *asked[:5], *steps[:8]], second, [header, *asked, *steps]]
 
 
 def _steplog(chance: Random, folder: Path) -> None:
-    header, *lines = _log_lines()
-    first = json.dumps(header).encode() if chance.random() < 0.7 else mutate.json_text(header, chance)
-    some = chance.sample(lines, 12) if chance.random() < 0.5 else lines[:20]
-    steplog.read_log(_write(folder / "log.jsonl", first + b"\n" + mutate.json_lines(some, chance)))
+    whole = chance.random() < 0.003  # a fit takes a second
+    header, *lines = _logs()[2] if whole else chance.choice(_logs()[:2])
+    first = json.dumps(header) if chance.random() < 0.7 else mutate.nearly(json.dumps(header), chance)
+    rest = mutate.json_lines(lines, chance)
+    path = _write(folder / "log.jsonl", first.encode() + b"\n" + rest)
+    if chance.random() < 0.1:
+        _write(path, mutate.json_text(header, chance) + b"\n" + rest)
+    log = steplog.read_log(path)
+    if whole:
+        found = steplog.profile_of_log(log, "p", str(path))
+        profile.save(found, folder / "p.json", force=True)
+        assert profile.load(folder / "p.json") == found
 
 
 def _policy_file(chance: Random, folder: Path) -> None:
@@ -214,9 +244,10 @@ def _policy(chance: Random, folder: Path) -> None:
 
 
 def _grid(work: Path, chance: Random, folder: Path) -> None:
-    text = f'title = "t"\n[base]\ntrace = "{work / "trace.jsonl"}"\nslos = ["ttft=1s"]\n[grid]\nrate = [1, 2]\n'
-    text += 'policy.chunk = [4, 8]\n[[list]]\npolicy = "ar"\nreplicas = 2\n'
-    grid.read_plan(_write(folder / "s.toml", mutate.toml_text(text, chance)))
+    text = 'title = "t"\n[base]\ntrace = "THE TRACE"\nslos = ["ttft=1s"]\n[grid]\nrate = [1, 2]\n'
+    text += 'policy.max_batch = [4, 8]\n[[list]]\npolicy = "ar"\nreplicas = 2\n'
+    given = mutate.toml_text(text, chance).replace(b"THE TRACE", os.fsencode(work / "trace.jsonl"))
+    grid.read_plan(_write(folder / "s.toml", given))
 
 
 def _space(chance: Random, folder: Path) -> None:
@@ -263,7 +294,12 @@ def _run_json(work: Path, chance: Random, folder: Path) -> None:
 
 def _run_parquet(work: Path, chance: Random, folder: Path) -> None:
     name = chance.choice(RUN[1:])
-    _use_run(work, _run_with(work, folder, name, mutate.damaged(_held(work / "run" / name), chance)), chance)
+    data = _held(work / "run" / name)
+    if chance.random() < 0.5:
+        data = mutate.damaged(data, chance)
+    else:
+        data = _parquet(mutate.columns(pq.read_table(io.BytesIO(data)), chance))
+    _use_run(work, _run_with(work, folder, name, data), chance)
 
 
 def _use_run(work: Path, folder: Path, chance: Random) -> None:
@@ -363,8 +399,9 @@ def _prometheus(chance: Random, folder: Path) -> None:
     lines = SAMPLES.splitlines()
     for _ in range(chance.randint(1, 3)):
         at = chance.randrange(len(lines))
-        unknown = lines[at].rpartition(" ")[0] + " NaN"
-        lines[at] = chance.choice((mutate.spec(lines[at], chance), unknown, *mutate.WORDS))
+        value = chance.choice(("NaN", "1e308", "-1", "0", mutate.nearly(lines[at], chance).rpartition(" ")[2]))
+        other = f"{lines[at].rpartition(' ')[0]} {value}"
+        lines[at] = chance.choice((other, other, mutate.spec(lines[at], chance), chance.choice(mutate.WORDS)))
     data = "\n".join(lines).encode("utf-8", "surrogatepass")
     samples = read_samples(_write(path, mutate.damaged(data, chance) if chance.random() < 0.3 else data))
     with contextlib.suppress(DsimError):  # a reading before that is none of the same server
@@ -448,7 +485,7 @@ def _command_line(work: Path, chance: Random, folder: Path) -> None:
     assert code in (0, 1, 2), f"exit code {code}"
     assert "Traceback" not in err + out
     assert "Warning:" not in err or "RuntimeWarning" not in err
-    if code == 2 and not err.startswith("Usage"):
+    if code == 2 and not (err or out.lstrip()).startswith("Usage"):  # a group of commands prints its help
         assert err.count("\n") <= 4, err
         assert err.splitlines()[-1].startswith("Error: "), err
         assert all(len(word) <= 250 for word in err.split()), "an overlong word in a message"

@@ -69,6 +69,11 @@ def test_a_killed_command_is_ended_by_the_next_one(name: str, after: float, fold
     disasters.killed(WRITER[name], folder, after)
 
 
+@pytest.mark.parametrize("name", ["import", "reproduce", "trace-view"])
+def test_a_folder_without_the_right_to_write_is_told_in_a_line(name: str, folder: Path) -> None:
+    disasters.unwritable(WRITER[name], folder, disasters.without_rights)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_sweep_with_what_is_done(number: signal.Signals, folder: Path) -> None:
     disasters.killed(WRITER["sweep --force"], folder, 0.1, number)

@@ -22,8 +22,10 @@ from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
 from dsim.planner.sweep import sweep
+from dsim.profiler.models import model
 from dsim.profiler.profile import SHIPPED
 from dsim.profiler.profile import load as load_profile
+from dsim.profiler.steplog import read_log
 from dsim.report.clients.read import read_client
 from dsim.report.compare.bounds import Bound
 from dsim.report.files import RunWriter
@@ -398,3 +400,31 @@ def test_runs_of_other_requests_are_told_apart_in_a_line() -> None:
     code, err = dsim("compare", "a", "b", "--across")
     assert code == 2
     assert "a holds 4 requests of ar, b holds 3: expected two runs of the same trace" in err
+
+
+def test_steps_without_their_lists_are_told_in_a_line() -> None:
+    for name in ("a", "b"):
+        record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path(name))
+    held = pq.read_table("b/steps.parquet")
+    pq.write_table(held.drop_columns(["window", "commits"]), "b/steps.parquet")
+    code, err = dsim("compare", "a", "b", "--no-parts")
+    assert (code, err) == (2, "Error: b/steps.parquet: lacks the columns commits, window\n")
+
+
+@pytest.mark.parametrize("name", ["9" * 5000, "9" * 5000 + ".json", "a\0b"])
+def test_a_models_name_may_be_no_name_of_a_file(name: str) -> None:
+    with pytest.raises(DsimError):
+        model(name)
+    header = json.loads(disasters.EXAMPLE.read_text().splitlines()[0]) | {"model": name}
+    lines(Path("log.jsonl"), [header])
+    with pytest.raises(DsimError, match=r"^log.jsonl:1: "):
+        read_log("log.jsonl")
+
+
+def test_a_log_that_cannot_be_fitted_is_named() -> None:
+    text = disasters.EXAMPLE.read_text().splitlines()
+    Path("log.jsonl").write_text("\n".join(text[:123]))
+    code, err = dsim("profile", "--from-log", "log.jsonl", "-o", "p.json")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("Error: log.jsonl: "), err
+    assert sorted(os.listdir()) == ["log.jsonl", "t.jsonl"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsim.engine.errors import ModelError
+from dsim.live import chat
 from dsim.live.chat import chat_template, read_conversations, render
 from dsim.live.config import PRESETS, ModelConfig
 from dsim.live.prompts import conversations, prompts_of
@@ -28,9 +29,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_template_is_rendered_up_to_where_the_answer_begins(folder: Path) -> None:
     template = chat_template(folder)
     assert template == TEMPLATE
-    assert render(template, [*HELLO, {"role": "assistant", "content": "hi"}], folder) == (
-        "<s>[user] hello\n<s>[assistant] hi\n[assistant] "
-    )
+    assert render(template, [[*HELLO, {"role": "assistant", "content": "hi"}], HELLO], folder) == [
+        "<s>[user] hello\n<s>[assistant] hi\n[assistant] ",
+        "<s>[user] hello\n[assistant] ",
+    ]
 
 
 def test_it_is_rendered_as_transformers_does(folder: Path) -> None:
@@ -41,7 +43,7 @@ def test_it_is_rendered_as_transformers_does(folder: Path) -> None:
         TEMPLATE + "{{ messages | tojson }}{%- for m in messages %}{% if true %}{% break %}{% endif %}{% endfor %}"
     )
     theirs, _ = render_jinja_template([HELLO], chat_template=template, add_generation_prompt=True, bos_token="<s>")
-    assert render(template, HELLO, folder) == theirs[0]
+    assert render(template, [HELLO], folder) == theirs
 
 
 def test_a_file_of_its_own_goes_before_the_tokenizers(folder: Path) -> None:
@@ -69,7 +71,37 @@ def test_of_several_templates_the_default_one_is_taken(folder: Path) -> None:
 )
 def test_a_template_that_reaches_out_or_fails_is_one_line(folder: Path, template: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):
-        render(template, HELLO, folder)
+        render(template, [HELLO], folder)
+
+
+ENDLESS = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{{ f(n - 1) if n }}{{ f(n - 1) if n }}{% endmacro %}{{ f(99) }}",
+    "{{ 7 ** (messages | length + 35000000) }}",  # inside C code
+]
+
+
+@pytest.mark.parametrize("template", ENDLESS)
+def test_a_template_without_end_is_ended(folder: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 0.3)
+    with pytest.raises(ModelError, match=r"its chat template takes more than 0.3 s of the CPU for conversation 1$"):
+        render("{% if messages | length > 1 %}" + template + "{% endif %}", [HELLO, HELLO * 2], folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ 'x' * 11000000 }}", "its chat template fails: it makes 11000000 characters of 41"),
+        ("{{ 'x' * 4000000000 }}", "its chat template fails: MemoryError"),
+        ("{% set n = namespace(s='xx') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}", "MemoryError"),
+    ],
+)
+def test_a_template_that_grows_is_ended(
+    folder: Path, template: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MEMORY", 300 << 20)
+    with pytest.raises(ModelError, match=says):
+        render(template, [HELLO], folder)
 
 
 def test_conversations_are_read_a_line_each_and_other_files_are_not_theirs(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""A chat template at work, in a process of its own (chat.py begins it): it is a stranger's program, and may never end.
+
+A conversation a line comes in on standard input, after one with the template, its special tokens and the bounds; a line
+each goes out, `{"text": ...}` or `{"error": ...}`. What asks for more time is ended by the kernel, inside C code too.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Messages = list[dict[str, Any]]
+
+
+def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str]:
+    """What makes a text of a conversation, up to where the answer begins. Raises whatever a program may."""
+    from jinja2.exceptions import TemplateError  # imported here: only chats need it
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    made = environment.from_string(template)
+    return lambda messages: made.render(messages=messages, add_generation_prompt=True, **special)
+
+
+def main() -> None:
+    """Answer each line of standard input, each within `seconds` of the CPU, all within `memory` bytes."""
+    import resource  # imported here: Windows has none, and live/ is read there, too
+
+    asked = json.loads(sys.stdin.readline())
+    resource.setrlimit(resource.RLIMIT_AS, (asked["memory"],) * 2)
+    render: Callable[[Messages], str] | None = None
+    room = asked["characters"]
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+        room += 10 * len(line)
+        try:
+            render = render or renderer(asked["template"], asked["special"])
+            text = render(json.loads(line))
+            room -= len(text)
+            said = {"text": text} if room >= 0 else {"error": f"it makes {len(text)} characters of {len(line)}"}
+        except Exception as error:  # a template is a program: it may fail as any does
+            said = {"error": str(error) or type(error).__name__}
+        print(json.dumps(said), flush=True)
+        if "error" in said:
+            return
+
+
+if __name__ == "__main__":
+    main()
