@@ -428,3 +428,13 @@ def test_a_log_that_cannot_be_fitted_is_named() -> None:
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("Error: log.jsonl: "), err
     assert sorted(os.listdir()) == ["log.jsonl", "t.jsonl"]
+
+
+def test_steps_without_whole_numbers_are_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = pq.read_table("a/steps.parquet")
+    at = held.column_names.index("batch")
+    missing = pa.nulls(held.num_rows, held.schema.field("batch").type)
+    pq.write_table(held.set_column(at, "batch", missing), "a/steps.parquet")
+    with pytest.raises(DsimError, match=r"a/steps.parquet: cannot be read .*: it lacks \d+ values of a column of whole"):
+        read_run("a").steps("ar")
