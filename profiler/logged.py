@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from .checked import Section
 
+MOST_TOKENS = 10**12  # of a request or a row: what sums of them can hold
 PHASES = ("prefill", "decode", "denoise", "flush")
 
 Floats = npt.NDArray[np.float64]
@@ -54,6 +55,9 @@ class Requests:
                 row[name] = s.number(name, -1e9)
         if not s.is_null("output_length"):
             row["output_length"] = float(s.integer("output_length"))
+        for name in ("input_length", "output_length"):
+            if row.get(name, 0.0) > MOST_TOKENS:
+                raise s.error(name, row[name], f"at most {MOST_TOKENS}")
         self._rows[request] = row
 
     def step(self, s: Section, start: float, end: float, batch: int) -> None:
@@ -67,6 +71,8 @@ class Requests:
             if keys < tokens:
                 raise s.error(f"row_keys[{i}]", keys, f"at least row_tokens[{i}], {tokens}")
             emitted = whole.integer(f"emitted[{i}]")
+            if emitted > MOST_TOKENS:
+                raise s.error(f"emitted[{i}]", emitted, f"at most {MOST_TOKENS}")
             row = self._rows.get(request)
             if row is None:
                 raise s.error(f"requests[{i}]", request, "one that a request line has named before")

@@ -219,4 +219,6 @@ def _numpy(array: Any, dtype: str) -> Array:
     if isinstance(array, pa.DictionaryArray):
         known = np.array([STATUSES.index(name) for name in array.dictionary.to_pylist()], np.int64)
         array = pa.array(known[np.asarray(array.indices)])
+    if array.null_count and np.dtype(dtype).kind in "iub":
+        raise ValueError(f"it lacks {array.null_count} values of a column of whole numbers")
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype)

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from ..engine.errors import DsimError
 from .closeup import PHASES, parts
 from .run import Columns, Run
 
@@ -60,6 +61,10 @@ def events(run: Run, begin: float = 0.0, end: float = math.inf, rows: bool = Fal
         if rows:
             numbers = {int(name): i for i, name in enumerate(requests["request"])}
             for part in parts(run, policy, [(begin, end)]):
+                if numbers.get(part.request) not in lanes:
+                    raise DsimError(
+                        f"{run.folder}: step {part.step} serves request {part.request}, of which none began"
+                    )
                 yield {
                     "ph": "X", "name": PHASES[part.phase][0], "cat": "row", "pid": first + part.replica,
                     "tid": lanes[numbers[part.request]], **_span(part.start, part.end),

@@ -152,7 +152,7 @@ def chats(chance: Random, folder: Path) -> None:
             renderer(template, {})(talk)
         except Exception as error:
             raise ModelError(f"{folder}: {type(error).__name__}") from None
-    if chance.random() < 0.02:  # a process of its own
+    if chance.randrange(50) == 17:  # a process of its own
         conversations(str(folder / "chats.jsonl"), str(folder), BYTES)
     else:
         read_conversations(str(folder / "chats.jsonl"))

@@ -428,3 +428,32 @@ def test_a_log_that_cannot_be_fitted_is_named() -> None:
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("Error: log.jsonl: "), err
     assert sorted(os.listdir()) == ["log.jsonl", "t.jsonl"]
+
+
+def test_steps_without_whole_numbers_are_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = pq.read_table("a/steps.parquet")
+    at = held.column_names.index("batch")
+    missing = pa.nulls(held.num_rows, held.schema.field("batch").type)
+    pq.write_table(held.set_column(at, "batch", missing), "a/steps.parquet")
+    with pytest.raises(
+        DsimError, match=r"a/steps.parquet: cannot be read .*: it lacks \d+ values of a column of whole"
+    ):
+        read_run("a").steps("ar")
+
+
+def test_steps_of_requests_that_are_not_there_are_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = pq.read_table("a/requests.parquet")
+    pq.write_table(held.slice(1), "a/requests.parquet")
+    code, err = dsim("trace-view", "a", "--rows", "-o", "v.json")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert not Path("v.json").exists()
+
+
+def test_a_log_of_more_tokens_than_sums_can_hold_is_refused() -> None:
+    header = json.loads(disasters.EXAMPLE.read_text().splitlines()[0])
+    asked = {"kind": "request", "request": 0, "input_length": 9, "output_length": 2**63 - 1}
+    lines(Path("log.jsonl"), [header, asked])
+    with pytest.raises(DsimError, match=r"log.jsonl:2: output_length is .*, expected at most 1000000000000"):
+        read_log("log.jsonl")
