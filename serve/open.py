@@ -91,13 +91,13 @@ def open_twin(
         raise DsimError(f"speed is {speed}, expected above 0 and finite")
     profile, policy = scenario.loaded_profile(), scenario.parsed_policy()
     limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, scenario.workload)
-    draws = draws_of(policy, profile, commits, scenario.seed, _unknown(bounds))
+    draws = draws_of(policy, profile, commits, scenario.seed, _unknown(bounds), scenario.workload)
     table = RequestTable(bounds.max_requests)
     engines = [
         Engine(policy, limits, table, replica=r, latency=profile.latency, emit=scenario.emit)
         for r in range(_replicas(scenario))
     ]
-    model = StepModel(profile.latency, draws, policy.cache)
+    model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
     _warm_up(policy, limits, profile, model)
     begin = time.monotonic()
 

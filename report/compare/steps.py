@@ -12,6 +12,7 @@ from ...engine import upkeep
 from ...engine.latency import Features, LatencyModel
 from ...engine.passes import first_layers
 from ...engine.policy import Policy
+from ...engine.step import Phase
 from ..run import Columns
 from .errors import Errors, Floats, errors, ks_distance
 
@@ -76,6 +77,12 @@ def compare_steps(
 def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
     """What a latency model says of each step of a policy by its features and its rows' phases, in seconds."""
     features, left = features_of(steps), left_of(steps)
+    if not policy.batching.hides_host:
+        latency = latency.exposed()
+    if policy.batching.pieces:  # prompts and others in one step: its rows' phases say which tokens are whose
+        (tokens, at), (phases, _) = lists["num_tokens"], lists["phases"]
+        sums = np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])
+        features = [f._replace(prefill_tokens=n) for f, n in zip(features, np.diff(sums[at]).tolist(), strict=True)]
     first: list[Features | None] = [None] * len(features)
     table = upkeep.table_of(latency, policy.cache)
     by_row = table.any() or policy.cache.first_layer_whole

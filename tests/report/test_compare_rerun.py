@@ -10,10 +10,13 @@ from dsim.engine.latency import Features, LatencyModel, Upkeep
 from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import parse
 from dsim.engine.step import Evicting, Phase, StepOutcome, StepPlan
+from dsim.profiler.profile import load
 from dsim.report.compare.commits import Commits
 from dsim.report.compare.latencies import Latencies
-from dsim.report.compare.steps import prices
+from dsim.report.compare.steps import Lists, prices
 from dsim.report.run import Columns
+from dsim.sim.twin import simulate
+from dsim.traces import Trace
 
 from ..worlds import plan_of
 from .fixtures import request_columns
@@ -173,3 +176,15 @@ def test_rows_of_full_sequence_caches_are_priced_with_their_upkeep() -> None:
         phases=np.array([Phase.PACK], np.uint8), prompt=np.array([2]), end=np.array([6]), window=np.zeros((1, 4)),
     )  # fmt: skip
     assert latencies(plan) == pytest.approx(2 * (0.002 + 0.5 + 0.25 * 6), rel=1e-3)
+
+
+@pytest.mark.parametrize("spec", ["vllm-ar,max_num_batched_tokens=64", "vllm-ar,async_scheduling=false", "ar"])
+def test_a_recorded_run_of_the_twin_is_priced_as_it_was(spec: str) -> None:
+    # Captured decode steps are padded and host time overlaps: mixed steps and steps decided ahead are told apart.
+    latency = LatencyModel(((1.0, 0.004),), 1e-4, launch=0.001, host_step=0.006, graph_tokens=16, overlap=True)
+    profile, policy = replace(load("a100-sdar-8b"), latency=latency), parse(spec)
+    trace = Trace("six", np.arange(6) * 0.02, np.full(6, 40), np.full(6, 9))
+    parts: list[tuple[Columns, Lists]] = []
+    run = simulate(trace, profile, policy, append=lambda columns, lists: parts.append((columns, lists)))
+    [(steps, lists)] = parts
+    assert prices(latency, steps, lists, run.table.columns, policy) == pytest.approx(steps["latency"], rel=1e-12)
