@@ -152,7 +152,7 @@ def _tokens(config: "ModelConfig") -> str:
 def _runs(config: "ModelConfig") -> str:
     """The presets that `dsim live` runs on such a model, of those that it was trained for."""
     from ..engine.policy import PRESETS
-    from ..live.executor import check_whole_blocks
+    from ..live.executor import check_policy, check_whole_blocks
     from ..live.full_sequence import check_runs
 
     can = []
@@ -161,6 +161,7 @@ def _runs(config: "ModelConfig") -> str:
         if policy.autoregressive != (config.block_length == 1) or policy.full_sequence != config.both_ways:
             continue
         try:
+            check_policy(policy)
             if policy.full_sequence:
                 check_runs(policy, config)
             elif config.shifted:

@@ -104,7 +104,7 @@ def plan_command(
     from ..report.plan import plan_page
     from ..report.text import render
 
-    given = locals()
+    given = locals() | {"yields": None}  # a profile's name here, tokens a step to a scenario
     if gpu is not None and profile:
         raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
     for name, value in (("--model", model), ("--yields", yields), ("--tp", None if tp == 1 else tp)):

@@ -111,6 +111,8 @@ class Ends:
         size = int(requests["request"].max(initial=-1)) + 1
         self._at = np.full(size, np.iinfo(np.int32).max, np.int32)
         early = (requests["status"] == COMPLETED) & (requests["num_tokens"] < requests["output_length"])
+        if policy.autoregressive:  # its first token takes the place of a prompt of none
+            early &= requests["input_length"] > 0
         self._at[requests["request"][early]] = (requests["input_length"] + requests["num_tokens"])[early]
         self._any = bool(early.any())
 

@@ -326,6 +326,15 @@ def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
     return steps
 
 
+def check_policy(policy: Policy) -> None:
+    """PolicyError where a policy asks for what no executor does."""
+    if policy.batching.pieces:
+        kind = type(policy.batching).__name__
+        raise PolicyError(f"{policy.name}: dsim live prefills a prompt in one step, and {kind} in several")
+    if policy.unmasking.strategy == "law":
+        raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
+
+
 def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless a policy computes whole blocks every step: a row may say what comes after it."""
     if not policy.granularity.whole_block or policy.eviction.evicts:

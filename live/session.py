@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ..engine.commits import Commits, LawDraws, ScheduledCommits, TokenDraws
 from ..engine.engine import Engine, Limits
-from ..engine.errors import PolicyError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
@@ -15,7 +14,7 @@ from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
 from ..kernels.compilations import num_compilations
 from .cache import PagedCache
-from .executor import Growth, ModelExecutor
+from .executor import Growth, ModelExecutor, check_policy
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
 from .graphs import GraphForward
@@ -177,11 +176,7 @@ def make_executor(
     eos: Sequence[int] = (),
 ) -> ModelExecutor:  # fmt: skip
     """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""
-    if policy.batching.pieces:
-        kind = type(policy.batching).__name__
-        raise PolicyError(f"{policy.name}: dsim live prefills a prompt in one step, and {kind} in several")
-    if policy.unmasking.strategy == "law":
-        raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
+    check_policy(policy)
     assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
     assert not isinstance(draws, LawDraws | TokenDraws), "of policies refused above"
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"

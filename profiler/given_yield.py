@@ -15,7 +15,7 @@ from pathlib import Path
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
-from ..files.read import cut, read_text
+from ..files.read import cut, quoted, read_text
 from .calibrate import calibrate_commits
 from .fit_commits import fit_commits
 from .profile import Profile
@@ -71,6 +71,8 @@ def _number(text: str, number: str) -> float:
     try:
         value = float(number)
     except ValueError:
+        if text != number:
+            raise ProfileError(f"{text}: yield is {quoted(number)}, expected a number above 0") from None
         raise ProfileError(f"yield is {cut(text)}, expected {FORMS}") from None
     if not 0 < value < 1e9:
         raise ProfileError(f"yield is {cut(text)}, expected a number above 0")

@@ -12,7 +12,15 @@ from dsim.profiler.profile import load, save
 
 from .command import dsim, held, rows
 
-UNTIMED = ("knots", "early", "graph_tokens", "upkeep")  # not seconds, or of tokens
+UNTIMED = (
+    "knots",
+    "early",
+    "graph_tokens",
+    "upkeep",
+    "overlap",
+    "captured_evictions",
+    "layers",
+)  # not seconds, or of tokens
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
         "weights  101,536 parameters, 0.000203 GB in bf16; 3 files of 0.000406 GB (float32), complete",
         "KV       384 bytes a token in bf16",
         "pages    2,783,845 of 64 tokens, 178,166,080 tokens in all, on H100 (85.5 GB)",
-        "runs     dsim live --policy lmdeploy-bd32, sglang-bd32, chunk, optimus, delayed-cache, "
+        "runs     dsim live --policy lmdeploy-bd32, lmdeploy-0.18, sglang-bd32, chunk, optimus, delayed-cache, "
         "delayed-cache-plus, focus",
     ]
 
@@ -61,7 +61,7 @@ def test_a_preset_that_does_not_fit_says_so(folder: Path) -> None:
 @pytest.mark.parametrize(("name", "policies"), [
     ("LLaDAModelLM", "vanilla, fast-dllm, dllm-cache, sparse-dllm, maskkv, dllm-serve"),
     ("DreamModel", "vanilla, fast-dllm, dllm-cache, sparse-dllm, dllm-serve"),
-    ("Fast_dLLM_QwenForCausalLM", "lmdeploy-bd32, sglang-bd32"),
+    ("Fast_dLLM_QwenForCausalLM", "lmdeploy-bd32, lmdeploy-0.18, sglang-bd32"),
 ])  # fmt: skip
 def test_it_names_the_policies_that_a_model_was_trained_for_and_that_run(
     folder: Path, name: str, policies: str

@@ -32,6 +32,7 @@ SPREADS = ["batch", "chunk"]
 # What came beside them.
 MORE = [
     "total_token_throughput", "ttfs_ms", "queue_time_ms", "tokens_per_emission", "slos", "wasted_canvas_tokens",
+    "computed_per_token",
     "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share", "kv_pages",
 ]  # fmt: skip
 
@@ -425,7 +426,7 @@ def test_a_profile_of_a_newer_schema_says_both_versions(trace: str, tmp_path: Pa
     data["version"] = 99
     (tmp_path / "new.json").write_text(json.dumps(data))
     line = refused(dsim("replay", trace, "--profile", "new.json", "-o", "run"), tmp_path, ["new.json", trace])
-    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 4: upgrade dsim, ")
+    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 5: upgrade dsim, ")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": "dsim-profile", "version": 1}', "\0"])

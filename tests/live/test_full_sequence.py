@@ -244,8 +244,11 @@ def test_a_session_serves_by_the_references_on_a_cpu(spec: str) -> None:
     assert (done.table["status"] == 0).all()
     now = taken - before
     assert {path for _, path in now} == {"reference"}
-    steps = now["ragged_paged_attention", "reference"]
-    assert now["kv_scatter", "reference"] == steps == SMALL.layers * now["confidence_of_hidden", "reference"]
+    # Every layer of every step writes its keys once. What is launched to be ready before the first step attends and asks
+    # for confidences, and writes nothing.
+    written, attended = now["kv_scatter", "reference"], now["ragged_paged_attention", "reference"]
+    assert 0 < written <= min(attended, SMALL.layers * now["confidence_of_hidden", "reference"])
+    assert written % SMALL.layers == 0
     assert (now["pooled_topk_pack", "reference"] > 0) == isinstance(policy.cache, SparseCache)
 
 

@@ -175,7 +175,15 @@ def test_a_line_that_no_plan_wrote_is_refused_by_place(line: str) -> None:
 def test_a_slower_profile_is_slower_in_every_step() -> None:
     whole = dataclasses.replace(PROFILE.latency, upkeep=(Upkeep("FastCache", "full", 1.0, 0.5),), eviction=0.25)
     slower = slowed(whole, 1.2)
-    fields = {f.name for f in dataclasses.fields(whole)} - {"early", "graph_tokens", "overlap", "knots", "upkeep"}
+    fields = {f.name for f in dataclasses.fields(whole)} - {
+        "early",
+        "graph_tokens",
+        "overlap",
+        "knots",
+        "upkeep",
+        "captured_evictions",
+        "layers",
+    }
     for name in fields:
         assert getattr(slower, name) == pytest.approx(1.2 * getattr(whole, name)), name
     assert slower.pieces(1000) == pytest.approx(1.2 * whole.pieces(1000))

@@ -71,8 +71,8 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
 def test_captured_steps_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = profile_of_log(read_log(EXAMPLE), "mine", str(EXAMPLE))
 
-    def measured(model: str, output: Path, beside: Path, *, graphs: bool, **rest: Any) -> Profile:
-        profile = replace(fitted, latency=replace(fitted.latency, graph_tokens=512 * graphs))
+    def measured(model: str, output: Path, beside: Path, *, graphs: bool | None, **rest: Any) -> Profile:
+        profile = replace(fitted, latency=replace(fitted.latency, graph_tokens=512 * bool(graphs)))
         save(profile, output)
         return profile
 
@@ -108,7 +108,7 @@ def test_refusals_are_one_line() -> None:
         ("--model", "tiny", "-o", "x", "--thresholds", "0.9,2"): "--thresholds holds '2', expected numbers above 0",
         ("--from-log", "none.jsonl", "-o", "x.json"): "none.jsonl: cannot be read: No such file or directory",
         ("--roofline", "h200"): "--model is missing, expected one of SDAR-1.7B, SDAR-4B",
-        ("--roofline", "b200", "--model", "SDAR-8B"): "no GPU is named b200; the known ones are A100-80GB",
+        ("--roofline", "b300", "--model", "SDAR-8B"): "no GPU is named b300 (did you mean B200?); the known ones are ",
         ("--roofline", "h200", "--model", "x"): "no model is named x; the known ones are SDAR-1.7B",
         (
             "--roofline",

@@ -99,8 +99,10 @@ def test_a_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = write(small(), tmp_path / "out.jsonl")
     before = path.read_bytes()
-    broken = Trace("t", np.zeros(2), np.ones(2), np.ones(2), {"id": ["fine", {1, 2}]})
-    with pytest.raises(TypeError):
+    circle: list[object] = []
+    circle.append(circle)
+    broken = Trace("t", np.zeros(2), np.ones(2), np.ones(2), {"id": ["fine", circle]})
+    with pytest.raises(ValueError, match="Circular"):
         write(broken, path, force=True)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
