@@ -244,7 +244,7 @@ def test_a_session_serves_by_the_references_on_a_cpu(spec: str) -> None:
     assert (done.table["status"] == 0).all()
     now = taken - before
     assert {path for _, path in now} == {"reference"}
-    # Every layer of every step writes its keys once. What is launched to be ready before the first step attends and asks
+    # Every layer of every step writes its keys once. What is launched to be ready before the first step attends, asks
     # for confidences, and writes nothing.
     written, attended = now["kv_scatter", "reference"], now["ragged_paged_attention", "reference"]
     assert 0 < written <= min(attended, SMALL.layers * now["confidence_of_hidden", "reference"])
