@@ -186,8 +186,12 @@ class LatencyModel:
     def scaled(self, factor: float) -> "LatencyModel":
         """The model of steps that take so many times as long."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction")
-        knots = tuple((x, y * factor) for x, y in self.knots)
-        return replace(self, knots=knots, **{name: getattr(self, name) * factor for name in times})
+        return replace(
+            self,
+            knots=tuple((x, y * factor) for x, y in self.knots),
+            upkeep=tuple(replace(part, row=part.row * factor, token=part.token * factor) for part in self.upkeep),
+            **{name: getattr(self, name) * factor for name in times},
+        )
 
     def pieces(self, tokens: float) -> float:
         """Device time of the layers for `tokens` positions, in seconds."""

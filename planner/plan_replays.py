@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..engine.latency import LatencyModel
 from ..files.interrupt import uninterrupted
 from ..files.read import parsing
 from ..profiler.profile import Profile
@@ -38,7 +37,7 @@ class Posed(Scenario):
 
     def loaded_profile(self) -> Profile:
         profile = self.given_profile or super().loaded_profile()
-        return profile if self.slower == 1.0 else replace(profile, latency=slowed(profile.latency, self.slower))
+        return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
 
 
 @dataclass(frozen=True)
@@ -133,17 +132,6 @@ def fleet(search: Search, replicas: int, slower: float = 1.0) -> Search:
         assert isinstance(scenario, Posed)
         scenario = replace(scenario, slower=slower)
     return replace(search, scenario=scenario, num_requests=max(search.num_requests, PER_REPLICA * replicas))
-
-
-def slowed(model: LatencyModel, factor: float) -> LatencyModel:
-    """The model of steps that take so many times as long."""
-    times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction")
-    return replace(
-        model,
-        knots=tuple((x, y * factor) for x, y in model.knots),
-        upkeep=tuple(replace(part, row=part.row * factor, token=part.token * factor) for part in model.upkeep),
-        **{name: getattr(model, name) * factor for name in times},
-    )
 
 
 def severity_of(reading: Reading) -> float:

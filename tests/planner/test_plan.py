@@ -12,7 +12,7 @@ from dsim.engine.latency import Upkeep
 from dsim.engine.policy import PRESETS
 from dsim.planner.ledger import Ledger
 from dsim.planner.plan import Candidate, Planned, candidates_of, fingerprint, plan
-from dsim.planner.plan_replays import entry_of, slowed
+from dsim.planner.plan_replays import entry_of
 from dsim.planner.scenario import Scenario
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
@@ -95,7 +95,7 @@ def test_what_nothing_tells_apart_is_called_a_tie() -> None:
 
 
 def test_another_gpu_has_another_price_and_place() -> None:
-    fast = dataclasses.replace(SERVER, name="fast", latency=slowed(SECOND, 0.5))
+    fast = dataclasses.replace(SERVER, name="fast", latency=SECOND.scaled(0.5))
     dear = planned(specs=(ONE,), profiles=[SERVER, fast], prices=lambda p: 9.0 if p.name == "fast" else 2.0)
     assert [(f.place, f.replicas) for f in dear.ranking] == [("second", 4), ("fast", 2)]
     cheap = planned(specs=(ONE,), profiles=[SERVER, fast], prices=lambda p: 2.0)
@@ -174,7 +174,7 @@ def test_a_line_that_no_plan_wrote_is_refused_by_place(line: str) -> None:
 
 def test_a_slower_profile_is_slower_in_every_step() -> None:
     whole = dataclasses.replace(PROFILE.latency, upkeep=(Upkeep("FastCache", "full", 1.0, 0.5),), eviction=0.25)
-    slower = slowed(whole, 1.2)
+    slower = whole.scaled(1.2)
     fields = {f.name for f in dataclasses.fields(whole)} - {
         "early",
         "graph_tokens",
