@@ -155,7 +155,7 @@ def enter_round(w: Any, x: Any, slot: Any) -> None:
 
 @rule
 def stay(w: Any, x: Any, slot: Any) -> None:
-    """A block is closed: rounds keep no more of it than the engine does."""
+    """Leave the prompt's count as it is: a canvas's keys come with a prefill of its own, which its status tells."""
 
 
 @rule

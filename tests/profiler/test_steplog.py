@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import dsim
 from dsim.engine.errors import DsimError, ProfileError
+from dsim.profiler.fit import predict
 from dsim.profiler.profile import load, save
 from dsim.profiler.steplog import profile_of_log, read_log
 from dsim.report.clients.measured import measured_run
@@ -234,3 +236,13 @@ def test_an_engines_own_log_is_a_measured_run(tmp_path: Path) -> None:
     assert summary["e2el_ms"]["mean"] == pytest.approx(1e3 * (1.2 - 0.25))
     with pytest.raises(DsimError, match="request 5 has no arrival, expected a step log of version 2"):
         read_client(written(tmp_path, HEADER, STEP, REQUEST, FIRST))
+
+
+def test_all_steps_of_a_log_together_take_by_its_profile_as_long_as_they_did(tmp_path: Path) -> None:
+    log = read_log(EXAMPLE)
+    # A tail that no median sees: every eighth step takes three times as long.
+    times = np.where(np.arange(len(log.steps.latency)) % 8, 1.0, 3.0)
+    tail = replace(log, steps=replace(log.steps, latency=log.steps.latency * times))
+    for one in (log, tail):
+        profile = profile_of_log(one, "mine", "log")
+        assert predict(profile.latency, one.steps.features).sum() == pytest.approx(one.steps.latency.sum(), rel=1e-4)

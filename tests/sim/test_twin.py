@@ -4,6 +4,7 @@ import itertools
 import signal
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -339,3 +340,15 @@ def test_an_interrupt_while_steps_are_handed_on_loses_none_and_writes_none_twice
     step = journal.steps["step"]
     assert step.tolist() == list(range(len(step)))
     assert 4096 <= len(step) < 16 * n
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+def test_a_front_end_delays_every_request_by_as_much(concurrency: int | None) -> None:
+    profile, policy = load("h100-qwen3-8b-ar"), parse("ar")
+    trace = Trace("six", np.arange(6) * 0.3, np.full(6, 100), np.full(6, 20))
+    bare, behind = (
+        simulate(trace, p, policy, concurrency=concurrency) for p in (profile, replace(profile, frontend=0.05))
+    )
+    for column in ("first_emission", "finish"):
+        seen = [run.table[column] - run.table["arrival"] for run in (bare, behind)]
+        assert seen[1] - seen[0] == pytest.approx(np.full(6, 0.05))
