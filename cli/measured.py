@@ -72,7 +72,7 @@ def measure_profile(
             full_sequence=full_sequence,
             tokenizer=tokenizer,
             eos=eos,
-            told=lambda what, share: bar.update(round(share * total), note=what, share=share),
+            on_progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
     save(profile, output, force)
     write_page(beside, profile, taken.steps, taken.logs, options.command())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
 NOT_VALID = 1
-UPKEEP_AT = 512  # tokens of the request whose upkeep is shown
+OVERHEAD_AT = 512  # tokens of the request whose cache overhead is shown
 
 
 def profile_command(
@@ -275,11 +275,12 @@ def _fitted_lines(profile: "Profile") -> list[str]:
             f"commits   {found.workload} at {found.threshold:g}: {mean.measured:.3g} tokens a step held out, "
             f"{mean.predicted:.3g} predicted ({mean.error:+.1%})"
         )
-    if profile.latency.upkeep:
-        most = max(profile.latency.upkeep, key=lambda part: part.row + part.token * UPKEEP_AT)
+    if profile.latency.cache_overhead:
+        most = max(profile.latency.cache_overhead, key=lambda part: part.row + part.token * OVERHEAD_AT)
+        num = len(profile.latency.cache_overhead)
         lines.append(
-            f"upkeep    of {len(profile.latency.upkeep)} phases of caches; the dearest is {most.cache}'s {most.phase}: "
-            f"{(most.row + most.token * UPKEEP_AT) * 1e3:.3g} ms a request of {UPKEEP_AT} tokens"
+            f"overhead  of {num} phases of caches; the dearest is {most.cache}'s {most.phase}: "
+            f"{(most.row + most.token * OVERHEAD_AT) * 1e3:.3g} ms a request of {OVERHEAD_AT} tokens"
         )
     if not profile.commits:
         lines.append(f"commits   {_no_commits(profile)}")

@@ -139,7 +139,7 @@ def validate_command(
                 yields=load(yields).commits if yields else (),
                 full_sequence=full_sequence,
                 tokenizer=tokenizer,
-                told=lambda what, _: told(f"profile: {what}"),
+                on_progress=lambda what, _: told(f"profile: {what}"),
             )
             return made
 

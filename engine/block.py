@@ -33,7 +33,7 @@ def plan_prefill(w: Any, x: Any) -> None:
     c, f = w.c[0], w.f[0]
     block = int(f.block)
     tokens = 0
-    pairs = 0
+    qk_pairs = 0
     longest = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
@@ -47,10 +47,10 @@ def plan_prefill(w: Any, x: Any) -> None:
         for p in range(w.window.shape[1]):
             w.window[slot, p] = p < block
         tokens += length
-        pairs += length * (length + block)
+        qk_pairs += length * (length + block)
         longest = max(longest, length)
     rows = c.num_rows * block
-    set_features(w, tokens, pairs // 2, tokens, rows, rows, 0)
+    set_features(w, tokens, qk_pairs // 2, tokens, rows, rows, 0)
     c.prefill_tokens = tokens
     # A prompt longer than a prefill may be is split, and runs alone (1.2).
     c.num_forwards = max(1, -(-longest // int(f.max_prefill)))
@@ -103,10 +103,10 @@ def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed
 def visible_rows(status: Any, window: Any, block: Any, listed: Any) -> Any:
     """`visible_keys` of each row of a plan, three arrays [rows]."""
     rows = len(window)
-    num, keys, pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    num, keys, qk_pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     for i in range(rows):
-        num[i], keys[i], pairs[i] = visible_keys(status[i], window[i], block, listed)
-    return num, keys, pairs
+        num[i], keys[i], qk_pairs[i] = visible_keys(status[i], window[i], block, listed)
+    return num, keys, qk_pairs
 
 
 @rule
@@ -155,7 +155,7 @@ def plan_block(w: Any, x: Any) -> None:
     block, width = int(f.block), int(f.width)
     c.chunk = _whole(choose(w, x))
     tokens = 0
-    pairs = 0
+    qk_pairs = 0
     keys = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
@@ -181,10 +181,10 @@ def plan_block(w: Any, x: Any) -> None:
         q.num_retained = num
         q.num_keys = start + beyond
         tokens += num
-        pairs += num * start + own_pairs
+        qk_pairs += num * start + own_pairs
         keys += start + beyond
     sampled = c.num_rows * block if p.sample_block else tokens
-    set_features(w, tokens, pairs, keys, tokens, sampled, c.chunk)
+    set_features(w, tokens, qk_pairs, keys, tokens, sampled, c.chunk)
 
 
 @rule

@@ -105,11 +105,11 @@ def publish(w: Any, slot: Any, now: Any) -> Any:
 
 
 @rule
-def set_features(w: Any, tokens: Any, pairs: Any, keys: Any, head_rows: Any, sampled_rows: Any, chunk: Any) -> None:
+def set_features(w: Any, tokens: Any, qk_pairs: Any, keys: Any, head_rows: Any, sampled_rows: Any, chunk: Any) -> None:
     """Note what the step that is planned will cost by; it prefills and evicts nothing unless its planner says so."""
     c = w.c[0]
     c.tokens = tokens
-    c.sum_q_kv = pairs
+    c.sum_q_kv = qk_pairs
     c.sum_kv = keys
     c.head_rows = head_rows
     c.sampled_rows = sampled_rows

@@ -309,8 +309,8 @@ class Engine:
         evicting = eviction.evicting(self._x.s[slots]) if c["evicting"] else None
         first = None
         if c["first_tokens"]:
-            tokens, pairs, keys = (int(c[name]) for name in ("first_tokens", "first_q_kv", "first_kv"))
-            first = features._replace(tokens=tokens, sum_q_kv=pairs, sum_kv=keys)
+            tokens, qk_pairs, keys = (int(c[name]) for name in ("first_tokens", "first_q_kv", "first_kv"))
+            first = features._replace(tokens=tokens, sum_q_kv=qk_pairs, sum_kv=keys)
         return StepPlan(
             float(c["now"]), int(c["num_steps"]) - 1, bool(c["kind"] == PREFILL_STEP), q["request"].copy(),
             q["phase"].copy(), q["num_tokens"].copy(), q["num_keys"].copy(), w.window[slots], w.status[slots],

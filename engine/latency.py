@@ -63,9 +63,9 @@ def _pieces(knots: Any, slope: Any, tokens: Any) -> Any:
 
 
 @rule
-def _layers(knots: Any, cost: Any, tokens: Any, pairs: Any, keys: Any, num_forwards: Any) -> Any:
+def _layers(knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any) -> Any:
     pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards)
-    return pieces + cost.attention * pairs + cost.kv_read * keys
+    return pieces + cost.attention * qk_pairs + cost.kv_read * keys
 
 
 @rule
@@ -88,10 +88,10 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
 
 
 @rule
-def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, keys: Any) -> Any:
-    """The latency of a step of features `f` whose first layer computes so many tokens, pairs, keys."""
+def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, keys: Any) -> Any:
+    """The latency of a step of features `f` whose first layer computes so many tokens, qk_pairs, keys."""
     n = f.num_forwards
-    first = _layers(knots, cost, tokens, pairs, keys, n) / cost.layers
+    first = _layers(knots, cost, tokens, qk_pairs, keys, n) / cost.layers
     others = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n) * (1.0 - 1.0 / cost.layers)
     device = first + others + cost.head * f.head_rows + cost.sample * f.sampled_rows
     host = n * cost.host_step + cost.host_request * f.batch
@@ -101,7 +101,7 @@ def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, 
 
 
 @rule
-def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, keys: Any, sampled: Any) -> Any:
+def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, keys: Any, sampled: Any) -> Any:
     """The latency of a step of features `f` of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
     n, planned, launch = f.num_forwards, f.tokens, f.num_forwards * cost.launch
     if cost.captured_evictions and f.tokens <= cost.graph_tokens:
@@ -110,7 +110,7 @@ def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, pairs: Any, key
         planned, tokens, sampled = _bucket(f.tokens), tokens + more, sampled + more
         launch = 0.0
     before = _layers(knots, cost, planned, f.sum_q_kv, f.sum_kv, n)
-    layers = cost.early * before + (1.0 - cost.early) * _layers(knots, cost, tokens, pairs, keys, n)
+    layers = cost.early * before + (1.0 - cost.early) * _layers(knots, cost, tokens, qk_pairs, keys, n)
     device = layers + cost.head * tokens + cost.sample * sampled
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
@@ -131,8 +131,8 @@ def padded(f: Features) -> Features:
 
 
 @dataclass(frozen=True)
-class Upkeep:
-    """The cost of a row in this phase of a full-sequence cache beyond its features (engine/upkeep.py)."""
+class CacheOverhead:
+    """The cost of a row in this phase of a full-sequence cache beyond its features (engine/cache_overhead.py)."""
 
     cache: str  # its kind, such as SparseCache
     phase: str  # such as pack
@@ -175,7 +175,9 @@ class LatencyModel:
     eviction: float = 0.0  # s per step that evicts, never hidden: scores, choice, compaction, waiting for their outcome
     graph_tokens: int = 0  # 0: nothing is captured
     overlap: bool = False  # host_step and host_request pass while the device works, where steps are decided on ahead
-    upkeep: tuple[Upkeep, ...] = ()  # of full-sequence caches; their steps cost it on top of the latency above
+    cache_overhead: tuple[
+        CacheOverhead, ...
+    ] = ()  # of full-sequence caches; their steps cost it on top of the latency above
     layers: int = 0  # of the model, as its profile says; 0: nobody has said
     captured_evictions: bool = False  # steps that evict are captured too: two graphs round one wait
 
@@ -189,7 +191,9 @@ class LatencyModel:
         return replace(
             self,
             knots=tuple((x, y * factor) for x, y in self.knots),
-            upkeep=tuple(replace(part, row=part.row * factor, token=part.token * factor) for part in self.upkeep),
+            cache_overhead=tuple(
+                replace(part, row=part.row * factor, token=part.token * factor) for part in self.cache_overhead
+            ),
             **{name: getattr(self, name) * factor for name in times},
         )
 

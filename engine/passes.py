@@ -157,7 +157,7 @@ def plan_passes(w: Any, x: Any) -> None:
         longest_canvas = max(longest_canvas, canvas(int(q.end) - int(q.prompt), block))
         furthest = max(furthest, int(q.start) - int(q.prompt))
     total = 0
-    pairs = 0
+    qk_pairs = 0
     sum_keys = 0
     head_sum = 0
     whole = 0
@@ -182,12 +182,12 @@ def plan_passes(w: Any, x: Any) -> None:
         q.num_keys = keys
         q.num_retained = tokens
         total += tokens
-        pairs += tokens * keys
+        qk_pairs += tokens * keys
         sum_keys += keys
         head_sum += head_rows(prompt, length, start, tokens, block, p)
         whole += length
         whole_pairs += length * length
-    set_features(w, total, pairs, sum_keys, head_sum, head_sum, block)
+    set_features(w, total, qk_pairs, sum_keys, head_sum, head_sum, block)
     if p.first_layer_whole and whole > total:
         c.first_tokens = whole
         c.first_q_kv = whole_pairs

@@ -27,11 +27,11 @@ def replay(
     requests: Columns,
     steps: Columns,
     lists: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]],
-    told: Callable[[StepPlan, StepOutcome], None] = lambda plan, outcome: None,
+    on_step: Callable[[StepPlan, StepOutcome], None] = lambda plan, outcome: None,
 ) -> Iterator[str]:
     """Feed a journal's outcomes to a fresh engine; yields one line for each difference between its plans and theirs.
 
-    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `told` hears
+    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` hears
     of each plan and of what the journal says came of it.
     """
     mine = np.flatnonzero(requests["replica"] == replica)
@@ -78,7 +78,7 @@ def replay(
         retained = None if plan.evicting is None else plan.window & ~evicted
         left = plan.features if retained is None else features_left(plan, retained)
         outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
-        told(plan, outcome)
+        on_step(plan, outcome)
         done = engine.commit(outcome, start + latency)
         came = {
             "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),

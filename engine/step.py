@@ -96,12 +96,12 @@ def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:
     """Features of the layers after an eviction: the plan's features with `retained` [rows, width] for the window."""
     assert plan.evicting is not None
     rule = plan.evicting.rule
-    num, beyond, pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")
+    num, beyond, qk_pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")
     start = plan.block_start.astype(np.int64)
     tokens = int(num.sum())
     return plan.features._replace(
         tokens=tokens,
-        sum_q_kv=int((num * start + pairs).sum()),
+        sum_q_kv=int((num * start + qk_pairs).sum()),
         sum_kv=int((start + beyond).sum()),
         head_rows=tokens,
         sampled_rows=plan.features.sampled_rows if rule.sample_block else tokens,

@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Growth:
+class ImportanceDelta:
     """How the importance of a decode step's masks grew from the first layer to the second, and what the step made of
     them. One entry a mask, row by row and in order of position."""
 
@@ -47,7 +47,7 @@ class ModelExecutor:
 
     def __init__(
         self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None, max_prefill_tokens: int,
-        watch: Callable[[Growth], None] | None = None, eos: Sequence[int] = (),
+        watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
     ) -> None:  # fmt: skip
         config = forward.model.config
         assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
@@ -249,7 +249,7 @@ class ModelExecutor:
         """Show a step's masks to whoever watches."""
         if self._watch is not None and evict is not None and out.delta is not None:
             m = evict.masked
-            self._watch(Growth(rows[m], columns[m], out.delta.cpu().numpy(), out.confidence[m]))
+            self._watch(ImportanceDelta(rows[m], columns[m], out.delta.cpu().numpy(), out.confidence[m]))
 
     def _commit(
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],

@@ -70,8 +70,8 @@ def features_of(shape: Shape, block: int) -> Features:
     """What a step of a shape will cost by, nearly: a chunk's visible keys change by a few as it moves on."""
     n, keys = shape.batch, shape.context + (shape.window or 0)
     if shape.window == 0:
-        pairs = n * shape.context * (shape.context + block) // 2
-        return Features(shape.tokens, pairs, n * keys, n * block, n * block, n, shape.tokens)
+        qk_pairs = n * shape.context * (shape.context + block) // 2
+        return Features(shape.tokens, qk_pairs, n * keys, n * block, n * block, n, shape.tokens)
     return Features(shape.tokens, shape.tokens * keys, n * keys, shape.tokens, shape.tokens, n, 0)
 
 
@@ -115,9 +115,9 @@ def measure_evicting(
     found = []
     for i in np.flatnonzero(steps["evicted"])[SETTLE:].tolist():
         planned = features_at(steps, i)
-        tokens, pairs, keys = (int(steps[name][i]) for name in ("evicted", "evicted_q_kv", "evicted_kv"))
+        tokens, qk_pairs, keys = (int(steps[name][i]) for name in ("evicted", "evicted_q_kv", "evicted_kv"))
         left = planned._replace(
-            tokens=planned.tokens - tokens, sum_q_kv=planned.sum_q_kv - pairs, sum_kv=planned.sum_kv - keys,
+            tokens=planned.tokens - tokens, sum_q_kv=planned.sum_q_kv - qk_pairs, sum_kv=planned.sum_kv - keys,
             head_rows=planned.head_rows - tokens, sampled_rows=planned.sampled_rows - tokens,
         )  # fmt: skip
         found.append((planned, left, float(steps["latency"][i])))
@@ -149,11 +149,11 @@ def _served(
 
 def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
     """The features of a journal's step."""
-    tokens, pairs, keys, head, sampled, batch, forwards = (
+    tokens, qk_pairs, keys, head, sampled, batch, forwards = (
         int(steps[name][i])
         for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards")
     )
-    return Features(tokens, pairs, keys, head, sampled, batch, tokens if steps["prefill"][i] else 0, forwards)
+    return Features(tokens, qk_pairs, keys, head, sampled, batch, tokens if steps["prefill"][i] else 0, forwards)
 
 
 class _Contextual(ModelExecutor):

@@ -14,7 +14,7 @@ from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
 from ..kernels.compilations import num_compilations
 from .cache import PagedCache
-from .executor import Growth, ModelExecutor, check_policy
+from .executor import ImportanceDelta, ModelExecutor, check_policy
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
 from .graphs import GraphForward
@@ -84,7 +84,7 @@ def run(
     progress: Callable[[int, float], None] | None = None,
     max_num_logits: int = 8192,
     graphs: Kept | None = None,
-    watch: Callable[[Growth], None] | None = None,
+    watch: Callable[[ImportanceDelta], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     sampling: Sampling | None = None,
     eos: Sequence[int] = (),
@@ -172,7 +172,7 @@ def make_forward(
 
 def make_executor(
     forward: Forward, policy: Policy, limits: Limits, prompts: Prompts,
-    draws: Commits | None = None, watch: Callable[[Growth], None] | None = None,
+    draws: Commits | None = None, watch: Callable[[ImportanceDelta], None] | None = None,
     eos: Sequence[int] = (),
 ) -> ModelExecutor:  # fmt: skip
     """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""

@@ -118,11 +118,11 @@ def _asked(loaded: Loaded, prompts: str | None, answers: Answers, seed: int) -> 
 
 def agreement(
     loaded: Loaded, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
-    answers: Answers, told: Callable[[int], object] = lambda done: None,
+    answers: Answers, on_progress: Callable[[int], object] = lambda done: None,
 ) -> list[tuple[Agreed, Policy]]:  # fmt: skip
     """Each policy's answers to the requests, one after another, beside those of the exact run of the same weights.
 
-    told: called with the policies done so far, the exact runs among them.
+    on_progress: called with the policies done so far, the exact runs among them.
     """
     from ..live import agreement as live  # imported here: it loads PyTorch
 
@@ -137,7 +137,7 @@ def agreement(
             policy = parse(spec)
             limits = limits_on(policy, loaded.memory, loaded.device.name, config)
             known[spec] = live.answers(loaded.model, policy, limits, each, ask, latency)
-            told(len(known))
+            on_progress(len(known))
         return known[spec]
 
     found = []

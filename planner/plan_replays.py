@@ -62,10 +62,10 @@ class Replays:
     """Answers tasks, from the ledger where it holds them, from a pool of processes otherwise."""
 
     def __init__(
-        self, searches: Sequence[Search], pool: Pool, ledger: Ledger | None, told: Callable[[], object]
+        self, searches: Sequence[Search], pool: Pool, ledger: Ledger | None, on_progress: Callable[[], object]
     ) -> None:
         self.num_replays = 0  # behind all answers so far, those that the ledger gave included
-        self._searches, self._pool, self._ledger, self._told = searches, pool, ledger, told
+        self._searches, self._pool, self._ledger, self._on_progress = searches, pool, ledger, on_progress
         entries = [] if ledger is None else ledger.entries
         self._kept: dict[str, Json] = {entry["task"]: entry["found"] for entry in entries if "task" in entry}
         self._known: dict[str, Json] = {}
@@ -89,7 +89,7 @@ class Replays:
                     if self._ledger is not None:
                         self._ledger.append({"task": outcome.key, "found": found})
                     self._add(outcome.key, found)
-                self._told()
+                self._on_progress()
         finally:
             outcomes.close()
         return [self._known[task.key] for task in tasks]

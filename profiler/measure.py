@@ -12,11 +12,12 @@ import torch
 from scipy.optimize import nnls
 
 from .. import __version__
+from ..engine.cache_overhead import PHASES
 from ..engine.commits import CommitDraws, CommitModel, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
-from ..engine.latency import Features, LatencyModel, Upkeep
+from ..engine.latency import CacheOverhead, Features, LatencyModel
 from ..engine.policies import BASELINE
 from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
@@ -24,7 +25,6 @@ from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
-from ..engine.upkeep import PHASES
 from ..files.read import cut
 from ..live import weights
 from ..live.cache import PagedCache
@@ -240,12 +240,12 @@ ROUND = 24  # shapes measured between two fits
 FEWEST = 8  # shapes, however short the budget: fewer fit nothing
 PAGE = 64
 
-Told = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
+OnProgress = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
 
 
 def measure_steps(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Samples:  # fmt: skip
     """Steps of many shapes, for about `budget` seconds: a spread of all first, then those the fit is least sure of.
 
@@ -275,8 +275,8 @@ def measure_steps(
     chance.shuffle(order)
     while order:
         for shape in [*order, reference]:
-            if told is not None:
-                told(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
+            if on_progress is not None:
+                on_progress(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
             taken.append(measure_shape(forward, shape, block, REPEATS))
             if time.monotonic() - begin > budget and len(taken) >= FEWEST:
                 return _samples(taken, loaded.on_gpu)
@@ -368,13 +368,13 @@ MOST_LOGGED = 400  # requests of one commit log
 
 def log_commits(
     loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
-    told: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
+    collected: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
     """The commits of the model at work for `budget` seconds: whole blocks every step, on prompts cut from a text.
 
-    Every mask is computed at every step, so that the log tells of all distances from the frontier alike. told: receives
-    every step's importance deltas. tokenizer: of the text, if not the model's own. eos: requests end at an EOS, and
-    what comes after it is not logged.
+    Every mask is computed at every step, so that the log tells of all distances from the frontier alike. collected:
+    receives every step's importance deltas. tokenizer: of the text, if not the model's own. eos: requests end at an
+    EOS, and what comes after it is not logged.
     """
     config = loaded.model.config
     block = config.block_length
@@ -393,7 +393,7 @@ def log_commits(
         loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=_after(budget),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
         graphs=loaded.kept, eos=config.eos if eos else (),
-        watch=None if told is None else lambda g: told.append(
+        watch=None if collected is None else lambda g: collected.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
     )  # fmt: skip
@@ -450,16 +450,16 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
     return max(0.0, float(np.median(over))) if over else 0.0
 
 
-# ---- upkeep ---------------------------------------------------------------------------------------------------
+# ---- cache overhead --------------------------------------------------------------------------------------------
 
 # One policy of each kind of cache. Periods so that every phase comes, and blocks of few steps, so that it comes often.
 FULL_SEQUENCE = tuple(preset.probe for preset in PRESETS.values() if preset.probe)
-UPKEEP_STEPS = 8  # of a block
+OVERHEAD_STEPS = 8  # of a block
 
 
-def measure_upkeep(
-    loaded: Loaded, latency: LatencyModel, budget: float, told: Told | None = None
-) -> tuple[Upkeep, ...]:
+def measure_cache_overhead(
+    loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress | None = None
+) -> tuple[CacheOverhead, ...]:
     """What phases of full-sequence caches cost beyond what `latency` says, measured in about `budget` seconds.
 
     Requests of three lengths are served alone; a phase's medians are fitted by a line in the length, nowhere below 0.
@@ -471,9 +471,9 @@ def measure_upkeep(
     if not prompts:
         return ()
     for i, spec in enumerate(FULL_SEQUENCE):
-        policy = parse(f"{spec},page_size=256,block_length={block},denoising_steps={min(block, UPKEEP_STEPS)}")
-        if told is not None:
-            told(f"the upkeep of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
+        policy = parse(f"{spec},page_size=256,block_length={block},denoising_steps={min(block, OVERHEAD_STEPS)}")
+        if on_progress is not None:
+            on_progress(f"the overhead of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
         requests = [Request(j, 0.0, length, 2 * block) for j, length in enumerate(2 * prompts)]
         columns, lists = _journal_of(loaded, policy, requests, budget / len(FULL_SEQUENCE))
         length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
@@ -485,7 +485,9 @@ def measure_upkeep(
             medians = [float(np.median(over[rows & (length == n)])) for n in seen]
             row, token = nnls(np.column_stack([np.ones(len(seen)), seen]), np.array(medians))[0]
             if row or token:
-                found.append(Upkeep(type(policy.cache).__name__, PHASES[phase], digits(row, 3), digits(token, 3)))
+                found.append(
+                    CacheOverhead(type(policy.cache).__name__, PHASES[phase], digits(row, 3), digits(token, 3))
+                )
     return tuple(found)
 
 
@@ -529,7 +531,7 @@ def _journal_of(
 
 JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU: serving, which judges the fit
 STEPS_SHARE = 0.5  # of the budget; the rest is the commit logs'
-UPKEEP_SHARE = 0.25  # of the budget, for full-sequence models
+OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
 @dataclass(frozen=True)
@@ -554,7 +556,7 @@ def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, s
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
-    max_context: int | None = None, seed: int = 0, told: Told | None = None, full_sequence: bool = False,
+    max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, full_sequence: bool = False,
     tokenizer: str | None = None, eos: bool = False,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
@@ -579,12 +581,12 @@ def profile_model(
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
     settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
-    for_upkeep = budget * UPKEEP_SHARE if full_sequence else 0.0
-    for_steps = budget * STEPS_SHARE if workloads else budget - for_upkeep
+    for_overhead = budget * OVERHEAD_SHARE if full_sequence else 0.0
+    for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead
     steps = measure_steps(
         loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
         seed=seed,
-        told=None if told is None else lambda what, share: told(what, share * for_steps / budget),
+        on_progress=None if on_progress is None else lambda what, share: on_progress(what, share * for_steps / budget),
     )  # fmt: skip
     journal = None
     if loaded.on_gpu and not full_sequence:
@@ -596,8 +598,12 @@ def profile_model(
         latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
     )
     if full_sequence:
-        said = None if told is None else lambda what, share: told(what, (for_steps + share * for_upkeep) / budget)
-        latency = replace(latency, upkeep=measure_upkeep(loaded, latency, for_upkeep, said))
+        said = (
+            None
+            if on_progress is None
+            else lambda what, share: on_progress(what, (for_steps + share * for_overhead) / budget)
+        )
+        latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, said))
     else:
         latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
     logs = {}
@@ -607,8 +613,8 @@ def profile_model(
     wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
     for i, (workload, threshold) in enumerate(wanted):
         share = (budget - for_steps) / len(wanted)
-        if told is not None:
-            told(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
+        if on_progress is not None:
+            on_progress(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
         log = log_commits(
             loaded, workloads[workload], threshold, temperature, share, seed,
             seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,

@@ -7,10 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..engine.cache_overhead import CACHES, PHASES
 from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
-from ..engine.latency import LatencyModel, Upkeep
-from ..engine.upkeep import CACHES, PHASES
+from ..engine.latency import CacheOverhead, LatencyModel
 from ..files.read import cut, cut_words
 from ..files.write import check_file, write_whole
 from .checked import AllLimits, Section, names, read_json, write_json
@@ -246,7 +246,7 @@ LIMITS: AllLimits = {
     Experts: {"num": (1,), "top_k": (1,), "ffn": (1,)},
     ModelShape: dict.fromkeys(SHAPE, (1,)),
     LatencyModel: {"early": SHARE},
-    Upkeep: {"cache": CACHES, "phase": PHASES},
+    CacheOverhead: {"cache": CACHES, "phase": PHASES},
     Fit: {"num_points": (1,), "drift": (-1.0,)},
     HeldOut: {"num_points": (1,)},
     MemoryModel: {
@@ -314,7 +314,10 @@ def from_json(data: object, path: str) -> Profile:
     if version <= 2:
         data = _of_version_2(data, path)
     if version <= 3 and isinstance(data.get("latency"), dict):
-        data = data | {"latency": data["latency"] | {"upkeep": []}}
+        data = data | {"latency": data["latency"] | {"cache_overhead": []}}
+    if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
+        renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
+        data = data | {"latency": renamed}
     if version <= 4:
         data = data | {"canvas_laws": [], "frontend": 0.0}
         if isinstance(data.get("commits"), list):
@@ -398,9 +401,9 @@ def _latency(s: Section) -> LatencyModel:
     if not knots:
         raise s.error("knots", [], "at least one knot")
     found = s.read(LatencyModel, LIMITS, knots=tuple(knots), layers=0)
-    for i, part in enumerate(found.upkeep):
-        if any((p.cache, p.phase) == (part.cache, part.phase) for p in found.upkeep[:i]):
-            raise s.error(f"upkeep[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")
+    for i, part in enumerate(found.cache_overhead):
+        if any((p.cache, p.phase) == (part.cache, part.phase) for p in found.cache_overhead[:i]):
+            raise s.error(f"cache_overhead[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")
     return found
 
 

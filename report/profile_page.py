@@ -33,7 +33,7 @@ def write_page(path: str | Path, profile: Profile, steps: Samples, logs: Logs, c
 def profile_page(profile: Profile, steps: Samples, logs: Logs, command: str = "") -> Page:
     """The page of a fitted profile, from what it was fitted to; the same gives the same."""
     curve, *rest = _of_steps(profile, steps)
-    tables = [_coefficients(profile), *([_upkeep(profile)] if profile.latency.upkeep else [])]
+    tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
     tables += [_predictions(fit) for fit in profile.commit_fits]
     sections = [
         Section("What a step costs", tuple(rest)),
@@ -263,13 +263,14 @@ def _coefficients(profile: Profile) -> Table:
     return table(head, rows, title="Coefficients", caption=caption, left=frozenset({0, 1}))
 
 
-def _upkeep(profile: Profile) -> Table:
+def _cache_overhead(profile: Profile) -> Table:
     rows = [
-        [part.cache, part.phase, f"{part.row * 1e3:.3g}", f"{part.token * 1e6:.3g}"] for part in profile.latency.upkeep
+        [part.cache, part.phase, f"{part.row * 1e3:.3g}", f"{part.token * 1e6:.3g}"]
+        for part in profile.latency.cache_overhead
     ]
     caption = "What a request in this phase costs beyond the coefficients above: measured less predicted, medians."
     head = ("cache", "phase", "ms a row", "us a token of its prompt and output")
-    return table(head, rows, title="Upkeep of full-sequence caches", caption=caption, left=frozenset({0, 1}))
+    return table(head, rows, title="Overhead of full-sequence caches", caption=caption, left=frozenset({0, 1}))
 
 
 def _why(profile: Profile, name: str) -> str:

@@ -1,6 +1,6 @@
 """The step model: what a plan would cost and yield, predicted from a profile."""
 
-from ..engine import upkeep
+from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
@@ -11,7 +11,7 @@ from ..engine.step import StepOutcome, StepPlan, features_left
 class StepModel:
     """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits.
 
-    cache: the policy's, whose upkeep the latency model may know; ProfileError where its first layer is to be charged
+    cache: the policy's, whose overhead the latency model may know; ProfileError where its first layer is to be charged
     apart, and the latency model knows no layers. hides_host: steps are decided on ahead.
     """
 
@@ -24,9 +24,9 @@ class StepModel:
                 "first_layer_whole=false"
             )
         self.latency = latency = latency if hides_host else latency.exposed()
-        self.upkeep = upkeep.table_of(latency, cache)
+        self.cache_overhead = cache_overhead.table_of(latency, cache)
         self.draws = draws
-        self.cost = latency.arrays(self.upkeep)
+        self.cost = latency.arrays(self.cache_overhead)
         self.arrays = NO_DRAWS if draws is None else draws.arrays
 
     def step(self, plan: StepPlan) -> StepOutcome:
@@ -34,7 +34,7 @@ class StepModel:
         if plan.evicting is not None:
             assert isinstance(self.draws, CommitDraws)
             retained, committed = self.draws.draw_evicting(plan)
-            latency = upkeep.price(self.latency, self.upkeep, plan, features_left(plan, retained))
+            latency = cache_overhead.price(self.latency, self.cache_overhead, plan, features_left(plan, retained))
             return StepOutcome(latency, committed, retained=retained)
         committed = plan.window.copy() if self.draws is None else self.draws.draw(plan)
-        return StepOutcome(upkeep.price(self.latency, self.upkeep, plan), committed)
+        return StepOutcome(cache_overhead.price(self.latency, self.cache_overhead, plan), committed)

@@ -111,7 +111,7 @@ def plan_canvases(w: Any, x: Any) -> None:
     """Plan a step of prompts' chunks and passes over canvases: causal but while a canvas is denoised."""
     c = w.c[0]
     tokens = 0
-    pairs = 0
+    qk_pairs = 0
     keys = 0
     head = 0
     sampled = 0
@@ -121,8 +121,8 @@ def plan_canvases(w: Any, x: Any) -> None:
         n = int(q.num_tokens)
         tokens += n
         keys += int(q.num_keys)
-        pairs += n * (int(q.num_keys) - n)
-        pairs += n * n if q.phase == DENOISE or q.phase == IDLE else n * (n + 1) // 2
+        qk_pairs += n * (int(q.num_keys) - n)
+        qk_pairs += n * n if q.phase == DENOISE or q.phase == IDLE else n * (n + 1) // 2
         if q.phase == PREFILL:
             prompts += n
         elif q.phase == DENOISE or q.phase == IDLE:
@@ -130,7 +130,7 @@ def plan_canvases(w: Any, x: Any) -> None:
             sampled += n
         elif x.p[0].late:  # vLLM computes the logits of this pass, too, and drops them
             head += n
-    set_features(w, tokens, pairs, keys, head, sampled, 0 if prompts == tokens else int(w.f[0].block))
+    set_features(w, tokens, qk_pairs, keys, head, sampled, 0 if prompts == tokens else int(w.f[0].block))
     c.prefill_tokens = prompts
 
 

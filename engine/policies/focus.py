@@ -199,7 +199,7 @@ def count_left(w: Any, x: Any) -> None:
     """The features of what an eviction has left of the step in flight."""
     c, f, p = w.c[0], w.f[0], x.p[0]
     tokens = 0
-    pairs = 0
+    qk_pairs = 0
     keys = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
@@ -208,10 +208,10 @@ def count_left(w: Any, x: Any) -> None:
         start = int(q.start)
         q.num_retained = num
         tokens += num
-        pairs += num * start + own_pairs
+        qk_pairs += num * start + own_pairs
         keys += start + beyond
     c.left_tokens = tokens
-    c.left_q_kv = pairs
+    c.left_q_kv = qk_pairs
     c.left_kv = keys
     c.left_sampled = c.sampled_rows if p.sample_block else tokens
 

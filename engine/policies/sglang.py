@@ -267,7 +267,7 @@ def plan_round(w: Any, x: Any) -> None:
     """Plan the chosen rows: blocks of prompts, and blocks that are decoded or whose keys are left behind."""
     c, p, block, goes_on = w.c[0], x.p[0], int(w.f[0].block), x.m[0].goes_on
     tokens = 0
-    pairs = 0
+    qk_pairs = 0
     keys = 0
     prompts = 0
     decoded = 0
@@ -282,7 +282,7 @@ def plan_round(w: Any, x: Any) -> None:
             n = block
             q.phase = IDLE
             computed = False
-            pairs += n * (before + n)
+            qk_pairs += n * (before + n)
             decoded += n
         elif s.computed < s.goal:
             before = int(s.computed)
@@ -290,11 +290,11 @@ def plan_round(w: Any, x: Any) -> None:
             computed = False
             s.computed += n
             q.left = s.goal - s.computed
-            pairs += n * before + (n * (n + block) // 2 if p.grid else n * (n + 1) // 2)
+            qk_pairs += n * before + (n * (n + block) // 2 if p.grid else n * (n + 1) // 2)
             prompts += n
         elif _is_decoded(w, x, slot):  # a canvas's causal pass
             q.phase = FLUSH
-            pairs += n * before + n * (n + 1) // 2
+            qk_pairs += n * before + n * (n + 1) // 2
             if c.num_group < 0:  # in a mixed round it is one of the forwards of those that decode
                 prompts += n
         else:
@@ -303,7 +303,7 @@ def plan_round(w: Any, x: Any) -> None:
             for k in range(block):
                 if w.status[slot, k] == MASKED:
                     q.phase = DENOISE
-            pairs += n * (before + n)
+            qk_pairs += n * (before + n)
             decoded += n
         for k in range(block):
             w.window[slot, k] = computed
@@ -314,7 +314,7 @@ def plan_round(w: Any, x: Any) -> None:
         keys += before + n
     # A masked model's prefill runs the graph of a decode round, LM head and all.
     head_rows = tokens if p.grid else decoded
-    set_features(w, tokens, pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
+    set_features(w, tokens, qk_pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
     c.prefill_tokens = prompts
     c.continues = goes_on
 

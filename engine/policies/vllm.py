@@ -308,7 +308,7 @@ def plan_budget(w: Any, x: Any) -> None:
     """Plan a step of prompts' chunks and next tokens, causal; only what is sampled goes through the LM head."""
     c = w.c[0]
     tokens = 0
-    pairs = 0
+    qk_pairs = 0
     keys = 0
     sampled = 0
     prompts = 0
@@ -318,12 +318,12 @@ def plan_budget(w: Any, x: Any) -> None:
         n = int(q.num_tokens)
         tokens += n
         keys += int(q.num_keys)
-        pairs += n * (int(q.num_keys) - n) + n * (n + 1) // 2
+        qk_pairs += n * (int(q.num_keys) - n) + n * (n + 1) // 2
         if q.phase == PREFILL:
             prompts += n
         for p in range(w.window.shape[1]):
             sampled += w.window[slot, p]
-    set_features(w, tokens, pairs, keys, sampled, sampled, 0 if prompts == tokens else w.window.shape[1])
+    set_features(w, tokens, qk_pairs, keys, sampled, sampled, 0 if prompts == tokens else w.window.shape[1])
     c.prefill_tokens = prompts
 
 

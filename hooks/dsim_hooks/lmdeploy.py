@@ -103,9 +103,9 @@ def _output(loop, original, out, running, model_inputs, delta):
         phase = "prefill" if not decoding else "decode" if masks is None else "denoise"
         rows.append((seq.seq_id, phase, n, past + n, max(0, seq.num_new_tokens - had)))
         heads += min(n, block)
-    pairs = sum(n * keys if masks is not None else n * (2 * keys - n + 1) // 2 for _, _, n, keys, _ in rows)
+    qk_pairs = sum(n * keys if masks is not None else n * (2 * keys - n + 1) // 2 for _, _, n, keys, _ in rows)
     number = log.step(
-        begin, end - begin, rows, sum_q_kv=pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
+        begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
         head_rows=heads, sampled_rows=heads, running=len(running),
     )  # fmt: skip
     if masks is not None:

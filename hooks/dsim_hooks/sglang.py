@@ -141,11 +141,11 @@ def rows_of(batch):
 def write(log, begin, end, rows, **more):
     """A step's line."""
     whole = ("denoise", "flush")  # a block sees itself whole, other queries what is before them
-    pairs = sum(n * keys if phase in whole else n * (2 * keys - n + 1) // 2 for _, phase, n, keys, _ in rows)
+    qk_pairs = sum(n * keys if phase in whole else n * (2 * keys - n + 1) // 2 for _, phase, n, keys, _ in rows)
     heads = sum(n if phase in whole else 1 for _, phase, n, _, _ in rows)
     prefill = sum(n for _, phase, n, _, _ in rows if phase == "prefill")
     return log.step(
-        begin, end - begin, rows, sum_q_kv=pairs, prefill_tokens=prefill, head_rows=heads, sampled_rows=heads, **more
+        begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=prefill, head_rows=heads, sampled_rows=heads, **more
     )
 
 

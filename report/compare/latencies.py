@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from ...engine import upkeep
+from ...engine import cache_overhead
 from ...engine.latency import Features, LatencyModel
 from ...engine.policy import Policy
 from ...engine.step import StepPlan
@@ -26,7 +26,7 @@ class Latencies:
 
     def __init__(self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> None:
         self._model = model
-        self._upkeep = upkeep.table_of(model, policy.cache)
+        self._cache_overhead = cache_overhead.table_of(model, policy.cache)
         self._same: dict[object, list[float]] = defaultdict(list)
         self._used: dict[object, int] = defaultdict(int)
         self.num_steps = 0  # priced
@@ -56,7 +56,7 @@ class Latencies:
         recorded = self._same.get(key)
         if recorded is None:
             self.num_nearest += 1
-            return upkeep.price(self._model, self._upkeep, plan, left) * self._correction(plan)
+            return cache_overhead.price(self._model, self._cache_overhead, plan, left) * self._correction(plan)
         used = self._used[key]
         self._used[key] = used + 1
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))

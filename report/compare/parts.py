@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...engine import upkeep
+from ...engine import cache_overhead
 from ...engine.errors import DsimError
 from ...engine.journal import STATUSES
 from ...profiler.profile import Profile
@@ -84,9 +84,9 @@ def parts(
         commits.append(seen)
     model = p_profile.latency
     recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy)
-    table = upkeep.table_of(model, worlds[0].policy.cache)
+    table = cache_overhead.table_of(model, worlds[0].policy.cache)
     price: list[Price] = [
-        lambda plan, left=None: upkeep.price(model, table, plan, left), recorded,
+        lambda plan, left=None: cache_overhead.price(model, table, plan, left), recorded,
     ]  # fmt: skip
     total, done = 4 * len(steps[1]["step"]), 0
 

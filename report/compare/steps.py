@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...engine import upkeep
+from ...engine import cache_overhead
 from ...engine.latency import Features, LatencyModel
 from ...engine.passes import first_layers
 from ...engine.policy import Policy
@@ -84,7 +84,7 @@ def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Column
         sums = np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])
         features = [f._replace(prefill_tokens=n) for f, n in zip(features, np.diff(sums[at]).tolist(), strict=True)]
     first: list[Features | None] = [None] * len(features)
-    table = upkeep.table_of(latency, policy.cache)
+    table = cache_overhead.table_of(latency, policy.cache)
     by_row = table.any() or policy.cache.first_layer_whole
     if by_row:
         (who, offsets), (phases, _) = lists["requests"], lists["phases"]
@@ -98,7 +98,7 @@ def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Column
     priced = np.array([latency.step(*step) for step in zip(features, left, first, strict=True)], np.float64)
     if not by_row:
         return priced
-    rows = upkeep.of_rows(table, phases, prompt, prompt + output, policy.block_length)
+    rows = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)
     total: Floats = priced + np.diff(np.concatenate([[0.0], np.cumsum(rows)])[offsets])
     return total
 

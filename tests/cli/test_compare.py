@@ -16,7 +16,7 @@ UNTIMED = (
     "knots",
     "early",
     "graph_tokens",
-    "upkeep",
+    "cache_overhead",
     "overlap",
     "captured_evictions",
     "layers",

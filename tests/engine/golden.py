@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dsim.engine.commits import CanvasLaw
-from dsim.engine.latency import Upkeep
+from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, Policy, name_of, parse
 from dsim.profiler.profile import Profile, load
 from dsim.sim.twin import Result, simulate
@@ -171,10 +171,13 @@ PROFILES: dict[str, dict[str, Any]] = {
         f"{spec} graph_tokens=300": {"graph_tokens": 300}
         for spec in ("ar", "lmdeploy-bd32", "chunk", "optimus", "focus")
     },
-    "sparse-dllm upkeep": {
-        "upkeep": (Upkeep("SparseCache", "pack", 0.003, 1e-5), Upkeep("SparseCache", "reuse", 0.001, 2e-6))
+    "sparse-dllm cache_overhead": {
+        "cache_overhead": (
+            CacheOverhead("SparseCache", "pack", 0.003, 1e-5),
+            CacheOverhead("SparseCache", "reuse", 0.001, 2e-6),
+        )
     },
-    "dllm-serve upkeep": {"upkeep": (Upkeep("SparseCache", "pack", 0.003, 1e-5),)},
+    "dllm-serve cache_overhead": {"cache_overhead": (CacheOverhead("SparseCache", "pack", 0.003, 1e-5),)},
 }
 
 

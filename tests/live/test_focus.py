@@ -26,7 +26,7 @@ from dsim.live import forward as forward_module
 from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
-from dsim.live.executor import Growth, ModelExecutor
+from dsim.live.executor import ImportanceDelta, ModelExecutor
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.graphs import GraphForward
 from dsim.live.loop import serve
@@ -106,7 +106,7 @@ def run(
     model: Decoder | None = None,
     num_pages: int = 200,
     draws: CommitDraws | None = None,
-    watch: Callable[[Growth], None] | None = None,
+    watch: Callable[[ImportanceDelta], None] | None = None,
     forward: Forward | None = None,
     lengths: list[tuple[int, int]] = LENGTHS,
 ) -> Ran:
@@ -367,7 +367,7 @@ def test_whoever_watches_is_told_every_mask_and_changes_nothing() -> None:
         f"lmdeploy-bd32:{BLOCK},num_loops=1,decide_ahead=false,max_batch=4,page_size=12,max_prefill_tokens=48,"
         f"threshold={THRESHOLD}"
     )
-    told: list[Growth] = []
+    told: list[ImportanceDelta] = []
     ran, plain = run(whole, watch=told.append), run(whole)
     assert ran.told.steps == plain.told.steps
     decodes = [(plan, outcome) for plan, outcome in ran.told.plans if not plan.prefill]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.engine.latency import Upkeep
+from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS
 from dsim.planner.ledger import Ledger
 from dsim.planner.plan import Candidate, Planned, candidates_of, fingerprint, plan
@@ -173,21 +173,23 @@ def test_a_line_that_no_plan_wrote_is_refused_by_place(line: str) -> None:
 
 
 def test_a_slower_profile_is_slower_in_every_step() -> None:
-    whole = dataclasses.replace(PROFILE.latency, upkeep=(Upkeep("FastCache", "full", 1.0, 0.5),), eviction=0.25)
+    whole = dataclasses.replace(
+        PROFILE.latency, cache_overhead=(CacheOverhead("FastCache", "full", 1.0, 0.5),), eviction=0.25
+    )
     slower = whole.scaled(1.2)
     fields = {f.name for f in dataclasses.fields(whole)} - {
         "early",
         "graph_tokens",
         "overlap",
         "knots",
-        "upkeep",
+        "cache_overhead",
         "captured_evictions",
         "layers",
     }
     for name in fields:
         assert getattr(slower, name) == pytest.approx(1.2 * getattr(whole, name)), name
     assert slower.pieces(1000) == pytest.approx(1.2 * whole.pieces(1000))
-    assert (slower.upkeep[0].row, slower.upkeep[0].token) == pytest.approx((1.2, 0.6))
+    assert (slower.cache_overhead[0].row, slower.cache_overhead[0].token) == pytest.approx((1.2, 0.6))
     assert (slower.early, slower.graph_tokens, slower.overlap) == (whole.early, whole.graph_tokens, whole.overlap)
 
 

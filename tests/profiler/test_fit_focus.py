@@ -58,7 +58,7 @@ def tiny() -> Loaded:
 
 def test_the_tiny_models_importance_tells_what_it_can_decode(tiny: Loaded) -> None:
     told: list[Deltas] = []
-    log = log_commits(tiny, "source", 0.9, 1.0, 3.0, told=told)
+    log = log_commits(tiny, "source", 0.9, 1.0, 3.0, collected=told)
     found = fit_focus(told)
     assert found is not None
     assert found.decodable_mean > found.undecodable_mean + 0.3

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
-from dsim.engine.latency import LatencyModel, Upkeep
-from dsim.engine.upkeep import CACHES
+from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
@@ -29,8 +29,8 @@ from dsim.profiler.measure import (
     clock_mhz,
     default_workloads,
     log_commits,
+    measure_cache_overhead,
     measure_steps,
-    measure_upkeep,
     open_model,
     profile_model,
     select,
@@ -73,7 +73,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(loaded
         whats.append(what)
         told.append(share)
 
-    taken = measure_steps(loaded, 2.0 * sum(rounds), max_batch=4, told=tell)
+    taken = measure_steps(loaded, 2.0 * sum(rounds), max_batch=4, on_progress=tell)
     every = points(taken)
     assert len(whats) == sum(rounds) + 1  # the shape in which the budget ends is measured
     (reference, times), (_, others) = Counter(whats).most_common(2)
@@ -164,39 +164,41 @@ def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) 
 def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     # Beside a model by which steps take next to nothing, and beside one by which they take longer than they do.
     nothing, ages = (LatencyModel(((0.0, seconds),), 0.0, layers=2) for seconds in (1e-9, 1e3))
-    found = measure_upkeep(loaded, nothing, 1e3)
+    found = measure_cache_overhead(loaded, nothing, 1e3)
     phases = ["full", "refresh_response", "refresh_prompt", "partial"]
     assert {cache: [u.phase for u in found if u.cache == cache] for cache in CACHES} == {
         "NoCache": ["full"], "FastCache": ["full", "reuse"], "SparseCache": ["full", "pack", "reuse"],
         "PeriodicCache": phases, "MaskKV": phases,
     }  # fmt: skip
     assert all(u.row >= 0 and u.token >= 0 and u.row + 100 * u.token > 1e-6 for u in found)
-    assert measure_upkeep(loaded, ages, 1e3) == ()
+    assert measure_cache_overhead(loaded, ages, 1e3) == ()
 
 
-def test_a_model_too_short_for_two_blocks_has_no_upkeep(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_short_for_two_blocks_has_no_cache_overhead(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loaded.model, "config", replace(SMALL, context_limit=2 * SMALL.block_length))
-    assert measure_upkeep(loaded, LatencyModel(((0.0, 1e-9),), 0.0), 1e3) == ()
+    assert measure_cache_overhead(loaded, LatencyModel(((0.0, 1e-9),), 0.0), 1e3) == ()
 
 
 @pytest.mark.usefixtures("two_seconds_a_shape")
-def test_a_full_sequence_profile_holds_the_upkeep_measured_in_a_quarter_of_the_budget(
+def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_of_the_budget(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[LatencyModel, float]] = []
-    found = (Upkeep("MaskKV", "partial", 0.001, 2e-6),)
+    found = (CacheOverhead("MaskKV", "partial", 0.001, 2e-6),)
 
-    def measured(_: Loaded, latency: LatencyModel, budget: float, told: object) -> tuple[Upkeep, ...]:
+    def measured(_: Loaded, latency: LatencyModel, budget: float, on_progress: object) -> tuple[CacheOverhead, ...]:
         given.append((latency, budget))
         return found
 
-    monkeypatch.setattr(measure, "measure_upkeep", measured)
+    monkeypatch.setattr(measure, "measure_cache_overhead", measured)
     profile, _ = profile_model(
         loaded, name="full", budget=120.0, workloads={}, thresholds=(), max_batch=2, max_context=40, full_sequence=True
     )
     assert (profile.family, profile.commits, profile.latency.eviction) == ("full-sequence", (), 0.0)
-    assert given == [(replace(profile.latency, upkeep=()), 30.0)]
-    assert profile.latency.upkeep == found
+    assert given == [(replace(profile.latency, cache_overhead=()), 30.0)]
+    assert profile.latency.cache_overhead == found
     assert from_json(to_json(profile), "p") == profile
 
 

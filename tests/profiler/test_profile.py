@@ -97,11 +97,11 @@ def test_a_file_of_version_1_still_loads() -> None:
     )
 
 
-ADDED = ("early", "eviction", "graph_tokens", "upkeep")  # to latency since version 2
+ADDED = ("early", "eviction", "graph_tokens", "cache_overhead")  # to latency since version 2
 
 
 def test_a_file_of_version_3_still_loads(tmp_path: Path, good: dict[str, Any]) -> None:
-    latency = {key: value for key, value in good["latency"].items() if key != "upkeep"}
+    latency = {key: value for key, value in good["latency"].items() if key != "cache_overhead"}
     path = tmp_path / "v3.json"
     path.write_text(json.dumps(good | {"version": 3, "latency": latency}))
     assert load(path) == load(DEFAULT)
@@ -168,31 +168,31 @@ BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
     (("version",), "1", "p.json: version is '1', expected 5"),
     (
-        ("latency", "upkeep"),
+        ("latency", "cache_overhead"),
         [{"cache": "OurCache", "phase": "full", "row": 0, "token": 0}],
-        'p.json: latency.upkeep[0].cache is "OurCache", expected one of NoCache, FastCache, PeriodicCache, '
+        'p.json: latency.cache_overhead[0].cache is "OurCache", expected one of NoCache, FastCache, PeriodicCache, '
         "SparseCache, MaskKV",
     ),
     (
-        ("latency", "upkeep"),
+        ("latency", "cache_overhead"),
         [{"cache": "MaskKV", "phase": "fill", "row": 0, "token": 0}],
-        'p.json: latency.upkeep[0].phase is "fill", expected one of prefill, denoise, flush, idle, full, '
+        'p.json: latency.cache_overhead[0].phase is "fill", expected one of prefill, denoise, flush, idle, full, '
         "pack, reuse, refresh_response, refresh_prompt, partial",
     ),
     (
-        ("latency", "upkeep"),
+        ("latency", "cache_overhead"),
         [{"cache": "MaskKV", "phase": "full", "row": -1, "token": 0}],
-        "p.json: latency.upkeep[0].row is -1, expected at least 0",
+        "p.json: latency.cache_overhead[0].row is -1, expected at least 0",
     ),
     (
-        ("latency", "upkeep"),
+        ("latency", "cache_overhead"),
         [{"cache": "MaskKV", "phase": phase, "row": 0, "token": 0} for phase in ("full", "pack", "full")],
-        'p.json: latency.upkeep[2] is "MaskKV\'s full again", expected each phase of a cache once',
+        'p.json: latency.cache_overhead[2] is "MaskKV\'s full again", expected each phase of a cache once',
     ),
     (
-        ("latency", "upkeep"),
+        ("latency", "cache_overhead"),
         [{"cache": "MaskKV", "phase": "full", "row": 1}],
-        "p.json: latency.upkeep[0].token is missing, expected keys cache, phase, row, token",
+        "p.json: latency.cache_overhead[0].token is missing, expected keys cache, phase, row, token",
     ),
     (("origin",), "guessed", 'p.json: origin is "guessed", expected one of measured, calibrated, roofline'),
     (("family",), 3, "p.json: family is 3, expected a string"),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import dsim
 from dsim.cli.profile import _fitted_lines, profile_command, profiles_command
 from dsim.engine.errors import DsimError
-from dsim.engine.latency import Upkeep
+from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import Profile, load, save, shipped
 from dsim.profiler.steplog import profile_of_log, read_log
 
@@ -128,12 +128,12 @@ def test_shipped_profiles_take_one_line_each() -> None:
     assert json.loads(run("profiles", "--json")) == shipped()
 
 
-def test_a_measured_full_sequence_profile_says_its_upkeep_and_what_can_commit() -> None:
+def test_a_measured_full_sequence_profile_says_its_cache_overhead_and_what_can_commit() -> None:
     base = load("l40s-llada-8b")
-    upkeep = (Upkeep("FastCache", "reuse", 0.0015, 0.0), Upkeep("MaskKV", "full", 0.001, 2e-6))
-    lines = _fitted_lines(replace(base, commits=(), latency=replace(base.latency, upkeep=upkeep)))
+    cache_overhead = (CacheOverhead("FastCache", "reuse", 0.0015, 0.0), CacheOverhead("MaskKV", "full", 0.001, 2e-6))
+    lines = _fitted_lines(replace(base, commits=(), latency=replace(base.latency, cache_overhead=cache_overhead)))
     assert lines[-2:] == [
         # 1 ms, and 2 us for each of 512 tokens
-        "upkeep    of 2 phases of caches; the dearest is MaskKV's full: 2.02 ms a request of 512 tokens",
+        "overhead  of 2 phases of caches; the dearest is MaskKV's full: 2.02 ms a request of 512 tokens",
         "commits   none: policies commit fixed numbers (strategy=low_confidence_static)",
     ]

@@ -14,7 +14,7 @@ from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Engine
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
-from dsim.engine.latency import LatencyModel, Upkeep
+from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
@@ -44,9 +44,9 @@ SLOWER = LatencyModel(((0.0, 0.022), (16.0, 0.033)), 0.0011, attention=1.1e-6, h
 EAGER = dataclasses.replace(TOY_MODEL, pass_probability=(0.95, 0.8, 0.6, 0.4))
 
 
-UPKEEP = (
-    Upkeep("SparseCache", "pack", 0.004, 1e-4), Upkeep("SparseCache", "reuse", 0.003, 0.0),
-    Upkeep("MaskKV", "partial", 0.002, 2e-4),
+OVERHEAD = (
+    CacheOverhead("SparseCache", "pack", 0.004, 1e-4), CacheOverhead("SparseCache", "reuse", 0.003, 0.0),
+    CacheOverhead("MaskKV", "partial", 0.002, 2e-4),
 )  # fmt: skip
 SERVING = (
     "dllm-serve,block_length=4,max_batched_tokens=120",
@@ -65,7 +65,9 @@ PROFILES = {
         profile("slower", SLOWER),
         profile("eager", commits=EAGER),
         profile("both", SLOWER, EAGER),
-        dataclasses.replace(profile("serving", dataclasses.replace(LATENCY, upkeep=UPKEEP)), family="full-sequence"),
+        dataclasses.replace(
+            profile("serving", dataclasses.replace(LATENCY, cache_overhead=OVERHEAD)), family="full-sequence"
+        ),
     )
 }
 
@@ -189,7 +191,7 @@ def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(tmp_path: Path) ->
             assert (part.error, part.latency, part.commits, part.scheduling) == (0.0, 0.0, 0.0, 0.0)
 
 
-def test_a_full_sequence_run_beside_itself_is_priced_with_its_upkeep(tmp_path: Path) -> None:
+def test_a_full_sequence_run_beside_itself_is_priced_with_its_cache_overhead(tmp_path: Path) -> None:
     policies = tuple(f"{policy},page_size=8,num_pages=200" for policy in SERVING)
     run = twin(tmp_path / "a", "serving", policies=policies)
     for cell in cells(run, run):
@@ -199,7 +201,7 @@ def test_a_full_sequence_run_beside_itself_is_priced_with_its_upkeep(tmp_path: P
         assert cell.steps.decode.priced.mape == pytest.approx(0.0, abs=1e-9)
     # Without it the prices are others.
     model = PROFILES["serving"]
-    bare = dataclasses.replace(model, latency=dataclasses.replace(model.latency, upkeep=()))
+    bare = dataclasses.replace(model, latency=dataclasses.replace(model.latency, cache_overhead=()))
     with pytest.raises(DsimError, match=r"of dllm-serve.* took .* s and profile serving prices it at"):
         compare_runs([(run, run)], lambda _: bare, [])
 

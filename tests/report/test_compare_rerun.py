@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.journal import STEP_COLUMNS
-from dsim.engine.latency import Features, LatencyModel, Upkeep
+from dsim.engine.latency import CacheOverhead, Features, LatencyModel
 from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import parse
 from dsim.engine.step import Evicting, Phase, StepOutcome, StepPlan
@@ -158,18 +158,18 @@ def test_a_step_that_was_never_recorded_takes_the_nearest_ones_correction() -> N
     assert latencies.num_nearest == 4
 
 
-def test_rows_of_full_sequence_caches_are_priced_with_their_upkeep() -> None:
+def test_rows_of_full_sequence_caches_are_priced_with_their_cache_overhead() -> None:
     steps: Columns = {name: np.zeros(2, kind) for name, kind in STEP_COLUMNS.items()}
     steps |= {"tokens": np.array([3, 1]), "latency": np.array([19.006, 4.002]), "num_forwards": np.ones(2, np.int32)}
-    upkeep = (Upkeep("SparseCache", "pack", 0.5, 0.25), Upkeep("SparseCache", "reuse", 2.0, 0.0))
-    model, policy = replace(MODEL, upkeep=upkeep), parse("sparse-dllm,block_length=4")
+    cache_overhead = (CacheOverhead("SparseCache", "pack", 0.5, 0.25), CacheOverhead("SparseCache", "reuse", 2.0, 0.0))
+    model, policy = replace(MODEL, cache_overhead=cache_overhead), parse("sparse-dllm,block_length=4")
     # Requests 5 and 3 in the first step, 3 alone in the second; 5 is of 20 tokens and 8, 3 of 10 and 5.
     ends = np.array([0, 2, 3])
     phases = np.array([Phase.PACK, Phase.REUSE, Phase.REUSE], np.uint8)
     lists = {"requests": (np.array([5, 3, 3], np.int32), ends), "phases": (phases, ends)}
     requests = {"request": np.array([3, 5]), "input_length": np.array([10, 20]), "output_length": np.array([5, 8])}
     assert prices(model, steps, lists, requests, policy).tolist() == pytest.approx([0.003 + 0.5 + 0.25 * 28 + 2, 2.001])
-    # A step that was never recorded takes its own upkeep, corrected by what the others took: twice their prices.
+    # A step that was never recorded takes its own overhead, corrected by what the others took: twice their prices.
     latencies = Latencies(model, steps, lists, requests, policy)
     plan = plan_of(
         prefill=False, features=Features(2, 0, 0, 0, 0, 1, 0), requests=np.array([9], np.int32),

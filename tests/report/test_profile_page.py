@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dsim
-from dsim.engine.latency import Upkeep
+from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import Profile
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.html import to_html
@@ -50,14 +50,14 @@ def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> 
     assert "What a step yields" not in html
 
 
-def test_a_page_shows_the_upkeep_of_caches_where_there_is_one(profile: Profile, log: StepLog) -> None:
-    upkeep = (Upkeep("MaskKV", "full", 0.00125, 2e-6),)
-    html = drawn(replace(profile, latency=replace(profile.latency, upkeep=upkeep)), log)
+def test_a_page_shows_the_overhead_of_caches_where_there_is_one(profile: Profile, log: StepLog) -> None:
+    cache_overhead = (CacheOverhead("MaskKV", "full", 0.00125, 2e-6),)
+    html = drawn(replace(profile, latency=replace(profile.latency, cache_overhead=cache_overhead)), log)
     assert (
         '<tr><th scope="row" class="words">MaskKV</th><td class="words">full</td><td>1.25</td><td>2</td></tr>' in html
     )
-    assert "Upkeep of" in html
-    assert "Upkeep of" not in drawn(profile, log)
+    assert "Overhead of" in html
+    assert "Overhead of" not in drawn(profile, log)
 
 
 def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsim.engine.engine import Engine
 from dsim.engine.errors import ProfileError, TraceError
 from dsim.engine.journal import RequestTable
-from dsim.engine.latency import Features, Upkeep
+from dsim.engine.latency import CacheOverhead, Features
 from dsim.engine.policies.dllm_serve import PhaseMultiplexed
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
@@ -172,10 +172,10 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(trace: Trace, spec: st
 # ---- the keystone ----------------------------------------------------------------------------------------------
 
 
-def differences(result: Result, journal: Collector, replicas: int, emit: str, told: Any = None) -> list[str]:
+def differences(result: Result, journal: Collector, replicas: int, emit: str, on_step: Any = None) -> list[str]:
     """What a fresh engine says of a journal, and of the table that came of it."""
     table, found = RequestTable(len(result.table["request"])), []
-    more = {} if told is None else {"told": told}
+    more = {} if on_step is None else {"on_step": on_step}
     for r in range(replicas):
         engine = Engine(result.policy, result.limits, table, replica=r, emit=emit)
         found += replay(engine, r, result.table.columns, journal.steps, journal.lists, **more)
@@ -192,11 +192,11 @@ def test_a_recorded_run_replays_plan_for_plan(made: tuple[Trace, str, dict[str, 
     result = run(trace, spec, journal, **how)
     heard: list[StepPlan] = []
 
-    def told(plan: StepPlan, outcome: StepOutcome) -> None:
+    def on_step(plan: StepPlan, outcome: StepOutcome) -> None:
         assert outcome.committed.shape == plan.window.shape
         heard.append(plan)
 
-    assert differences(result, journal, how["replicas"], how["emit"], told) == []
+    assert differences(result, journal, how["replicas"], how["emit"], on_step) == []
     assert sum(p.features.tokens for p in heard) == journal.steps["tokens"].sum()
 
 
@@ -310,12 +310,12 @@ def test_a_request_takes_its_full_passes_and_its_reuses(delay: int, retention: f
         ("fast-dllm", [0.0] * 4),
     ],
 )
-def test_steps_cost_their_caches_upkeep(spec: str, more: list[float]) -> None:
+def test_steps_cost_their_caches_overhead(spec: str, more: list[float]) -> None:
     trace = toy_trace([0.0], [20], [8])
-    upkeep = (Upkeep("SparseCache", "pack", 0.5, 0.25), Upkeep("SparseCache", "reuse", 2.0, 0.0))
+    cache_overhead = (CacheOverhead("SparseCache", "pack", 0.5, 0.25), CacheOverhead("SparseCache", "reuse", 2.0, 0.0))
     latencies = []
-    for own in ((), upkeep):
-        profile = replace(PROFILE, latency=replace(PROFILE.latency, upkeep=own))
+    for own in ((), cache_overhead):
+        profile = replace(PROFILE, latency=replace(PROFILE.latency, cache_overhead=own))
         journal = Collector()
         simulate(trace, profile, parse(f"{spec},block_length=4"), append=journal)
         latencies.append(journal.steps["latency"])

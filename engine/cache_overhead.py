@@ -20,7 +20,7 @@ CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.valu
 def table_of(latency: LatencyModel, cache: object) -> Floats:
     """Seconds a row, and seconds a token of its request, by phase: [phases, 2]; nothing where nobody measured it."""
     table = np.zeros((len(PHASES), 2))
-    for part in latency.upkeep:
+    for part in latency.cache_overhead:
         if part.cache == type(cache).__name__:
             table[PHASES.index(part.phase)] = part.row, part.token
     return table
@@ -43,5 +43,5 @@ def of_plan(table: Floats, plan: StepPlan) -> float:
 
 
 def price(latency: LatencyModel, table: Floats, plan: StepPlan, left: Features | None = None) -> float:
-    """A plan's latency by a latency model, its rows' upkeep included, in seconds; left: what an eviction left of it."""
+    """A plan's latency with its rows' overhead, in seconds; left: its features after an eviction."""
     return latency.step(plan.features, left, plan.first) + of_plan(table, plan)
