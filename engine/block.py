@@ -63,27 +63,25 @@ def visible_keys(status: Any, window: Any, block: Any, listed: Any) -> Any:
     listed: a query sees the cached and the computed positions of its own block and of those before it.
     Otherwise it sees every position up to the last computed one (a kernel that knows only a KV length).
     """
-    last = 0
+    if not listed:
+        num = 0
+        for p in range(len(window)):
+            num += window[p]
+        last = len(window)
+        while last > 0 and not window[last - 1]:
+            last -= 1
+        return num, last, num * last
     first_keys = 0
     first_queries = 0
     next_keys = 0
     next_queries = 0
-    for p in range(len(status)):
-        computed = window[p]
-        if computed:
-            last = p + 1
-            if p < block:
-                first_queries += 1
-            else:
-                next_queries += 1
-        if computed or status[p] == CACHED:
-            if p < block:
-                first_keys += 1
-            else:
-                next_keys += 1
+    for p in range(block):
+        first_queries += window[p]
+        first_keys += window[p] | (status[p] == CACHED)
+    for p in range(block, len(status)):
+        next_queries += window[p]
+        next_keys += window[p] | (status[p] == CACHED)
     num = first_queries + next_queries
-    if not listed:
-        return num, last, num * last
     # The next block's cached positions are read only by a query of that block.
     keys = first_keys + next_keys if next_queries > 0 else first_keys
     return num, keys, first_queries * first_keys + next_queries * (first_keys + next_keys)
@@ -117,6 +115,16 @@ def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: Any
     Positions are counted in the window's masks, or with `pending_counts` in the whole window, in order of position.
     """
     width = len(window)
+    rank = 0
+    commits = 0
+    if not pending_counts:
+        for p in range(width):
+            if window[p] and status[p] == MASKED:
+                rank += 1
+                commits += committed[p]
+                counts[rank] += 1
+                sums[rank] += max(commits, 1)
+        return
     any_mask = False
     for p in range(width):
         if window[p] and status[p] == MASKED:
@@ -124,25 +132,15 @@ def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: Any
             break
     if not any_mask:
         return
-    rank = 0
-    commits = 0
     seen_mask = False
     for p in range(width):
         if not window[p]:
             continue
-        masked = status[p] == MASKED
-        if masked:
-            seen_mask = True
-        if not masked and not pending_counts:
-            continue
+        seen_mask = seen_mask or status[p] == MASKED
         rank += 1
-        if committed[p]:
-            commits += 1
+        commits += committed[p]
         counts[rank] += 1
-        if commits == 0 and seen_mask:
-            sums[rank] += 1
-        else:
-            sums[rank] += commits
+        sums[rank] += max(commits, 1) if seen_mask else commits
 
 
 _whole = whole("choose")
@@ -198,8 +196,7 @@ def commit_block(w: Any, x: Any, now: Any) -> None:
         slot = w.lists[ROWS, i]
         settle(w.status[slot], w.evaluations[slot], w.window[slot], block, own, prefill)
         for p in range(width):
-            if w.committed[slot, p]:
-                w.status[slot, p] = PENDING
+            w.status[slot, p] = PENDING if w.committed[slot, p] else w.status[slot, p]
         if own.final and w.q[slot].phase == DENOISE and not _any(w.status[slot], block, MASKED):
             for p in range(block):
                 w.status[slot, p] = CACHED

@@ -41,12 +41,12 @@ def draw_row(
 ) -> None:  # fmt: skip
     """Mark the masks of a row's `window` that commit: those whose score passes 1, and at least the best."""
     width, block_length = len(status), len(d.stage) - 1
-    frontier = -1
     for p in range(width):
         committed[p] = False
-        if frontier < 0 and status[p] == MASKED:
-            frontier = p
-    if frontier < 0:
+    frontier = 0
+    while frontier < width and status[frontier] != MASKED:
+        frontier += 1
+    if frontier == width:
         return
     of_commits = key64(d.streams[OF_COMMITS], request)
     drawn = draw64(key64(d.streams[OF_STEPS], request), start + frontier, evaluations[frontier])
@@ -54,34 +54,33 @@ def draw_row(
     best = -1.0
     best_p = -1
     passed = False
-    for offset in range(0, width, block_length):
-        done = block_length
-        computed = False
-        for p in range(offset, offset + block_length):
-            if status[p] == MASKED:
-                done -= 1
-                if window[p]:
-                    computed = True
-        if not computed:
+    end = 0  # of the block that theta and padding are of
+    theta = 0.0
+    padding = False
+    for p in range(frontier, width):
+        if not (window[p] and status[p] == MASKED):
             continue
-        block = start // block_length + offset // block_length
-        padding = block > last_block - num_padding
-        drawn = draw64(key64(d.streams[OF_BLOCKS], request), block, 0)
-        theta = factor * d.factors[BLOCK_FACTORS, pick64(drawn)] * step * d.stage[done]
-        for p in range(offset, offset + block_length):
-            if status[p] != MASKED or not window[p]:
-                continue
-            if padding:
-                score = np.inf
-            else:
-                u = uniform64(draw64(of_commits, start + p, evaluations[p]))
-                score = d.odds[p - frontier] * theta * ((1.0 - u) / u)
-            if score > 1.0:
-                committed[p] = True
-                passed = True
-            if score > best:
-                best = score
-                best_p = p
+        if p >= end:
+            offset = p // block_length * block_length
+            end = offset + block_length
+            block = start // block_length + offset // block_length
+            done = 0
+            for k in range(block_length):
+                done += status[offset + k] != MASKED
+            drawn = draw64(key64(d.streams[OF_BLOCKS], request), block, 0)
+            theta = factor * d.factors[BLOCK_FACTORS, pick64(drawn)] * step * d.stage[done]
+            padding = block > last_block - num_padding
+        if padding:
+            score = np.inf
+        else:
+            u = uniform64(draw64(of_commits, start + p, evaluations[p]))
+            score = d.odds[p - frontier] * theta * ((1.0 - u) / u)
+        if score > 1.0:
+            committed[p] = True
+            passed = True
+        if score > best:
+            best = score
+            best_p = p
     if not passed and best_p >= 0:
         committed[best_p] = True
 

@@ -53,13 +53,16 @@ def settle_delayed(status: Any, evaluations: Any, window: Any, block: Any, p: An
         settle_block_pass(status, evaluations, window, block, p, prefill)
         return
     width = len(status)
+    for k in range(width):
+        evaluations[k] += window[k] & (status[k] == MASKED)
+    if not p.neighbour_aware:
+        for k in range(width):
+            status[k] = CACHED if window[k] & (status[k] == PENDING) else status[k]
+        return
     # Left to right: position k + 1 is still as it was when k asks for it.
     for k in range(width):
-        if window[k]:
-            if status[k] == MASKED:
-                evaluations[k] += 1
-            elif status[k] == PENDING and (not p.neighbour_aware or k == width - 1 or status[k + 1] != MASKED):
-                status[k] = CACHED
+        if window[k] and status[k] == PENDING and (k == width - 1 or status[k + 1] != MASKED):
+            status[k] = CACHED
 
 
 FOCUS_CACHE = DelayedCache(prefill_counts=False, visible="prefix", sample_block=True)

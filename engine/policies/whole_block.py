@@ -49,9 +49,9 @@ def select_pending_first(status: Any, reach: Any, chunk: Any, p: Any, window: An
         for k in range(reach):
             if room == 0:
                 break
-            if status[k] == kind:
-                window[k] = True
-                room -= 1
+            taken = status[k] == kind  # no branch: which positions these are cannot be foretold
+            window[k] |= taken
+            room -= taken
 
 
 @rule
