@@ -33,7 +33,8 @@ MANY, WHOLE = 10_000, 24_000  # and at most so many, with an arrival process and
 USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it must stay below the interval
 PER_REPLICA = 1000  # and at least so many for each replica
 PARTS = 4  # of the trace, or of what a replay judges: so long are the blocks that are resampled
-FIRST = 8  # replications before the interval is looked at
+FIRST = 8  # replications before the interval is looked at, unless half of them agree by far more than is asked
+BY_FAR = 0.25  # of the precision: looking early at an interval of any other width would make it too narrow too often
 MOST = 64  # replications
 SHARPNESS = 0.5  # of the precision, or of the spread between replications: how closely a capacity is bracketed
 IDLE = 1e-3  # of saturation: a rate at which requests hardly meet
@@ -43,7 +44,7 @@ FLOOD = 1e9  # req/s: all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, but not fewer; from all over the trace
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
-GRID_REPLICATIONS = 4  # at each of these rates
+GRID_REPLICATIONS = 3  # at each of these rates
 STABILITY = "stability"
 SEEN = ("ttft", "tpot_chunk")  # what clients see at capacity
 
@@ -276,7 +277,8 @@ class _Run:
             self.width = 2 * PILOT_SHARPNESS
             # The second half of them begins where the first ended, and is bracketed with fewer replays.
             self._add(min(FIRST // 2, most))
-            self._add(min(FIRST, most) - len(self.found))
+            if len(self.found) == most or self.interval.half_width > BY_FAR * precision:
+                self._add(min(FIRST, most) - len(self.found))
             self.sharpen()
         except KeyboardInterrupt:
             raise self.interrupt() from None
