@@ -21,18 +21,13 @@ if TYPE_CHECKING:
     from ..planner.replicate import Interval
 
 
+@options.of_scenario("rate", "num_requests", "time_scale", "eos", "drop_warmup")
 def capacity_command(
     trace: options.TraceName,
-    slo: options.Slos = None,
     policy: Annotated[
         str, option("SPEC", "name[:value][,field=value...] or a TOML file.", values=options.policies)
     ] = "optimus",
-    profile: options.ProfileName = choices.PROFILE,
-    workload: options.Workload = None,
-    yields: options.Yields = None,
-    ensemble: options.Ensemble = None,
-    replicas: options.Replicas = None,
-    router: options.Router = "round-robin",
+    given: options.Given = options.NONE_GIVEN,
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
     gpu_hour: options.GpuHour = None,
@@ -52,18 +47,9 @@ def capacity_command(
     max_replications: Annotated[
         int, option("N", "Stop after N replications, however wide the interval.")
     ] = choices.MAX_REPLICATIONS,
-    arrival: options.Arrival = "trace",
-    cv: options.Cv = None,
-    lengths: options.Lengths = None,
-    time_unit: options.TimeUnit = None,
-    columns: options.Columns = None,
-    skip_bad: options.SkipBad = False,
-    emit: options.Emit = "block",
-    missing_fails: options.MissingFails = False,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
     address: options.Address = None,
-    seed: options.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write capacity.json and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
@@ -78,7 +64,7 @@ def capacity_command(
     from ..report import capacity as report
     from ..report.text import render
 
-    given = locals()
+    ensemble, replicas = given["ensemble"], given["replicas"]
     if ensemble is not None:
         check_num(ensemble)
     if rate is None and max_replicas is not None:
@@ -88,7 +74,9 @@ def capacity_command(
     if out is not None:
         report.check(out, force=force)
     one = 1 if rate is not None else replicas_of([policy], replicas)
-    scenario = options.scenario(given, replicas=one, rate=None, slos=tuple(slo or ()))
+    scenario = options.scenario(
+        given, trace=trace, policy=policy, replicas=one, num_requests=num_requests, slos=tuple(given["slo"] or ())
+    )  # fmt: skip
     width = percent("--precision", precision)
     search = partial(capacity, scenario)
     if rate is not None:

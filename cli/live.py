@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..traces import Trace
 
 
+@options.of_scenario("profile", "yields", "ensemble", "replicas", "router", "eos")
 def live_command(
     trace: options.TraceName,
     model: Annotated[str, option("M", "tiny, tiny-both-ways, sdar-8b ..., or a model's directory.")] = "tiny",
@@ -39,7 +40,6 @@ def live_command(
     profile: Annotated[
         str | None, option("P", "A profile of this model: for --commits twin and elastic chunks.", "--profile")
     ] = None,
-    workload: options.Workload = None,
     prompts: Annotated[
         str | None,
         option("FILE", "What requests ask: a text, .jsonl of token ids or conversations, or source|records (tiny)."),
@@ -53,21 +53,8 @@ def live_command(
     temperature: Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.")] = 0.0,
     top_p: options.TopP = 1.0,
     gumbel: Annotated[bool, typer.Option("--gumbel", help="Draw with Gumbel noise, as LLaDA does.")] = False,
-    arrival: options.Arrival = "trace",
-    rate: options.Rate = None,
-    cv: options.Cv = None,
-    lengths: options.Lengths = None,
-    num_requests: options.NumRequests = None,
-    time_scale: options.TimeScale = None,
-    time_unit: options.TimeUnit = None,
-    columns: options.Columns = None,
-    skip_bad: options.SkipBad = False,
-    emit: options.Emit = "block",
+    given: options.Given = options.NONE_GIVEN,
     eos: options.EndsAtEos = False,
-    drop_warmup: options.DropWarmup = 0.0,
-    slo: options.Slos = None,
-    missing_fails: options.MissingFails = False,
-    seed: options.Seed = 0,
     agreement: Annotated[
         bool, typer.Option("--agreement", help="Compare answers with the exact run's, and write scores (-o FILE.csv).")
     ] = False,
@@ -84,8 +71,8 @@ def live_command(
     from ..report.story import words
     from ..report.text import render
 
-    given, specs = locals(), options.different(policy or ["lmdeploy-bd32"])
-    first = options.scenario(given, policy=specs[0], profile=profile or choices.PROFILE)
+    specs, seed = options.different(policy or ["lmdeploy-bd32"]), given["seed"]
+    first = options.scenario(given, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:
         scenario.parsed_policy()

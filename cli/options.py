@@ -1,10 +1,13 @@
 """The options that several commands share, each with one name, one help text and one check."""
 
+import inspect
 import math
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -162,9 +165,51 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 Currency = Annotated[str, option("C", "Of the price.", "--currency")]
 DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]
 
+# The options that make a scenario, with their defaults, in the order in which help lists them.
+SCENARIO: dict[str, tuple[Any, Any]] = {
+    "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "yields": (Yields, None),
+    "ensemble": (Ensemble, None), "replicas": (Replicas, None), "router": (Router, "round-robin"),
+    "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None), "lengths": (Lengths, None),
+    "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),
+    "columns": (Columns, None), "skip_bad": (SkipBad, False), "emit": (Emit, "block"), "eos": (Eos, False),
+    "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
+}  # fmt: skip
+Given = Mapping[str, Any]  # values of such options, by name
+NONE_GIVEN: Given = MappingProxyType({})
 
-def scenario(given: Mapping[str, Any], **other: Any) -> "Scenario":
-    """The scenario of a command's arguments, which are named as its fields are; `other` replaces some of them."""
+
+def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of SCENARIO, but for those left out, in the place of its parameter `given`."""
+    shared = {name: asked for name, asked in SCENARIO.items() if name not in left_out}
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(*args: Any, **values: Any) -> None:
+            bound = signature.bind(*args, **values)
+            bound.apply_defaults()
+            given = {name: bound.arguments.pop(name) for name in shared}
+            command(**bound.arguments, given=given)
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "given":
+                kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+                parameters += [
+                    inspect.Parameter(name, kind, default=default, annotation=annotation)
+                    for name, (annotation, default) in shared.items()
+                ]
+            else:
+                parameters.append(parameter)
+        signature = inspect.Signature(parameters)
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return with_options
+
+
+def scenario(given: Given, **other: Any) -> "Scenario":
+    """The scenario of a command's options, which are named as its fields are; `other` adds fields or replaces some."""
     from ..planner.scenario import Scenario
     from ..report.slo import Slo
 

@@ -31,9 +31,11 @@ SCHEMA = "dsim-plan"
 PLAN = Kind("a plan", (*FILES, "profile-*.json", LEDGER), "plan.json", has_schema(SCHEMA), kept=LEDGER)
 
 
+@options.of_scenario(
+    "profile", "yields", "ensemble", "replicas", "rate", "num_requests", "time_scale", "eos", "drop_warmup"
+)
 def plan_command(
     trace: options.TraceName,
-    slo: options.Slos = None,
     rate: Annotated[float | None, option("R", "Requests per second to serve; the trace's own by default.")] = None,
     policy: Annotated[
         list[str] | None,
@@ -59,7 +61,6 @@ def plan_command(
         list[str] | None,
         option("P", "Instead of --gpu: a profile file or shipped profile; repeat.", values=options.profiles),
     ] = None,
-    workload: options.Workload = None,
     gpu_hour: Annotated[
         str | None, option("PRICE", "Price of a GPU for an hour: 2, or by GPU, a100=2,h100=3.5.", "--gpu-hour")
     ] = None,
@@ -73,19 +74,10 @@ def plan_command(
     num_requests: Annotated[
         int | None, option("N", "Requests in a replay: as many as judge the trace once, 6000 to 24000, by default.")
     ] = None,
-    router: options.Router = "round-robin",
-    arrival: options.Arrival = "trace",
-    cv: options.Cv = None,
-    lengths: options.Lengths = None,
-    time_unit: options.TimeUnit = None,
-    columns: options.Columns = None,
-    skip_bad: options.SkipBad = False,
-    emit: options.Emit = "block",
-    missing_fails: options.MissingFails = False,
+    given: options.Given = options.NONE_GIVEN,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
     address: options.Address = None,
-    seed: options.Seed = 0,
     out: Annotated[
         Path | None,
         option("DIR", "Write plan.toml, plan.json and report.html; goes on from what it holds.", "-o", "--out"),
@@ -104,18 +96,19 @@ def plan_command(
     from ..report.plan import plan_page
     from ..report.text import render
 
-    given = locals() | {"yields": None}  # a profile's name here, tokens a step to a scenario
     if gpu is not None and profile:
         raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
     for name, value in (("--model", model), ("--yields", yields), ("--tp", None if tp == 1 else tp)):
         if value is not None and gpu is None:
             raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
-    if not slo:
+    if not given["slo"]:
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 50ms/token")
     specs = options.different(policy or [])
     sheets = [] if gpu is None else _from_sheets(gpu.split(","), model or "SDAR-8B", tp, yields)
     profiles = sheets or [load(name) for name in options.different(profile or [choices.PROFILE])]
-    scenario = options.scenario(given, policy=Scenario.policy, profile=choices.PROFILE, replicas=1, rate=None)
+    scenario = options.scenario(
+        given, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
+    )
     options_asked: dict[str, Any] = {
         "attainment": percent("--attainment", attainment),
         "max_replicas": max_replicas,

@@ -12,45 +12,26 @@ from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.read import cut
-from . import choices, options
+from . import options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
 
 
+@options.of_scenario()
 def replay(
     trace: options.TraceName,
     policy: options.Policies = None,
-    profile: options.ProfileName = choices.PROFILE,
-    workload: options.Workload = None,
-    yields: options.Yields = None,
-    ensemble: options.Ensemble = None,
-    replicas: options.Replicas = None,
-    router: options.Router = "round-robin",
-    arrival: options.Arrival = "trace",
-    rate: options.Rate = None,
-    cv: options.Cv = None,
+    given: options.Given = options.NONE_GIVEN,
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
-    lengths: options.Lengths = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
-    num_requests: options.NumRequests = None,
-    time_scale: options.TimeScale = None,
     jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
-    time_unit: options.TimeUnit = None,
-    columns: options.Columns = None,
-    skip_bad: options.SkipBad = False,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")] = False,
-    emit: options.Emit = "block",
-    eos: options.Eos = False,
     drain: Annotated[
         bool, typer.Option("--drain/--no-drain", help="Serve what is in flight after the last arrival, or count it.")
     ] = True,
-    drop_warmup: options.DropWarmup = 0.0,
-    slo: options.Slos = None,
-    missing_fails: options.MissingFails = False,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
-    seed: options.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
@@ -67,17 +48,20 @@ def replay(
     from ..report.text import render
     from ..sim.twin import commit_model_of
 
-    given, specs = locals(), options.different(policy or ["optimus"])
+    specs, arrival, ensemble = options.different(policy or ["optimus"]), given["arrival"], given["ensemble"]
     if fit is not None and arrival != "burstgpt-like":
         raise DsimError(f"--fit is {cut(fit)} and --arrival is {cut(arrival)}, expected burstgpt-like")
     if ensemble is not None:
         check_num(ensemble)
-    if concurrency is not None and (arrival != "trace" or rate is not None or not drain):
+    if concurrency is not None and (arrival != "trace" or given["rate"] is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
-    first = options.scenario(given, policy=specs[0], replicas=replicas_of(specs, replicas))
+    first = options.scenario(
+        given, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]), burstiness=burstiness,
+        fit=fit, concurrency=concurrency, jitter=jitter, keep_failed=keep_failed, drain=drain,
+    )  # fmt: skip
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins
-        commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), workload)
+        commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), scenario.workload)
     requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     options.warn(screen, first)

@@ -31,9 +31,9 @@ TUNE = Kind(
 )  # fmt: skip
 
 
+@options.of_scenario()
 def tune_command(
     trace: options.TraceName,
-    slo: options.Slos = None,
     objective: Annotated[
         list[str] | None,
         option("O", f"One of: {', '.join(choices.OBJECTIVES)}; repeat for a Pareto front.", "--objective"),
@@ -65,26 +65,7 @@ def tune_command(
     jobs: Annotated[int, option("N", "Replays at once; the search depends on it.")] = 1,
     backend: options.Backend = "local",
     address: options.Address = None,
-    profile: options.ProfileName = choices.PROFILE,
-    workload: options.Workload = None,
-    yields: options.Yields = None,
-    ensemble: options.Ensemble = None,
-    replicas: options.Replicas = None,
-    router: options.Router = "round-robin",
-    arrival: options.Arrival = "trace",
-    rate: options.Rate = None,
-    cv: options.Cv = None,
-    lengths: options.Lengths = None,
-    num_requests: options.NumRequests = None,
-    time_scale: options.TimeScale = None,
-    time_unit: options.TimeUnit = None,
-    columns: options.Columns = None,
-    skip_bad: options.SkipBad = False,
-    emit: options.Emit = "block",
-    eos: options.Eos = False,
-    drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds of each replay.")] = 0.0,
-    missing_fails: options.MissingFails = False,
-    seed: options.Seed = 0,
+    given: options.Given = options.NONE_GIVEN,
     out: Annotated[Path | None, option("DIR", "Write policy.toml, the trials and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its trials included.")] = False,
@@ -101,11 +82,11 @@ def tune_command(
     from ..report.text import render
     from ..report.tune import tune_page
 
-    given, replicas = locals(), replicas_of([policy or ""], replicas)
+    replicas, ensemble = replicas_of([policy or ""], given["replicas"]), given["ensemble"]
     if ensemble is not None:
         check_num(ensemble)
-    scenario = options.scenario(given, policy=Scenario.policy, replicas=replicas)
-    check = runs_on(scenario.loaded_profile(), workload)
+    scenario = options.scenario(given, trace=trace, policy=Scenario.policy, replicas=replicas)
+    check = runs_on(scenario.loaded_profile(), scenario.workload)
     declared = None if space is None else load_space(space, check)
     table = None if quality_table is None else load_table(quality_table)
     kept = _check_place(out, storage, force)
