@@ -23,6 +23,7 @@ from dsim.traces import Trace, synth
 
 VLLM, SGLANG = "h200x2-diffusiongemma-vllm", "h200x2-diffusiongemma-sglang"
 FP8, QWEN, DRAFTS = "h100-diffusiongemma-fp8", "h100-qwen3-8b-ar", "h100-sdar-8b-sglang"
+EDITS = "h20-llada2.1-mini-sglang"
 SDAR = "h100-sdar-8b"  # the one profile here that is from data sheets alone
 HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; of SGLang with LLaDA2.1-mini on an H20 (6.2)
 
@@ -126,6 +127,8 @@ STREAMS = {
     "ar": (QWEN, {1: 149.0, 64: 5794.0}),
     "vllm-ar-spec:3,acceptance=0.5": (DRAFTS, {1: 272.0, 64: 6414.0}),
 }
+# Tokens a second by clients, gsm8k, prompts of 64 tokens that no cache holds (6.2).
+EDITED = {1: 592.0, 16: 2451.0, 128: 3412.0}
 BLOG = 1008.0  # tokens a second, one client (6.1)
 
 
@@ -142,6 +145,9 @@ def calibrated() -> list[Row]:
         for n, published in streams.items():
             twin = loop(profile, policy, n, alike(2 * n, 128, 1750)).throughput
             rows.append(Row(f"`{policy}` on `{profile}`, {n} x 128/1750", twin, published, "tok/s", "calibrated"))
+    for n, published in EDITED.items():
+        twin = loop(EDITS, f"sglang-joint:{n}", n, alike(max(16, 4 * n), 64, 256), "gsm8k").throughput
+        rows.append(Row(f"`sglang-joint` on `{EDITS}`, {n} x 64/256", twin, published, "tok/s", "calibrated"))
     return rows
 
 

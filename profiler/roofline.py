@@ -26,7 +26,7 @@ from .models import (
     window_flops,
 )
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
-from .published import CANVAS_LAWS, FOCUS_DELTAS, published_commits
+from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 
 PAGE = 64  # tokens of a KV page
 CANVAS = 256  # tokens
@@ -80,7 +80,7 @@ def roofline(
         fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
         memory=memory_model(gpu, model, tp),
         commits=yields or published_commits(model.name),
-        canvas_laws=CANVAS_LAWS if kind == "canvas" else (),
+        canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
         focus=FOCUS_DELTAS if kind == "block-diffusion" else None,
         provenance=Provenance(
             (sheet, shape),
