@@ -277,7 +277,6 @@ def steps() -> None:
 
 # ---- DiffusionGemma on one card ------------------------------------------------------------------------------------
 
-TENSORS = 6  # of a canvas's logits in fp32 that live at once in an untiled sampler (6.1)
 CANVAS = 256  # tokens
 
 
@@ -289,8 +288,7 @@ def bf16_on_80gb() -> Profile:
 
 def tiled(profile: Profile) -> Profile:
     """The profile with a sampler that keeps one tensor of logits, and makes the rest a tile at a time."""
-    m = profile.memory
-    return replace(profile, memory=replace(m, row_bytes=m.row_bytes - TENSORS * CANVAS * m.vocab * 4))
+    return replace(profile, memory=replace(profile.memory, workspace_bytes=0))
 
 
 def rows_that_fit(profile: Profile, tokens: int) -> int:
@@ -310,12 +308,10 @@ def rows_that_fit(profile: Profile, tokens: int) -> int:
 
 def parts_of_row(profile: Profile, tokens: int) -> dict[str, float]:
     """Bytes of memory that a row takes."""
-    m, canvas, windowed = profile.memory, CANVAS * profile.memory.vocab * 4, profile.model.windowed
-    assert windowed is not None
-    window = int(profile.model.window_bytes * (1 + 2 * CANVAS / windowed.window))
+    m = profile.memory
     return {
-        "windowed layers": window,
-        "sampler": m.row_bytes - window + canvas,
+        "windowed layers": m.window_bytes,
+        "sampler": m.workspace_bytes + CANVAS * m.vocab * 4,
         "KV pages": (tokens + 2 * CANVAS) * m.kv_bytes_per_token / m.utilisation,
     }
 
@@ -337,7 +333,7 @@ def memory() -> None:
     table(head, rows)
     print(f"\nWhat rows give in FP8 (`{FP8}`: one row calibrated, more estimated), 1024/1024, law `mixed`: predicted\n")
     rows = []
-    for n in (1, 2, 4, 8, 16, 26):
+    for n in (1, 2, 4, 8, 16, 30):
         run = loop(FP8, f"vllm-diffusion:{n}", n, alike(4 * n, 1024, 1024), "mixed")
         rows.append([str(n), f"{run.throughput:,.0f}", f"{run.throughput / n:,.0f}", f"{run.ttft():.2f} s"])
     table(("rows", "tok/s", "tok/s a client", "ttft p50"), rows)
@@ -377,10 +373,10 @@ def overtake() -> None:
         cells = [str(n), f"{loop(ar, f'vllm-ar:{n}', n, requests).throughput:,.0f}"]
         for workload in ("mixed", "prose"):
             cells += [
-                f"{loop(FP8, f'vllm-diffusion:{most}', n, requests, workload).throughput:,.0f}" for most in (8, 26)
+                f"{loop(FP8, f'vllm-diffusion:{most}', n, requests, workload).throughput:,.0f}" for most in (8, 30)
             ]
         rows.append(cells)
-    table(("clients", "AR", "mixed, 8 rows", "mixed, 26 rows", "prose, 8 rows", "prose, 26 rows"), rows)
+    table(("clients", "AR", "mixed, 8 rows", "mixed, 30 rows", "prose, 8 rows", "prose, 30 rows"), rows)
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------

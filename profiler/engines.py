@@ -42,7 +42,9 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     roof = base.latency
     if runs.attention is not None:
         roof = replace(roof, attention=runs.attention)
+    seen = min(runs.keys, roof.window + runs.row)
     per_token = roof.attention * runs.keys + roof.kv_read * runs.keys / runs.row
+    per_token += roof.window_attention * seen + roof.window_kv_read * seen / runs.row
     knots = tuple((x, float(f"{y - per_token * x:.6g}")) for x, y in runs.points)
     (x0, y0), (x1, y1) = runs.points[-2:]
     latency = LatencyModel(
@@ -50,6 +52,8 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         slope=float(f"{(y1 - y0) / (x1 - x0) - per_token:.6g}"),
         attention=roof.attention,
         kv_read=roof.kv_read,
+        window_attention=roof.window_attention,
+        window_kv_read=roof.window_kv_read,
         host_step=runs.host_step,
         host_request=runs.host_request,
         early=roof.early,
@@ -129,8 +133,8 @@ LLADA21_SGLANG = Published(
     32,
     250,
     "SGLang issue 33322 and its report, LLaDA2.1-mini, JointThreshold, H20, a contributor's tuned fork, gsm8k: 592, "
-    "2,451 and 3,412 tok/s at concurrency 1, 16 and 128; 90 ms of kernels at 4,096 tokens, 5.5 ms of host a forward; prompts "
-    "of 64 tokens that no cache holds and outputs of 256 assumed",
+    "2,451 and 3,412 tok/s at concurrency 1, 16 and 128; 90 ms of kernels at 4,096 tokens, 5.5 ms of host a forward; "
+    "prompts of 64 tokens that no cache holds and outputs of 256 assumed",
     host_step=5.5e-3,
     host_request=1.05e-3,
     overlap=False,
