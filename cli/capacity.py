@@ -29,6 +29,7 @@ def capacity_command(
     ] = "optimus",
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
+    frontend: options.Frontend = None,
     yields: options.Yields = None,
     ensemble: options.Ensemble = None,
     replicas: options.Replicas = None,

@@ -74,6 +74,10 @@ ProfileName = Annotated[
 Workload = Annotated[
     str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
 ]
+Frontend = Annotated[
+    float | None,
+    option("SECONDS", "Between a client and the engine, both ways; the profile's by default.", "--frontend"),
+]
 Yields = Annotated[
     str | None,
     option(

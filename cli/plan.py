@@ -60,6 +60,7 @@ def plan_command(
         option("P", "Instead of --gpu: a profile file or shipped profile; repeat.", values=options.profiles),
     ] = None,
     workload: options.Workload = None,
+    frontend: options.Frontend = None,
     gpu_hour: Annotated[
         str | None, option("PRICE", "Price of a GPU for an hour: 2, or by GPU, a100=2,h100=3.5.", "--gpu-hour")
     ] = None,
@@ -142,8 +143,10 @@ def plan_command(
             info = {**asked(scenario, options.command(options.SPEED), None, currency), **planned.to_json()}
             info |= {"gpu_hour": gpu_hour, "attainment": options_asked["attainment"]}
             info |= {"profile": ", ".join(p.name for p in profiles), "estimated": any(p.is_estimate for p in profiles)}
-            for name in ("device", "model", "profile_version", "workload"):
+            for name in ("device", "model", "profile_version"):
                 info.pop(name, None)
+            firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
+            info["workload"] = workload or ", ".join(filter(None, firsts)) or None
             page = plan_page(info)
             written = [] if out is None else _write(out, planned, info, page, sheets)
     except KeyboardInterrupt:

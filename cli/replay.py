@@ -22,6 +22,7 @@ def replay(
     policy: options.Policies = None,
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
+    frontend: options.Frontend = None,
     yields: options.Yields = None,
     ensemble: options.Ensemble = None,
     replicas: options.Replicas = None,

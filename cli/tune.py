@@ -67,6 +67,7 @@ def tune_command(
     address: options.Address = None,
     profile: options.ProfileName = choices.PROFILE,
     workload: options.Workload = None,
+    frontend: options.Frontend = None,
     yields: options.Yields = None,
     ensemble: options.Ensemble = None,
     replicas: options.Replicas = None,

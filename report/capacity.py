@@ -11,6 +11,7 @@ from .chart import Chart
 from .ensemble import of_ensemble
 from .html import to_html
 from .page import Figure, Number, Page, Section, Table, estimate, table
+from .story import front_end
 from .table import number
 
 FILES = ("capacity.json", "report.html")
@@ -87,6 +88,10 @@ def facts(found: Json) -> list[tuple[str, str]]:
                 f"{money(cost['per_million_requests'], found)} per million requests",
             )
         )
+    if found.get("workload"):
+        lines.append(("Workload", found["workload"]))
+    if found.get("frontend"):
+        lines.append(("Front end", front_end(found["frontend"])))
     verdict = ": estimated, not measured" if found["estimated"] else ""
     lines.append(("Profile", found["profile"] + verdict))
     lines.append(

@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.commits import CommitDraws, CommitModel, Commits, ImportanceDeltas, LawDraws, ScheduledCommits, TokenDraws
+from ..engine.commits import (
+    CanvasLaw,
+    CommitDraws,
+    CommitModel,
+    Commits,
+    ImportanceDeltas,
+    LawDraws,
+    ScheduledCommits,
+    TokenDraws,
+)
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
@@ -96,8 +105,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
     unmasking = policy.unmasking
     if policy.autoregressive or (policy.full_sequence and unmasking.strategy == "low_confidence_static"):
         return None
-    if unmasking.strategy == "law":
-        profile.canvas_law(workload, policy.block_length)
+    if law_of(policy, profile, workload) is not None:
         return None
     if unmasking.strategy != "low_confidence_dynamic":
         raise PolicyError(
@@ -111,6 +119,16 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
         )
     deltas_of(policy, profile)
     return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
+
+
+def law_of(policy: Policy, profile: Profile, workload: str | None) -> CanvasLaw | None:
+    """The law of steps a block that a run draws from; None where its policy commits otherwise.
+
+    ProfileError where the profile lacks it.
+    """
+    if policy.autoregressive or policy.unmasking.strategy != "law":
+        return None
+    return profile.canvas_law(workload, policy.block_length)
 
 
 def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
@@ -136,8 +154,7 @@ def draws_of(
     """The source of a run's commits; None where one token follows another."""
     if policy.autoregressive:
         return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
-    if policy.unmasking.strategy == "law":
-        law = profile.canvas_law(workload, policy.block_length)
+    if (law := law_of(policy, profile, workload)) is not None:
         return LawDraws(law, seed, len(requests), caps_of(policy.unmasking.denoising_steps, requests))
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)

@@ -37,6 +37,9 @@ def test_json_is_one_object_with_the_interval_and_the_same_bytes_again() -> None
     ran = dsim(*QUEUE, "--jobs", 1, "--json", "-o", "runs/queue")
     assert ran.code == 0
     assert list(ran.json)[:7] == KEYS
+    assert (ran.json["binds"], list(ran.json["memory"])) == (
+        "max rows", ["weights", "KV pages", "scratch slots", "sampler workspace", "left free"],
+    )  # fmt: skip
     rate = ran.json["rate"]
     assert rate["low"] < rate["value"] < rate["high"]
     assert ran.json["replicas"] == 1
