@@ -7,12 +7,10 @@ that are cited, are production-dllm-serving.md's.
 
 from dataclasses import dataclass, replace
 
-from ..engine.commits import CanvasLaw
 from ..engine.latency import LatencyModel
 from .hardware import gpu
 from .models import BYTES, model
 from .profile import Fit, Profile, Provenance
-from .published import CANVAS_LAWS
 from .roofline import roofline
 
 CANVAS = 256
@@ -146,7 +144,6 @@ DATE = "2026-11-22"
 
 def engine_profiles() -> list[Profile]:
     """Profiles of the engines that teams run, by the releases that were published about."""
-    fixed_first = tuple(sorted(CANVAS_LAWS, key=lambda law: law.workload != "fixed-48"))
     vllm, sglang = "vLLM 0.28 to 0.32", "SGLang 0.5.23"
     gemma = "DiffusionGemma-26B-A4B"
     found = [
@@ -176,9 +173,6 @@ def engine_profiles() -> list[Profile]:
             description="LLaDA2.1-mini on an H20, SGLang with JointThreshold, calibrated to published runs",
         ),
     ]  # fmt: skip
-    laws: dict[str, tuple[CanvasLaw, ...]] = {p.name: p.canvas_laws for p in found}
-    laws["h200x2-diffusiongemma-vllm"] = laws["h200x2-diffusiongemma-sglang"] = fixed_first
-    found = [replace(p, canvas_laws=laws[p.name]) for p in found]
     # Its own speculation is autoregressive.
     return [
         replace(p, family="autoregressive", commits=(), focus=None) if p.model.name == "SDAR-8B" else p for p in found

@@ -70,11 +70,10 @@ def facts(found: Json) -> list[tuple[str, str]]:
     if found["shares"]:
         shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
         setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
-        binds = f"; {found['binds']} binds" if found.get("binds") else ""
-        lines.append(("Limited by", f"{found['limited_by']}{setting}{binds} (of the busy time: {shares})"))
-    if found.get("memory"):
-        held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found["memory"].items())
-        lines.append(("Memory of a replica", held))
+        lines.append(("Limited by", f"{found['limited_by']}{setting} (of the busy time: {shares})"))
+        held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found.get("memory", {}).items())
+        binds = found.get("binds") or "no pool"
+        lines.append(("What binds", f"{binds}; the memory of a replica is {held}" if held else binds))
     at = {name: known for name, known in found.get("latency_ms", {}).items() if known is not None}
     if at:
         seen = (f"{name} {number(known['p50'])} ms, p90 {number(known['p90'])} ms" for name, known in at.items())

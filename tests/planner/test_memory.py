@@ -71,11 +71,11 @@ def test_rows_that_nobody_bounds_take_half_of_the_memory_at_most() -> None:
 
 
 def test_a_workspace_that_leaves_no_room_says_how_many_rows_there_is_room_for() -> None:
-    with pytest.raises(ProfileError, match="64 rows 106 GB and their logits 17.2 GB, .*: expected at most 31 rows$"):
+    with pytest.raises(ProfileError, match=r"64 rows 106 GB and their logits 17.2 GB, .*: expected at most 31 rows$"):
         limits_of(parse("vllm-diffusion:64,max_num_batched_tokens=16384"), GEMMA)
     assert limits_of(parse("vllm-diffusion:31"), GEMMA).num_pages >= 15
-    with pytest.raises(ProfileError, match="expected at most 31 rows$"):
+    with pytest.raises(ProfileError, match=r"expected at most 31 rows$"):
         limits_of(parse("vllm-diffusion:32"), GEMMA)
     small = replace(GEMMA, memory=replace(GEMMA.memory, capacity_bytes=GEMMA.memory.weight_bytes + 10**9))
-    with pytest.raises(ProfileError, match="expected more memory$"):
+    with pytest.raises(ProfileError, match=r"expected more memory$"):
         limits_of(parse("vllm-diffusion:1"), small)
