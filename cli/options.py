@@ -77,6 +77,10 @@ ProfileName = Annotated[
 Workload = Annotated[
     str | None, option("W", "The profile's commit model to draw from; its first by default.", "--workload")
 ]
+Frontend = Annotated[
+    float | None,
+    option("SECONDS", "Between a client and the engine, both ways; the profile's by default.", "--frontend"),
+]
 Yields = Annotated[
     str | None,
     option(
@@ -167,7 +171,7 @@ DropWarmup = Annotated[float, option("S", "Leave out requests of the first S sec
 
 # The options that make a scenario, with their defaults, in the order in which help lists them.
 SCENARIO: dict[str, tuple[Any, Any]] = {
-    "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "yields": (Yields, None),
+    "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "frontend": (Frontend, None), "yields": (Yields, None),
     "ensemble": (Ensemble, None), "replicas": (Replicas, None), "router": (Router, "round-robin"),
     "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None), "lengths": (Lengths, None),
     "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),

@@ -135,8 +135,10 @@ def plan_command(
             info = {**asked(scenario, options.command(options.SPEED), None, currency), **planned.to_json()}
             info |= {"gpu_hour": gpu_hour, "attainment": options_asked["attainment"]}
             info |= {"profile": ", ".join(p.name for p in profiles), "estimated": any(p.is_estimate for p in profiles)}
-            for name in ("device", "model", "profile_version", "workload"):
+            for name in ("device", "model", "profile_version"):
                 info.pop(name, None)
+            firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
+            info["workload"] = workload or ", ".join(filter(None, firsts)) or None
             page = plan_page(info)
             written = [] if out is None else _write(out, planned, info, page, sheets)
     except KeyboardInterrupt:

@@ -119,7 +119,7 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(102
 def _draws(num_requests: int, width: int, block: int) -> Draws:
     return Draws(
         as_records(np.zeros(num_requests, REQUEST_DRAW)), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
-        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.zeros(4),
+        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.zeros(3),
     )  # fmt: skip
 
 
@@ -165,17 +165,17 @@ class ScheduledCommits:
 class LawDraws:
     """A law of steps a block and a seed: a block's masks commit all at once, in its last step.
 
-    cap: steps of a block at most, whatever the law says.
+    cap: steps of a block at most, whatever the law says; a number, or one of each request.
     """
 
-    def __init__(self, law: CanvasLaw, seed: int, num_requests: int, cap: int | None = None) -> None:
+    def __init__(self, law: CanvasLaw, seed: int, num_requests: int, cap: npt.ArrayLike | None = None) -> None:
         d = self.arrays = _draws(num_requests, 1, 1)
         pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
         d.requests["factor"] = np.exp(law.request_spread * _QUANTILES)[pick]
         d.factors[0] = np.exp(law.canvas_spread * _QUANTILES)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
-        most = law.most if cap is None else min(law.most, cap)
-        d.law[:] = law.median, law.drift, min(law.least, most), most
+        d.requests["most"] = law.most if cap is None else np.minimum(law.most, cap)
+        d.law[:] = law.median, law.drift, law.least
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""
@@ -206,7 +206,7 @@ class TokenDraws:
 class CommitDraws:
     """A commit model and a seed, ready to say which masks of a plan commit.
 
-    What belongs to a request is drawn once, from `input_length` and `output_length` [requests], 16 bytes each.
+    What belongs to a request is drawn once, from `input_length` and `output_length` [requests], 20 bytes each.
     `deltas` is needed by a policy that evicts by importance alone.
     """
 

@@ -16,6 +16,7 @@ REQUEST_DRAW = np.dtype(
         ("factor", "f8"),  # of the odds
         ("last_block", "i4"),  # of the request, from the start of its prompt
         ("num_padding", "i4"),  # blocks, the last ones, that are padding
+        ("most", "i4"),  # where a law says how many: steps of a block at most
     ]
 )
 
@@ -31,7 +32,7 @@ class Draws(NamedTuple):
     factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
     deltas: Any  # [5] ImportanceDeltas
     schedule: Any  # [2] int64: least, more
-    law: Any  # [4] CanvasLaw: median, drift, least, most
+    law: Any  # [3] CanvasLaw: median, drift, least
 
 
 @rule
@@ -133,11 +134,11 @@ def accept_plan(window: Any, start: Any, requests: Any, d: Any) -> Any:
 @rule
 def steps_of_law(d: Any, request: Any, index: Any) -> Any:
     """Forwards until a request's block of that index, from 0, is committed (commits.CanvasLaw)."""
-    drawn = draw64(key64(d.streams[OF_BLOCKS], request), index, 0)
-    steps = d.law[0] * d.requests[request].factor * d.factors[BLOCK_FACTORS, pick64(drawn)]
+    drawn, own = draw64(key64(d.streams[OF_BLOCKS], request), index, 0), d.requests[request]
+    steps = d.law[0] * own.factor * d.factors[BLOCK_FACTORS, pick64(drawn)]
     for _ in range(index):
         steps *= d.law[1]
-    return int(min(max(np.floor(steps + 0.5), d.law[2]), d.law[3]))
+    return int(min(max(np.floor(steps + 0.5), d.law[2]), own.most))
 
 
 @rule

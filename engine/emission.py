@@ -6,6 +6,7 @@ import numpy as np
 
 from .histogram import FIRST_BIN, NUM_BINS, SHIFT
 from .jit import rule
+from .latency import window_pairs
 from .state import (
     BATCHES,
     CHUNKS,
@@ -13,6 +14,7 @@ from .state import (
     DECODE_STEP,
     DONE,
     EMIT_END,
+    FLUSH,
     GAP_BINS,
     MASKED,
     PREFILL,
@@ -133,12 +135,27 @@ def begin(w: Any, kind: Any, now: Any) -> None:
     c.pages = c.pages_held
     c.submitted_then = c.submitted
     c.num_steps += 1
+    c.window_q_kv = 0
+    c.window_kv = 0
+    if w.f[0].window > 0:
+        _count_windows(w)
     for i in range(c.num_rows):
         q = w.q[w.lists[ROWS, i]]
         if not q.prefilled:
             r = w.r[q.request]
             if np.isnan(r.scheduled):
                 r.scheduled = now
+
+
+@rule
+def _count_windows(w: Any) -> None:
+    """Note what the step's rows see in layers with a window."""
+    c, window, one = w.c[0], int(w.f[0].window), w.f[0].block == 1
+    for i in range(c.num_rows):
+        q = w.q[w.lists[ROWS, i]]
+        tokens, keys = int(q.num_tokens), int(q.num_keys)
+        c.window_q_kv += window_pairs(tokens, keys, window, one or q.phase == PREFILL or q.phase == FLUSH)
+        c.window_kv += min(keys, window + tokens)
 
 
 @rule

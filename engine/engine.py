@@ -90,7 +90,7 @@ class Engine:
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
-            replica, eos,
+            replica, eos, latency.window if latency else 0,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows)
         self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())

@@ -68,6 +68,8 @@ STEP_COLUMNS: dict[str, str] = {
     "evicted_q_kv": "int64",
     "evicted_kv": "int64",
     "evicted_sampled": "int32",
+    "window_q_kv": "int64",  # as sum_q_kv and sum_kv, of the keys that layers with a window see; 0 without such layers
+    "window_kv": "int64",
 }
 # Per row of a step: who, and bit masks over the positions of its block (bit p of word p // 64 is position p).
 STEP_LISTS: dict[str, str] = {
@@ -237,6 +239,8 @@ def record_step(w: Any, j: Any) -> bool:
     s.evicted_q_kv = c.sum_q_kv - c.left_q_kv if c.evicting else 0
     s.evicted_kv = c.sum_kv - c.left_kv if c.evicting else 0
     s.evicted_sampled = c.sampled_rows - c.left_sampled if c.evicting else 0
+    s.window_q_kv = c.window_q_kv
+    s.window_kv = c.window_kv
     at.count += 1
     at.rows += c.num_rows
     return True
@@ -265,7 +269,7 @@ class StepRecorder:
             f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
             plan.pages, plan.submitted, len(done), len(plan.preempted),
-            plan.evicting is not None, *gone,
+            plan.evicting is not None, *gone, f.window_q_kv, f.window_kv,
         )  # fmt: skip
         rows = slice(at, at + n)
         for name in ROW.names or ():

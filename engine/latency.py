@@ -23,6 +23,8 @@ class Features(NamedTuple):
     batch: int  # rows
     prefill_tokens: int  # of `tokens`, those of prompts being prefilled
     num_forwards: int = 1  # forwards the step is split into (a long prompt's chunks)
+    window_q_kv: int = 0  # as sum_q_kv, of the keys that a layer with a window sees; 0 where the model has none
+    window_kv: int = 0  # as sum_kv, of the same
 
     @property
     def continues(self) -> bool:
@@ -69,6 +71,24 @@ def _layers(knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_fo
 
 
 @rule
+def window_pairs(tokens: Any, keys: Any, window: Any, causal: Any) -> Any:
+    """Query-key pairs of a row in a layer with a window, where `tokens` queries are the last of `keys` tokens.
+
+    A causal query sees the last `window` tokens; others see one another and `window` tokens before the first of them.
+    """
+    if not causal:
+        return tokens * min(keys, window + tokens)
+    before = keys - tokens
+    short = min(max(window - before, 0), tokens)  # queries with fewer tokens than a window before them
+    return short * before + short * (short + 1) // 2 + (tokens - short) * window
+
+
+@rule
+def _windows(cost: Any, f: Any) -> Any:
+    return cost.window_attention * f.window_q_kv + cost.window_kv_read * f.window_kv
+
+
+@rule
 def seconds(knots: Any, cost: Any, f: Any) -> Any:
     """The latency of a step of features `f`, nothing of which is evicted: LatencyModel's formula."""
     n, tokens, head, sampled = f.num_forwards, f.tokens, f.head_rows, f.sampled_rows
@@ -79,7 +99,8 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
         more = _bucket(tokens) - tokens
         tokens, head, sampled = tokens + more, head + more, sampled + more
         launch = 0.0
-    device = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n) + cost.head * head + cost.sample * sampled
+    layers = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n) + _windows(cost, f)
+    device = layers + cost.head * head + cost.sample * sampled
     if f.continues:
         return max(launch, device)
     if cost.overlap:
@@ -93,7 +114,7 @@ def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: An
     n = f.num_forwards
     first = _layers(knots, cost, tokens, qk_pairs, keys, n) / cost.layers
     others = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n) * (1.0 - 1.0 / cost.layers)
-    device = first + others + cost.head * f.head_rows + cost.sample * f.sampled_rows
+    device = first + others + _windows(cost, f) + cost.head * f.head_rows + cost.sample * f.sampled_rows
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
         return max(n * cost.launch + host, device)
@@ -111,7 +132,7 @@ def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, 
         launch = 0.0
     before = _layers(knots, cost, planned, f.sum_q_kv, f.sum_kv, n)
     layers = cost.early * before + (1.0 - cost.early) * _layers(knots, cost, tokens, qk_pairs, keys, n)
-    device = layers + cost.head * tokens + cost.sample * sampled
+    device = layers + _windows(cost, f) + cost.head * tokens + cost.sample * sampled
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
         return max(launch + host, device) + cost.eviction
@@ -145,6 +166,7 @@ class LatencyModel:
     """A step's latency, in seconds, as the sum of what the host and the device do.
 
     layers  = pieces(tokens) + attention * sum_q_kv + kv_read * sum_kv
+              + window_attention * window_q_kv + window_kv_read * window_kv
     device  = layers + head * head_rows + sample * sampled_rows
     latency = max(launch, device) + host_step + host_request * batch
 
@@ -159,13 +181,13 @@ class LatencyModel:
     `captured_evictions` those that evict are two graphs: what was planned and what was left are padded each.
 
     Where the first layer computes more than the others, its share of the layers, one of `layers`, is as if all did.
-    Such steps are not captured.
+    Such steps are not captured. Layers with a window are charged whole in both cases.
     """
 
     knots: tuple[tuple[float, float], ...]
     slope: float
-    attention: float = 0.0  # s per query-key pair, all layers
-    kv_read: float = 0.0  # s per visible key, all layers
+    attention: float = 0.0  # s per query-key pair, all layers that see all keys
+    kv_read: float = 0.0  # s per visible key, all layers that see all keys
     head: float = 0.0  # s per row of the LM head
     sample: float = 0.0  # s per row of soft-max and sampling
     launch: float = 0.0  # s per forward
@@ -180,6 +202,9 @@ class LatencyModel:
     ] = ()  # of full-sequence caches; their steps cost it on top of the latency above
     layers: int = 0  # of the model, as its profile says; 0: nobody has said
     captured_evictions: bool = False  # steps that evict are captured too: two graphs round one wait
+    window_attention: float = 0.0  # s per query-key pair, all layers with a window
+    window_kv_read: float = 0.0  # s per key, all layers with a window
+    window: int = 0  # tokens that layers with a window see, as the model has it; 0: it has none
 
     def exposed(self) -> "LatencyModel":
         """The model for an engine that decides on a step when the one before it is over: all host time shows."""
@@ -187,7 +212,8 @@ class LatencyModel:
 
     def scaled(self, factor: float) -> "LatencyModel":
         """The model of steps that take so many times as long."""
-        times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction")
+        times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
+                 "window_attention", "window_kv_read")  # fmt: skip
         return replace(
             self,
             knots=tuple((x, y * factor) for x, y in self.knots),
@@ -239,7 +265,7 @@ class Cost(NamedTuple):
 
 _COST = np.dtype(
     [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
-                               "host_request", "early", "eviction")]
+                               "host_request", "early", "eviction", "window_attention", "window_kv_read")]
     + [("graph_tokens", "i8"), ("layers", "i8"), ("overlap", "?"), ("captured_evictions", "?")]
 )  # fmt: skip
 

@@ -46,7 +46,10 @@ SEQUENCE = np.dtype(
     align=True,
 )
 
-_FEATURES = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "prefill_tokens", "num_forwards")
+_FEATURES = (
+    "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "prefill_tokens", "num_forwards",
+    "window_q_kv", "window_kv",
+)  # fmt: skip
 
 COUNTERS = np.dtype(
     [
@@ -88,6 +91,7 @@ REPLICA = np.dtype(
     [
         ("block", "i8"), ("width", "i8"), ("page", "i8"), ("num_pages", "i8"), ("max_batch", "i8"),
         ("max_prefill", "i8"), ("emit", "i8"), ("state_tokens", "i8"), ("replica", "i8"), ("eos", "i8"),
+        ("window", "i8"),  # tokens that a layer with a window sees; 0: the model has none, or nobody asks
     ],
     align=True,
 )  # fmt: skip

@@ -25,6 +25,7 @@ from ..sim.twin import limits_of
 from . import replicate
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
+from .memory import parts
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 from .scenario import MAX_REPLICAS, Scenario, classes
 
@@ -82,6 +83,8 @@ class Capacity(Showable):
     binding_share: float  # of the replications in which that one binds
     limited_by: str  # compute, KV memory, activation budget or host overhead
     limiting_setting: str  # of a pool: what makes it as large as it is
+    binds: str  # of a pool: the part of memory that is largest, or what a setting bounds; see memory.py
+    memory: dict[str, int]  # bytes of a replica's memory, by what they hold
     shares: dict[str, float]  # of the busy time at capacity, see limits.py
     criteria: tuple[str, ...]
     bounds: dict[str, float]  # of each criterion: ms, or share of arrivals
@@ -449,7 +452,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
 
 def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
     search, profile = run.search, run.search.scenario.loaded_profile()
-    criteria = search.criteria
+    criteria, policy = search.criteria, search.scenario.parsed_policy()
     # The most frequent, the first given of those that tie.
     counts = Counter(found.binding for found in run.found)
     binding = max(sorted(counts), key=lambda i: counts[i])
@@ -460,6 +463,8 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
         binding_share=counts[binding] / len(run.found),
         limited_by=limit.name,
         limiting_setting=limit.setting,
+        binds=limit.binds,
+        memory=parts(policy, profile, limits_of(policy, profile)),
         shares=shares,
         criteria=tuple(c.text for c in criteria),
         bounds={c.text: _shown(c, c.bound) for c in criteria},

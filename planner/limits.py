@@ -11,9 +11,10 @@ from ..engine.engine import Limits
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..profiler.fit import layer_times
-from ..profiler.profile import Profile
+from ..profiler.profile import Profile, gb
 from ..profiler.samples import FEATURES, padded
-from ..sim.twin import limits_of
+from ..sim.twin import limits_of, memory_of
+from .memory import PAGES, ROWS, TOKENS, largest, parts
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
@@ -35,6 +36,7 @@ class Limit:
 
     name: str  # one of the four above
     setting: str = ""
+    binds: str = ""  # of a pool: the part of memory that is largest, or what a setting bounds (memory.py)
 
 
 @dataclass
@@ -82,12 +84,13 @@ def limited_by(shares: Mapping[str, float], preemptions: float, policy: Policy, 
     limits = limits_of(policy, profile)
     pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))
     if preemptions > THRASH or (pages > WAITED and pages >= max(rows, tokens)):
-        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}")
+        part = PAGES if policy.memory.num_pages is not None else largest(parts(policy, profile, limits))
+        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}", part)
     if rows > WAITED and rows >= tokens:
-        return Limit(ACTIVATION, _rows_setting(policy, profile, limits))
+        return Limit(ACTIVATION, _rows_setting(policy, profile, limits), ROWS)
     if tokens > WAITED:
         budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-        return Limit(ACTIVATION, f"max_prefill_tokens={budget}")
+        return Limit(ACTIVATION, f"max_prefill_tokens={budget}", TOKENS)
     device = shares["decode"] + shares["prefill"]
     return Limit(COMPUTE if device >= shares["host"] else HOST)
 
@@ -121,6 +124,8 @@ def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -
     total: npt.NDArray[np.float64] = (
         model.attention * (steps["sum_q_kv"] - late * steps["evicted_q_kv"])
         + model.kv_read * (steps["sum_kv"] - late * steps["evicted_kv"])
+        + model.window_attention * steps["window_q_kv"]
+        + model.window_kv_read * steps["window_kv"]
         + model.head * (steps["head_rows"] - steps["evicted"])
         + model.sample * (steps["sampled_rows"] - steps["evicted_sampled"])
     )
@@ -134,6 +139,12 @@ def _rows_setting(policy: Policy, profile: Profile, limits: Limits) -> str:
         return f"max_batch={limits.max_batch}"
     if limits.max_batch == profile.default_max_batch:
         return f"max_batch={limits.max_batch}, the profile's default"
+    usual = batching.batch_on(profile.device.name, profile.default_max_batch, policy.block_length)
+    if limits.max_batch < usual:
+        row = gb(memory_of(policy, profile.memory).row_bytes)
+        return f"max_batch={limits.max_batch}: {usual} rows of {row} would take more than half of the memory"
+    if usual * policy.block_length < batching.max_prefill_tokens:
+        return f"max_batch={limits.max_batch}, the engine's default"
     return (
         f"max_batch={limits.max_batch}, which is max_prefill_tokens={batching.max_prefill_tokens} "
         f"over block_length={policy.block_length}"

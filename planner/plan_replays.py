@@ -36,7 +36,8 @@ class Posed(Scenario):
     slower: float = 1.0
 
     def loaded_profile(self) -> Profile:
-        profile = self.given_profile or super().loaded_profile()
+        held = self.given_profile
+        profile = super().loaded_profile() if held is None else self.behind_front_end(held)
         return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
 
 

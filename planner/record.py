@@ -1,6 +1,6 @@
 """Runs recorded: scenarios served one after another by the twin or on a device, their journal and report written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from ..profiler.profile import Profile
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
-from ..sim.twin import Append, Progress, Result
+from ..sim.twin import Append, Progress, Result, law_of
 from ..traces import Trace
 from .scenario import Scenario, arrived
 
@@ -93,7 +93,8 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
     if emit == "block" and any(result.policy.autoregressive for result in results):
         emit += f" ({AR_EMITS})"
     closed = scenario.concurrency is not None
-    commits: list[CommitInfo] = [
+    commits: list[CommitInfo] = [*_laws(scenario, profile, results)]
+    commits += [
         {
             "policy": result.policy.name,
             "workload": result.commit_model.workload,
@@ -142,6 +143,17 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
     )
 
 
+def _laws(scenario: Scenario, profile: Profile, results: list[Result]) -> Iterator[CommitInfo]:
+    """The laws that runs drew their blocks' forwards from."""
+    for policy in (result.policy for result in results):
+        law = law_of(policy, profile, scenario.workload)
+        if law is None:
+            continue
+        told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
+        told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
+        yield told
+
+
 def _under(profile: Profile, model: CommitModel) -> CommitInfo:
     """What a run's steps commit, where its profile was calibrated under another yield."""
     with_ = calibrated_under(profile)
@@ -160,4 +172,6 @@ def _host(profile: Profile) -> ProfileInfo:
         found["calibrated_with"] = str(with_)
     if unknown:
         found["unknown_host"] = list(unknown)
+    if profile.frontend:
+        found["frontend"] = profile.frontend
     return found

@@ -1,6 +1,7 @@
 """One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
 
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ class Scenario:
     profile: str = DEFAULT
     workload: str | None = None  # the profile's first commit model
     yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
+    frontend: float | None = None  # s between a client and the engine, both ways; None: the profile's
     variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty moved by scores: profiler/uncertainty.py
     replicas: int = 1
     router: str = "round-robin"
@@ -65,6 +67,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
             raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
+        if self.frontend is not None and not 0 <= self.frontend < math.inf:
+            raise DsimError(f"frontend is {self.frontend} s, expected at least 0 and finite")
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {self.replicas}, expected at most {MAX_REPLICAS}")
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
@@ -117,7 +121,7 @@ class Scenario:
 
     def loaded_profile(self) -> Profile:
         """The profile that prices the steps, with the yields that are given in place of its own, and varied."""
-        profile = self.base_profile()
+        profile = self.behind_front_end(self.base_profile())
         if self.yields is not None:
             from ..profiler.given_yield import with_yield  # imported here, as below: it loads SciPy
 
@@ -127,6 +131,10 @@ class Scenario:
         from ..profiler.uncertainty import varied
 
         return varied(profile, self.variation, commit_model_of(self.parsed_policy(), profile, self.workload))
+
+    def behind_front_end(self, profile: Profile) -> Profile:
+        """The profile with the front end that is given in place of its own."""
+        return profile if self.frontend is None else replace(profile, frontend=self.frontend)
 
     def base_profile(self) -> Profile:
         """The profile as its file has it."""
@@ -195,7 +203,8 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
         "device": profile.device.name,
         "model": profile.model.name,
         "profile_version": profile.provenance.tool_version,
-        "workload": scenario.workload or next(iter(profile.workloads), None),
+        "workload": workload_of(scenario.parsed_policy(), profile, scenario.workload),
+        "frontend": profile.frontend,
         "router": scenario.router,
         "emit": scenario.emit,
         "slos": list(scenario.slos),
@@ -203,6 +212,14 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
         "gpu_hour": gpu_hour,
         "currency": currency,
     }
+
+
+def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
+    """The workload whose commit model or law a run draws from; None where one token follows another."""
+    if policy.autoregressive:
+        return None
+    held = profile.canvas_laws if policy.unmasking.strategy == "law" else profile.commits
+    return named or next((model.workload for model in held), None) or next(iter(profile.workloads), None)
 
 
 def replicas_of(policies: Sequence[str], given: int | None) -> int:

@@ -122,7 +122,9 @@ def layer_times(model: LatencyModel, features: Floats) -> Floats:
     tokens = f["tokens"] / n
     x, y = np.array(model.knots).T
     pieces = np.interp(tokens, x, y) + model.slope * np.maximum(tokens - x[-1], 0.0)
-    return np.asarray(n * pieces + model.attention * f["sum_q_kv"] + model.kv_read * f["sum_kv"], np.float64)
+    full = model.attention * f["sum_q_kv"] + model.kv_read * f["sum_kv"]
+    windowed = model.window_attention * f["window_q_kv"] + model.window_kv_read * f["window_kv"]
+    return np.asarray(n * pieces + full + windowed, np.float64)
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:

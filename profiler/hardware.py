@@ -51,6 +51,7 @@ _GPUS = (
     Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet"),
     Gpu("H100-PCIe", 756.0e12, 2.000e12, 80 * GB, 63e9, _PCIE, 0.65, 0.80, "NVIDIA H100 PCIe data sheet"),
     Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H200 SXM data sheet"),
+    Gpu("H20", 148.0e12, 4.000e12, 97871 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H20 data sheet"),
     Gpu("B200", 2250.0e12, 8.000e12, 180 * GB, 900e9, _NVLINK, 0.65, 0.80, "NVIDIA HGX B200 data sheet (1000 W)"),
     Gpu("MI300X", 1307.4e12, 5.300e12, 192 * GB, 448e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI300X data sheet"),
     Gpu("L4", 121.0e12, 0.300e12, 24 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L4 data sheet, half of it with sparsity"),

@@ -63,10 +63,10 @@ class ModelShape:
         return self.layers - (self.windowed.layers if self.windowed else 0)
 
     @property
-    def window_bytes(self) -> int:
-        """Bytes of keys and values that a sequence holds in layers with a window, at most; 0 without such layers."""
+    def window_bytes_per_token(self) -> int:
+        """Bytes of keys and values that a token holds in the layers with a window, while it is in sight of them."""
         w = self.windowed
-        return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * w.window if w else 0
+        return 2 * BYTES * w.layers * w.kv_heads * w.head_dim if w else 0
 
     @property
     def state_tokens(self) -> int:
@@ -161,8 +161,8 @@ def attention_flops(m: ModelShape) -> int:
 
 
 def window_flops(m: ModelShape) -> int:
-    """Of one query in layers with a window, as if the window were full: scores and the weighted sum."""
-    return 4 * m.heads * m.windowed.head_dim * m.windowed.layers * m.windowed.window if m.windowed else 0
+    """Of one query-key pair in the layers with a window: scores and the weighted sum."""
+    return 4 * m.heads * m.windowed.head_dim * m.windowed.layers if m.windowed else 0
 
 
 def touched_experts(m: ModelShape, tokens: float) -> float:

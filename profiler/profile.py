@@ -76,7 +76,13 @@ class MemoryModel:
     vocab: int
     utilisation: float = 0.8  # share of what is left after weights and runtime (cache_max_entry_count)
     fixed_num_pages: int | None = None  # pages to use, whatever would fit
-    row_bytes: int = 0  # set aside for each row that may run: windowed layers' keys and values, a sampler's workspace
+    window_bytes: int = 0  # set aside for each row that may run: keys and values of layers with a window
+    workspace_bytes: int = 0  # ... and the sampler's tensors beside its logits
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes set aside for each row that may run."""
+        return self.window_bytes + self.workspace_bytes
 
     def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
         """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
@@ -91,9 +97,9 @@ class MemoryModel:
             return self.fixed_num_pages, max_prefill_tokens
         budget, rows = max_prefill_tokens, max_batch * self.row_bytes
         if logit_rows is not None:
-            return self._pages(page, logit_rows * self.vocab * 4, max_batch), budget
+            return self._pages(page, self.logit_bytes(max_batch, budget, logit_rows), max_batch), budget
         while budget > 0:
-            runtime = (budget + 2 * max_batch) * self.vocab * 2
+            runtime = self.logit_bytes(max_batch, budget, None)
             free = (self.capacity_bytes - self.weight_bytes - rows - runtime) * self.utilisation
             pages = int(free // (page * self.kv_bytes_per_token))
             if pages >= MIN_PAGES:
@@ -105,6 +111,18 @@ class MemoryModel:
             f"for {MIN_PAGES} KV pages of {gb(page * self.kv_bytes_per_token)} at a batch of {max_batch}"
         )
 
+    def logit_bytes(self, max_batch: int, max_prefill_tokens: int, logit_rows: int | None) -> int:
+        """Bytes of a step's logits; logit_rows as in `fit`."""
+        if logit_rows is None:
+            return (max_prefill_tokens + 2 * max_batch) * self.vocab * 2
+        return logit_rows * self.vocab * 4
+
+    def usual_rows(self, usual: int) -> int:
+        """Rows that may run where nobody says how many: no more than half of the memory beside the weights holds."""
+        if not self.row_bytes:
+            return usual
+        return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.row_bytes))
+
     def _pages(self, page: int, runtime: int, max_batch: int) -> int:
         """Pages beside a fixed runtime; a ProfileError that names what leaves no room."""
         rows = max_batch * self.row_bytes
@@ -112,10 +130,12 @@ class MemoryModel:
         pages = int(free // (page * self.kv_bytes_per_token))
         if pages >= MIN_PAGES:
             return pages - 1
+        pool = MIN_PAGES * page * self.kv_bytes_per_token / self.utilisation
+        fit = int((self.capacity_bytes - self.weight_bytes - pool) * max_batch // max(1, rows + runtime))
         raise ProfileError(
             f"of {gb(self.capacity_bytes)} of memory the weights take {gb(self.weight_bytes)}, {max_batch} rows "
-            f"{gb(rows)} and logits {gb(runtime)}, which leaves no room for {MIN_PAGES} KV pages of "
-            f"{gb(page * self.kv_bytes_per_token)}: expected fewer rows"
+            f"{gb(rows)} and their logits {gb(runtime)}, which leaves no room for {MIN_PAGES} KV pages of "
+            f"{gb(page * self.kv_bytes_per_token)}: expected {f'at most {fit} rows' if fit > 0 else 'more memory'}"
         )
 
 
@@ -186,7 +206,8 @@ class Profile:
     frontend: float = 0.0  # s between a client and the engine, both ways: HTTP, tokenising, handing on; 0: not measured
 
     def __post_init__(self) -> None:
-        latency = replace(self.latency, layers=self.model.layers)
+        windowed = self.model.windowed
+        latency = replace(self.latency, layers=self.model.layers, window=windowed.window if windowed else 0)
         object.__setattr__(self, "latency", latency)  # a frozen dataclass's own
 
     @property
@@ -237,6 +258,7 @@ class Profile:
 
 SHARE = (0.0, 1.0)
 SIGNED = (-math.inf,)
+OF_MODEL = ("layers", "window")  # of a latency model's fields, those that its model says
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
 # What a file's values may be, beside their types; numbers are at least 0 where nothing is said.
 LIMITS: AllLimits = {
@@ -291,7 +313,8 @@ def shipped() -> dict[str, str]:
 def to_json(profile: Profile) -> object:
     """The profile as JSON's own types, in the order in which people read them."""
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
-    del data["latency"]["layers"]  # the model's
+    for name in OF_MODEL:
+        del data["latency"][name]
     data["latency"] |= data.pop("fit")
     return _plain(data)
 
@@ -323,11 +346,14 @@ def from_json(data: object, path: str) -> Profile:
         if isinstance(data.get("commits"), list):
             data["commits"] = [{"request_quantiles": [], **m} if isinstance(m, dict) else m for m in data["commits"]]
         if isinstance(data.get("memory"), dict):
-            data["memory"] = {"row_bytes": 0, **data["memory"]}
+            data["memory"] = {"window_bytes": 0, "workspace_bytes": 0, **data["memory"]}
         if isinstance(data.get("latency"), dict):
-            data["latency"] = {"overlap": False, "captured_evictions": False, **data["latency"]}
+            data["latency"] = {
+                "overlap": False, "captured_evictions": False, "window_attention": 0.0, "window_kv_read": 0.0,
+                **data["latency"],
+            }  # fmt: skip
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
-    own = tuple(name for name in names(LatencyModel) if name != "layers")  # the model's
+    own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
     latency = top.section("latency", own + names(Fit))
     return top.read(
         Profile,
@@ -400,7 +426,7 @@ def _latency(s: Section) -> LatencyModel:
         knots.append((x, y))
     if not knots:
         raise s.error("knots", [], "at least one knot")
-    found = s.read(LatencyModel, LIMITS, knots=tuple(knots), layers=0)
+    found = s.read(LatencyModel, LIMITS, knots=tuple(knots), **dict.fromkeys(OF_MODEL, 0))
     for i, part in enumerate(found.cache_overhead):
         if any((p.cache, p.phase) == (part.cache, part.phase) for p in found.cache_overhead[:i]):
             raise s.error(f"cache_overhead[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")

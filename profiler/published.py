@@ -34,6 +34,35 @@ CANVAS_LAWS = (
 )  # fmt: skip
 
 
+# Forwards of an editing block of 32 (JointThreshold), the last of which changes nothing: by model and task, tokens a
+# forward in LLaDA2.1's report (speed mode, one request; production-dllm-serving.md 6.3), and the median at which a
+# block's forwards are 32 over that on average. A test solves again. The spreads are assumed.
+EDITING_SPREADS = 0.2, 0.3  # of requests, of blocks: standard deviations of the logarithm
+EDITING: dict[str, dict[str, tuple[float, float]]] = {
+    "LLaDA2.1-mini": {
+        "gsm8k": (6.82, 4.396), "humaneval": (12.32, 2.33), "gpqa": (3.62, 8.284), "ifeval": (1.83, 16.39),
+        "average": (5.34, 5.616),
+    },
+    "LLaDA2.1-flash": {
+        "gsm8k": (7.14, 4.198), "humaneval": (13.81, 1.961), "gpqa": (3.95, 7.592), "ifeval": (2.24, 13.39),
+        "average": (5.93, 5.057),
+    },
+}  # fmt: skip
+
+
+def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
+    """Laws of the forwards that a block takes whose tokens are edited until none changes; of other models none."""
+    return tuple(
+        CanvasLaw(
+            workload, BLOCK_LENGTH, median, *EDITING_SPREADS, most=BLOCK_LENGTH + 17,
+            source=f"LLaDA2.1's report, {model}, speed mode: {tokens:g} tokens a forward, which is "
+            f"{BLOCK_LENGTH / tokens:.2f} forwards a block of {BLOCK_LENGTH}; spreads between requests and blocks "
+            "are assumed",
+        )
+        for workload, (tokens, median) in EDITING.get(model, {}).items()
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Yield:
     """What one workload's denoise steps commit."""

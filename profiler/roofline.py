@@ -26,11 +26,11 @@ from .models import (
     window_flops,
 )
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
-from .published import CANVAS_LAWS, FOCUS_DELTAS, published_commits
+from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 
 PAGE = 64  # tokens of a KV page
 CANVAS = 256  # tokens
-CANVAS_TENSORS = 6  # of a canvas's logits in fp32 that live at once, untiled (production-dllm-serving.md 6.1)
+CANVAS_TENSORS = 6  # of a canvas's logits in fp32, they among them, that live at once (production-dllm-serving.md 6.1)
 
 # LMDeploy eager: 41 ms for SDAR-8B's 36 layers, host time and kernel launches (derived from Optimus's figures).
 EAGER_LAUNCH = 0.041 / 36  # s per layer
@@ -80,7 +80,7 @@ def roofline(
         fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
         memory=memory_model(gpu, model, tp),
         commits=yields or published_commits(model.name),
-        canvas_laws=CANVAS_LAWS if kind == "canvas" else (),
+        canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
         focus=FOCUS_DELTAS if kind == "block-diffusion" else None,
         provenance=Provenance(
             (sheet, shape),
@@ -93,7 +93,7 @@ def roofline(
 def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[LatencyModel, tuple[str, ...]]:
     """The latency model, and the regime of each of its pieces."""
     peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
-    compute = compute_slope(gpu, model, tp) + window_flops(model) / (tp * gpu.peak * ATTENTION_EFFICIENCY)
+    compute, attends = compute_slope(gpu, model, tp), tp * gpu.peak * ATTENTION_EFFICIENCY
     turn = knee(gpu, model, tp)
     start, end = max(1, round(turn / 2)), max(2, round(turn * 1.5))
     fixed, per_token = all_reduce(gpu, model, tp)
@@ -101,15 +101,19 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
     points = [(x, weight_read(gpu, model, tp, x)) for x in memory_grid(model, start)]
     regimes = ["memory-bound"] * (len(points) - 1) + ["transition", "compute-bound"]
     points.append((end, max(compute * end, points[-1][1])))
+    # Self-conditioning embeds the last step's distribution over the vocabulary: the LM head's product again.
+    conditioning = head_flops(model) / peak if family(model) == "canvas" else 0.0
     gather = (tp - 1) / tp * model.vocab * BYTES / (gpu.link * LINK_EFFICIENCY)
     return LatencyModel(
         knots=tuple((float(x), _digits(y + fixed + per_token * x)) for x, y in points),
         slope=_digits(compute + per_token),
-        attention=_digits(attention_flops(model) / (tp * gpu.peak * ATTENTION_EFFICIENCY)),
+        attention=_digits(attention_flops(model) / attends),
         kv_read=_digits(_kv_bytes(model, tp) / bandwidth),
+        window_attention=_digits(window_flops(model) / attends),
+        window_kv_read=_digits(_window_bytes(model, tp) / bandwidth),
         head=_digits(head_flops(model) / peak + gather),
         # Every GPU of a replica samples all rows.
-        sample=_digits(model.vocab * SAMPLE_BYTES * tp / bandwidth),
+        sample=_digits(model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning),
         launch=GRAPH_LAUNCH if graphs else _digits(eager_launch(model)),
         host_step=GRAPH_HOST_STEP if graphs else 0.0,
         host_request=GRAPH_HOST_REQUEST if graphs else 0.0,
@@ -168,14 +172,19 @@ def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
     # A window and what is behind it stay for as long as a sequence runs: of a canvas, and of the one decided ahead.
     canvas = family(model) == "canvas"
     behind = 2 * CANVAS if canvas else PAGE
-    window = model.window_bytes * (1 + behind / model.windowed.window) if model.windowed else 0
-    workspace = CANVAS * model.vocab * 4 * CANVAS_TENSORS if canvas else 0
-    return replace(kv, row_bytes=int(window + workspace))
+    window = _window_bytes(model, tp) * (model.windowed.window + behind) if model.windowed else 0
+    workspace = CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if canvas else 0
+    return replace(kv, window_bytes=window, workspace_bytes=workspace)
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:
     """Over all GPUs: a KV head is held twice where there are fewer heads than GPUs."""
     return model.kv_bytes_per_token * max(1, tp // model.kv_heads)
+
+
+def _window_bytes(model: ModelShape, tp: int) -> int:
+    """The same of layers with a window, a token in sight of them."""
+    return model.window_bytes_per_token * (max(1, tp // model.windowed.kv_heads) if model.windowed else 1)
 
 
 def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:

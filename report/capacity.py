@@ -11,6 +11,7 @@ from .chart import Chart
 from .ensemble import of_ensemble
 from .html import to_html
 from .page import Figure, Number, Page, Section, Table, estimate, table
+from .story import front_end
 from .table import number
 
 FILES = ("capacity.json", "report.html")
@@ -70,6 +71,9 @@ def facts(found: Json) -> list[tuple[str, str]]:
         shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
         setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
         lines.append(("Limited by", f"{found['limited_by']}{setting} (of the busy time: {shares})"))
+        held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found.get("memory", {}).items())
+        binds = found.get("binds") or "no pool"
+        lines.append(("What binds", f"{binds}; the memory of a replica is {held}" if held else binds))
     at = {name: known for name, known in found.get("latency_ms", {}).items() if known is not None}
     if at:
         seen = (f"{name} {number(known['p50'])} ms, p90 {number(known['p90'])} ms" for name, known in at.items())
@@ -83,6 +87,10 @@ def facts(found: Json) -> list[tuple[str, str]]:
                 f"{money(cost['per_million_requests'], found)} per million requests",
             )
         )
+    if found.get("workload"):
+        lines.append(("Workload", found["workload"]))
+    if found.get("frontend"):
+        lines.append(("Front end", front_end(found["frontend"])))
     verdict = ": estimated, not measured" if found["estimated"] else ""
     lines.append(("Profile", found["profile"] + verdict))
     lines.append(

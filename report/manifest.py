@@ -26,10 +26,11 @@ class ProfileInfo(TypedDict, total=False):
     estimated: bool  # no one measured this model, device and implementation with dsim
     calibrated_with: str  # the yield that its step times were calibrated under, where they were
     unknown_host: list[str]  # host terms that are 0 because nobody could tell them
+    frontend: float  # s between a client and the engine, both ways, where there is any
 
 
 class CommitInfo(TypedDict, total=False):
-    """The commit model behind a policy's yield."""
+    """The commit model behind a policy's yield, or the law of how many forwards its blocks or canvases take."""
 
     policy: str
     workload: str
@@ -37,6 +38,8 @@ class CommitInfo(TypedDict, total=False):
     threshold: float
     source: str
     extrapolated_from: int | None  # the block size that was fitted, where it is another
+    canvas_length: int  # of a law of canvases, in place of block_length
+    median_steps: float  # of a law: forwards of a typical request's first block
     tokens_per_step: float  # that an ordinary denoise step of whole blocks commits
 
 

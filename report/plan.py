@@ -8,6 +8,7 @@ from typing import Any
 from .capacity import money
 from .chart import COLOURS, Chart
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .story import front_end
 from .table import number
 
 Json = Mapping[str, Any]  # what `dsim plan --json` prints
@@ -156,6 +157,8 @@ def _facts(info: Json) -> list[tuple[str, str]]:
         "SLOs": ", ".join(info["criteria"]),
         "Price": price,
         "Profile": profile,
+        "Workload": info.get("workload"),
+        "Front end": front_end(info["frontend"]) if info.get("frontend") else None,
         "Search": f"{info['num_replays']} replays, most of {info['num_requests']:,} requests, resampled "
         f"{info['block']:,} at a time; seed {info['seed']}",
     }

@@ -185,6 +185,7 @@ def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
     values = {
         "tokens": tokens, "sum_q_kv": tokens * keys, "sum_kv": rows * keys, "head_rows": tokens,
         "sampled_rows": tokens, "batch": rows, "prefill_tokens": 0 * tokens, "num_forwards": 0 * tokens + 1,
+        "window_q_kv": 0 * tokens, "window_kv": 0 * tokens,
     }  # fmt: skip
     return np.stack([values[name] for name in FEATURES], axis=1)
 

@@ -87,7 +87,9 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         lines.append(("Measured by", manifest.get("client", {}).get("tool", "a client")))
     if "profile" in manifest:
         lines.append(("Profile", _profile(manifest)))
-    lines += [("Commit model", text) for text in dict.fromkeys(map(_commit, manifest.get("commit_models", [])))]
+        if seconds := manifest["profile"].get("frontend"):
+            lines.append(("Front end", front_end(seconds)))
+    lines += [("Commit model", text) for text in _commits(manifest.get("commit_models", []))]
     serving = []
     if "replicas" in manifest:
         count = manifest["replicas"]
@@ -235,10 +237,29 @@ def _cost(manifest: Manifest) -> str:
     return text + (f"; a million {kind} requests: {', '.join(each)}" if each else "")
 
 
+def front_end(seconds: float) -> str:
+    """A front end's delay, for a report's facts."""
+    return f"{number(1e3 * seconds)} ms between a client and the engine, part of every time from an arrival"
+
+
+def _commits(models: Sequence[CommitInfo]) -> list[str]:
+    """What the runs drew their yields from, each once, and whose it is where they differ."""
+    found: dict[str, list[str]] = {}
+    for commit in models:
+        found.setdefault(_commit(commit), []).append(commit.get("policy", ""))
+    if len(found) < 2:
+        return list(found)
+    return [f"{text} ({', '.join(filter(None, policies))})" for text, policies in found.items()]
+
+
 def _commit(commit: CommitInfo) -> str:
     text = f"workload {commit.get('workload', 'unnamed')}"
     if "block_length" in commit:
         text += f", block {commit['block_length']}"
+    if "canvas_length" in commit:
+        text += f", canvas {commit['canvas_length']}"
+    if "median_steps" in commit:
+        text += f", a law of {commit['median_steps']:.3g} forwards (median)"
     if "threshold" in commit:
         text += f", threshold {commit['threshold']:g}"
     fitted = commit.get("extrapolated_from")

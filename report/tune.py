@@ -9,6 +9,7 @@ import pandas as pd
 from .chart import COLOURS, INK, Chart
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .story import front_end
 
 Json = Mapping[str, Any]
 HIGHER = ("goodput", "throughput")
@@ -183,6 +184,8 @@ def _facts(info: Json) -> list[tuple[str, str]]:
     known = {
         "Trace": info.get("traffic", info.get("trace")),
         "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
+        "Workload": info.get("workload"),
+        "Front end": front_end(info["frontend"]) if info.get("frontend") else None,
         "SLOs": ", ".join(info.get("slos", [])) or "none",
         "Price": None if price is None else f"{price:g} {info.get('currency', '')} for a GPU's hour",
         "Search": f"{info['num_trials']} settings tried, {info['num_replays']} replays, seed {info.get('seed')}",

@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.commits import CommitDraws, CommitModel, Commits, ImportanceDeltas, LawDraws, ScheduledCommits, TokenDraws
+from ..engine.commits import (
+    CanvasLaw,
+    CommitDraws,
+    CommitModel,
+    Commits,
+    ImportanceDeltas,
+    LawDraws,
+    ScheduledCommits,
+    TokenDraws,
+)
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
@@ -29,6 +38,8 @@ from .step_model import StepModel
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
+
+MAX_STEPS = "diffusion_max_steps"  # a trace's column: denoising steps of each canvas or block that a request allows
 
 
 @dataclass(frozen=True)
@@ -61,16 +72,22 @@ class Sized(Protocol):
 
 def limits_on(policy: Policy, memory: MemoryModel, device: str, model: Sized) -> Limits:
     """The limits of one replica of the policy and the model in such a memory, on the device of that name."""
-    batching = policy.batching
+    batching, memory = policy.batching, memory_of(policy, memory)
     max_batch = batching.max_batch
     if max_batch is None:
-        max_batch = batching.batch_on(device, default_max_batch(device), policy.block_length)
+        usual = batching.batch_on(device, default_max_batch(device), policy.block_length)
+        max_batch = memory.usual_rows(usual)
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
         # A prefill so large that its logits leave no room for pages is made smaller.
         rows = batching.logit_rows(policy, max_batch)
         num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget, rows)
     return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
+
+
+def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
+    """The memory as the policy uses it: one that decodes no canvas needs no workspace to sample one."""
+    return replace(memory, workspace_bytes=0) if policy.autoregressive else memory
 
 
 def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:
@@ -88,8 +105,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
     unmasking = policy.unmasking
     if policy.autoregressive or (policy.full_sequence and unmasking.strategy == "low_confidence_static"):
         return None
-    if unmasking.strategy == "law":
-        profile.canvas_law(workload, policy.block_length)
+    if law_of(policy, profile, workload) is not None:
         return None
     if unmasking.strategy != "low_confidence_dynamic":
         raise PolicyError(
@@ -103,6 +119,16 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
         )
     deltas_of(policy, profile)
     return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
+
+
+def law_of(policy: Policy, profile: Profile, workload: str | None) -> CanvasLaw | None:
+    """The law of steps a block that a run draws from; None where its policy commits otherwise.
+
+    ProfileError where the profile lacks it.
+    """
+    if policy.autoregressive or policy.unmasking.strategy != "law":
+        return None
+    return profile.canvas_law(workload, policy.block_length)
 
 
 def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
@@ -128,13 +154,21 @@ def draws_of(
     """The source of a run's commits; None where one token follows another."""
     if policy.autoregressive:
         return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
-    if policy.unmasking.strategy == "law":
-        law = profile.canvas_law(workload, policy.block_length)
-        return LawDraws(law, seed, len(requests), policy.unmasking.denoising_steps)
+    if (law := law_of(policy, profile, workload)) is not None:
+        return LawDraws(law, seed, len(requests), caps_of(policy.unmasking.denoising_steps, requests))
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
     lengths = requests.input_length, requests.output_length
     return CommitDraws(commits, seed, *lengths, policy.width, deltas_of(policy, profile))
+
+
+def caps_of(denoising_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
+    """The most steps that a block may take: the policy's, or of each request less where its trace says so."""
+    asked = requests.extras.get(MAX_STEPS)
+    if asked is None:
+        return denoising_steps
+    none = np.iinfo(np.int32).max if denoising_steps is None else denoising_steps
+    return np.array([none if most is None else min(int(most), none) for most in asked], np.int64)
 
 
 def simulate(

@@ -101,6 +101,8 @@ def _latencies(w: Any, x: Any, batch: Any) -> None:
     # The features of the step that is being planned are not known yet: their place serves for these.
     c.sum_q_kv = 0
     c.sum_kv = 0
+    c.window_q_kv = 0
+    c.window_kv = 0
     c.batch = batch
     c.prefill_tokens = 0
     c.num_forwards = 1

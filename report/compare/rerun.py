@@ -1,7 +1,7 @@
 """A recorded run once more, on a fresh engine: what it was built from, and with other latencies or commits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +46,7 @@ class World:
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
     policy, emit = parse(name), run.info.get("emit", "block").split(" ")[0]
+    profile = replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0))
     for kept in run.info.get("limits", []):
         if kept["policy"] == name:
             return World(policy, Limits(**{k: v for k, v in kept.items() if k != "policy"}), profile, emit)
@@ -82,25 +83,26 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
         mine = {name: column[requests["replica"] == replica] for name, column in requests.items()}
-        _serve(_engine(world, table, replica), mine, price, commits, tick)
+        _serve(_engine(world, table, replica), mine, world.profile.frontend, price, commits, tick)
     return table.columns
 
 
-def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, tick: Tick) -> None:
+def _serve(engine: Engine, requests: Columns, delay: float, price: Price, commits: Commits, tick: Tick) -> None:
+    """delay: s from a client to the engine and back (sim/twin.py)."""
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
     names = ("request", "arrival", "input_length", "output_length")
     coming = [Request(*values) for values in zip(*(requests[name][order].tolist() for name in names), strict=True)]
     now, taken = 0.0, 0
     while True:
-        while taken < len(coming) and coming[taken].arrival <= now:
+        while taken < len(coming) and coming[taken].arrival + delay <= now:
             engine.submit(coming[taken])
             taken += 1
         plan = engine.schedule(now)
         if plan is None:
             if taken == len(coming):
                 return
-            now = coming[taken].arrival
+            now = coming[taken].arrival + delay
             continue
         committed, retained = commits.of(plan)
         left = None if retained is None else features_left(plan, retained)

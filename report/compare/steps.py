@@ -19,7 +19,10 @@ from .errors import Errors, Floats, errors, ks_distance
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
 
 # What a step computes, whoever waits beside it.
-COMPUTED = ("prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting")
+COMPUTED = (
+    "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
+    "window_q_kv", "window_kv",
+)  # fmt: skip
 KINDS = ("decode", "prefill")
 
 
@@ -108,7 +111,8 @@ def features_of(steps: Columns) -> list[Features]:
     names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
     columns = [steps[name].tolist() for name in names]
     prefill = np.where(steps["prefill"], steps["tokens"], 0).tolist()
-    return [Features(*values) for values in zip(*columns, prefill, steps["num_forwards"].tolist(), strict=True)]
+    more = (steps[name].tolist() for name in ("num_forwards", "window_q_kv", "window_kv"))
+    return [Features(*values) for values in zip(*columns, prefill, *more, strict=True)]
 
 
 def left_of(steps: Columns) -> list[Features | None]:

@@ -37,6 +37,9 @@ def test_json_is_one_object_with_the_interval_and_the_same_bytes_again() -> None
     ran = dsim(*QUEUE, "--jobs", 1, "--json", "-o", "runs/queue")
     assert ran.code == 0
     assert list(ran.json)[:7] == KEYS
+    assert (ran.json["binds"], list(ran.json["memory"])) == (
+        "max rows", ["weights", "KV pages", "sampler workspace", "left free"],
+    )  # fmt: skip
     rate = ran.json["rate"]
     assert rate["low"] < rate["value"] < rate["high"]
     assert ran.json["replicas"] == 1
@@ -65,6 +68,7 @@ def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
     assert " at 95% confidence on 1 replica" in lines[0]
     assert any(line.startswith("Binding SLO: mean:e2el=150ms (in ") for line in lines)
     assert any(line.startswith("Limited by: activation budget, max_batch=1 (of the busy time: ") for line in lines)
+    assert any(line.startswith("What binds: max rows; the memory of a replica is weights 16.4 GB, ") for line in lines)
     assert any(line.startswith("Cost: 2.00 USD an hour for 1 GPU, ") for line in lines)
     assert any(line.startswith("At capacity: median ttft ") and " ms, p90 " in line for line in lines)
     assert "Profile: a100-sdar-8b: estimated, not measured" in lines

@@ -134,6 +134,16 @@ def test_the_default_is_optimus_on_the_calibrated_profile_with_sharegpt_yield(tr
     assert policies(trace) != policies(trace, "--workload", "gsm8k")
 
 
+def test_a_front_end_is_part_of_every_time_from_an_arrival_and_the_report_says_so(trace: str) -> None:
+    (bare,) = policies(trace, "--policy", "optimus", "--drop-warmup", 1)
+    ran = dsim("replay", trace, "--policy", "optimus", "--drop-warmup", 1, "--frontend", 0.05)
+    (behind,) = policies(trace, "--policy", "optimus", "--drop-warmup", 1, "--frontend", 0.05)
+    for name in ("ttft_ms", "e2el_ms"):
+        assert behind[name]["mean"] == pytest.approx(bare[name]["mean"] + 50)
+    assert behind["itl_ms"] == pytest.approx(bare["itl_ms"])
+    assert "Front end: 50.0 ms between a client and the engine, part of every time from an arrival\n" in ran.out
+
+
 def test_a_policy_file_is_the_spec_it_says(trace: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('policy = "optimus"\nobs = true\ncandidates = [2, 8, 32]\nmax_batch = 6\n')
     (by_file,) = policies(trace, "--policy", "mine.toml")
@@ -378,6 +388,7 @@ def test_a_bad_row_is_one_line_with_file_line_and_both_values(name: str, text: s
             "profile l40s-llada-8b is of family full-sequence, and optimus decodes blocks",
         ),
         (["--workload", "poetry"], "profile a100-sdar-8b holds commit models for workloads sharegpt, "),
+        (["--frontend", "-1"], "frontend is -1.0 s, expected at least 0 and finite"),
         (["--router", "random"], "router is 'random', expected one of round-robin, least-tokens, jsq"),
         (
             ["--arrival", "fractal"],

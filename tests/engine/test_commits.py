@@ -233,9 +233,11 @@ def test_a_table_is_cut_or_continued_with_the_ratio_of_its_end() -> None:
 # ---- laws of forwards a block ------------------------------------------------------------------------------------
 
 
-def forwards(law: CanvasLaw, num: int, index: int, seed: int = 0, prompt: int = 10) -> npt.NDArray[np.int64]:
+def forwards(
+    law: CanvasLaw, num: int, index: int, seed: int = 0, prompt: int = 10, cap: npt.ArrayLike | None = None
+) -> npt.NDArray[np.int64]:
     """The forwards that the canvas of this index takes, of requests 0 to num - 1."""
-    drawn = LawDraws(law, seed, num)
+    drawn = LawDraws(law, seed, num, cap)
     columns = (num, law.canvas_length)
     taken = np.zeros(num, np.int64)
     for seen in range(law.most):
@@ -304,6 +306,7 @@ def test_drafts_are_accepted_as_often_as_is_said_and_only_behind_accepted_ones()
 
 
 def test_a_cap_on_steps_holds_whatever_the_law_says() -> None:
-    capped = LawDraws(CanvasLaw("fixed", 256, 48.0), 0, 1, cap=16).arrays.law
-    assert capped.tolist() == [48.0, 1.0, 2.0, 16.0]
-    assert LawDraws(CanvasLaw("fixed", 256, 48.0), 0, 1, cap=1).arrays.law[2:].tolist() == [1.0, 1.0]
+    law = CanvasLaw("fixed", 2, 48.0)
+    assert forwards(law, 2, 0, cap=16).tolist() == [16, 16]
+    assert forwards(law, 1, 0, cap=1).tolist() == [1]
+    assert forwards(law, 3, 0, cap=[60, 16, 1]).tolist() == [48, 16, 1]

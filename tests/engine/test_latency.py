@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from dsim.engine.latency import Features, LatencyModel, bucket, padded
+from dsim.engine.jit import plain
+from dsim.engine.latency import Features, LatencyModel, bucket, padded, window_pairs
 
 # 10 ms for up to 100 tokens, then 0.1 ms a token.
 MODEL = LatencyModel(
@@ -73,4 +74,25 @@ def test_buckets_are_powers_of_two_and_then_multiples_of_256() -> None:
         expected = 2 ** math.ceil(math.log2(n)) if n <= 256 else 256 * math.ceil(n / 256)
         assert bucket(n) == expected
         f = padded(Features(n, 7, 5, n, 3 * n, 2, 0))
-        assert f == (bucket(n), 7, 5, bucket(n), 2 * n + bucket(n), 2, 0, 1)
+        assert f == Features(bucket(n), 7, 5, bucket(n), 2 * n + bucket(n), 2, 0)
+
+
+def test_layers_with_a_window_are_charged_for_what_their_rows_see_of_it_alone() -> None:
+    windowed = LatencyModel(**(vars(MODEL) | {"window_attention": 1e-5, "window_kv_read": 1e-4}))
+    seen = {"window_q_kv": 700, "window_kv": 90}
+    for left, first in ((None, None), (AFTER, None), (None, BEFORE._replace(tokens=300))):
+        model, bare = (LatencyModel(**(vars(m) | {"layers": 4})) for m in (windowed, MODEL))
+        more = model.step(BEFORE._replace(**seen), left, first) - bare.step(BEFORE, left, first)
+        assert more == pytest.approx(700e-5 + 90e-4)
+        assert model.step(BEFORE, left, first) == bare.step(BEFORE, left, first)
+
+
+@pytest.mark.parametrize(("tokens", "keys"), [(1, 1), (1, 9), (4, 4), (4, 7), (4, 12), (9, 9), (9, 30)])
+def test_a_causal_query_sees_the_last_tokens_of_a_window_and_a_canvas_sees_all_of_itself_too(
+    tokens: int, keys: int
+) -> None:
+    window, pairs = 6, plain(window_pairs)
+    places = range(keys - tokens, keys)
+    assert pairs(tokens, keys, window, True) == sum(min(place + 1, window) for place in places)
+    both = sum(sum(other >= keys - tokens - window for other in range(keys)) for _ in places)
+    assert pairs(tokens, keys, window, False) == both

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dsim.engine.commits import LawDraws
 from dsim.profiler.calibrate import (
     STD_PER_MEAN,
     calibrate_commits,
@@ -13,7 +14,7 @@ from dsim.profiler.calibrate import (
     simulate,
     solve,
 )
-from dsim.profiler.published import SOLVED, YIELDS, per_denoise_step, published_commits
+from dsim.profiler.published import EDITING, SOLVED, YIELDS, editing_laws, per_denoise_step, published_commits
 
 # SDAR-8B: printed mean and std, ordinary mean, share of whole-block steps, std of the mixture.
 TABLE_2 = {
@@ -65,6 +66,16 @@ def test_solved_models_yield_their_mean_on_other_dice(mean: float) -> None:
 @pytest.mark.parametrize("mean", [4.31, 2.2])
 def test_solving_again_gives_the_stored_answer(mean: float) -> None:
     assert solve(mean) == SOLVED[mean]
+
+
+@pytest.mark.parametrize("model", EDITING)
+def test_laws_of_editing_blocks_take_as_many_forwards_as_were_published(model: str) -> None:
+    for law in editing_laws(model):
+        tokens, _ = EDITING[model][law.workload]
+        draws = LawDraws(law, 0, 1).arrays
+        requests = np.exp(law.request_spread / law.canvas_spread * np.log(draws.factors[0]))
+        steps = np.floor(law.median * np.outer(requests, draws.factors[0]) + 0.5).clip(law.least, law.most)
+        assert steps.mean() == pytest.approx(32 / tokens, rel=1e-3)
 
 
 def test_a_shorter_block_can_be_calibrated_too() -> None:

@@ -72,6 +72,16 @@ def test_an_extrapolated_commit_model_is_named_once() -> None:
     assert text.count(line) == 1
 
 
+def test_runs_that_draw_from_different_workloads_are_told_apart() -> None:
+    commits = [
+        {"policy": "sglang-joint", "workload": "gsm8k", "block_length": 32, "median_steps": 4.396},
+        {"policy": "sglang-fdfo", "workload": "sharegpt", "block_length": 32, "threshold": 0.9},
+    ]
+    text = printed([summary()], {"commit_models": commits})
+    assert "Commit model: workload gsm8k, block 32, a law of 4.4 forwards (median) (sglang-joint)\n" in text
+    assert "Commit model: workload sharegpt, block 32, threshold 0.9 (sglang-fdfo)\n" in text
+
+
 def test_notes_say_what_was_dropped_or_changed() -> None:
     found = notes({"trace": {"skipped_bad": 2, "failed_in_trace": 1, "sorted_rows": 3, "hash_ids": True}})
     assert found == [

@@ -1,5 +1,6 @@
 """What must hold of the schedulers of production engines, whatever the trace, the pool and the fleet."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,20 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import name_of, parse
 from dsim.engine.replay import replay
 from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.profiler.models import Windowed
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..worlds import ENGINE_PRESETS, Driver, table_bytes, toy_profile
 from .test_invariants import FEW, Fleet, fleet_options, traces
 
-OVERLAP = LatencyModel(((8.0, 1.0), (64.0, 2.0)), 0.05, attention=1e-4, host_step=0.4, host_request=0.1, overlap=True)
-PROFILE = toy_profile(latency=OVERLAP)
+WINDOW = 6  # tokens that some of the layers see
+OVERLAP = LatencyModel(
+    ((8.0, 1.0), (64.0, 2.0)), 0.05, attention=1e-4, host_step=0.4, host_request=0.1, overlap=True,
+    window_attention=1e-3, window_kv_read=1e-2, window=WINDOW,
+)  # fmt: skip
+TOY = toy_profile(latency=OVERLAP)
+PROFILE = replace(TOY, model=replace(TOY.model, windowed=Windowed(2, 8, 128, WINDOW)))
 # Of each preset the fields that change what a step is; pages that are no multiple of a block, where none need be.
 SPECS = (
     "vllm-ar,page_size=8",
@@ -65,6 +72,8 @@ class EngineDriver(Driver):
         self._check_pages_ahead(plan)
         assert plan.num_tokens.sum() == plan.features.tokens
         assert plan.num_keys.sum() == plan.features.sum_kv
+        assert np.minimum(plan.num_keys, plan.num_tokens + WINDOW).sum() == plan.features.window_kv
+        assert self._pairs_in_sight(plan) == plan.features.window_q_kv
         prompts = plan.num_tokens[plan.phases == Phase.PREFILL].sum()
         assert prompts <= plan.features.prefill_tokens <= plan.features.tokens
         assert plan.prefill == (plan.features.prefill_tokens == plan.features.tokens)
@@ -80,6 +89,16 @@ class EngineDriver(Driver):
             found = np.flatnonzero(outcome.committed[row])
             self.committed[request] |= {int(plan.block_start[row]) + int(p) for p in found}
 
+    def _pairs_in_sight(self, plan: StepPlan) -> int:
+        """Query-key pairs of the layers with a window, position by position."""
+        num = 0
+        for n, keys, phase in zip(plan.num_tokens.tolist(), plan.num_keys.tolist(), plan.phases.tolist(), strict=True):
+            causal = self.policy.autoregressive or phase in (Phase.PREFILL, Phase.FLUSH)
+            for query in range(keys - n, keys):
+                first, end = (query + 1 - WINDOW, query + 1) if causal else (keys - n - WINDOW, keys)
+                num += end - max(0, first)
+        return num
+
 
 @settings(FEW, max_examples=150)
 @given(
@@ -90,7 +109,7 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     trace: Trace, spec: str, num_pages: int, rows: int, emit: str, tokens: int, eos: bool
 ) -> None:
     policy = parse(sized(spec, rows, tokens, num_pages))
-    d = EngineDriver(policy, trace, num_pages=num_pages, max_batch=rows, emit=emit, eos=eos).run()
+    d = EngineDriver(policy, trace, num_pages=num_pages, max_batch=rows, latency=OVERLAP, emit=emit, eos=eos).run()
     t, block = d.table, policy.block_length
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
     fits = -(-reserved // policy.memory.page_size) <= num_pages

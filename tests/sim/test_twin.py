@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.errors import PolicyError, ProfileError, TraceError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS, RequestTable, unpack
 from dsim.engine.policy import PRESETS, parse
 from dsim.profiler.profile import load
-from dsim.sim.twin import Result, limits_of, simulate
+from dsim.sim.twin import Result, caps_of, limits_of, simulate
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, SECOND, Collector, table_bytes, toy_profile, toy_trace
@@ -340,6 +341,16 @@ def test_an_interrupt_while_steps_are_handed_on_loses_none_and_writes_none_twice
     step = journal.steps["step"]
     assert step.tolist() == list(range(len(step)))
     assert 4096 <= len(step) < 16 * n
+
+
+def test_a_trace_s_own_steps_cap_a_law_request_by_request() -> None:
+    bare = Trace("three", np.zeros(3), np.full(3, 9), np.full(3, 9))
+    asked = replace(bare, extras={"diffusion_max_steps": [None, 12, 3]})
+    assert (caps_of(None, bare), caps_of(8, bare)) == (None, 8)
+    assert LawDraws(CanvasLaw("fixed", 256, 48.0), 0, 3, caps_of(None, asked)).arrays.requests["most"].tolist() == [
+        48, 12, 3,
+    ]  # fmt: skip
+    assert list(caps_of(8, asked)) == [8, 8, 3]
 
 
 @pytest.mark.parametrize("concurrency", [None, 2])

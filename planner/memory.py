@@ -1,0 +1,52 @@
+"""What a replica's memory holds, and which part of it binds where requests wait for room."""
+
+from collections.abc import Mapping
+
+from ..engine.engine import Limits
+from ..engine.policy import Policy
+from ..profiler.profile import Profile
+from ..sim.twin import memory_of
+
+WEIGHTS, PAGES, SCRATCH, WINDOWED, WORKSPACE, FREE = (
+    "weights", "KV pages", "scratch slots", "windowed layers", "sampler workspace", "left free",
+)  # fmt: skip
+ROWS, TOKENS = "max rows", "tokens of a prefill"  # what binds where it is a setting, not memory
+
+
+def parts(policy: Policy, profile: Profile, limits: Limits) -> dict[str, int]:
+    """Bytes of a replica's memory, by what they hold, where as many rows run as may; parts of nothing are left out.
+
+    KV pages are of the layers that see all tokens, but for those of scratch slots: what rows hold behind the tokens
+    that they have committed. The sampler's workspace has the logits of a step in it.
+    """
+    memory = memory_of(policy, profile.memory)
+    pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
+    scratch = min(pool, limits.max_batch * scratch_tokens(policy) * memory.kv_bytes_per_token)
+    logits = memory.logit_bytes(
+        limits.max_batch,
+        limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
+        policy.batching.logit_rows(policy, limits.max_batch),
+    )
+    found = {
+        WEIGHTS: memory.weight_bytes,
+        PAGES: pool - scratch,
+        SCRATCH: scratch,
+        WINDOWED: limits.max_batch * memory.window_bytes,
+        WORKSPACE: limits.max_batch * memory.workspace_bytes + logits,
+    }
+    found[FREE] = max(0, memory.capacity_bytes - sum(found.values()))
+    return {name: size for name, size in found.items() if size}
+
+
+def scratch_tokens(policy: Policy) -> int:
+    """Tokens behind the committed ones that a running sequence holds pages for: a block or drafts, and those ahead."""
+    if policy.full_sequence:
+        return 0
+    numbers = policy.granularity.numbers(policy)
+    own = numbers.get("drafts", 0) if policy.autoregressive else policy.block_length
+    return int(own + numbers.get("scratch", 0))
+
+
+def largest(held: Mapping[str, int]) -> str:
+    """The part beside the weights that takes most: where requests wait for pages, it binds."""
+    return max((name for name in held if name not in (WEIGHTS, FREE)), key=lambda name: held[name])
