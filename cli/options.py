@@ -116,7 +116,8 @@ Lengths = Annotated[
     str | None,
     option(
         "L",
-        f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace.",
+        f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace; "
+        "then ,max_tokens=N: the limit of all.",
         "--lengths",
     ),
 ]

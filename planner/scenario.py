@@ -22,6 +22,7 @@ from ..report.slo import Slo
 from ..sim.twin import Append, Progress, Result, commit_model_of, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
+from ..traces.lengths import without_limit
 
 MAX_REPLICAS = 4096
 SMALL = 1 << 28  # bytes: less is there
@@ -76,8 +77,11 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
-        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "yields", "fit", "lengths")}
+        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "yields", "fit")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
+        path, _ = without_limit(self.lengths or "")
+        if path and os.path.isfile(path):
+            files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
         policy = with_file(self.policy, lambda path: str(Path(path).absolute()))
         return replace(self, **{"policy": policy, **files})
 
@@ -230,7 +234,9 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
 
 def digest(trace: Trace) -> str:
     """Of the times and lengths: the same for the same requests, wherever their file lies."""
-    columns = (trace.arrival, trace.input_length, trace.output_length)
+    columns = [trace.arrival, trace.input_length, trace.output_length]
+    if "max_tokens" in trace.extras:
+        columns.append(trace.max_tokens)
     return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
 
 

@@ -278,11 +278,11 @@ def _shared_requests(
     if not len(index):
         raise DsimError(f"{p.folder} and {m.folder} share no request of {cut(policy)}")
     told = []
-    for name in ("input_length", "output_length", "arrival"):
+    for name in ("input_length", "output_length", "max_tokens", "arrival"):
         x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
         if name == "arrival" and p.info.get("closed_loop"):
             continue  # they follow from latencies
-        if name == "input_length" and clients:
+        if name in ("input_length", "max_tokens") and clients:
             continue  # a server counts a prompt's tokens in its own way; the import has told of it
         off = np.abs(x - y)
         other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))

@@ -12,7 +12,7 @@ from ...engine.journal import RequestTable
 from ...engine.latency import Features
 from ...engine.policy import Policy, parse
 from ...engine.replay import Ends, replay
-from ...engine.request import Request
+from ...engine.request import requests_of
 from ...engine.step import StepOutcome, StepPlan, features_left
 from ...profiler.profile import Profile
 from ..run import Columns, Run
@@ -89,8 +89,7 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
 def _serve(engine: Engine, requests: Columns, price: Price, commits: Commits, tick: Tick) -> None:
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
-    names = ("request", "arrival", "input_length", "output_length")
-    coming = [Request(*values) for values in zip(*(requests[name][order].tolist() for name in names), strict=True)]
+    coming = list(requests_of(requests, order))
     now, taken = 0.0, 0
     while True:
         while taken < len(coming) and coming[taken].arrival <= now:
