@@ -61,7 +61,7 @@ def replay(
     """
     from ..planner.ensemble import check_num
     from ..planner.ensemble import ensemble as run_ensemble
-    from ..planner.record import FILES, in_twin, record
+    from ..planner.record import FILES, in_twin, memory_of, record
     from ..planner.scenario import replicas_of
     from ..report.story import words
     from ..report.text import render
@@ -93,7 +93,10 @@ def replay(
             known["ensemble"] = asked.to_json()
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
-        recorded = record(scenarios, requests, in_twin, out=out, force=force, about=lambda _: known, watch=watch)
+        recorded = record(
+            scenarios, requests, in_twin, out=out, force=force, watch=watch,
+            about=lambda results: {**known, "memory": memory_of(first, requests, results)},
+        )  # fmt: skip
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
     if as_json:

@@ -13,6 +13,7 @@ from ..profiler.profile import Profile
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
+from ..sim.memory import StepMemory
 from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
 from .scenario import Scenario, arrived
@@ -83,6 +84,12 @@ def in_twin(
 ) -> tuple[Result, Exception | None]:
     """Serve a scenario in the twin."""
     return scenario.simulate(requests, append=append, progress=progress), None
+
+
+def memory_of(scenario: Scenario, requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """What a replica of each policy holds at its largest forward; GPUs and model are the profile's."""
+    profile = scenario.loaded_profile()
+    return [StepMemory(profile, result.policy, result.limits).to_json(requests) for result in results]
 
 
 def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summaries: list[Summary]) -> Manifest:

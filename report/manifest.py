@@ -40,6 +40,17 @@ class CommitInfo(TypedDict, total=False):
     tokens_per_step: float  # that an ordinary denoise step of whole blocks commits
 
 
+class MemoryInfo(TypedDict, total=False):
+    """The largest forward that a policy's limits allow, and what a replica's memory then holds."""
+
+    policy: str
+    tokens: int
+    head_rows: int
+    gb: dict[str, float]  # by what it is
+    capacity_gb: float
+    shortage: str | None  # which tensor is the one too many; null: it fits
+
+
 class Manifest(TypedDict, total=False):
     """run.json without its format's name and version. Times are seconds."""
 
@@ -61,6 +72,7 @@ class Manifest(TypedDict, total=False):
     seed: int
     slos: list[str]
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency
+    memory: list[MemoryInfo]  # of each policy's largest forward
     ensemble: dict[str, Any]  # what the answer hangs on: intervals over drawn profiles, and causes
     missing_passes: bool
     drop_warmup: float

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import closeup, curves, figures
 from .html import to_html
+from .memory import of_memory
 from .metrics import Floats, latencies
 from .page import Figure, Number, Page, Section, Widget, estimate
 from .run import Columns, Run
@@ -52,7 +53,7 @@ def run_page(run: Run) -> Page:
         Section("Which requests fared worst", (opened,) if slow["rows"] else ()),
         Section("What the engine did", tuple(engine)),
         Section("Steps", tuple(figures.by_chunk(steps))),
-        *(Section(s.title, s.blocks, fold=s.title) for s in said.sections),
+        *(Section(s.title, s.blocks, fold=s.title) for s in (*said.sections, of_memory(info.get("memory", [])))),
     ]
     return Page(
         name=said.name,

@@ -5,6 +5,7 @@ from typing import Any
 
 from .ensemble import of_ensemble
 from .manifest import CommitInfo, Manifest
+from .memory import shortages
 from .page import Page, Row, Section, Table
 from .table import Row as Compared
 from .table import compare, number
@@ -35,6 +36,7 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
     lines = []
     if manifest.get("interrupted"):
         lines.append("INTERRUPTED: the run was stopped; these are the requests and steps until then")
+    lines += shortages(manifest.get("memory", []))
     for p in policies:
         if p["unfinished"]:
             lines.append(
