@@ -85,7 +85,11 @@ def replay(
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
-        gpus = first.replicas * first.loaded_profile().device.count
+        counts = {scenario.loaded_profile().device.count for scenario in scenarios}
+        if len(counts) > 1:
+            told = ", ".join(map(str, sorted(counts)))
+            raise DsimError(f"--gpu-hour is one price and the policies' profiles have {told} GPUs, expected one number")
+        gpus = first.replicas * counts.pop()
         known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
     if ensemble is not None:
         with Bar(screen, "ensemble", "replays", note="starting (the first run compiles)") as bar:
@@ -95,7 +99,7 @@ def replay(
         watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
         recorded = record(
             scenarios, requests, in_twin, out=out, force=force, watch=watch,
-            about=lambda results: {**known, "memory": memory_of(first, requests, results)},
+            about=lambda results: {**known, "memory": memory_of(scenarios, requests, results)},
         )  # fmt: skip
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted

@@ -15,6 +15,7 @@ from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
 from ..files.read import quoted, read_toml
+from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
@@ -34,7 +35,7 @@ class Scenario:
     """A run in plain values: it can be written down, sent to another process, and run there with the same result."""
 
     trace: str  # a file or a shipped trace's name
-    policy: str = "optimus"  # a SPEC or a TOML file
+    policy: str = "optimus"  # a SPEC or a TOML file, and where it ends in @PROFILE a profile in place of `profile`
     profile: str = DEFAULT
     workload: str | None = None  # the profile's first commit model
     yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
@@ -77,13 +78,20 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
-        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "yields", "fit")}
+        named = {name: getattr(self, name) for name in ("trace", "profile", "yields", "fit")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
         path, _ = without_limit(self.lengths or "")
         if path and os.path.isfile(path):
             files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
-        policy = with_file(self.policy, lambda path: str(Path(path).absolute()))
-        return replace(self, **{"policy": policy, **files})
+        spec, profile = placed(self.policy)
+        policy = (
+            str(Path(spec).absolute())
+            if os.path.isfile(spec)
+            else with_file(spec, lambda path: str(Path(path).absolute()))
+        )
+        if profile is not None:
+            policy += "@" + (str(Path(profile).absolute()) if os.path.isfile(profile) else profile)
+        return replace(self, **{**files, "policy": policy})
 
     def source(self) -> Trace:
         """The trace as it is in its file."""
@@ -117,7 +125,8 @@ class Scenario:
 
     def parsed_policy(self) -> Policy:
         """The policy that the SPEC names."""
-        return parse(self.policy)
+        spec, profile = placed(self.policy)
+        return parse(spec) if profile is None else replace(parse(spec), name=self.policy)
 
     def loaded_profile(self) -> Profile:
         """The profile that prices the steps, with the yields that are given in place of its own, and varied."""
@@ -133,8 +142,8 @@ class Scenario:
         return varied(profile, self.variation, commit_model_of(self.parsed_policy(), profile, self.workload))
 
     def base_profile(self) -> Profile:
-        """The profile as its file has it."""
-        return load_profile(self.profile)
+        """The profile as its file has it: the policy's own, or else the scenario's."""
+        return load_profile(placed(self.policy)[1] or self.profile)
 
     def simulate(
         self, requests: Trace | None = None, *, append: Append | None = None, progress: Progress | None = None

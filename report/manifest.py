@@ -64,6 +64,7 @@ class Manifest(TypedDict, total=False):
     server: dict[str, Any]  # what the server's Prometheus metrics say of the same time
     trace: TraceInfo
     profile: ProfileInfo
+    profiles: dict[str, ProfileInfo]  # by policy, where they are not all on that one
     commit_models: list[CommitInfo]
     limits: list[dict[str, Any]]  # what a replica of each policy could hold: `policy`, and Limits' fields
     replicas: int

@@ -14,6 +14,7 @@ from ...engine.policy import Policy, parse
 from ...engine.replay import Ends, replay
 from ...engine.request import requests_of
 from ...engine.step import StepOutcome, StepPlan, features_left
+from ...profiler.placed import placed
 from ...profiler.profile import Profile
 from ..run import Columns, Run
 from .commits import Commits
@@ -45,7 +46,7 @@ class World:
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
-    policy, emit = parse(name), run.info.get("emit", "block").split(" ")[0]
+    policy, emit = parse(placed(name)[0]), run.info.get("emit", "block").split(" ")[0]
     for kept in run.info.get("limits", []):
         if kept["policy"] == name:
             return World(policy, Limits(**{k: v for k, v in kept.items() if k != "policy"}), profile, emit)
