@@ -25,8 +25,8 @@ SCHEMA, VERSION = "dsim-run", 1
 FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
 
 MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any number
-# Columns of steps that a run of before they were kept lacks.
-LATER = ("device", "evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
+# Columns that a run of before they were kept lacks.
+LATER = ("max_tokens", "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
