@@ -123,7 +123,8 @@ Lengths = Annotated[
     str | None,
     option(
         "L",
-        f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace.",
+        f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace; "
+        "then ,max_tokens=N: the limit of all.",
         "--lengths",
     ),
 ]
@@ -171,9 +172,10 @@ DropWarmup = Annotated[float, option("S", "Leave out requests of the first S sec
 
 # The options that make a scenario, with their defaults, in the order in which help lists them.
 SCENARIO: dict[str, tuple[Any, Any]] = {
-    "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "frontend": (Frontend, None), "yields": (Yields, None),
-    "ensemble": (Ensemble, None), "replicas": (Replicas, None), "router": (Router, "round-robin"),
-    "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None), "lengths": (Lengths, None),
+    "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "frontend": (Frontend, None),
+    "yields": (Yields, None), "ensemble": (Ensemble, None), "replicas": (Replicas, None),
+    "router": (Router, "round-robin"), "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None),
+    "lengths": (Lengths, None),
     "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),
     "columns": (Columns, None), "skip_bad": (SkipBad, False), "emit": (Emit, "block"), "eos": (Eos, False),
     "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),

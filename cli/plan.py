@@ -138,7 +138,7 @@ def plan_command(
             for name in ("device", "model", "profile_version"):
                 info.pop(name, None)
             firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
-            info["workload"] = workload or ", ".join(filter(None, firsts)) or None
+            info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
             page = plan_page(info)
             written = [] if out is None else _write(out, planned, info, page, sheets)
     except KeyboardInterrupt:

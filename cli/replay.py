@@ -42,7 +42,7 @@ def replay(
     """
     from ..planner.ensemble import check_num
     from ..planner.ensemble import ensemble as run_ensemble
-    from ..planner.record import FILES, in_twin, record
+    from ..planner.record import FILES, in_twin, memory_of, record
     from ..planner.scenario import replicas_of
     from ..report.story import words
     from ..report.text import render
@@ -69,7 +69,11 @@ def replay(
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
-        gpus = first.replicas * first.loaded_profile().device.count
+        counts = {scenario.loaded_profile().device.count for scenario in scenarios}
+        if len(counts) > 1:
+            told = ", ".join(map(str, sorted(counts)))
+            raise DsimError(f"--gpu-hour is one price and the policies' profiles have {told} GPUs, expected one number")
+        gpus = first.replicas * counts.pop()
         known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
     if ensemble is not None:
         with Bar(screen, "ensemble", "replays", note="starting (the first run compiles)") as bar:
@@ -77,7 +81,10 @@ def replay(
             known["ensemble"] = asked.to_json()
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
-        recorded = record(scenarios, requests, in_twin, out=out, force=force, about=lambda _: known, watch=watch)
+        recorded = record(
+            scenarios, requests, in_twin, out=out, force=force, watch=watch,
+            about=lambda results: {**known, "memory": memory_of(scenarios, requests, results)},
+        )  # fmt: skip
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
     if as_json:

@@ -94,7 +94,8 @@ def make(
     lengths: Annotated[
         str | None,
         typer.Option(
-            help=f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from."
+            help=f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
+            "then ,max_tokens=N: the limit of all."
         ),
     ] = None,
     num_requests: Annotated[int | None, typer.Option(help="How many; 1000 unless --duration is given.")] = None,

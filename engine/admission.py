@@ -3,7 +3,7 @@
 from typing import Any
 
 from .jit import rule
-from .state import CACHED, FREE, FREED, MASKED, NEXT, NOTHING, PENDING, PREEMPTED, ROWS, RUNNING, SCRATCH
+from .state import CACHED, FREE, FREED, IGNORED, MASKED, NEXT, NOTHING, PENDING, PREEMPTED, ROWS, RUNNING, SCRATCH
 
 
 @rule
@@ -82,7 +82,9 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
         q, r, block = w.q[slot], w.r[request], int(w.f[0].block)
         q.request = request
         q.prompt = r.input_length
-        q.end = r.input_length + r.output_length
+        q.end = r.input_length + r.max_tokens
+        q.answer = r.input_length + r.output_length
+        q.stop = q.end if w.f[0].stops == IGNORED else q.answer
         q.start = length - block
         known = int(r.input_length) - (length - block)
         for p in range(w.status.shape[1]):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .emission import emit, emit_prefixes, finish, publish, set_features
+from .emission import emit, emit_prefixes, finish, has_masks, publish, set_features
 from .hooks import block_entered, choose, holds_back, learn, select, settle
 from .jit import rule, whole
 from .state import (
@@ -208,7 +208,7 @@ def commit_block(w: Any, x: Any, now: Any) -> None:
         for i in range(c.num_rows):
             slot = w.lists[ROWS, i]
             q = w.q[slot]
-            if q.phase == PREFILL and q.left == 0 and q.end == q.prompt:
+            if q.phase == PREFILL and q.left == 0 and q.stop == q.prompt:
                 finish(w, slot, now)
     while _advance(w, x, now) and width > block:
         pass  # streaming has already worked on the next block: it may be complete too
@@ -223,12 +223,12 @@ def _advance(w: Any, x: Any, now: Any) -> bool:
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        if not q.unpublished or q.finished or _any(w.status[slot], block, MASKED):
+        if not q.unpublished or q.finished or has_masks(w, slot, block):
             continue
         if x.p[0].late and _any_open(w.status[slot], block):
             continue
         gaps += publish(w, slot, now)
-        if q.start + block >= q.end:
+        if q.start + block >= q.stop:
             finish(w, slot, now)
     c.gap_sum += gaps
     if width > block:
@@ -236,11 +236,11 @@ def _advance(w: Any, x: Any, now: Any) -> bool:
         for i in range(c.num_rows):
             slot = w.lists[ROWS, i]
             q = w.q[slot]
-            if q.unpublished or q.finished or q.start + 2 * block < q.end or _any(w.status[slot], width, MASKED):
+            if q.unpublished or q.finished or q.start + 2 * block < q.stop or has_masks(w, slot, width):
                 continue
             # Streaming has decoded the next, last block to its end: the request needs no flush.
-            if f.emit != EMIT_END and q.end - q.prompt - q.emitted > 0:
-                gaps += emit(w, slot, int(q.end) - q.prompt - q.emitted, now)
+            if f.emit != EMIT_END and q.answer - q.prompt - q.emitted > 0:
+                gaps += emit(w, slot, int(q.answer) - q.prompt - q.emitted, now)
             finish(w, slot, now)
         c.gap_sum += gaps
     moved = False

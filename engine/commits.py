@@ -206,8 +206,9 @@ class TokenDraws:
 class CommitDraws:
     """A commit model and a seed, ready to say which masks of a plan commit.
 
-    What belongs to a request is drawn once, from `input_length` and `output_length` [requests], 20 bytes each.
-    `deltas` is needed by a policy that evicts by importance alone.
+    What belongs to a request is drawn once, from `input_length`, `output_length` and `max_tokens` [requests], 20 bytes
+    each. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. `deltas` is needed by a
+    policy that evicts by importance alone.
     """
 
     def __init__(
@@ -218,6 +219,8 @@ class CommitDraws:
         output_length: npt.NDArray[np.int64],
         width: int,
         deltas: ImportanceDeltas | None = None,
+        max_tokens: npt.NDArray[np.int64] | None = None,
+        on_a_grid: bool = True,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
@@ -225,7 +228,8 @@ class CommitDraws:
         pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
         d.requests["factor"] = np.exp(model.request_effects())[pick]
         self._padding = model.padding_share, seed
-        self.seat(index, input_length, output_length)
+        self._on_a_grid = on_a_grid
+        self.seat(index, input_length, output_length, max_tokens)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         chance = np.array(model.for_block(width).pass_probability)
         with np.errstate(divide="ignore"):
@@ -243,15 +247,28 @@ class CommitDraws:
         return padding
 
     def seat(
-        self, index: npt.NDArray[np.int64], input_length: npt.NDArray[np.int64], output_length: npt.NDArray[np.int64]
+        self,
+        index: npt.NDArray[np.int64],
+        input_length: npt.NDArray[np.int64],
+        output_length: npt.NDArray[np.int64],
+        max_tokens: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Take in the lengths of these requests: a server learns them as they arrive."""
+        """Take in the lengths of these requests: a server learns them as they arrive.
+
+        Of a request whose limit is known, max_tokens, the blocks behind the one that its answer ends in are padding. Of
+        others, where it is 0, the commit model's share of all blocks is.
+        """
         share, seed = self._padding
-        last = (input_length + np.maximum(output_length, 1) - 1) // self.block_length
-        blocks = last - input_length // self.block_length + 1
-        padding = np.floor(share * blocks + uniform(key(seed, PADDING, index)))
+        block, answer = self.block_length, np.maximum(output_length, 1)
+        limit = np.maximum(answer, 0 if max_tokens is None else max_tokens)
+        last = (input_length + limit - 1) // block
+        blocks = last - input_length // block + 1
+        padding = np.minimum(np.floor(share * blocks + uniform(key(seed, PADDING, index))), blocks)
+        if max_tokens is not None:
+            begin = input_length % block if self._on_a_grid else 0
+            padding = np.where(max_tokens > 0, last - input_length // block - (begin + answer - 1) // block, padding)
         self.arrays.requests["last_block"][index] = last
-        self.arrays.requests["num_padding"][index] = np.minimum(padding, blocks)
+        self.arrays.requests["num_padding"][index] = padding
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit when all of the window goes through all layers, [rows, width]."""

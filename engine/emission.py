@@ -8,6 +8,7 @@ from .histogram import FIRST_BIN, NUM_BINS, SHIFT
 from .jit import rule
 from .latency import window_pairs
 from .state import (
+    AT_TOKEN,
     BATCHES,
     CHUNKS,
     COMPLETED,
@@ -58,8 +59,8 @@ def emit(w: Any, slot: Any, tokens: Any, now: Any) -> Any:
 def finish(w: Any, slot: Any, now: Any) -> None:
     """End a sequence's request; if its client gets all at the end, it does now."""
     c, q = w.c[0], w.q[slot]
-    if w.f[0].emit == EMIT_END and q.end > q.prompt:
-        emit(w, slot, int(q.end) - int(q.prompt), now)
+    if w.f[0].emit == EMIT_END and q.answer > q.prompt:
+        emit(w, slot, int(q.answer) - int(q.prompt), now)
     q.finished = True
     r = w.r[q.request]
     r.finish = now
@@ -84,7 +85,7 @@ def emit_prefixes(w: Any, now: Any) -> None:
             if w.status[slot, p] == MASKED:
                 prefix = p
                 break
-        tokens = min(int(q.end), q.start + prefix) - q.prompt - q.emitted
+        tokens = min(int(q.answer), q.start + prefix) - q.prompt - q.emitted
         if tokens > 0:
             gaps += emit(w, slot, tokens, now)
     c.gap_sum += gaps
@@ -95,7 +96,7 @@ def publish(w: Any, slot: Any, now: Any) -> Any:
     """Hand out the tokens of a sequence's block that has just become complete; the gap, or 0."""
     q, f = w.q[slot], w.f[0]
     q.unpublished = False
-    stop = min(int(q.end), q.start + f.block)
+    stop = min(int(q.answer), q.start + f.block)
     tokens = stop - q.prompt - q.emitted
     gap = 0.0
     if f.emit != EMIT_END and tokens > 0:
@@ -104,6 +105,18 @@ def publish(w: Any, slot: Any, now: Any) -> Any:
     if np.isnan(r.first_block) and stop > q.prompt:
         r.first_block = now
     return gap
+
+
+@rule
+def has_masks(w: Any, slot: Any, upto: Any) -> bool:
+    """Whether masks are left in the first `upto` columns, of those before its EOS where that ends a request at once."""
+    q = w.q[slot]
+    if w.f[0].stops == AT_TOKEN:
+        upto = min(upto, int(q.stop) - int(q.start))
+    for p in range(upto):
+        if w.status[slot, p] == MASKED:
+            return True
+    return False
 
 
 @rule

@@ -38,6 +38,7 @@ from .state import (
     with_slots,
 )
 from .step import StepOutcome, StepPlan
+from .unmasking import EOS
 
 EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be stopped
@@ -63,7 +64,8 @@ class Engine:
     plan = engine.schedule(now); outcome = <step model or GPU>(plan); engine.commit(outcome, now)
 
     `run` does the same with predicted outcomes, many steps a call. `table` receives what becomes of each request.
-    `latency` is needed by a policy that chooses by T(c, b) alone. eos: requests end at an EOS, which nobody foresees.
+    `latency` is needed by a policy that chooses by T(c, b) alone. eos: requests end at an EOS, which
+    nobody foresees, also where none of them says a limit.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Engine:
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
-            replica, eos, latency.window if latency else 0,
+            replica, eos, latency.window if latency else 0, EOS.index(policy.unmasking.eos),
         )  # fmt: skip
         self._w = new_world(fixed, table.rows)
         self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())
@@ -174,6 +176,7 @@ class Engine:
         t["arrival"][i] = request.arrival
         t["input_length"][i] = request.input_length
         t["output_length"][i] = request.output_length
+        t["max_tokens"][i] = request.limit
         c["submitted"] += 1
         if not self.fits(request):
             t["status"][i] = REJECTED
@@ -194,16 +197,16 @@ class Engine:
         policy, limits, prompt = self.policy, self.limits, request.input_length
         block, page = policy.block_length, policy.memory.page_size
         if policy.full_sequence:
-            length = prompt + -(-request.output_length // block) * block
+            length = prompt + -(-request.limit // block) * block
             if not policy.batching.fits(policy, length):
                 return False
             cache: Any = policy.cache  # of such a policy it is an ApproximateCache
             tokens = int(cache.held(np.array([prompt]), np.array([length]), limits.state_tokens)[0])
         else:
-            length = prompt + request.output_length
+            length = prompt + request.limit
             if not policy.batching.fits(policy, length):
                 return False
-            tokens = policy.batching.reserved(policy, prompt, request.output_length)
+            tokens = policy.batching.reserved(policy, prompt, request.limit)
         return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
 
     # ---- step by step ----------------------------------------------------------------------------------------
@@ -291,8 +294,10 @@ class Engine:
         if outcome.ends is not None:
             q, ends = w.q[slots], outcome.ends
             assert ((ends <= q["end"]) & (ends >= q["prompt"] + q["emitted"])).all(), "an end before what is handed out"
-            c["outstanding_tokens"] -= int((q["end"] - ends).sum())
-            w.q["end"][slots] = ends
+            answer = np.minimum(q["answer"], ends)
+            c["outstanding_tokens"] -= int((q["answer"] - answer).sum())
+            w.q["end"][slots], w.q["answer"][slots] = ends, answer
+            w.q["stop"][slots] = np.minimum(q["stop"], ends)
         c["latency"] = outcome.latency
         if outcome.device == outcome.device:  # not NaN: someone measured it
             self._host.add(max(0.0, outcome.latency - outcome.device))

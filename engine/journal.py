@@ -24,7 +24,8 @@ REQUEST_COLUMNS: dict[str, str] = {
     "status": "uint8",  # index into STATUSES
     "arrival": "float64",
     "input_length": "int32",
-    "output_length": "int32",  # tokens asked for
+    "output_length": "int32",  # tokens of the answer
+    "max_tokens": "int32",  # tokens asked for at most
     "scheduled": "float64",  # start of its first prefill
     "first_commit": "float64",  # end of the step that first committed one of its positions
     "first_block": "float64",  # first whole block ready

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .admission import canvas, head, place, pop, release
 from .block import next_block
-from .emission import emit, emit_prefixes, finish, publish, set_features
+from .emission import emit, emit_prefixes, finish, has_masks, publish, set_features
 from .errors import PolicyError
 from .hooks import head_rows, held, pages_to_admit, placed, work
 from .jit import plain, rule
@@ -111,7 +111,7 @@ def pages_of_canvas(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any
     """Pages of a request from beginning to end."""
     f, r = w.f[0], w.r[request]
     prompt = int(r.input_length)
-    tokens = held(prompt, prompt + canvas(int(r.output_length), int(f.block)), int(f.state_tokens), x.p[0])
+    tokens = held(prompt, prompt + canvas(int(r.max_tokens), int(f.block)), int(f.state_tokens), x.p[0])
     return -(-tokens // f.page)
 
 
@@ -174,7 +174,7 @@ def plan_passes(w: Any, x: Any) -> None:
             start = longest_prompt + furthest
         phase, tokens, keys = work(prompt, length, start, int(q.steps), int(q.block_steps), block, p)
         # A request for no tokens has no block, and one that a static batch carries along has none left.
-        over = q.start >= q.end
+        over = q.start >= q.stop
         for k in range(block):
             w.window[slot, k] = not over
         q.phase = IDLE if over and q.prefilled else phase
@@ -220,11 +220,11 @@ def commit_passes(w: Any, x: Any, now: Any) -> None:
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        if q.end == q.prompt:
+        if q.stop == q.prompt:
             finish(w, slot, now)
-        elif q.start < q.end and not _has_masks(w.status[slot]) and not _once_more(q.block_steps, p):
+        elif q.start < q.stop and not has_masks(w, slot, f.block) and not _once_more(q.block_steps, p):
             gaps += publish(w, slot, now)
-            if q.start + f.block >= q.end:
+            if q.start + f.block >= q.stop:
                 finish(w, slot, now)
             else:
                 next_block(w, x, slot)
@@ -240,16 +240,16 @@ def _end_together(w: Any, x: Any, now: Any) -> None:
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         # Who has no block left is carried along.
-        if w.q[slot].start < w.q[slot].end and (_has_masks(w.status[slot]) or _once_more(w.q[slot].block_steps, p)):
+        if w.q[slot].start < w.q[slot].stop and (has_masks(w, slot, f.block) or _once_more(w.q[slot].block_steps, p)):
             return
     goes_on = False
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        if q.start < q.end:
+        if q.start < q.stop:
             next_block(w, x, slot)
         q.block_steps = 0
-        if q.start < q.end:
+        if q.start < q.stop:
             goes_on = True
     if goes_on:
         return
@@ -258,7 +258,7 @@ def _end_together(w: Any, x: Any, now: Any) -> None:
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        tokens = int(q.end) - int(q.prompt)
+        tokens = int(q.answer) - int(q.prompt)
         if tokens > 0:
             w.r[q.request].first_block = now
             if f.emit != EMIT_END:
@@ -272,11 +272,3 @@ def _end_together(w: Any, x: Any, now: Any) -> None:
 def _once_more(block_steps: Any, p: Any) -> bool:
     """Whether a block is computed again though its first pass has finished it (Fast-dLLM's loop with a threshold)."""
     return p.once_more and block_steps == 1
-
-
-@rule
-def _has_masks(status: Any) -> bool:
-    for k in range(len(status)):
-        if status[k] == MASKED:
-            return True
-    return False

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from .engine import Engine
 from .journal import STEP_COLUMNS, pack, unpack
 from .part import Policy
-from .request import Request
+from .request import requests_of
 from .state import COMPLETED, MASKED, REJECTED, UNFINISHED
 from .step import Phase, StepOutcome, StepPlan, features_left, reached
 
@@ -36,13 +36,11 @@ def replay(
     """
     mine = np.flatnonzero(requests["replica"] == replica)
     early = Ends(engine.policy, requests)
+    coming = list(requests_of(requests, mine))
     submitted = 0
     for row in np.flatnonzero(steps["replica"] == replica):
         while submitted < steps["submitted"][row]:
-            i = mine[submitted]
-            index, arrival = int(requests["request"][i]), float(requests["arrival"][i])
-            lengths = int(requests["input_length"][i]), int(requests["output_length"][i])
-            engine.submit(Request(index, arrival, *lengths))
+            engine.submit(coming[submitted])
             submitted += 1
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
         plan = engine.schedule(start)
@@ -90,10 +88,9 @@ def replay(
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
     # Requests rejected after the last step appear in no step; submit them now.
-    for i in mine[submitted:]:
+    for request, i in zip(coming[submitted:], mine[submitted:], strict=True):
         if requests["status"][i] == REJECTED:
-            lengths = int(requests["input_length"][i]), int(requests["output_length"][i])
-            engine.submit(Request(int(requests["request"][i]), float(requests["arrival"][i]), *lengths))
+            engine.submit(request)
     over = (requests["status"][mine] != UNFINISHED).all()
     if over and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"

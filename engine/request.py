@@ -1,6 +1,8 @@
 """A request as the engine sees it: what arrives, when, and how long it is."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,4 +12,18 @@ class Request:
     index: int
     arrival: float  # s since the start of the run
     input_length: int  # prompt tokens
-    output_length: int  # max_new_tokens: exactly so many are returned unless the run stops at EOS
+    output_length: int  # tokens of the answer, its EOS included: exactly so many are returned
+    max_tokens: int = 0  # that the request asks for at most; 0: as many as its answer has
+
+    @property
+    def limit(self) -> int:
+        """Tokens after which it ends whatever they are; what a scheduler knows of its length."""
+        return max(self.output_length, self.max_tokens)
+
+
+def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
+    """The requests of a journal's columns, those of the rows `order`; older journals know no max_tokens."""
+    names = ("request", "arrival", "input_length", "output_length", "max_tokens")
+    held = [columns[name][order].tolist() for name in names if name in columns]
+    for values in zip(*held, strict=True):
+        yield Request(*values)

@@ -15,6 +15,7 @@ MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, its KV stale; committed,
 COMPLETED, REJECTED, UNFINISHED = 0, 1, 2  # a request's status: its place in journal.STATUSES
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when tokens reach the client: its place in EMIT
 NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
+AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request: its place in unmasking.EOS
 # What a row does in a step: the numbers of step.Phase.
 PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
 
@@ -26,7 +27,9 @@ SEQUENCE = np.dtype(
     [
         ("request", "i4"),  # index in the trace
         ("prompt", "i4"),  # prompt tokens
-        ("end", "i4"),  # prompt + output tokens
+        ("end", "i4"),  # prompt + tokens asked for at most: all that a scheduler knows before the EOS comes
+        ("answer", "i4"),  # prompt + tokens of the answer, which is handed out
+        ("stop", "i4"),  # where it is over: at the end of its answer, or at its limit where an EOS is ignored
         ("start", "i4"),  # first position of the current block: all before it has its KV
         ("pages", "i4"),  # KV pages held
         ("emitted", "i4"),  # tokens handed out
@@ -92,6 +95,7 @@ REPLICA = np.dtype(
         ("block", "i8"), ("width", "i8"), ("page", "i8"), ("num_pages", "i8"), ("max_batch", "i8"),
         ("max_prefill", "i8"), ("emit", "i8"), ("state_tokens", "i8"), ("replica", "i8"), ("eos", "i8"),
         ("window", "i8"),  # tokens that a layer with a window sees; 0: the model has none, or nobody asks
+        ("stops", "i8"),  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
     ],
     align=True,
 )  # fmt: skip

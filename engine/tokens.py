@@ -45,16 +45,16 @@ def commit_tokens(w: Any, x: Any, now: Any) -> None:
         q = w.q[slot]
         q.start += 1
         if c.kind == PREFILL_STEP:
-            if q.end == q.prompt:
+            if q.stop == q.prompt:
                 continue  # a request for no tokens is over once its prompt is in
             r = w.r[q.request]
             if np.isnan(r.first_block):
                 r.first_block = now
-        if emits:
+        if emits and q.emitted < q.answer - q.prompt:
             gaps += emit(w, slot, 1, now)
     c.gap_sum += gaps
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        if q.start + 1 >= q.end:
+        if q.start + 1 >= q.stop:
             finish(w, slot, now)

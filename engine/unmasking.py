@@ -11,6 +11,7 @@ from .errors import PolicyError
 from .hooks import draw_rows
 from .part import Answers, Choice, Part, Policy, Range
 
+EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "law")
 
 
@@ -37,6 +38,11 @@ class Unmasking(Part):
     sub_block: Annotated[
         int | None, Range(1), "positions of a block's parts that commit one after another; none: all"
     ] = None
+    eos: Annotated[
+        str, Choice(EOS), "what an EOS ends a request with: its block, at once, or nothing before its limit"
+    ] = "block"
+
+    neutral = frozenset({"eos"})
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -45,6 +51,8 @@ class Unmasking(Part):
             raise PolicyError(f"temperature is {self.temperature}, expected at least 0")
         if self.strategy not in STRATEGIES:
             raise PolicyError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
+        if self.eos not in EOS:
+            raise PolicyError(f"eos is {self.eos!r}, expected one of {', '.join(EOS)}")
         if self.denoising_steps is not None and self.denoising_steps < 1:
             raise PolicyError(f"denoising_steps is {self.denoising_steps}, expected at least 1")
         if self.sub_block is not None and self.sub_block < 1:

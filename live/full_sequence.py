@@ -106,7 +106,7 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     """The pages that requests may hold at once, and the scratch pages that their largest step takes."""
     page, most = policy.memory.page_size, min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
-    length = lengths(prompt, prompt + np.array([r.output_length for r in requests]), policy.block_length)
+    length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
     cache = cache_of(policy)
     held = -(-cache.held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)

@@ -196,7 +196,7 @@ def _pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -
 
 def _longest(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int:
     """Tokens of the longest request's canvas."""
-    longest = max(request.input_length + request.output_length for request in requests)
+    longest = max(request.input_length + request.limit for request in requests)
     return -(-min(longest, limits.context_limit) // policy.block_length) * policy.block_length
 
 

@@ -19,6 +19,7 @@ from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.policy import PRESETS, file_of, settings_of, with_file
 from ..files.read import cut, quoted, read_toml
+from ..profiler.placed import placed
 from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
 from ..sim.router import ROUTERS
@@ -211,7 +212,9 @@ def scenario_of(folder: Path, given: Json) -> Scenario:
     if "trace" not in plain:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
     settings = [f"{n.removeprefix(POLICY)}={_spec(v)}" for n, v in given.items() if n.startswith(POLICY)]
-    policy = plain.get("policy", Scenario.policy)
+    policy, profile = placed(plain.get("policy", Scenario.policy))
+    if profile is not None:
+        plain["profile"] = profile
     if policy.endswith(".toml"):
         if settings:
             raise DsimError(f"policy is the file {policy} and policy.{settings[0]} is given, expected one of them")

@@ -13,6 +13,7 @@ from ..profiler.profile import Profile
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
+from ..sim.memory import StepMemory
 from ..sim.twin import Append, Progress, Result, law_of
 from ..traces import Trace
 from .scenario import Scenario, arrived
@@ -71,7 +72,7 @@ def record(
                 writer.requests(name, arrived(result))
             if result.interrupted:
                 break
-        manifest: dict[str, Any] = {**manifest_of(scenarios[0], requests, results, summaries), **about(results)}
+        manifest: dict[str, Any] = {**manifest_of(scenarios, requests, results, summaries), **about(results)}
         held = Manifest(**{key: value for key, value in manifest.items() if value is not None})  # type: ignore[typeddict-item]
         if writer is not None:
             writer.finish(held)
@@ -85,9 +86,21 @@ def in_twin(
     return scenario.simulate(requests, append=append, progress=progress), None
 
 
-def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summaries: list[Summary]) -> Manifest:
+def memory_of(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """What a replica of each policy holds at its largest forward; GPUs and model are the profile's."""
+    return [
+        StepMemory(scenario.loaded_profile(), result.policy, result.limits).to_json(requests)
+        for scenario, result in zip(scenarios, results, strict=False)
+    ]
+
+
+def manifest_of(
+    scenarios: Sequence[Scenario], requests: Trace, results: list[Result], summaries: list[Summary]
+) -> Manifest:
     """What the run was. Nothing of when or where it ran: the same inputs give the same bytes."""
-    source, profile = scenario.source(), scenario.loaded_profile()
+    scenario = scenarios[0]
+    profiles = [s.loaded_profile() for s in scenarios[: len(results)]]
+    source, profile = scenario.source(), profiles[0]
     notes = source.notes
     emit = scenario.emit
     if emit == "block" and any(result.policy.autoregressive for result in results):
@@ -104,7 +117,7 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
             "extrapolated_from": result.commit_model.extrapolated_from,
             **_under(profile, result.commit_model),
         }
-        for result in results
+        for result, profile in zip(results, profiles, strict=True)
         if result.commit_model is not None
     ]
     return Manifest(
@@ -120,14 +133,8 @@ def manifest_of(scenario: Scenario, requests: Trace, results: list[Result], summ
             "sorted_rows": notes.num_unsorted,
             "hash_ids": notes.has_hash_ids,
         },
-        profile={
-            "name": profile.name,
-            "device": profile.device.name,
-            "model": profile.model.name,
-            "implementation": profile.implementation,
-            "estimated": profile.is_estimate,
-            **_host(profile),
-        },
+        profile=_info(profile),
+        **_of_each(scenarios, profiles),
         commit_models=commits,
         replicas=scenario.replicas,
         router=scenario.router,
@@ -162,6 +169,25 @@ def _under(profile: Profile, model: CommitModel) -> CommitInfo:
     from ..profiler.request_effects import mean_yield  # imported here: it loads SciPy
 
     return {"tokens_per_step": float(f"{mean_yield(model):.3g}")}
+
+
+def _info(profile: Profile) -> ProfileInfo:
+    """What a report says of a profile."""
+    return {
+        "name": profile.name,
+        "device": profile.device.name,
+        "model": profile.model.name,
+        "implementation": profile.implementation,
+        "estimated": profile.is_estimate,
+        **_host(profile),
+    }
+
+
+def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
+    """Each policy's profile, where they are not all on one."""
+    if len({profile.name for profile in profiles}) == 1:
+        return {}
+    return {"profiles": {s.policy: _info(profile) for s, profile in zip(scenarios, profiles, strict=False)}}
 
 
 def _host(profile: Profile) -> ProfileInfo:

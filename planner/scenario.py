@@ -16,6 +16,7 @@ from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
 from ..files.read import quoted, read_toml
+from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
@@ -23,6 +24,7 @@ from ..report.slo import Slo
 from ..sim.twin import Append, Progress, Result, commit_model_of, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
+from ..traces.lengths import without_limit
 
 MAX_REPLICAS = 4096
 SMALL = 1 << 28  # bytes: less is there
@@ -34,7 +36,7 @@ class Scenario:
     """A run in plain values: it can be written down, sent to another process, and run there with the same result."""
 
     trace: str  # a file or a shipped trace's name
-    policy: str = "optimus"  # a SPEC or a TOML file
+    policy: str = "optimus"  # a SPEC or a TOML file, and where it ends in @PROFILE a profile in place of `profile`
     profile: str = DEFAULT
     workload: str | None = None  # the profile's first commit model
     yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
@@ -80,10 +82,20 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The same with the whole paths of its files: it may run in a process that is in another folder."""
-        named = {name: getattr(self, name) for name in ("trace", "policy", "profile", "yields", "fit", "lengths")}
+        named = {name: getattr(self, name) for name in ("trace", "profile", "yields", "fit")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
-        policy = with_file(self.policy, lambda path: str(Path(path).absolute()))
-        return replace(self, **{"policy": policy, **files})
+        path, _ = without_limit(self.lengths or "")
+        if path and os.path.isfile(path):
+            files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
+        spec, profile = placed(self.policy)
+        policy = (
+            str(Path(spec).absolute())
+            if os.path.isfile(spec)
+            else with_file(spec, lambda path: str(Path(path).absolute()))
+        )
+        if profile is not None:
+            policy += "@" + (str(Path(profile).absolute()) if os.path.isfile(profile) else profile)
+        return replace(self, **{**files, "policy": policy})
 
     def source(self) -> Trace:
         """The trace as it is in its file."""
@@ -117,7 +129,8 @@ class Scenario:
 
     def parsed_policy(self) -> Policy:
         """The policy that the SPEC names."""
-        return parse(self.policy)
+        spec, profile = placed(self.policy)
+        return parse(spec) if profile is None else replace(parse(spec), name=self.policy)
 
     def loaded_profile(self) -> Profile:
         """The profile that prices the steps, with the yields that are given in place of its own, and varied."""
@@ -137,8 +150,8 @@ class Scenario:
         return profile if self.frontend is None else replace(profile, frontend=self.frontend)
 
     def base_profile(self) -> Profile:
-        """The profile as its file has it."""
-        return load_profile(self.profile)
+        """The profile as its file has it: the policy's own, or else the scenario's."""
+        return load_profile(placed(self.policy)[1] or self.profile)
 
     def simulate(
         self, requests: Trace | None = None, *, append: Append | None = None, progress: Progress | None = None
@@ -247,7 +260,9 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
 
 def digest(trace: Trace) -> str:
     """Of the times and lengths: the same for the same requests, wherever their file lies."""
-    columns = (trace.arrival, trace.input_length, trace.output_length)
+    columns = [trace.arrival, trace.input_length, trace.output_length]
+    if "max_tokens" in trace.extras:
+        columns.append(trace.max_tokens)
     return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
 
 

@@ -17,6 +17,7 @@ from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from .commit_log import CommitLog
 from .likelihood import Likelihood, Variances
+from .padding import padding_of
 from .pieces import digits
 from .profile import CommitFit, Prediction
 from .request_effects import fit_effects
@@ -49,8 +50,13 @@ def fit_commits(
     temperature: float | None = None,
     source: str = "",
 ) -> tuple[CommitModel, CommitFit]:
-    """The commit model of greatest likelihood, and its errors on the requests kept from it."""
-    fitted, judge = split(log)
+    """The commit model of greatest likelihood, and its errors on the requests kept from it.
+
+    Blocks behind an EOS, where the log has any, are no part of either: the fit says their share (`at_fixed_length`).
+    """
+    log = complete(log)
+    padding = padding_of(log)
+    fitted, judge = split(log if padding is None else log[~padding.rows])
     if not len(fitted) or not len(judge):
         count = len(np.unique(fitted.request)) + len(np.unique(judge.request))
         raise ProfileError(f"the log holds whole blocks of {count} requests, expected at least {FEW_REQUESTS}")
@@ -71,6 +77,8 @@ def fit_commits(
         stage_gain=digits(gain, 4),
         source=source,
     )
+    if padding is not None:
+        errors = {**errors, "padding_share": padding.error}
     effects, tails = fit_effects(model, log_odds, gain, variances, likelihood, Likelihood(_few(judge)))
     model = _match(replace(model, request_quantiles=effects), log_odds, fitted)
     predictions = predict(model, judge)
@@ -89,7 +97,15 @@ def fit_commits(
         predictions=predictions,
         valid=not doubts,
         doubts=doubts,
+        padding_share=0.0 if padding is None else digits(padding.share, 3),
     )
+
+
+def at_fixed_length(model: CommitModel, fit: CommitFit) -> tuple[CommitModel, ...]:
+    """The model as fitted, which serves up to an EOS, and where its log ran on one of runs to a fixed length."""
+    if not fit.padding_share:
+        return (model,)
+    return model, replace(model, workload=f"{model.workload}-fixed", padding_share=fit.padding_share)
 
 
 def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:

@@ -52,7 +52,7 @@ from ..live.session import Kept, run
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
 from .fit import fit_latency
-from .fit_commits import fit_commits
+from .fit_commits import at_fixed_length, fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
@@ -624,7 +624,7 @@ def profile_model(
         model, commit_fit = fit_commits(
             log, workload=workload, threshold=threshold, temperature=temperature, source=source
         )
-        models.append(model)
+        models += at_fixed_length(model, commit_fit)
         fits.append(commit_fit)
     profile = Profile(
         name=name,

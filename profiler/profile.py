@@ -182,6 +182,7 @@ class CommitFit:
     predictions: tuple[Prediction, ...]
     valid: bool
     doubts: tuple[str, ...] = ()
+    padding_share: float = 0.0  # of the log's blocks, those behind an EOS, which the model was not fitted to
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,9 @@ LIMITS: AllLimits = {
     CommitModel: {
         "threshold": SHARE, "stage_gain": (-100.0, 100.0), "padding_share": SHARE, "extrapolated_from": (1,),
     },
-    CommitFit: {"block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,)},
+    CommitFit: {
+        "block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,), "padding_share": SHARE,
+    },
     CanvasLaw: {"canvas_length": (1,), "median": (1,), "drift": (0.01, 100.0), "least": (1,), "most": (1,)},
     ImportanceDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},
 }  # fmt: skip

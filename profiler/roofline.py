@@ -25,6 +25,7 @@ from .models import (
     touched_experts,
     window_flops,
 )
+from .moved_bytes import cache_overhead
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
 from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 
@@ -66,6 +67,9 @@ def roofline(
     shape = "dimensions in profiler/models.py" if MODELS.get(model.name) == model else "dimensions in config.json"
     sheet = "data sheet figures and efficiencies in profiler/hardware.py" if GPUS.get(gpu.name) == gpu else gpu.source
     latency, regimes = latency_model(gpu, model, tp, graphs)
+    if kind == "full-sequence":
+        bandwidth = tp * gpu.bandwidth * gpu.bandwidth_efficiency
+        latency = replace(latency, cache_overhead=cache_overhead(model, bandwidth, launched=not graphs))
     how = "captured graphs" if graphs else "eager LMDeploy"
     where = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
     return Profile(

@@ -78,7 +78,8 @@ def _script(profile: Profile, host_request: float) -> Profile:
         profile,
         description=f"{profile.model.name} on {profile.device.name}, {how}, from data sheets",
         implementation=f"roofline with the host terms of {how}",
-        latency=replace(profile.latency, launch=SCRIPT_LAUNCH, host_request=host_request),
+        # Its floor and its efficiency were read off whole runs, what their caches move included.
+        latency=replace(profile.latency, launch=SCRIPT_LAUNCH, host_request=host_request, cache_overhead=()),
     )
 
 

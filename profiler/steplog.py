@@ -16,7 +16,7 @@ from ..files.read import cut, parsing, read_lines, shown
 from .checked import Section
 from .commit_log import Bools, CommitLog
 from .fit import fit_latency, predict
-from .fit_commits import fit_commits
+from .fit_commits import at_fixed_length, fit_commits
 from .logged import Logged, Requests
 from .models import ModelShape, model
 from .pieces import digits
@@ -127,7 +127,7 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
             found, judged = fit_commits(
                 log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
             )
-            commits, fits = [found], [judged]
+            commits, fits = list(at_fixed_length(found, judged)), [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
     # A fit of medians runs ahead of a log with a long tail, and queues wait for the tail too: in all, steps take as

@@ -43,6 +43,17 @@ class CommitInfo(TypedDict, total=False):
     tokens_per_step: float  # that an ordinary denoise step of whole blocks commits
 
 
+class MemoryInfo(TypedDict, total=False):
+    """The largest forward that a policy's limits allow, and what a replica's memory then holds."""
+
+    policy: str
+    tokens: int
+    head_rows: int
+    gb: dict[str, float]  # by what it is
+    capacity_gb: float
+    shortage: str | None  # which tensor is the one too many; null: it fits
+
+
 class Manifest(TypedDict, total=False):
     """run.json without its format's name and version. Times are seconds."""
 
@@ -56,6 +67,7 @@ class Manifest(TypedDict, total=False):
     server: dict[str, Any]  # what the server's Prometheus metrics say of the same time
     trace: TraceInfo
     profile: ProfileInfo
+    profiles: dict[str, ProfileInfo]  # by policy, where they are not all on that one
     commit_models: list[CommitInfo]
     limits: list[dict[str, Any]]  # what a replica of each policy could hold: `policy`, and Limits' fields
     replicas: int
@@ -64,6 +76,7 @@ class Manifest(TypedDict, total=False):
     seed: int
     slos: list[str]
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency
+    memory: list[MemoryInfo]  # of each policy's largest forward
     ensemble: dict[str, Any]  # what the answer hangs on: intervals over drawn profiles, and causes
     missing_passes: bool
     drop_warmup: float

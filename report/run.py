@@ -25,8 +25,8 @@ SCHEMA, VERSION = "dsim-run", 1
 FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
 
 MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any number
-# Columns of steps that a run of before they were kept lacks.
-LATER = ("device", "evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
+# Columns that a run of before they were kept lacks.
+LATER = ("max_tokens", "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -54,10 +54,17 @@ class Run:
         """A policy's request columns, `status` as an index into STATUSES."""
         names = list(columns or REQUEST_COLUMNS)
         with _opened(self.folder / "requests.parquet") as file:
-            table = file.read(["policy", *names])
+            # A run of before limits were kept asked for as many tokens as it got.
+            held = {name: name for name in names}
+            if "max_tokens" in held and "max_tokens" not in file.schema_arrow.names:
+                held["max_tokens"] = "output_length"
+            table = file.read(["policy", *dict.fromkeys(held.values())])
             mine = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
             # Columns beside the journal's, as of a load generator's file, are of seconds.
-            return {name: _numpy(mine[name].combine_chunks(), REQUEST_COLUMNS.get(name, "float64")) for name in names}
+            return {
+                name: _numpy(mine[stored].combine_chunks(), REQUEST_COLUMNS.get(name, "float64"))
+                for name, stored in held.items()
+            }
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
         """A policy's steps, some thousands at a time; scalar columns only."""

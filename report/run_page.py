@@ -9,11 +9,13 @@ import numpy as np
 
 from . import closeup, curves, figures
 from .html import to_html
+from .manifest import Manifest
+from .memory import of_memory
 from .metrics import Floats, latencies
 from .page import Figure, Number, Page, Section, Widget, estimate
 from .run import Columns, Run
 from .slo import Slo
-from .story import Json, estimated, words
+from .story import Json, estimated, profiles_of, words
 from .table import compare, number
 
 SLOWEST = 6  # requests of a policy
@@ -52,14 +54,14 @@ def run_page(run: Run) -> Page:
         Section("Which requests fared worst", (opened,) if slow["rows"] else ()),
         Section("What the engine did", tuple(engine)),
         Section("Steps", tuple(figures.by_chunk(steps))),
-        *(Section(s.title, s.blocks, fold=s.title) for s in said.sections),
+        *(Section(s.title, s.blocks, fold=s.title) for s in (*said.sections, of_memory(info.get("memory", [])))),
     ]
     return Page(
         name=said.name,
         question=said.question,
         answer=said.answer,
         alarms=said.alarms,
-        cautions=(estimate(info.get("profile", {}).get("name", "unnamed")),) if estimated(info) else (),
+        cautions=(estimate(" and ".join(_estimates(info)) or "unnamed"),) if estimated(info) else (),
         numbers=_numbers(info["policies"]),
         chart=shown[0] if shown else None,
         facts=said.facts,
@@ -70,6 +72,12 @@ def run_page(run: Run) -> Page:
         version=info.get("dsim", ""),
         data={"moment": _moment(requests, steps, edges), "requests": slow},
     )
+
+
+def _estimates(info: Manifest) -> list[str]:
+    """The names of the profiles that nobody measured."""
+    found = [p.get("name", "") for p in profiles_of(info).values() if p.get("estimated", True)]
+    return list(dict.fromkeys(name for name in found if name))
 
 
 def _foremost(found: Sequence[Figure], policies: Sequence[Json], slos: Sequence[Slo]) -> list[Figure]:

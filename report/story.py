@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .ensemble import of_ensemble
-from .manifest import CommitInfo, Manifest
+from .manifest import CommitInfo, Manifest, ProfileInfo
+from .memory import shortages
 from .page import Page, Row, Section, Table
 from .table import Row as Compared
 from .table import compare, number
@@ -35,6 +36,7 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
     lines = []
     if manifest.get("interrupted"):
         lines.append("INTERRUPTED: the run was stopped; these are the requests and steps until then")
+    lines += shortages(manifest.get("memory", []))
     for p in policies:
         if p["unfinished"]:
             lines.append(
@@ -85,9 +87,12 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         lines.append(("Measured on", _device(manifest)))
     if manifest.get("driver") == "client":
         lines.append(("Measured by", manifest.get("client", {}).get("tool", "a client")))
-    if "profile" in manifest:
-        lines.append(("Profile", _profile(manifest)))
-        if seconds := manifest["profile"].get("frontend"):
+    told = profiles_of(manifest)
+    if told:
+        lines += [
+            ("Profile" if len(told) == 1 else f"Profile of {who}", _profile(p, manifest)) for who, p in told.items()
+        ]
+        if seconds := next(iter(told.values())).get("frontend"):
             lines.append(("Front end", front_end(seconds)))
     lines += [("Commit model", text) for text in _commits(manifest.get("commit_models", []))]
     serving = []
@@ -111,7 +116,15 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
 
 def estimated(manifest: Manifest) -> bool:
     """Whether the profile was derived or calibrated; so it is unless the profile says that it was measured."""
-    return manifest.get("driver") not in ("live", "client") and bool(manifest.get("profile", {}).get("estimated", True))
+    profiles = profiles_of(manifest) or {"": ProfileInfo()}
+    told = any(profile.get("estimated", True) for profile in profiles.values())
+    return manifest.get("driver") not in ("live", "client") and told
+
+
+def profiles_of(manifest: Manifest) -> dict[str, ProfileInfo]:
+    """The profile of each policy, or of all of them under one name; empty where nobody says."""
+    one = {"": manifest["profile"]} if "profile" in manifest else {}
+    return manifest.get("profiles") or one
 
 
 def notes(manifest: Manifest) -> list[str]:
@@ -139,11 +152,17 @@ def notes(manifest: Manifest) -> list[str]:
 
 
 def _of_profile(manifest: Manifest) -> list[str]:
-    """What the profile was calibrated under that the run is not, and what of its host nobody knows."""
-    profile = manifest.get("profile", {})
+    """What a profile was calibrated under that the run is not, and what of its host nobody knows."""
+    lines = []
+    for policy, profile in profiles_of(manifest).items():
+        models = [m for m in manifest.get("commit_models", []) if policy in ("", m.get("policy"))]
+        lines += _of_one(profile, models)
+    return list(dict.fromkeys(lines))
+
+
+def _of_one(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
     lines = []
     if "calibrated_with" in profile:
-        models = manifest.get("commit_models", [])
         others = dict.fromkeys(
             f"{m['tokens_per_step']:.3g} ({m['workload']})" for m in models if m.get("tokens_per_step") is not None
         )
@@ -217,11 +236,12 @@ def _device(manifest: Manifest) -> str:
     )
 
 
-def _profile(manifest: Manifest) -> str:
-    profile = manifest["profile"]
+def _profile(profile: ProfileInfo, manifest: Manifest) -> str:
     about = ", ".join(str(profile[key]) for key in ("model", "device", "implementation") if profile.get(key))
     name = profile.get("name", "unnamed")
-    return (f"{name} ({about})" if about else name) + (": estimated, not measured" if estimated(manifest) else "")
+    return (f"{name} ({about})" if about else name) + (
+        ": estimated, not measured" if estimated(manifest) and profile.get("estimated", True) else ""
+    )
 
 
 def _cost(manifest: Manifest) -> str:

@@ -158,8 +158,10 @@ def draws_of(
         return LawDraws(law, seed, len(requests), caps_of(policy.unmasking.denoising_steps, requests))
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-    lengths = requests.input_length, requests.output_length
-    return CommitDraws(commits, seed, *lengths, policy.width, deltas_of(policy, profile))
+    return CommitDraws(
+        commits, seed, requests.input_length, requests.output_length, policy.width, deltas_of(policy, profile),
+        requests.max_tokens, not policy.full_sequence,
+    )  # fmt: skip
 
 
 def caps_of(denoising_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
@@ -190,7 +192,8 @@ def simulate(
     """Replay a trace: open loop, or closed with `concurrency` requests in flight.
 
     drain: go on after the last arrival until all is served; otherwise what is in flight then stays unfinished.
-    eos: a request's last token is an EOS, not its limit (see `_past_eos`).
+    eos: a request's last token is an EOS, and nobody foresees it. Of one whose limit the trace says, max_tokens, it is
+    where the answer is shorter; what an EOS ends is the policy's `eos` (see also `_past_eos`).
     append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
     progress: called with the requests ended so far and the simulated time.
     Ctrl-C ends the run early, with what is done.
@@ -205,11 +208,14 @@ def simulate(
     check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
     missed = np.zeros(len(trace), np.bool_)
-    if eos and policy.granularity.on_a_grid and not (policy.autoregressive or policy.full_sequence):
-        trace, missed = _past_eos(trace, policy.block_length)
+    if policy.granularity.on_a_grid and policy.unmasking.eos == "block" and not (
+        policy.autoregressive or policy.full_sequence
+    ):  # fmt: skip
+        trace, missed = _past_eos(trace, policy.block_length, eos)
     draws = draws_of(policy, profile, commits, seed, trace, workload)
     if isinstance(draws, CommitDraws):
-        draws.num_padding[missed] = 1
+        # The block behind the EOS's is padding, beside those behind it of a known limit.
+        draws.num_padding[missed] = np.where(trace.max_tokens > 0, draws.num_padding + 1, 1)[missed]
     step_model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
     table = RequestTable(len(trace))
     env = Clock()
@@ -268,15 +274,17 @@ def simulate(
     return Result(policy, limits, commits, table, totals, env.now, interrupted)
 
 
-def _past_eos(trace: Trace, block: int) -> tuple[Trace, npt.NDArray[np.bool_]]:
+def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
     """The trace as LMDeploy serves it when requests end at an EOS, and the requests for which that makes a difference.
 
     An EOS stops a request with its block, as a limit does. But one in the block that the prompt ends in is not looked
-    for (block-diffusion.md 1.6): the request goes on to the first position of the next block, which is all padding.
+    for (block-diffusion.md 1.6): the request goes on to the first position of the next block, which is all padding, if
+    its limit lies so far. eos: also requests whose limit the trace does not say end at an EOS.
     """
-    partial = -trace.input_length % block
-    missed = (partial > 0) & (trace.output_length > 0) & (trace.output_length <= partial)
-    return replace(trace, output_length=np.where(missed, partial + 1, trace.output_length)), missed
+    partial, answer, limit = -trace.input_length % block, trace.output_length, trace.max_tokens
+    ends = (limit > answer) | ((limit == 0) & eos)
+    missed = ends & (partial > 0) & (answer > 0) & (answer <= partial) & ((limit == 0) | (limit > partial))
+    return replace(trace, output_length=np.where(missed, partial + 1, answer)), missed
 
 
 class _Arrivals:
@@ -329,7 +337,7 @@ class _ClosedLoop:
         while workers and self._taken < len(self._trace):
             request = self._trace.request(self._taken)
             self._taken += 1
-            asked = Request(request.index, self._env.now, request.input_length, request.output_length)
+            asked = replace(request, arrival=self._env.now)
             if self._delay:
                 self._underway.append(asked)
                 self._env.process(self._arrive())
@@ -358,14 +366,14 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
                 f"{limits.num_pages} pages of {policy.memory.page_size} and the tokens of a step"
             )
         return
-    length = trace.input_length + trace.output_length
+    length = trace.input_length + trace.limit
     page = policy.memory.page_size
     if not policy.batching.fits(policy, int(length.min())):
         raise TraceError(
             f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length.min())} tokens, more "
             f"than a step of {policy.name} takes"
         )
-    pages = -(-policy.batching.reserved(policy, trace.input_length, trace.output_length) // page)
+    pages = -(-policy.batching.reserved(policy, trace.input_length, trace.limit) // page)
     if ((pages > limits.num_pages) | (length > limits.context_limit)).all():
         i = int(np.argmin(length))
         raise TraceError(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,16 +36,48 @@ LENGTHS = {
 }
 
 FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
+LIMIT = ",max_tokens="  # at the end of any of them: the limit of every request
 
 
-def draw_lengths(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints]:
-    """Pairs of input and output lengths, each at least 1; pair i depends on the seed and i alone.
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Lengths, one entry a request."""
 
-    `lengths` is a trace to draw pairs from with replacement, moments, a name in LENGTHS, or one of the forms.
+    input_length: Ints
+    output_length: Ints
+    extras: dict[str, list[Any]]  # Trace.extras: max_tokens, where it is known
+
+
+def draw_lengths(lengths: str | Moments | Trace, num_requests: int, seed: int, max_tokens: int | None = None) -> Drawn:
+    """Input and output lengths, each at least 1; those of request i depend on the seed and i alone.
+
+    `lengths` is a trace to draw requests from with replacement, moments, a name in LENGTHS, or one of the forms.
+    max_tokens: the limit of every request; an answer drawn longer ends there. A trace's requests keep their own.
     """
     if isinstance(lengths, Trace):
         rows = bootstrap(lengths, np.arange(num_requests), seed)
-        return lengths.input_length[rows], lengths.output_length[rows]
+        pair = lengths.input_length[rows], lengths.output_length[rows]
+        own = lengths.extras.get("max_tokens")
+        extras = {} if own is None else {"max_tokens": [own[i] for i in rows.tolist()]}
+    else:
+        pair, extras = draw_pairs(lengths, num_requests, seed), {}
+    if max_tokens is None:
+        return Drawn(*pair, extras)
+    return Drawn(pair[0], np.minimum(pair[1], max_tokens), {"max_tokens": [max_tokens] * num_requests})
+
+
+def without_limit(text: str) -> tuple[str, int | None]:
+    """Lengths as text without `,max_tokens=N` at their end, and N."""
+    head, found, limit = text.rpartition(LIMIT)
+    if not found:
+        return text, None
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_LENGTH or len(limit) > 8:
+        raise TraceError(f"lengths are {cut(text)}: max_tokens is {cut(limit)}, expected 1 to {MAX_LENGTH}")
+    return head, int(limit)
+
+
+def draw_pairs(lengths: str | Moments, num_requests: int, seed: int) -> tuple[Ints, Ints]:
+    """Pairs of input and output lengths of a distribution."""
     kind, moments = ("lognormal", lengths) if isinstance(lengths, Moments) else parse_lengths(lengths)
     draw = {"fixed": normal, "normal": normal, "lognormal": lognormal}[kind]
     input_u, output_u = (
@@ -76,7 +109,9 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
     elif kind in ("normal", "lognormal") and len(numbers) == 2:
         numbers *= 2
     if kind not in ("fixed", "normal", "lognormal") or len(numbers) != 4:
-        raise TraceError(f"lengths are {cut(text)}, expected one of: {', '.join(LENGTHS)}, {FORMS}")
+        raise TraceError(
+            f"lengths are {cut(text)}, expected one of: {', '.join(LENGTHS)}, {FORMS}; each may end in {LIMIT}N"
+        )
     for mean, std in (numbers[:2], numbers[2:]):
         if not 1 <= mean <= MAX_LENGTH or not 0 <= std <= MAX_LENGTH:
             found = f"mean {mean:g} and std {std:g}"

@@ -19,13 +19,8 @@ from .trace import MAX_LENGTH, Ints
 Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 MAX_TICK = 2**62  # ns: year 2116
-COUNTS = (
-    "block_size",
-    "gen_length",
-    "block_length",
-    "steps",
-    "diffusion_max_steps",
-)  # extras that are counts of at least 1
+# Extras that are counts of at least 1.
+COUNTS = ("block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "max_tokens")
 BYTES_PER_TOKEN = 4  # a rule of thumb for English text
 
 

@@ -11,7 +11,7 @@ from ..engine.errors import TraceError
 from ..files.read import cut
 from .arrivals import GAPS, check_choice, check_seed, renewal, resolve_cv
 from .burstgpt import BurstGPTLike, burstgpt_like
-from .lengths import LENGTHS, Moments, bootstrap, draw_lengths
+from .lengths import LENGTHS, Drawn, Moments, bootstrap, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
 from .trace import Floats, Trace, TraceNotes, check_rate
@@ -54,12 +54,12 @@ def synth(
     if num_requests is None and duration is None:
         num_requests = 1000
     times = draw_times(arrival, rate, cv, num_requests, duration, seed, parameters)
-    input_length, output_length = draw_lengths(resolve_lengths(lengths), len(times), seed)
+    drawn = lengths_of(lengths, len(times), seed)
     shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
     source = lengths if isinstance(lengths, str) else lengths.name if isinstance(lengths, Trace) else "moments"
     name = f"{arrival}({rate:g}/s,{shown}{source},seed={seed})"
     notes = TraceNotes(path=name, format="synthetic", num_rows=len(times))
-    return Trace(name, times, input_length, output_length, notes=notes)
+    return Trace(name, times, drawn.input_length, drawn.output_length, drawn.extras, notes)
 
 
 def prepare(
@@ -80,7 +80,8 @@ def prepare(
 
     With its own times (arrival "trace"), `jitter` delays each request by up to so many seconds, then `time_scale`
     multiplies the gaps or `rate` rescales them. With a process, the rate is the trace's unless given, and requests
-    beyond the trace's end are drawn from it again. Lengths other than the trace's own leave no optional columns.
+    beyond the trace's end are drawn from it again. Lengths other than the trace's own leave no optional columns but
+    the limits that they say (max_tokens).
     """
     check_choice(arrival)
     check_seed(seed)
@@ -97,9 +98,11 @@ def prepare(
         ready = new_times(trace, arrival, num_requests, rate, cv, seed, parameters)
     if lengths is None:
         return ready
-    input_length, output_length = draw_lengths(resolve_lengths(lengths), len(ready), seed)
+    drawn = lengths_of(lengths, len(ready), seed)
     notes = replace(ready.notes, has_hash_ids=False)
-    return replace(ready, input_length=input_length, output_length=output_length, extras={}, notes=notes)
+    return replace(
+        ready, input_length=drawn.input_length, output_length=drawn.output_length, extras=drawn.extras, notes=notes
+    )
 
 
 def own_times(
@@ -183,6 +186,12 @@ def times_of(
     if arrival in GAPS:
         return renewal(arrival, num_requests, rate, cv, seed)
     return burstgpt_like(num_requests, rate, seed, parameters or BurstGPTLike(), horizon)
+
+
+def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> Drawn:
+    """Lengths by name, form, moments or trace; text may end in `,max_tokens=N`."""
+    named, limit = without_limit(lengths) if isinstance(lengths, str) else (lengths, None)
+    return draw_lengths(resolve_lengths(named), num_requests, seed, limit)
 
 
 def resolve_lengths(lengths: str | Moments | Trace) -> str | Moments | Trace:

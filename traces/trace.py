@@ -40,6 +40,7 @@ class Trace:
     """Requests in order of arrival, one column a property; ties keep the order of the file.
 
     `extras` holds one list per optional column (session_id, delay, slo_class, hash_ids ...); None where a row lacks it.
+    One of them, max_tokens, is the limit of an answer that an EOS may end before it.
     """
 
     name: str
@@ -71,7 +72,19 @@ class Trace:
 
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
-        return Request(i, float(self.arrival[i]), int(self.input_length[i]), int(self.output_length[i]))
+        limit = self.extras["max_tokens"][i] if "max_tokens" in self.extras else None
+        return Request(i, float(self.arrival[i]), int(self.input_length[i]), int(self.output_length[i]), limit or 0)
+
+    @property
+    def max_tokens(self) -> Ints:
+        """Tokens that each request asks for at most; 0 where nobody says."""
+        said = self.extras.get("max_tokens", [None] * len(self))
+        return np.array([limit or 0 for limit in said], np.int64)
+
+    @property
+    def limit(self) -> Ints:
+        """The same, where nobody says the length of the answer: what a scheduler knows of a request's length."""
+        return np.maximum(self.output_length, self.max_tokens)
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
         """The trace of these rows, in this order, at their own times or at others (s), shifted to start at 0."""
@@ -127,6 +140,12 @@ class Trace:
             if len(bad):
                 i = int(bad[0])
                 raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected {low} to {MAX_LENGTH}")
+        for i, limit in enumerate(self.extras.get("max_tokens", [])):
+            if limit is not None and not self.output_length[i] <= limit <= MAX_LENGTH:
+                raise TraceError(
+                    f"{self.name}: max_tokens of row {i} is {limit}, expected {self.output_length[i]} (its "
+                    f"output_length) to {MAX_LENGTH}"
+                )
 
 
 def check_rate(rate: float) -> None:

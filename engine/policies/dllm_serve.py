@@ -135,7 +135,7 @@ def _let_in(w: Any, x: Any, num: Any, used: Any, budget: Any, most: Any) -> int:
     while c.num_waiting > 0 and num + new < most:
         request, _ = head(w)
         r = w.r[request]
-        length = int(r.input_length) + canvas(int(r.output_length), int(f.block))
+        length = int(r.input_length) + canvas(int(r.max_tokens), int(f.block))
         if used + length > budget or not can_let_in(w, x):
             break
         if p.look_ahead and not _has_room(w, x, request, length, budget, loads):
@@ -169,7 +169,7 @@ def _has_room(w: Any, x: Any, request: Any, length: Any, budget: Any, loads: Any
     r = w.r[request]
     prompt = int(r.input_length)
     # One for no tokens is over with its first step.
-    lasts = 1 if r.output_length == 0 else len(loads)
+    lasts = 1 if r.max_tokens == 0 else len(loads)
     for add in (False, True):
         for h in range(len(loads)):
             tokens = 0

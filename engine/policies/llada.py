@@ -100,7 +100,8 @@ class NoCache(ApproximateCache):
 
 
 # As many steps a block as it has tokens, one committed a step; KV pages of dLLM-Serve's size.
-ONE_A_STEP = Unmasking(strategy="low_confidence_static")
+# A canvas is denoised to its end: no published loop looks for an EOS (full-sequence-diffusion.md 1).
+ONE_A_STEP = Unmasking(strategy="low_confidence_static", eos="ignored")
 PAGES = PagedMemory(page_size=256)
 
 

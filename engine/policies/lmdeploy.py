@@ -223,7 +223,7 @@ def admit(w: Any, x: Any, to: Any) -> int:
 def pages_of_prefill(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any:
     """Pages for the prompt and for what a group may add, within the request's canvas."""
     f, r = w.f[0], w.r[request]
-    whole = canvas(int(r.input_length) + int(r.output_length), f.block)
+    whole = canvas(int(r.input_length) + int(r.max_tokens), f.block)
     return -(-min(length + x.p[0].prefill_prealloc, whole) // f.page)
 
 

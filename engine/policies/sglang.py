@@ -233,7 +233,7 @@ def _let_in(w: Any, x: Any) -> None:
         request, slot = head(w)
         block, prompt = int(f.block), int(w.r[request].input_length)
         behind = prompt // block * block if x.p[0].grid else prompt
-        whole = behind + canvas(prompt + int(w.r[request].output_length) - behind, block)
+        whole = behind + canvas(prompt + int(w.r[request].max_tokens) - behind, block)
         promised += -(-whole // int(f.page))
         if promised > f.num_pages:
             return

@@ -349,7 +349,7 @@ def commit_budget(w: Any, x: Any, now: Any) -> None:
         num = 0
         for p in range(w.committed.shape[1]):
             num += w.committed[slot, p]
-        tokens = min(num, int(q.end) - int(q.start) - 1)
+        tokens = min(num, int(q.stop) - int(q.start) - 1)
         if tokens > 0:
             q.start += tokens
             s.goal += tokens - 1
@@ -358,9 +358,10 @@ def commit_budget(w: Any, x: Any, now: Any) -> None:
             r = w.r[q.request]
             if r.first_block != r.first_block:
                 r.first_block = now
-            if emits:
-                gaps += emit(w, slot, tokens, now)
-        if q.start + 1 >= q.end:
+            told = min(tokens, int(q.answer) - int(q.prompt) - int(q.emitted))
+            if emits and told > 0:
+                gaps += emit(w, slot, told, now)
+        if q.start + 1 >= q.stop:
             finish(w, slot, now)
     c.gap_sum += gaps
 

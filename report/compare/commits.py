@@ -30,7 +30,7 @@ class Commits:
         size = int(requests["request"].max(initial=-1)) + 1
         prompt, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
         prompt[requests["request"]] = requests["input_length"]
-        end[requests["request"]] = requests["input_length"] + requests["output_length"]
+        end[requests["request"]] = requests["input_length"] + requests["max_tokens"]
         # The block that a prompt ends in is the first to be decoded.
         first = -(-np.maximum(prompt, 1) // block_length) * block_length - block_length
         room = end - first + block_length + width

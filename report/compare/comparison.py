@@ -9,6 +9,7 @@ import numpy as np
 from ...engine.errors import DsimError
 from ...engine.policy import parse
 from ...files.read import cut
+from ...profiler.placed import placed
 from ...profiler.profile import Profile
 from ..metrics import METRICS, Floats, no_nan
 from ..run import Columns, Run
@@ -197,7 +198,7 @@ def side(run: Run) -> Side:
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
-    if not is_client(predicted) and parse(policy).autoregressive:
+    if not is_client(predicted) and parse(placed(policy)[0]).autoregressive:
         return ""
     for run in (predicted, measured):
         if is_client(run):
@@ -239,9 +240,10 @@ def _cell(
     if with_parts:
         why = _no_parts(p, m, policy)
         if not why:
-            p_profile = profiles(side(p).profile)
+            own = placed(policy)[1]
+            p_profile = profiles(own or side(p).profile)
             # A live run whose weights decide may have none.
-            m_profile = profiles(side(m).profile) if side(m).profile else p_profile
+            m_profile = profiles(own or side(m).profile) if side(m).profile else p_profile
             latency = p_profile.latency
             tick = None if progress is None else lambda done, total: progress(policy, done, total)
             found = parts(p, m, policy, p_profile, m_profile, index, tick)
@@ -249,7 +251,7 @@ def _cell(
     if has_steps(p, policy) and has_steps(m, policy):
         steps = compare_steps(
             p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), m.requests(policy),
-            parse(policy), latency,
+            parse(placed(policy)[0]), latency,
         )  # fmt: skip
     cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
                 steps, found, why)  # fmt: skip
@@ -278,11 +280,11 @@ def _shared_requests(
     if not len(index):
         raise DsimError(f"{p.folder} and {m.folder} share no request of {cut(policy)}")
     told = []
-    for name in ("input_length", "output_length", "arrival"):
+    for name in ("input_length", "output_length", "max_tokens", "arrival"):
         x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
         if name == "arrival" and p.info.get("closed_loop"):
             continue  # they follow from latencies
-        if name == "input_length" and clients:
+        if name in ("input_length", "max_tokens") and clients:
             continue  # a server counts a prompt's tokens in its own way; the import has told of it
         off = np.abs(x - y)
         other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))

@@ -12,8 +12,9 @@ from ...engine.journal import RequestTable
 from ...engine.latency import Features
 from ...engine.policy import Policy, parse
 from ...engine.replay import Ends, replay
-from ...engine.request import Request
+from ...engine.request import requests_of
 from ...engine.step import StepOutcome, StepPlan, features_left
+from ...profiler.placed import placed
 from ...profiler.profile import Profile
 from ..run import Columns, Run
 from .commits import Commits
@@ -45,7 +46,7 @@ class World:
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
-    policy, emit = parse(name), run.info.get("emit", "block").split(" ")[0]
+    policy, emit = parse(placed(name)[0]), run.info.get("emit", "block").split(" ")[0]
     profile = replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0))
     for kept in run.info.get("limits", []):
         if kept["policy"] == name:
@@ -91,8 +92,7 @@ def _serve(engine: Engine, requests: Columns, delay: float, price: Price, commit
     """delay: s from a client to the engine and back (sim/twin.py)."""
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
-    names = ("request", "arrival", "input_length", "output_length")
-    coming = [Request(*values) for values in zip(*(requests[name][order].tolist() for name in names), strict=True)]
+    coming = list(requests_of(requests, order))
     now, taken = 0.0, 0
     while True:
         while taken < len(coming) and coming[taken].arrival + delay <= now:

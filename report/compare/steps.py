@@ -92,7 +92,7 @@ def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Column
     if by_row:
         (who, offsets), (phases, _) = lists["requests"], lists["phases"]
         lengths = np.zeros((2, int(requests["request"].max(initial=-1)) + 1), np.int64)
-        lengths[:, requests["request"]] = requests["input_length"], requests["output_length"]
+        lengths[:, requests["request"]] = requests["input_length"], requests["max_tokens"]
         prompt, output = lengths[:, who]
     if policy.cache.first_layer_whole:
         whole = first_layers(policy, prompt, prompt + output, offsets).tolist()

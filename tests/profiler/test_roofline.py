@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsim.engine.cache_overhead import CACHES, PHASES
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
 from dsim.profiler.calibrated import (
@@ -174,3 +175,25 @@ def test_a_data_sheet_needs_its_figures_and_their_source(tmp_path: Path) -> None
 def test_every_shipped_gpu_names_its_source() -> None:
     assert all("data sheet" in found.source or "white paper" in found.source for found in GPUS.values())
     assert {"A100-80GB", "H100", "H200", "B200", "MI300X", "L4"} <= set(GPUS)
+
+
+def test_a_full_sequence_rooflines_caches_cost_the_bytes_that_they_move() -> None:
+    card, llada = gpu("RTX4090"), model("LLaDA-8B")
+    graphs, eager = (roofline(card, llada, graphs=captured).latency.cache_overhead for captured in (True, False))
+    bandwidth = card.bandwidth * card.bandwidth_efficiency
+    pack = next(part for part in graphs if (part.cache, part.phase) == ("SparseCache", "pack"))
+    # Two copies, a read of the keys, and a copy of half: 5.5 x 512 KiB a token.
+    assert (pack.row, pack.token) == (0.0, pytest.approx(5.5 * 524288 / bandwidth, rel=1e-5))
+    partial = next(part for part in graphs if (part.cache, part.phase) == ("PeriodicCache", "partial"))
+    # Keys and values joined and keys turned; outputs of attention and feed-forward, as wide as keys and values here.
+    assert partial.token == pytest.approx((3 + 1) * 524288 / bandwidth, rel=1e-5)
+    assert next(part for part in graphs if part.cache == "MaskKV" and part.phase == "partial").row == pytest.approx(
+        256 * 3 * 524288 / bandwidth, rel=1e-5
+    )
+    # An eager pass over a part of the sequence waits for its launches.
+    assert {part.phase for part in eager} == {"full", "pack"}
+    assert set(eager) < set(graphs)
+    assert roofline(card, model("SDAR-4B")).latency.cache_overhead == ()
+    for part in graphs:
+        assert part.cache in CACHES
+        assert part.phase in PHASES

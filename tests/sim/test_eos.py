@@ -1,13 +1,20 @@
-"""An EOS in a prompt's partial block (block-diffusion.md 1.6), and a prefill that is cut to its memory."""
+"""An EOS at its own place: where engines stop, what they pay, what is counted; and a prefill cut to its memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
+from dsim.engine.engine import Engine
+from dsim.engine.errors import TraceError
+from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
-from dsim.profiler.profile import load
+from dsim.engine.replay import replay
+from dsim.engine.state import COMPLETED
+from dsim.profiler.profile import Profile, load
 from dsim.sim.twin import limits_of, simulate
-from dsim.traces import Trace
+from dsim.traces import Trace, synth
 
 PROFILE = load("a100-sdar-8b")
 
@@ -48,3 +55,109 @@ def test_a_prefill_that_leaves_no_room_for_pages_is_made_smaller() -> None:
     # A prompt beyond it is split into forwards of that size.
     small = replace(PROFILE, memory=replace(PROFILE.memory, fixed_num_pages=5000))
     assert limits_of(parse("lmdeploy-bd32"), small).max_prefill_tokens == 4096
+
+
+# ---- a limit beside the answer: `output_length` tokens, of `max_tokens` that were asked for ------------------------
+
+FULL = load("l40s-llada-8b")
+ALONE = "lmdeploy-bd32,num_loops=1,decide_ahead=false"
+
+
+def one(
+    spec: str, input_length: int, answer: int, limit: int | None, profile: Profile = PROFILE, **how: Any
+) -> dict[str, Any]:
+    """What becomes of a request that is alone."""
+    extras = {} if limit is None else {"max_tokens": [limit]}
+    trace = Trace("one", np.zeros(1), np.array([input_length]), np.array([answer]), extras)
+    table = simulate(trace, profile, parse(spec), **how).table
+    return {name: column[0].item() for name, column in table.columns.items()}
+
+
+def test_a_canvas_is_denoised_to_its_limit_and_its_tokens_count_up_to_the_eos() -> None:
+    whole, cut = one("vanilla", 32, 128, None, FULL), one("vanilla", 32, 40, 128, FULL)
+    assert (cut["num_tokens"], cut["status"]) == (40, COMPLETED)
+    for name in ("num_forwards", "num_committed", "num_computed", "finish"):
+        assert cut[name] == whole[name], name
+    # A static batch hands out all answers at its end: how many tokens they have changes nothing of when.
+    assert cut["last_emission"] == whole["last_emission"]
+
+
+def test_a_full_sequence_model_that_stops_at_its_eos_pays_for_the_canvas_of_its_limit() -> None:
+    block = parse("dllm-serve").block_length
+    short, cut = (one("dllm-serve,eos=block", 64, 2 * block - 3, limit, FULL) for limit in (None, 8 * block))
+    ignored = one("dllm-serve", 64, 2 * block - 3, 8 * block, FULL)
+    assert cut["num_tokens"] == ignored["num_tokens"] == 2 * block - 3
+    assert cut["num_forwards"] == short["num_forwards"] == 2 * block
+    assert ignored["num_forwards"] == 8 * block
+    assert cut["finish"] > short["finish"]  # of longer sequences, as many passes
+    assert cut["finish"] == ignored["last_emission"] < ignored["finish"]
+
+
+def test_a_block_diffusion_engine_ends_with_the_block_of_the_eos_or_at_once_or_at_the_limit() -> None:
+    ends = {eos: one(f"{ALONE},eos={eos}", 64, 40, 160) for eos in ("block", "token", "ignored")}
+    assert [ends[eos]["num_tokens"] for eos in ends] == [40, 40, 40]
+    assert ends["block"]["num_committed"] == 64
+    assert 40 <= ends["token"]["num_committed"] <= 64
+    assert ends["ignored"]["num_committed"] == 160
+    assert ends["token"]["finish"] <= ends["block"]["finish"] < ends["ignored"]["finish"]
+    # Behind the EOS's block come the KV pass of each block, and one step for all 32 positions of the next.
+    assert ends["ignored"]["num_forwards"] - ends["block"]["num_forwards"] == 3 * 2
+    assert ends["ignored"]["last_emission"] == ends["block"]["finish"]
+
+
+def test_an_engine_that_stops_at_the_token_leaves_the_rest_of_the_block_masked() -> None:
+    rows = [one(f"{ALONE},eos=token", 64, 33, 160, seed=seed) for seed in range(8)]
+    whole = [one(ALONE, 64, 33, 160, seed=seed) for seed in range(8)]
+    assert all(a["num_forwards"] <= b["num_forwards"] for a, b in zip(rows, whole, strict=True))
+    assert sum(a["num_forwards"] for a in rows) < sum(b["num_forwards"] for b in whole)
+    assert min(a["num_committed"] for a in rows) < 64
+
+
+def test_a_scheduler_knows_the_limit_and_not_the_answer() -> None:
+    context = PROFILE.model.context_limit
+    with pytest.raises(TraceError, match=f"expected at most {context} tokens"):
+        one(ALONE, 64, 40, context)
+    # Pages of a canvas of 160 behind 64 tokens, though the answer takes half of them.
+    with pytest.raises(TraceError, match="4 pages"):
+        one(f"{ALONE},num_pages=3", 64, 40, 160)
+    assert one(f"{ALONE},num_pages=4", 64, 40, 160)["num_tokens"] == 40
+
+
+def test_an_eos_in_the_prompts_block_is_missed_up_to_the_limit() -> None:
+    assert one(ALONE, 33, 5, 100)["num_tokens"] == 32
+    assert one(ALONE, 33, 5, 31)["num_tokens"] == 5  # the limit ends the block
+    assert one(ALONE, 33, 5, 5, eos=True)["num_tokens"] == 5  # which no EOS did
+    assert one(f"{ALONE},eos=token", 33, 5, 100)["num_tokens"] == 5
+
+
+def test_where_no_answer_is_shorter_than_its_limit_nothing_changes() -> None:
+    asked, said = one(ALONE, 50, 77, None), one(ALONE, 50, 77, 77)
+    assert said == asked
+
+
+def test_an_autoregressive_engine_that_ignores_an_eos_goes_on_to_the_limit() -> None:
+    whole, cut = one("ar,eos=ignored", 10, 30, None), one("ar,eos=ignored", 10, 12, 30)
+    assert (cut["num_tokens"], cut["num_emissions"]) == (12, 12)
+    assert cut["finish"] == whole["finish"]
+    assert one("ar", 10, 12, 30)["finish"] == one("ar", 10, 12, None)["finish"]
+
+
+def test_nobody_foresees_an_eos_before_the_limit() -> None:
+    asked = one("vllm-ar", 10, 12, None, eos=True)
+    assert one("vllm-ar", 10, 12, 30) | {"max_tokens": 12} == asked
+
+
+@pytest.mark.parametrize("spec", ["lmdeploy-bd32,eos=ignored", "optimus,obs=true", "dllm-serve", "vllm-ar"])
+def test_a_journal_of_answers_and_limits_replays_plan_for_plan(spec: str) -> None:
+    policy = parse(spec)
+    profile = FULL if policy.full_sequence else PROFILE
+    trace = synth("poisson", 4.0, lengths="lognormal:90,70,60,50,max_tokens=200", num_requests=20, seed=3)
+    batches: list[Any] = []
+    result = simulate(trace, profile, policy, append=lambda c, v: batches.append((c, v)))
+    assert (trace.limit > trace.output_length).sum() > 15
+    if not spec.startswith("optimus"):  # which misses an EOS in its prompt's block
+        assert result.table["num_tokens"].tolist() == trace.output_length.tolist()
+    (steps, lists), *more = batches
+    assert not more
+    engine = Engine(policy, result.limits, RequestTable(len(trace)), latency=profile.latency)
+    assert list(replay(engine, 0, result.table.columns, steps, lists)) == []

@@ -1,0 +1,50 @@
+"""What keeping full-sequence caches costs by the bytes that it moves, for a roofline: seconds of a row by its phase.
+
+Counted in the public codes (full-sequence-diffusion.md 1.4, 2.4, 3.1), in units of a token's keys and values K (all
+layers) and of its cached outputs of attention and feed-forward O; a byte written and a byte read count one each. What
+costs arithmetic, not bytes, is left out: dLLM-Cache's value projections of the response, MaskKV's votes.
+"""
+
+from ..engine.latency import CacheOverhead
+from .models import BYTES, ModelShape
+
+RETENTION, BUDGET = 0.5, 256  # assumed of Sparse-dLLM's and of MaskKV's kept keys: their papers' defaults
+# A copy is read and written. Keys are half of K, and turned anew (RoPE) in every pass where they are cached unturned.
+COPY, TURN, WRITE, READ = 2.0, 1.0, 1.0, 1.0
+
+# Cache and phase: K a token of the request, O a token of the request, K a row.
+MOVED: dict[tuple[str, str], tuple[float, float, float]] = {
+    # Fast-dLLM keeps what a full pass computes, and its block overwrites it in place.
+    ("FastCache", "full"): (WRITE, 0.0, 0.0),
+    ("FastCache", "reuse"): (TURN, 0.0, 0.0),
+    # Sparse-dLLM: keys and values cloned, joined around the block, scored (keys alone), and the kept ones gathered.
+    ("SparseCache", "pack"): (2 * COPY + READ / 2 + RETENTION * COPY, 0.0, 0.0),
+    ("SparseCache", "reuse"): (RETENTION * COPY, 0.0, 0.0),
+    # dLLM-Cache: features of all layers are written, and keys of prompt and response joined and turned.
+    ("PeriodicCache", "full"): (WRITE, WRITE, 0.0),
+    ("PeriodicCache", "refresh_response"): (COPY + TURN, READ, 0.0),
+    ("PeriodicCache", "refresh_prompt"): (COPY + TURN, READ, 0.0),
+    ("PeriodicCache", "partial"): (COPY + TURN, READ, 0.0),
+    # MaskKV keeps no outputs of the prompt, and of its keys a budget.
+    ("MaskKV", "full"): (WRITE + READ, 0.0, BUDGET * COPY),
+    ("MaskKV", "refresh_response"): (0.0, 0.0, BUDGET * (COPY + TURN)),
+    ("MaskKV", "refresh_prompt"): (WRITE + READ, 0.0, BUDGET * COPY),
+    ("MaskKV", "partial"): (0.0, 0.0, BUDGET * (COPY + TURN)),
+}
+# Phases that compute the whole sequence, and take the device longer than their launches take the host.
+WHOLE = ("full", "pack")
+
+
+def cache_overhead(model: ModelShape, bandwidth: float, *, launched: bool) -> tuple[CacheOverhead, ...]:
+    """Seconds of a row of each phase beyond its features, at so many bytes/s.
+
+    launched: an eager implementation, whose host takes longer over a pass of a part of the sequence than the device:
+    what such a pass moves is hidden behind its launches.
+    """
+    keys = model.kv_bytes_per_token / bandwidth
+    outputs = 2 * model.layers * model.hidden * BYTES / bandwidth
+    return tuple(
+        CacheOverhead(cache, phase, float(f"{a_row * keys:.6g}"), float(f"{a_token * keys + b_token * outputs:.6g}"))
+        for (cache, phase), (a_token, b_token, a_row) in MOVED.items()
+        if phase in WHOLE or not launched
+    )

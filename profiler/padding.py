@@ -1,0 +1,70 @@
+"""Padding in a commit log: where answers ended, of requests that were made to run on to a fixed length.
+
+Behind an EOS a model is sure of every position, and each block commits whole in one step. So do ordinary blocks now and
+then. A request's last blocks in a row that did are its padding, where more requests end in one than luck explains.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .commit_log import Bools, CommitLog, Ints
+from .yields import block_of
+
+SURE = 4.0  # standard errors by which requests that end in a whole block exceed what ordinary blocks explain
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """The padding of a complete log, one entry a request in the order of its numbers."""
+
+    request: Ints
+    blocks: Ints  # of the log, whose first position was a mask
+    padding: Ints  # of those, the last ones, that are padding; an ordinary one before them may be counted too
+    by_luck: float  # ordinary blocks that commit whole at once, as a share of those before a request's padding
+    rows: Bools  # [rows of the log] those of padding
+
+    @property
+    def share(self) -> float:
+        """Of all blocks, those that are padding, less the ordinary ones that luck puts before them."""
+        return float((self._expected).sum() / max(1, self.blocks.sum()))
+
+    @property
+    def error(self) -> float:
+        """The standard error of the share, from the scatter between requests."""
+        off = self._expected - self.share * self.blocks
+        return float(np.sqrt((off**2).sum() / max(1, len(off) - 1) * len(off)) / max(1, self.blocks.sum()))
+
+    @property
+    def _expected(self) -> npt.NDArray[np.float64]:
+        more = self.by_luck / (1.0 - self.by_luck) if self.by_luck < 1.0 else 0.0
+        found: npt.NDArray[np.float64] = np.maximum(0.0, self.padding - more * (self.padding > 0))
+        return found
+
+
+def padding_of(log: CommitLog) -> Padding | None:
+    """The padding of a complete log (yields.complete); None where luck explains every request's last blocks."""
+    if not len(log):
+        return None
+    block = block_of(log)
+    first = np.flatnonzero(np.diff(block, prepend=-1))
+    open_ = np.asarray(log.masked[first].all(axis=1), np.bool_)  # the prompt's own block is none of these
+    whole = np.asarray(open_ & log.committed[first].all(axis=1), np.bool_)
+    request, which = np.unique(log.request[first], return_inverse=True)
+    num = np.bincount(which, open_).astype(np.int64)
+    # A request's blocks from the last one on, up to the first that took more than a step.
+    trailing = np.zeros(len(first), np.bool_)
+    for i in range(len(first) - 1, -1, -1):
+        is_last = i + 1 == len(first) or which[i + 1] != which[i]
+        trailing[i] = whole[i] and (is_last or trailing[i + 1])
+    run = np.bincount(which, trailing).astype(np.int64)
+    before = open_ & ~trailing
+    # Of the blocks before, the last was not whole, or it would be among them: it tells nothing.
+    known = int(before.sum()) - int(np.count_nonzero(num > run))
+    by_luck = (int((whole & before).sum()) + 0.5) / (max(0, known) + 1.0)
+    ends, seen = int(np.count_nonzero(run)), int(np.count_nonzero(num))
+    chance = by_luck * seen
+    if ends - chance < SURE * np.sqrt(max(chance * (1.0 - by_luck), 1.0)):
+        return None
+    return Padding(request, num, run, by_luck, np.asarray(trailing[block], np.bool_))

@@ -1,0 +1,126 @@
+"""What a replica's memory holds beside each other in a step, and whether it fits: weights, pages, the step's tensors.
+
+Pages are sized as the engines do it (profiler/profile.py), before anybody has seen a step. What a step then takes more
+is counted here (profiler/footprint.py), and where both do not fit, which tensor is the one too many.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.engine import Limits
+from ..engine.part import Policy
+from ..engine.passes import RowPosition
+from ..profiler.footprint import of_forward
+from ..profiler.profile import Profile, gb
+from ..traces import Trace
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A step's size, as far as memory depends on it."""
+
+    tokens: int  # query positions of one forward
+    head_rows: int  # rows through the LM head
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of one replica: bytes summed over its GPUs."""
+
+    profile: Profile
+    policy: Policy
+    limits: Limits
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that there are."""
+        return self.profile.memory.capacity_bytes
+
+    @property
+    def standing(self) -> dict[str, int]:
+        """Bytes held from the first step to the last, by what they are."""
+        memory = self.profile.memory
+        pages = (self.limits.num_pages + 1) * self.policy.memory.page_size * memory.kv_bytes_per_token
+        held = {"weights": memory.weight_bytes, "KV pages": pages, "rows": self.limits.max_batch * memory.row_bytes}
+        return {name: size for name, size in held.items() if size}
+
+    def of(self, forward: Forward) -> dict[str, int]:
+        """Bytes of a forward's own tensors, on all GPUs: each holds the stream and the logits whole."""
+        cap = getattr(self.policy.batching, "max_num_logits", None)
+        found = of_forward(self.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
+        return {name: self.profile.device.count * size for name, size in found.items()}
+
+    def peaks(self, steps: Mapping[str, npt.NDArray[Any]]) -> Ints:
+        """Bytes that each step of a journal takes at its peak, all that stands included, [steps].
+
+        A first layer that computes more than the others (dLLM-Cache's) is not counted.
+        """
+        fixed = sum(self.standing.values())
+        sizes = np.stack([-(-steps["tokens"] // np.maximum(1, steps["num_forwards"])), steps["head_rows"]], axis=1)
+        distinct, which = np.unique(sizes, axis=0, return_inverse=True)
+        own = [sum(self.of(Forward(*size)).values()) for size in distinct.tolist()]
+        return fixed + np.array(own, np.int64)[which.reshape(-1)]
+
+    def largest(self, requests: Trace) -> Forward:
+        """The largest forward that the policy and its limits let these requests have."""
+        found = _forwards(self.policy, self.limits, requests)
+        return max(found, key=lambda forward: sum(self.of(forward).values()))
+
+    def shortage(self, forward: Forward) -> str | None:
+        """Why a forward of this size runs out of memory, and on which tensor; None where it fits."""
+        own = self.of(forward)
+        more = sum(self.standing.values()) + sum(own.values()) - self.capacity
+        if more <= 0:
+            return None
+        tensor = max(own, key=lambda name: own[name])
+        held = ", ".join(f"{name} {gb(size)}" for name, size in self.standing.items())
+        return (
+            f"out of memory by {gb(more)} of {gb(self.capacity)}: {tensor} of a forward of {forward.tokens} tokens and "
+            f"{forward.head_rows} rows of logits take {gb(own[tensor])} beside {held}"
+        )
+
+    def to_json(self, requests: Trace) -> dict[str, Any]:
+        """What run.json holds of it: GB by what they are, of the largest forward that may come."""
+        forward = self.largest(requests)
+        held = {**self.standing, **self.of(forward)}
+        return {
+            "policy": self.policy.name,
+            "tokens": forward.tokens,
+            "head_rows": forward.head_rows,
+            "gb": {name: round(size / 1e9, 3) for name, size in held.items()},
+            "capacity_gb": round(self.capacity / 1e9, 3),
+            "shortage": self.shortage(forward),
+        }
+
+
+def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
+    """Forwards of which none that comes is larger than all."""
+    block, batching = policy.block_length, policy.batching
+    rows = min(limits.max_batch, len(requests))
+    budget = limits.max_prefill_tokens or batching.max_prefill_tokens
+    if policy.full_sequence:
+        prompt, canvas = requests.input_length, -(-requests.limit // block) * block
+        if batching.pads:
+            prompt, canvas = np.array([prompt.max()]).repeat(rows), np.array([canvas.max()]).repeat(rows)
+        length = prompt + canvas
+        cache: Any = policy.cache  # of such a policy it is an ApproximateCache
+        head = cache.head_rows(RowPosition(prompt, length, prompt, 0 * prompt, 0 * prompt, block), length)
+        most = int(np.sort(length)[-rows:].sum())
+        if batching.most_tokens is not None:
+            most = min(most, batching.most_tokens)
+        return [Forward(most, min(most, int(np.sort(head)[-rows:].sum())))]
+    decode = rows * policy.width
+    if batching.pieces:  # prompts and blocks in one forward
+        most = decode if batching.most_tokens is None else batching.most_tokens
+        if not policy.granularity.on_a_grid:
+            most = max(most, budget)
+        return [Forward(most, min(most, decode))]
+    prompts = -(-np.maximum(1, requests.limit + requests.input_length) // block) * block  # a preempted one's, too
+    first = min(budget, int(np.sort(prompts)[-rows:].sum()))
+    return [Forward(decode, decode), Forward(first, min(rows, max(1, first // block)) * block)]

@@ -1,0 +1,73 @@
+"""POLICY@PROFILE: policies of one comparison on profiles of their own."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.planner.grid import scenario_of
+from dsim.planner.record import in_twin, record
+from dsim.planner.scenario import Scenario
+from dsim.profiler.placed import placed
+from dsim.report.run import read_run
+from dsim.report.run_page import run_page
+
+BASE = Scenario("azure-conv", "ar", rate=2.0, num_requests=8)
+SPECS = ("ar", "ar@h100-sdar-8b")
+
+
+def test_an_at_sign_of_a_path_names_no_profile(tmp_path: Path) -> None:
+    assert placed("sparse-dllm,retention=0.3@rtx4090-llada-8b") == ("sparse-dllm,retention=0.3", "rtx4090-llada-8b")
+    assert placed("chunk:8") == ("chunk:8", None)
+    assert placed("my@home/mine.py:POLICY") == ("my@home/mine.py:POLICY", None)
+    file = tmp_path / "mine@home.toml"
+    file.write_text('policy = "ar"\n')
+    assert placed(str(file)) == (str(file), None)
+    assert placed(f"{file}@h100-sdar-8b") == (str(file), "h100-sdar-8b")
+
+
+def test_a_policy_runs_on_the_profile_that_it_names() -> None:
+    there = replace(BASE, policy=SPECS[1])
+    told, wanted = there.run(), replace(BASE, profile="h100-sdar-8b").run()
+    assert asdict(told) == asdict(wanted) | {"policy": SPECS[1]}
+    assert asdict(told)["e2el_ms"] != asdict(BASE.run())["e2el_ms"]
+    assert there.parsed_policy().name == SPECS[1]
+
+
+def test_files_of_a_policy_and_its_profile_are_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.toml").write_text('policy = "ar"\n')
+    (tmp_path / "p.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert replace(BASE, policy="mine.toml@p.json").located().policy == f"{tmp_path}/mine.toml@{tmp_path}/p.json"
+    assert replace(BASE, policy="ar@h100-sdar-8b").located().policy == "ar@h100-sdar-8b"
+
+
+def test_a_sweep_sets_the_profile_that_its_policy_names() -> None:
+    cell = {"trace": "azure-conv", "policy": "chunk@h100-sdar-8b", "policy.chunk": 4}
+    found = scenario_of(Path(), cell)
+    assert (found.policy, found.profile) == ("chunk,chunk=4", "h100-sdar-8b")
+
+
+def test_a_profile_that_there_is_not_is_told_in_one_line() -> None:
+    with pytest.raises(DsimError, match="no-such"):
+        replace(BASE, policy="ar@no-such").run()
+
+
+def test_a_report_names_each_policys_profile(tmp_path: Path) -> None:
+    scenarios = [replace(BASE, policy=spec) for spec in SPECS]
+    record(scenarios, BASE.requests(), in_twin, out=tmp_path / "run")
+    told = json.loads((tmp_path / "run/run.json").read_text())
+    assert {policy: p["name"] for policy, p in told["profiles"].items()} == {
+        SPECS[0]: "a100-sdar-8b", SPECS[1]: "h100-sdar-8b"
+    }  # fmt: skip
+    page = run_page(read_run(tmp_path / "run"))
+    facts = dict(page.facts)
+    assert facts["Profile of ar"].startswith("a100-sdar-8b (")
+    assert facts[f"Profile of {SPECS[1]}"].startswith("h100-sdar-8b (")
+    alone = record(scenarios[1:], BASE.requests(), in_twin).manifest
+    assert "profiles" not in alone
+    assert alone["profile"]["name"] == "h100-sdar-8b"

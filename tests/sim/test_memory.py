@@ -1,0 +1,77 @@
+"""A step's memory: what is counted, that no step is larger than the largest, and which tensor is the one too many."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dsim.engine.policy import parse
+from dsim.profiler.footprint import of_forward
+from dsim.profiler.models import MODELS
+from dsim.profiler.profile import load
+from dsim.sim.memory import Forward, StepMemory
+from dsim.sim.twin import limits_of
+from dsim.traces import synth
+
+from ..engine import golden
+
+SDAR = MODELS["SDAR-8B"]
+GIB = 2**30
+
+
+def memory_of(spec: str, profile: str = "a100-sdar-8b") -> StepMemory:
+    policy, held = parse(spec), load(profile)
+    return StepMemory(held, policy, limits_of(policy, held))
+
+
+def test_logits_are_those_that_exist_at_once() -> None:
+    whole, capped = (of_forward(SDAR, 8192, 8192, max_num_logits=cap) for cap in (None, 256))
+    assert whole["logits"] == 8192 * 151936 * 10  # bf16, and fp32 twice
+    assert sum(capped.values()) < sum(whole.values())
+    # 256 rows of logits are less than what a layer keeps of 8,192 tokens.
+    assert max(capped, key=lambda name: capped[name]) == "activations of the feed-forward"
+    assert of_forward(SDAR, 0, 0) == {}
+
+
+@pytest.mark.parametrize("path", sorted(golden.JOURNALS.glob("*.npz")), ids=lambda path: path.stem)
+def test_no_recorded_step_is_larger_than_the_largest(path: object) -> None:
+    held = np.load(str(path))
+    spec = golden.before(str(held["spec"]))
+    policy = parse(spec)
+    memory = memory_of(spec, golden.profile_name(policy))
+    steps = {name: held[f"s.{name}"] for name in ("tokens", "head_rows", "num_forwards")}
+    peaks = memory.peaks(steps)
+    largest = memory.largest(golden.trace_of(policy.full_sequence))
+    assert peaks.max() <= sum(memory.standing.values()) + sum(memory.of(largest).values())
+    assert peaks.min() > sum(memory.standing.values())
+    i = int(np.argmax(peaks))
+    first = Forward(-(-int(steps["tokens"][i]) // int(steps["num_forwards"][i])), int(steps["head_rows"][i]))
+    assert peaks[i] == sum(memory.standing.values()) + sum(memory.of(first).values())
+
+
+def test_engines_whose_pages_leave_room_fit_and_pages_that_take_all_do_not() -> None:
+    requests = synth("poisson", 4.0, num_requests=300)
+    assert memory_of("lmdeploy-bd32").shortage(memory_of("lmdeploy-bd32").largest(requests)) is None
+    # 256 rows of 32 positions, in the pages that the default batch of 128 left.
+    tight = memory_of("lmdeploy-bd32,max_batch=256,max_prefill_tokens=8192,num_pages=6600")
+    said = tight.shortage(tight.largest(requests))
+    assert said is not None
+    assert said.startswith("out of memory by ")
+    assert "logits of a forward of 8192 tokens and 8192 rows of logits take 12.4 GB beside weights 16.4 GB" in said
+
+
+def test_a_full_sequence_of_long_prompts_runs_out_of_memory_on_all_rows_of_logits_and_not_on_the_blocks() -> None:
+    requests = synth("constant", 1.0, lengths="fixed:8000,256", num_requests=1)
+    profile = load("rtx4090-llada-8b")
+    held = replace(profile, memory=replace(profile.memory, fixed_num_pages=20))
+    sizes = {}
+    for logits in ("all", "block"):
+        policy = parse(f"vanilla,logits={logits},max_num_logits=100000")
+        memory = StepMemory(held, policy, limits_of(policy, held))
+        forward = memory.largest(requests)
+        sizes[logits] = memory.of(forward).get("logits", 0), memory.shortage(forward)
+    rows = 8000 + 256
+    assert sizes["all"][0] == rows * profile.memory.vocab * 10
+    assert sizes["all"][1] is not None
+    assert "logits of a forward" in sizes["all"][1]
+    assert sizes["block"][1] is None
