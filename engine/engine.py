@@ -14,6 +14,7 @@ from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of
+from .prefix import Prefixes
 from .request import Request
 from .state import (
     BATCHES,
@@ -64,6 +65,7 @@ class Engine:
 
     `run` does the same with predicted outcomes, many steps a call. `table` receives what becomes of each request.
     `latency` is needed by a policy that chooses by T(c, b) alone. eos: requests end at an EOS, which nobody foresees.
+    prefixes: of the requests, for a policy that reuses pages; without them nothing is reused.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Engine:
         latency: LatencyModel | None = None,
         emit: str = "block",
         eos: bool = False,
+        prefixes: Prefixes | None = None,
     ) -> None:
         if emit not in EMIT:
             raise DsimError(f"emit is {emit!r}, expected one of {', '.join(EMIT)}")
@@ -93,7 +96,10 @@ class Engine:
             replica, eos,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows)
-        self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())
+        self._x = Own(
+            _as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
+            policy.memory.cache(limits.num_pages, prefixes),
+        )  # fmt: skip
         self._core = core.core_of(policy, self._x)
         self._done, self._idle_calls = -1, 0  # see _check_progress
         self._run: tuple[Draws, Cost, Any] | None = None  # what `_entry` made, and of what
@@ -164,8 +170,16 @@ class Engine:
             prefill_tokens=int(c["total_prefill_tokens"]),
             num_pages=self.limits.num_pages,
             end=float(c["now"] + c["latency"]),
+            **self._reuse(),
             **{name: c[name].item() for name in same},
         )
+
+    def _reuse(self) -> dict[str, int]:
+        """Of a prefix cache, StepTotals' numbers."""
+        if not self._x.c:
+            return {}
+        at = self._x.c.at
+        return {"prefix_queries": int(at["queries"][0]), "prefix_hits": int(at["hits"][0])}
 
     def submit(self, request: Request) -> bool:
         """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""

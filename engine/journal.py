@@ -103,6 +103,8 @@ class StepTotals:
     page_time: float = 0.0  # sum over steps of pages held x latency (page-seconds)
     num_pages: int = 0  # the pool, summed over replicas
     max_waiting: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up in a prefix cache, as requests were let in for the first time
+    prefix_hits: int = 0  # ... and found
 
     def merge(self, other: "StepTotals") -> None:
         """Add another replica's totals to these."""
@@ -110,7 +112,7 @@ class StepTotals:
             getattr(self, name).merge(getattr(other, name))
         for name in (
             "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "tokens", "evicted", "committed",
-            "forwards", "prefill_tokens", "preemptions", "page_time", "num_pages",
+            "forwards", "prefill_tokens", "preemptions", "page_time", "num_pages", "prefix_queries", "prefix_hits",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_waiting = max(self.max_waiting, other.max_waiting)
