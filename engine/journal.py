@@ -40,6 +40,9 @@ REQUEST_COLUMNS: dict[str, str] = {
     "num_preemptions": "int32",
 }
 
+# More of them where the policy keeps a prefix cache.
+CACHED_COLUMNS = {"cached_tokens": "int32"}  # of the prompt, found in the cache when the request was first let in
+
 # One row a step, in the order in which steps began on each replica.
 STEP_COLUMNS: dict[str, str] = {
     "replica": "int16",

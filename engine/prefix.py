@@ -130,6 +130,11 @@ class PrefixMemory(PagedMemory):
         return empty(num_pages, self.page_size, prefixes or Prefixes(1, none, none, none))
 
 
+def caches_prefixes(policy: Policy) -> bool:
+    """Whether a policy reuses the pages of requests that begin alike."""
+    return isinstance(policy.memory, PrefixMemory) and policy.memory.prefix_caching
+
+
 @rule
 def _key(w: Any, x: Any, request: Any, page: Any) -> Any:
     """What a request's page is known by: the name of the tokens that it ends in, and its place among the pages there.

@@ -11,6 +11,7 @@ from ...engine.errors import DsimError
 from ...engine.journal import RequestTable
 from ...engine.latency import Features
 from ...engine.policy import Policy, parse
+from ...engine.prefix import caches_prefixes
 from ...engine.replay import Ends, replay
 from ...engine.request import Request
 from ...engine.step import StepOutcome, StepPlan, features_left
@@ -46,6 +47,11 @@ class World:
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
     policy, emit = parse(name), run.info.get("emit", "block").split(" ")[0]
+    if caches_prefixes(policy):
+        raise DsimError(
+            f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with (--no-parts "
+            "compares without a decomposition)"
+        )
     for kept in run.info.get("limits", []):
         if kept["policy"] == name:
             return World(policy, Limits(**{k: v for k, v in kept.items() if k != "policy"}), profile, emit)

@@ -8,6 +8,7 @@ import pytest
 from dsim.engine.engine import Engine
 from dsim.engine.errors import PolicyError
 from dsim.engine.policy import parse
+from dsim.engine.request import Request
 from dsim.sim.router import ROUTERS, Router, router
 from dsim.sim.twin import simulate
 
@@ -23,8 +24,11 @@ class Load:
     num_running: int
 
 
+ANY = Request(0, 0.0, 10, 10)
+
+
 def choose(route: Router, *loads: tuple[int, int, int]) -> int:
-    return route(cast("list[Engine]", [Load(*load) for load in loads]))
+    return route(cast("list[Engine]", [Load(*load) for load in loads]), ANY)
 
 
 def test_round_robin_takes_turns_whatever_the_load() -> None:
@@ -54,7 +58,7 @@ def test_the_shortest_queue_counts_who_waits_and_who_runs() -> None:
 def test_an_unknown_router_is_told_which_there_are() -> None:
     with pytest.raises(PolicyError) as error:
         router("random")
-    assert str(error.value) == "router is 'random', expected one of round-robin, least-tokens, jsq"
+    assert str(error.value) == "router is 'random', expected one of round-robin, least-tokens, jsq, prefix"
 
 
 # One server a replica: a prompt's prefill is 1 s, and each token after the first is another.
