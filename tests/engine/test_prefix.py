@@ -1,15 +1,21 @@
 """Prefix caching: which tokens are found, which pages are evicted, and who holds what."""
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import dsim
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import PRESETS, parse
-from dsim.engine.prefix import Prefixes
+from dsim.engine.prefix import PrefixMemory, Prefixes
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome
@@ -353,7 +359,25 @@ def test_the_presets_that_may_reuse_prefixes_do_not_unless_asked() -> None:
     assert not any(PRESETS[name].policy.memory.prefix_caching for name in able)  # type: ignore[attr-defined]
 
 
-def test_a_policy_that_cannot_reuse_prefixes_says_so() -> None:
-    with pytest.raises(PolicyError) as error:
-        parse("sglang-gemma,prefix_caching=true")
-    assert "there is no field 'prefix_caching'" in str(error.value)
+def test_a_scheduler_that_shares_no_pages_takes_no_prefix_cache() -> None:
+    memory = PrefixMemory(page_size=256, prefix_caching=True)
+    for preset, kinds in (("sglang-gemma", "Rounds reuses no pages of Canvas"), ("ar", "Continuous reuses no pages of")):
+        with pytest.raises(PolicyError) as error:
+            replace(PRESETS[preset].policy, memory=memory)
+        assert f"{preset}: prefix_caching is true, and {kinds}" in str(error.value)
+
+
+# ---- the other schedulers ----------------------------------------------------------------------------------------
+
+
+def test_the_other_schedulers_reuse_prefixes_as_their_engines_do() -> None:
+    # In plain Python, which test_plain.py holds against compiled rules: three more policies need not be compiled.
+    here = Path(__file__)
+    path = os.pathsep.join([str(Path(dsim.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.with_name("uncompiled_prefix.py"))],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}, cwd=here.parents[2], capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
+    assert "15 passed" in ran.stdout
