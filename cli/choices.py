@@ -17,7 +17,7 @@ BURSTGPT_FILES = (
 )  # fmt: skip
 
 PROFILE = "a100-sdar-8b"
-ROUTERS = ("round-robin", "least-tokens", "jsq")
+ROUTERS = ("round-robin", "least-tokens", "jsq", "prefix")
 EMIT = ("block", "step", "end")
 
 BACKENDS = ("local", "ray")

@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -235,10 +235,18 @@ def different(specs: list[str]) -> list[str]:
     return specs
 
 
-def warn(screen: "Console", scenario: "Scenario") -> None:
-    """Say what is odd about a scenario's trace."""
-    for warning in scenario.source().notes.warnings:
-        screen.print(f"Warning: {warning}", style="yellow", markup=False)
+def warn(screen: "Console", scenario: "Scenario", specs: Iterable[str] = ()) -> None:
+    """Say what is odd about a scenario's trace, and for these policies, or the scenario's own, where it has no prefixes."""
+    from ..engine.policy import parse
+    from ..engine.prefix import caches_prefixes
+    from ..traces.prefixes import warning
+
+    source = scenario.source()
+    others = scenario.lengths is not None or (scenario.num_requests or 0) > len(source)  # requests that are not its own
+    caches = any(caches_prefixes(parse(spec)) for spec in specs or [scenario.policy])
+    told = warning(replace(source, extras={}) if others else source, scenario.router, caches)
+    for line in [*source.notes.warnings, *([told] if told else [])]:
+        screen.print(f"Warning: {line}", style="yellow", markup=False)
 
 
 def command(left_out: Mapping[str, int] | None = None) -> str:

@@ -124,7 +124,7 @@ def plan_command(
     if out is not None:
         check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    options.warn(screen, scenario)
+    options.warn(screen, scenario, specs)
     try:
         with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting (the first run compiles)") as bar:
             ledger = None if out is None else _open(stack, out, key, force)

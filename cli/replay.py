@@ -64,7 +64,7 @@ def replay(
         commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), scenario.workload)
     requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    options.warn(screen, first)
+    options.warn(screen, first, specs)
     known: dict[str, Any] = {"command": options.command()}
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:

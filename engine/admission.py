@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .hooks import give_back
 from .jit import rule
 from .state import CACHED, FREE, FREED, IGNORED, MASKED, NEXT, NOTHING, PENDING, PREEMPTED, ROWS, RUNNING, SCRATCH
 
@@ -112,18 +113,17 @@ def let_in(w: Any, slot: Any) -> None:
 
 
 @rule
-def preempt(w: Any, slot: Any) -> None:
+def preempt(w: Any, x: Any, slot: Any) -> None:
     """Take a sequence's pages; it queues again, and recomputes its KV when its turn comes."""
-    unseat(w, slot)
+    unseat(w, x, slot)
     push(w, int(w.q[slot].request), slot)
 
 
 @rule
-def unseat(w: Any, slot: Any) -> None:
+def unseat(w: Any, x: Any, slot: Any) -> None:
     """Take a sequence's pages and its place among the running ones."""
     c, q = w.c[0], w.q[slot]
-    c.pages_held -= q.pages
-    q.pages = 0
+    give_back(w, x, slot)
     for p in range(w.status.shape[1]):
         if w.status[slot, p] == CACHED:
             w.status[slot, p] = PENDING
@@ -142,15 +142,20 @@ def unseat(w: Any, slot: Any) -> None:
 
 
 @rule
-def release(w: Any, which: Any, num: Any) -> None:
+def release_rows(w: Any, x: Any) -> None:
+    """A step is over: what the finished ones of its rows held comes free."""
+    release(w, x, ROWS, w.c[0].num_rows)
+
+
+@rule
+def release(w: Any, x: Any, which: Any, num: Any) -> None:
     """Give back the pages and slots of the finished sequences among the first `num` of a list."""
     c = w.c[0]
     for i in range(num):
         slot = int(w.lists[which, i])
         q = w.q[slot]
         if q.finished:
-            c.pages_held -= q.pages
-            q.pages = 0
+            give_back(w, x, slot)
             w.lists[FREE, c.num_free] = slot
             c.num_free += 1
             w.lists[FREED, c.num_freed] = q.request
@@ -178,7 +183,7 @@ def leave(w: Any, x: Any) -> None:
             c.num_freed += 1
     for i in range(ahead):
         w.q[w.lists[NEXT, i]].in_flight = False
-    release(w, SCRATCH, num)
+    release(w, x, SCRATCH, num)
 
 
 @rule

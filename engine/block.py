@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .emission import emit, emit_prefixes, finish, has_masks, publish, set_features
-from .hooks import block_entered, choose, holds_back, learn, select, settle
+from .hooks import block_entered, choose, holds_back, learn, reused, select, settle
 from .jit import rule, whole
 from .state import (
     CACHED,
@@ -29,28 +29,32 @@ from .state import (
 
 @rule
 def plan_prefill(w: Any, x: Any) -> None:
-    """Plan the prefill of the chosen rows: each computes its whole prompt, block-causal (block-diffusion.md 1.2)."""
+    """Plan the prefill of the chosen rows: each computes its prompt, block-causal, but what the pool already has (1.2)."""
     c, f = w.c[0], w.f[0]
     block = int(f.block)
     tokens = 0
+    keys = 0
     qk_pairs = 0
     longest = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
         length = int(q.start) + block
-        q.num_tokens = length
+        before = reused(w, x, slot)
+        computed = length - before
+        q.num_tokens = computed
         q.num_keys = length
-        q.num_retained = length
+        q.num_retained = computed
         q.phase = PREFILL
         q.left = 0
         for p in range(w.window.shape[1]):
             w.window[slot, p] = p < block
-        tokens += length
-        qk_pairs += length * (length + block)
-        longest = max(longest, length)
+        tokens += computed
+        keys += length
+        qk_pairs += length * (length + block) - before * (before + block)
+        longest = max(longest, computed)
     rows = c.num_rows * block
-    set_features(w, tokens, qk_pairs // 2, tokens, rows, rows, 0)
+    set_features(w, tokens, qk_pairs // 2, keys, rows, rows, 0)
     c.prefill_tokens = tokens
     # A prompt longer than a prefill may be is split, and runs alone (1.2).
     c.num_forwards = max(1, -(-longest // int(f.max_prefill)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numba.core.errors import NumbaError
 
 from . import hooks
-from .admission import drop_finished
+from .admission import drop_finished, release_rows
 from .block import plan_block
 from .emission import account, begin
 from .errors import PolicyError
@@ -200,7 +200,7 @@ def core_of(policy: "Policy", x: Own | None = None) -> Core:
 
     PolicyError where no part answers what must be answered.
     """
-    answers: dict[Any, Any] = {}
+    answers: dict[Any, Any] = {prefill_over: release_rows}
     for part in policy.parts():
         given = part.answers(policy)
         for placeholder, answer in given.items():

@@ -14,6 +14,7 @@ from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of
+from .prefix import Prefixes
 from .request import Request
 from .state import (
     BATCHES,
@@ -64,8 +65,9 @@ class Engine:
     plan = engine.schedule(now); outcome = <step model or GPU>(plan); engine.commit(outcome, now)
 
     `run` does the same with predicted outcomes, many steps a call. `table` receives what becomes of each request.
-    `latency` is needed by a policy that chooses by T(c, b) alone. eos: requests end at an EOS, which
-    nobody foresees, also where none of them says a limit.
+    `latency` is needed by a policy that chooses by T(c, b) alone. eos: requests end at an EOS, which nobody foresees,
+    also where none of them says a limit. prefixes: of the requests, for a policy that reuses pages; without them
+    nothing is reused.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Engine:
         latency: LatencyModel | None = None,
         emit: str = "block",
         eos: bool = False,
+        prefixes: Prefixes | None = None,
     ) -> None:
         if emit not in EMIT:
             raise DsimError(f"emit is {emit!r}, expected one of {', '.join(EMIT)}")
@@ -95,7 +98,10 @@ class Engine:
             replica, eos, latency.window if latency else 0, EOS.index(policy.unmasking.eos),
         )  # fmt: skip
         self._w = new_world(fixed, table.rows)
-        self._x = Own(_as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays())
+        self._x = Own(
+            _as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
+            policy.memory.cache(limits.num_pages, prefixes),
+        )  # fmt: skip
         self._core = core.core_of(policy, self._x)
         self._done, self._idle_calls = -1, 0  # see _check_progress
         self._run: tuple[Draws, Cost, Any] | None = None  # what `_entry` made, and of what
@@ -166,8 +172,16 @@ class Engine:
             prefill_tokens=int(c["total_prefill_tokens"]),
             num_pages=self.limits.num_pages,
             end=float(c["now"] + c["latency"]),
+            **self._reuse(),
             **{name: c[name].item() for name in same},
         )
+
+    def _reuse(self) -> dict[str, int]:
+        """Of a prefix cache, StepTotals' numbers."""
+        if not self._x.c:
+            return {}
+        at = self._x.c.at
+        return {"prefix_queries": int(at["queries"][0]), "prefix_hits": int(at["hits"][0])}
 
     def submit(self, request: Request) -> bool:
         """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""

@@ -7,9 +7,7 @@ sequence, `x.m[0]` its record of the replica).
 
 from typing import Any
 
-from .admission import release
 from .jit import rule
-from .state import ROWS
 
 # ---- the scheduler -----------------------------------------------------------------------------------------------
 
@@ -22,8 +20,7 @@ def decide(w: Any, x: Any) -> int:
 
 @rule
 def prefill_over(w: Any, x: Any) -> None:
-    """A step's commits are in that prefilled alone: what the finished ones held comes free."""
-    release(w, ROWS, w.c[0].num_rows)
+    """A step's commits are in that prefilled alone: by default what the finished ones held comes free."""
 
 
 @rule
@@ -60,6 +57,39 @@ def begin_row(w: Any, x: Any, slot: Any) -> None:
 def pages_to_admit(w: Any, x: Any, request: int, slot: int, length: int) -> int:
     """KV pages that a waiting request takes when it is let in, whose prefill computes `length` positions."""
     return 0
+
+
+@rule
+def reusable(w: Any, x: Any, request: int, tokens: int) -> Any:
+    """Tokens at the beginning of a waiting request, at most so many, whose keys and values are in the pool already.
+
+    And how many of their pages others hold: letting the request in takes no more of the pool for those.
+    """
+    return 0, 0
+
+
+@rule
+def reuse(w: Any, x: Any, slot: int, tokens: int) -> None:
+    """A request was let in, and its pages counted; its first `tokens` are not computed: they are in the pool."""
+
+
+@rule
+def reused(w: Any, x: Any, slot: int) -> int:
+    """Tokens of a sequence that were in the pool when it was let in."""
+    return 0
+
+
+@rule
+def hold(w: Any, x: Any, slot: int, tokens: int) -> None:
+    """A sequence's pages are counted; after the steps decided on, keys and values of its first `tokens` are there."""
+
+
+@rule
+def give_back(w: Any, x: Any, slot: int) -> None:
+    """A sequence gives back its pages."""
+    c, q = w.c[0], w.q[slot]
+    c.pages_held -= q.pages
+    q.pages = 0
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------

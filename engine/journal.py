@@ -41,6 +41,9 @@ REQUEST_COLUMNS: dict[str, str] = {
     "num_preemptions": "int32",
 }
 
+# More of them where the policy keeps a prefix cache.
+CACHED_COLUMNS = {"cached_tokens": "int32"}  # of the prompt, found in the cache when the request was first let in
+
 # One row a step, in the order in which steps began on each replica.
 STEP_COLUMNS: dict[str, str] = {
     "replica": "int16",
@@ -106,6 +109,8 @@ class StepTotals:
     page_time: float = 0.0  # sum over steps of pages held x latency (page-seconds)
     num_pages: int = 0  # the pool, summed over replicas
     max_waiting: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up in a prefix cache, as requests were let in for the first time
+    prefix_hits: int = 0  # ... and found
 
     def merge(self, other: "StepTotals") -> None:
         """Add another replica's totals to these."""
@@ -113,7 +118,7 @@ class StepTotals:
             getattr(self, name).merge(getattr(other, name))
         for name in (
             "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "tokens", "evicted", "committed",
-            "forwards", "prefill_tokens", "preemptions", "page_time", "num_pages",
+            "forwards", "prefill_tokens", "preemptions", "page_time", "num_pages", "prefix_queries", "prefix_hits",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_waiting = max(self.max_waiting, other.max_waiting)

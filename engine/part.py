@@ -113,6 +113,10 @@ class Scheduler(Part):
         """Query positions that a step has at most; None: no bound of its own."""
         return None
 
+    def shares_prefixes(self, policy: "Policy") -> bool:
+        """Whether it lets requests in with pages that others have computed (prefix.py)."""
+        return False
+
     def fits(self, policy: "Policy", length: int) -> bool:
         """Whether it could ever run a request of so many tokens, its output in whole blocks."""
         return True
@@ -205,6 +209,10 @@ class PagedMemory(Part):
         if self.num_pages is not None and self.num_pages < 1:
             raise PolicyError(f"num_pages is {self.num_pages}, expected at least 1")
 
+    def cache(self, num_pages: int, prefixes: Any) -> Any:
+        """x.c of a replica with so many pages: a prefix.Cache for these prefix.Prefixes, or () for none."""
+        return ()
+
 
 def _default(axis: str) -> Callable[[], Any]:
     """The part that a policy has where it does not say; the files of parts import this one."""
@@ -255,7 +263,7 @@ class Policy:
         if self.full_sequence:
             self._check_full_sequence()
             return
-        for axis in ("granularity", "batching", "eviction"):
+        for axis in ("granularity", "batching", "eviction", "memory"):
             getattr(self, axis).check(self)
         page, block = self.memory.page_size, self.block_length
         if page % block and self.granularity.on_a_grid:

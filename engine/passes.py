@@ -230,7 +230,7 @@ def commit_passes(w: Any, x: Any, now: Any) -> None:
                 next_block(w, x, slot)
                 q.block_steps = 0
     c.gap_sum += gaps
-    release(w, ROWS, c.num_rows)
+    release(w, x, ROWS, c.num_rows)
 
 
 @rule
@@ -265,7 +265,7 @@ def _end_together(w: Any, x: Any, now: Any) -> None:
                 gaps += emit(w, slot, tokens, now)
         finish(w, slot, now)
     c.gap_sum += gaps
-    release(w, ROWS, c.num_rows)
+    release(w, x, ROWS, c.num_rows)
 
 
 @rule

@@ -129,6 +129,7 @@ class Own(NamedTuple):
     s: Any  # [slots]
     m: Any  # [1]
     k: Any  # latency.Cost: what steps cost, where the policy asks
+    c: Any = ()  # prefix.Cache: the pages that requests may share, where they may
 
 
 def records(num: int, kind: np.dtype[Any]) -> Any:

@@ -15,6 +15,7 @@ from ..engine.errors import ModelError, PolicyError
 from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
+from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan, reached
 from .choice import choose
@@ -331,6 +332,8 @@ def check_policy(policy: Policy) -> None:
     if policy.batching.pieces:
         kind = type(policy.batching).__name__
         raise PolicyError(f"{policy.name}: dsim live prefills a prompt in one step, and {kind} in several")
+    if caches_prefixes(policy):
+        raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
     if policy.unmasking.strategy == "law":
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
 

@@ -6,8 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import __version__
 from ..engine.commits import CommitModel
+from ..engine.journal import CACHED_COLUMNS
+from ..engine.prefix import caches_prefixes
 from ..profiler.known import calibrated_under, unknown_host
 from ..profiler.profile import Profile
 from ..report.files import RunWriter
@@ -58,7 +62,9 @@ def record(
     results: list[Result] = []
     summaries: list[Summary] = []
     failure = None
-    with nullcontext() if out is None else RunWriter(out, force=force) as writer:
+    caches = any(caches_prefixes(scenario.parsed_policy()) for scenario in scenarios)
+    more = tuple(CACHED_COLUMNS) if caches else ()
+    with nullcontext() if out is None else RunWriter(out, force=force, more=more) as writer:
         for scenario in scenarios:
             name = scenario.policy
             with watch(name) as progress:
@@ -69,7 +75,11 @@ def record(
             results.append(result)
             summaries.append(scenario.summarize(result))
             if writer is not None:
-                writer.requests(name, arrived(result))
+                columns = arrived(result)
+                none = {
+                    column: np.zeros(len(columns["request"])) for column in more
+                }  # nothing is found without a cache
+                writer.requests(name, {**none, **columns})
             if result.interrupted:
                 break
         manifest: dict[str, Any] = {**manifest_of(scenarios, requests, results, summaries), **about(results)}

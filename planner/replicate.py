@@ -1,6 +1,7 @@
 """Replications: the same traffic with other luck, replayed at any rate and judged by the SLOs."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from ..report.slo import Slo
 from ..sim.twin import Append, Result
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
+from ..traces.prefixes import COPY
 from .scenario import Scenario, class_column
 
 BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
@@ -151,7 +153,16 @@ def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
     gaps = np.ones(len(trace))
     if trace.notes.has_arrivals and len(trace) > 1:
         gaps = np.diff(trace.arrival, prepend=-trace.duration / (len(trace) - 1))
-    return trace.take(rows, np.cumsum(gaps[rows]))
+    drawn = trace.take(rows, np.cumsum(gaps[rows]))
+    if not {"hash_ids", "session_id"} & drawn.extras.keys():
+        return drawn
+    # A request that is drawn again is not asked again: its copies begin alike among each other, as the first ones do.
+    seen: Counter[int] = Counter()
+    copies = []
+    for row in rows.tolist():
+        copies.append(seen[row])
+        seen[row] += 1
+    return replace(drawn, extras={**drawn.extras, COPY: copies})
 
 
 def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
+from ..engine.prefix import caches_prefixes
 from ..files.read import quoted, read_toml
 from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile
@@ -188,6 +189,7 @@ class Scenario:
             drop_warmup=self.drop_warmup,
             replicas=self.replicas,
             closed_loop=self.concurrency is not None,
+            caches_prefixes=caches_prefixes(result.policy),
         )
 
     def run(self, requests: Trace | None = None) -> Summary:
@@ -277,9 +279,11 @@ def class_column(requests: Trace) -> npt.NDArray[np.object_]:
 
 
 def arrived(result: Result, columns: Columns | None = None) -> Columns:
-    """The request columns; after an interrupt, of the requests that had arrived."""
+    """The request columns, with those of a prefix cache; after an interrupt, of the requests that had arrived."""
     if columns is None:
         columns = result.table.columns
+    if result.cached_tokens is not None:
+        columns = {**columns, "cached_tokens": result.cached_tokens}
     if not result.interrupted:
         return columns
     seen = columns["replica"] >= 0

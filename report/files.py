@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..files.interrupt import asked_to_stop
 from ..files.place import Kind, Staged, has_schema, whole_path
 from ..files.read import fault
@@ -76,14 +76,15 @@ class RunWriter:
     """
 
     def __init__(self, folder: str | Path, *, force: bool = False, more: Sequence[str] = ()) -> None:
-        """more: request columns beside the journal's, of seconds."""
+        """more: request columns beside the journal's: of CACHED_COLUMNS, or of seconds."""
         self._staged = Staged(whole_path(folder), RUN, force=force)
         self.folder = self._shown = self._staged.folder
         # Opened here, not by Arrow: it takes no name that is not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
             self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
-            self._request_schema = pa.schema([*REQUEST_SCHEMA, *((name, pa.float64()) for name in more)])
+            self._more = {name: CACHED_COLUMNS.get(name, "float64") for name in more}
+            self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
         except BaseException as error:  # an interrupt, too: nobody holds this yet, who would abort it
             self._staged.abort()
@@ -103,9 +104,7 @@ class RunWriter:
         for name, dtype in REQUEST_COLUMNS.items():
             column = np.asarray(columns[name], dtype)
             arrays.append(_names(column.astype(np.int32), STATUSES) if name == "status" else pa.array(column))
-        arrays += [
-            pa.array(np.asarray(columns[name], np.float64)) for name in self._request_schema.names[len(arrays) :]
-        ]
+        arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in self._more.items()]
         _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:

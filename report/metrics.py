@@ -61,6 +61,15 @@ class SloVerdict:
 
 
 @dataclass(frozen=True)
+class PrefixCache:
+    """How a prefix cache fared: tokens of prompts, as requests were let in for the first time (vLLM's counters)."""
+
+    queries: int
+    hits: int
+    hit_rate: float  # NaN where nothing was looked up
+
+
+@dataclass(frozen=True)
 class Summary:
     """A policy's run in numbers; the fields are the keys of `--json`, and METRICS says what each means."""
 
@@ -101,10 +110,13 @@ class Summary:
     kv_pages: int
     preemptions: int
     stable: bool
+    prefix_cache: PrefixCache | None = None  # None: the policy has none
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints and run.json holds: NaN becomes null."""
+        """The object that `--json` prints and run.json holds: NaN becomes null, and a cache that is not there nothing."""
         out: dict[str, Any] = no_nan(asdict(self))
+        if self.prefix_cache is None:
+            del out["prefix_cache"]
         return out
 
 
@@ -118,6 +130,7 @@ def summarize(
     drop_warmup: float = 0.0,
     replicas: int = 1,
     closed_loop: bool = False,
+    caches_prefixes: bool = False,
 ) -> Summary:
     """A run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
 
@@ -167,6 +180,7 @@ def summarize(
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,
         stable=stable(requests, closed_loop=closed_loop),
+        prefix_cache=_prefix_cache(totals) if caches_prefixes else None,
     )
 
 
@@ -290,6 +304,11 @@ def _slope(x: Floats, y: Floats) -> float:
     spread = float(dx @ dx)
     # All at once: a batch of work, not a load.
     return float(dx @ y) / spread if spread > 0 else 0.0
+
+
+def _prefix_cache(totals: StepTotals) -> PrefixCache:
+    queries, hits = totals.prefix_queries, totals.prefix_hits
+    return PrefixCache(queries, hits, _per(hits, queries))
 
 
 def _duration(requests: Columns, start: float) -> float:
@@ -418,6 +437,10 @@ METRICS: dict[str, Metric] = {
     ),
     "kv_pages": Metric("pages", "the KV pool, summed over replicas"),
     "preemptions": Metric("", "requests sent back to the queue because the KV pool was full"),
+    "prefix_cache": Metric(
+        "tok", "queries: tokens of the prompts let in; hits: those found in the prefix cache; hit_rate: hits / queries",
+        "only where the policy has prefix_caching; a request that was preempted counts once",
+    ),
     "stable": Metric(
         "", "false when the queueing delay keeps growing, or requests wait on and on as the run ends",
         "delay rises over the run and its second half, by more than luck explains, and 90 % of its last quarter "

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from ..engine.engine import Limits
 from ..engine.errors import DsimError
-from ..engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..files.read import cut, parsing, quoted, read_json
 from ..files.shape import check_shape
 from .manifest import Manifest
@@ -61,9 +61,9 @@ class Run:
             table = file.read(["policy", *dict.fromkeys(held.values())])
             mine = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
             # Columns beside the journal's, as of a load generator's file, are of seconds.
+            kinds = REQUEST_COLUMNS | CACHED_COLUMNS
             return {
-                name: _numpy(mine[stored].combine_chunks(), REQUEST_COLUMNS.get(name, "float64"))
-                for name, stored in held.items()
+                name: _numpy(mine[stored].combine_chunks(), kinds.get(name, "float64")) for name, stored in held.items()
             }
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:

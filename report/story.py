@@ -141,7 +141,7 @@ def notes(manifest: Manifest) -> list[str]:
         count = trace["sorted_rows"]
         lines.append(f"{_rows(count)} {_were(count)} out of order and {_were(count)} sorted by timestamp")
     if trace.get("hash_ids"):
-        lines.append("hash_ids are kept, but prefix reuse is not modelled: every prompt is prefilled in full")
+        lines += _of_prefixes(manifest)
     if manifest.get("drop_warmup"):
         lines.append(f"requests of the first {number(manifest['drop_warmup'])} s are left out as warm-up")
     if manifest.get("missing_passes") is False:
@@ -149,6 +149,16 @@ def notes(manifest: Manifest) -> list[str]:
     if manifest.get("closed_loop"):
         lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
     return lines
+
+
+def _of_prefixes(manifest: Manifest) -> list[str]:
+    """Which policies make nothing of a trace's hash_ids."""
+    policies = manifest.get("policies", [])
+    without = [p["policy"] for p in policies if "prefix_cache" not in p]
+    if policies and not without:
+        return []
+    who = "no policy reuses prefixes" if len(without) == len(policies) else f"{', '.join(without)} reuse no prefixes"
+    return [f"the trace has hash_ids, and {who} (prefix_caching=true does): prompts are prefilled in full"]
 
 
 def _of_profile(manifest: Manifest) -> list[str]:

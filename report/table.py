@@ -71,6 +71,7 @@ _GROUPS: dict[str, list[_Spec]] = {
         _Spec("time in prefill", "prefill_time_share", "%"),
         _Spec("KV utilisation", "kv_utilization", "%"),
         _Spec("preemptions", "preemptions", "requests", "low", optional=True),
+        _Spec("prefix cache hits", "prefix_cache.hit_rate", "%", "high", optional=True),
     ],
 }
 

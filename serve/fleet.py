@@ -118,7 +118,7 @@ class Fleet:
             if waiting < self._max_waiting:
                 raise BusyError(f"the journal holds {index} requests and is full: restart the server")
             raise BusyError(f"{waiting} requests wait, expected fewer than {self._max_waiting}")
-        replica = self.replicas[self._route(self.engines)]
+        replica = self.replicas[self._route(self.engines, request)]
         if not replica.alive:
             raise BusyError("the server is stopping" if replica.failure is None else "the replica has failed")
         self.num_requests += 1

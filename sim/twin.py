@@ -26,11 +26,13 @@ from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
+from ..engine.prefix import caches_prefixes
 from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import MemoryModel, Profile
 from ..traces import Trace
+from ..traces.prefixes import prefixes_of
 from .clock import Clock
 from .replica import Replica
 from .router import router as make_router
@@ -54,6 +56,9 @@ class Result:
     end: float  # s, simulated
     interrupted: bool
     num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
+    cached_tokens: npt.NDArray[np.int64] | None = (
+        None  # [requests] of a prompt, found in a prefix cache, where there is one
+    )
 
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
@@ -207,6 +212,8 @@ def simulate(
     limits = limits_of(policy, profile)
     check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
+    caches = caches_prefixes(policy)
+    prefixes = prefixes_of(trace) if caches or router == "prefix" else None
     missed = np.zeros(len(trace), np.bool_)
     if policy.granularity.on_a_grid and policy.unmasking.eos == "block" and not (
         policy.autoregressive or policy.full_sequence
@@ -219,7 +226,7 @@ def simulate(
     step_model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
     table = RequestTable(len(trace))
     env = Clock()
-    route = make_router(router)
+    route = make_router(router, prefixes)
     recorder = None if append is None else StepRecorder(append, policy.width)
     ended = 0
 
@@ -246,12 +253,14 @@ def simulate(
     closed = concurrency is not None
     fleet: list[Replica] = []
     for r in range(replicas):
-        engine = Engine(policy, limits, table, replica=r, latency=profile.latency, emit=emit, eos=eos)
+        engine = Engine(
+            policy, limits, table, replica=r, latency=profile.latency, emit=emit, eos=eos, prefixes=prefixes
+        )  # fmt: skip
         fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r), closed))
     engines = [replica.engine for replica in fleet]
 
     def submit(request: Request) -> bool:
-        return fleet[route(engines)].submit(request)
+        return fleet[route(engines, request)].submit(request)
 
     loop = None if concurrency is None else _ClosedLoop(env, trace, submit, profile.frontend)
     interrupted = False
@@ -271,7 +280,8 @@ def simulate(
         totals.merge(engine.totals)
     if recorder is not None:
         recorder.flush()
-    return Result(policy, limits, commits, table, totals, env.now, interrupted)
+    cached = prefixes.cached if prefixes is not None and caches else None
+    return Result(policy, limits, commits, table, totals, env.now, interrupted, cached_tokens=cached)
 
 
 def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:

@@ -19,9 +19,21 @@ from ..admission import (
     take_next,
 )  # fmt: skip
 from ..errors import PolicyError
-from ..hooks import decide, pages_to_admit, placed, preempted, prefill_over, rows_updated, step_over
+from ..hooks import (
+    decide,
+    hold,
+    pages_to_admit,
+    placed,
+    preempted,
+    prefill_over,
+    reusable,
+    reuse,
+    rows_updated,
+    step_over,
+)
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
+from ..prefix import PrefixMemory
 from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING
 
 MAX_LOOPS = 4096  # steps that a batch may be frozen for: more is a mistake, and nobody could stop it
@@ -202,20 +214,24 @@ def admit(w: Any, x: Any, to: Any) -> int:
     while c.num_waiting > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
         length = prefill_length(w, request, slot)
-        if num > 0 and tokens + length > f.max_prefill:
+        # The last block is always computed: a prefill is its first denoising step.
+        there, held = reusable(w, x, request, length - int(f.block))
+        if num > 0 and tokens + length - there > f.max_prefill:
             break
         pages = pages_to_admit(w, x, request, slot, length)
-        if pages > f.num_pages - c.pages_held:
+        if pages - held > f.num_pages - c.pages_held:
             break
         pop(w)
         new = slot < 0
         slot = place(w, request, slot, length, pages)
         if new:
             placed(w, x, slot)
+        reuse(w, x, slot, there)
+        hold(w, x, slot, length - int(f.block))
         let_in(w, slot)
         w.lists[to, num] = slot
         num += 1
-        tokens += length
+        tokens += length - there
     return num
 
 
@@ -242,7 +258,7 @@ def _make_room(w: Any, x: Any, to: Any) -> int:
     while num > 0 and c.pages_held + total > f.num_pages:
         last = w.lists[to, num - 1]
         total -= _pages_needed(w, x, last) - w.q[last].pages
-        preempt(w, last)
+        preempt(w, x, last)
         preempted(w, x, last)
         num -= 1
     for i in range(num):
@@ -250,6 +266,8 @@ def _make_room(w: Any, x: Any, to: Any) -> int:
         w.q[slot].pages = _pages_needed(w, x, slot)
     if num > 0:
         c.pages_held += total
+    for i in range(num):
+        hold(w, x, w.lists[to, i], int(w.q[w.lists[to, i]].start))
     return num
 
 
@@ -298,15 +316,15 @@ def group_step_over(w: Any, x: Any) -> None:
     c = w.c[0]
     c.loops_left -= 1
     if c.loops_left == 0:
-        end_group(w)
+        end_group(w, x)
 
 
 @rule
-def end_group(w: Any) -> None:
+def end_group(w: Any, x: Any) -> None:
     """Dissolve the batch in hand, and give back what its finished sequences held."""
     c = w.c[0]
     c.num_group = -1
-    release(w, ROWS, c.num_rows)
+    release(w, x, ROWS, c.num_rows)
 
 
 @dataclass(frozen=True)
@@ -336,6 +354,9 @@ class LookAhead(Scheduler):
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {"streak": 0}
+
+    def shares_prefixes(self, policy: Policy) -> bool:
+        return True
 
     def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
         block = policy.block_length
@@ -413,7 +434,7 @@ FLAGS = {
     "gpus": "--tp", "block_length": "--dllm-block-length", "strategy": "--dllm-unmasking-strategy",
     "threshold": "--dllm-confidence-threshold", "denoising_steps": "--dllm-denoising-steps",
     "max_batch": "--max-batch-size", "max_prefill_tokens": "--max-prefill-token-num",
-    "page_size": "--cache-block-seq-len",
+    "page_size": "--cache-block-seq-len", "prefix_caching": "--enable-prefix-caching",
 }  # fmt: skip
 
 PRESETS = {
@@ -428,7 +449,7 @@ PRESETS = {
         flags=FLAGS,
     ),
     "lmdeploy-0.18": Preset(
-        Policy("lmdeploy-0.18", batching=LookAhead()),
+        Policy("lmdeploy-0.18", batching=LookAhead(), memory=PrefixMemory()),
         "block_length",
         "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
         "LMDeploy 0.18.0 (production-dllm-serving.md 4)",

@@ -10,9 +10,22 @@ from typing import Annotated, Any
 from ..admission import canvas, copy_list, head, let_in, place, pop
 from ..emission import set_features
 from ..errors import PolicyError
-from ..hooks import block_entered, decide, holds_back, pages_to_admit, placed, plan_prompts, plan_rows, step_over
+from ..hooks import (
+    block_entered,
+    decide,
+    hold,
+    holds_back,
+    pages_to_admit,
+    placed,
+    plan_prompts,
+    plan_rows,
+    reusable,
+    reuse,
+    step_over,
+)
 from ..jit import rule
 from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
+from ..prefix import PrefixMemory
 from ..state import (
     CACHED,
     DECODE_STEP,
@@ -32,7 +45,7 @@ from .canvas import BY_LAW, Canvas
 from .lmdeploy import decide_continuous, end_group, pages_of_prefill
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
-_PAGES = PagedMemory(page_size=32)  # a page a block, as with its radix cache
+_PAGES = PrefixMemory(page_size=32)  # a page a block, as with its radix cache
 _GEMMA_PAGES = PagedMemory(page_size=256)
 
 
@@ -78,7 +91,7 @@ def round_goes_on(w: Any, x: Any) -> bool:
 def round_step_over(w: Any, x: Any) -> None:
     """The batch changes where a round ends."""
     if not round_goes_on(w, x):
-        end_group(w)
+        end_group(w, x)
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,9 @@ class Rounds(Scheduler):
     def check(self, policy: Policy) -> None:
         if policy.autoregressive or policy.eviction.evicts or not policy.granularity.whole_block:
             raise PolicyError(f"{policy.name}: SGLang's rounds compute whole blocks, without eviction")
+
+    def shares_prefixes(self, policy: Policy) -> bool:
+        return policy.granularity.on_a_grid  # SGLang serves DiffusionGemma without its radix cache
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
@@ -201,6 +217,7 @@ def decide_round(w: Any, x: Any) -> int:
             continue  # it waits for the next round
         c.pages_held += pages - q.pages
         q.pages = pages
+        hold(w, x, slot, int(s.computed) + int(s.wanted) if prefills else int(q.start))
         if prefills:
             budget -= s.wanted
         else:
@@ -226,20 +243,24 @@ def _let_in(w: Any, x: Any) -> None:
     Nobody is preempted: a pool that promised more would end with every row waiting for pages.
     """
     c, f = w.c[0], w.f[0]
-    promised = 0
+    promised = c.pages_held
     for i in range(c.num_running):
-        promised += -(-_canvas_end(w, x, w.lists[RUNNING, i]) // int(f.page))
+        slot = w.lists[RUNNING, i]
+        promised += -(-_canvas_end(w, x, slot) // int(f.page)) - w.q[slot].pages
     while c.num_waiting > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
         block, prompt = int(f.block), int(w.r[request].input_length)
         behind = prompt // block * block if x.p[0].grid else prompt
         whole = behind + canvas(prompt + int(w.r[request].max_tokens) - behind, block)
-        promised += -(-whole // int(f.page))
+        there, held = reusable(w, x, request, behind)
+        promised += -(-whole // int(f.page)) - held
         if promised > f.num_pages:
             return
         pop(w)
-        slot = place(w, request, slot, behind + block, 0)
+        slot = place(w, request, slot, behind + block, there // int(f.page))
         placed(w, x, slot)
+        reuse(w, x, slot, there)
+        x.s[slot].computed = there
         let_in(w, slot)
 
 
@@ -343,7 +364,11 @@ def step_of_round(w: Any, x: Any) -> None:
         return
     c.loops_left -= 1
     if c.loops_left <= 0:
-        end_group(w)
+        for i in range(c.num_rows):  # an answer's last block has its keys, too
+            slot = w.lists[ROWS, i]
+            if w.q[slot].finished:
+                hold(w, x, slot, int(w.q[slot].end))
+        end_group(w, x)
 
 
 @dataclass(frozen=True)
@@ -358,6 +383,7 @@ class JointThreshold(Unmasking):
 SERVE = "python -m sglang.launch_server --model-path MODEL --trust-remote-code --dllm-algorithm {}"
 FLAGS = {
     "gpus": "--tp-size", "max_running_requests": "--max-running-requests", "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",
+    "prefix_caching": "",  # its default
 }  # fmt: skip
 IN_BLOCKS = {**FLAGS, "block_length": "config:block_size", "threshold": "config:threshold"}
 LOW_CONFIDENCE = SERVE.format("LowConfidence --dllm-algorithm-config dllm.yaml")

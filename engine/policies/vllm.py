@@ -18,16 +18,20 @@ from ..hooks import (
     commit_rows,
     decide,
     draw_rows,
+    hold,
     next_tokens,
     placed,
     plan_prompts,
     plan_rows,
     preempted,
     prefill_over,
+    reusable,
+    reuse,
     step_over,
 )
 from ..jit import rule
-from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler
+from ..part import Answers, Policy, Preset, Range, Scheduler
+from ..prefix import PrefixMemory
 from ..state import (
     DECODE_STEP,
     DENOISE,
@@ -131,6 +135,9 @@ class TokenBudget(Scheduler):
         numbers = policy.granularity.numbers(policy)
         return super().reserved(policy, prompt, output) + numbers.get("drafts", 0) + numbers["scratch"]
 
+    def shares_prefixes(self, policy: Policy) -> bool:
+        return True
+
     def fits(self, policy: Policy, length: int) -> bool:
         # One that is preempted at its end computes all of it again.
         return self.enable_chunked_prefill or length <= self.max_num_batched_tokens
@@ -202,7 +209,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         while not gone and needed - q.pages > f.num_pages - c.pages_held:
             some_preempted = True
             youngest = w.lists[RUNNING, c.num_running - 1]
-            unseat(w, youngest)
+            unseat(w, x, youngest)
             push_front(w, int(w.q[youngest].request), youngest)
             preempted(w, x, youngest)
             gone = youngest == slot
@@ -210,6 +217,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
             break
         c.pages_held += needed - q.pages
         q.pages = needed
+        hold(w, x, slot, _there(q, s, n))
         s.wanted = n
         if not prefills:
             decodes += 1
@@ -219,11 +227,13 @@ def _fill(w: Any, x: Any, to: Any) -> int:
     while not some_preempted and c.num_waiting > 0 and budget > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
         known = max(1, int(w.r[request].input_length)) if slot < 0 else int(x.s[slot].goal)
-        n = _most(known, budget, alone, p)
-        if n < known and not p.enable_chunked_prefill:
+        # The last token is always computed: the next one is sampled from it.
+        there, held = reusable(w, x, request, known - 1)
+        n = _most(known - there, budget, alone, p)
+        if n < known - there and not p.enable_chunked_prefill:
             break
-        free = f.num_pages - c.pages_held
-        pages = -(-n // int(f.page))
+        free = f.num_pages - c.pages_held + held
+        pages = -(-(there + n) // int(f.page))
         if pages > free or (p.scheduler_reserve_full_isl and -(-known // int(f.page)) > free):
             break
         pop(w)
@@ -232,6 +242,9 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         slot = place(w, request, slot, known + (int(f.block) if f.block > 1 else 0), pages)
         if new:
             placed(w, x, slot)
+        reuse(w, x, slot, there)
+        x.s[slot].computed = there
+        hold(w, x, slot, _there(w.q[slot], x.s[slot], n))
         let_in(w, slot)
         x.s[slot].wanted = n
         budget -= n
@@ -253,6 +266,12 @@ def _most(wanted: Any, budget: Any, alone: Any, p: Any) -> Any:
     if p.long_prefill_token_threshold > 0 and not alone:
         n = min(n, p.long_prefill_token_threshold)
     return min(n, budget)
+
+
+@rule
+def _there(q: Any, s: Any, n: Any) -> Any:
+    """Tokens whose KV is there when `n` more positions are computed: of those known, and never an answer's last."""
+    return min(int(s.computed) + n, int(s.goal), max(1, int(q.end) - 1))
 
 
 @rule
@@ -407,7 +426,7 @@ class Tokens(Autoregressive):
         }  # fmt: skip
 
 
-PAGES = PagedMemory(page_size=16)
+PAGES = PrefixMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
@@ -419,6 +438,7 @@ FLAGS = {
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "enable_chunked_prefill": "--enable-chunked-prefill/--no-enable-chunked-prefill",
     "async_scheduling": "--async-scheduling/--no-async-scheduling",
+    "prefix_caching": "--enable-prefix-caching",
 }  # fmt: skip
 
 PRESETS = {

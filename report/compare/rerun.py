@@ -11,6 +11,7 @@ from ...engine.errors import DsimError
 from ...engine.journal import RequestTable
 from ...engine.latency import Features
 from ...engine.policy import Policy, parse
+from ...engine.prefix import caches_prefixes
 from ...engine.replay import Ends, replay
 from ...engine.request import requests_of
 from ...engine.step import StepOutcome, StepPlan, features_left
@@ -47,6 +48,11 @@ class World:
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
     policy, emit = parse(placed(name)[0]), run.info.get("emit", "block").split(" ")[0]
+    if caches_prefixes(policy):
+        raise DsimError(
+            f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with (--no-parts "
+            "compares without a decomposition)"
+        )
     profile = replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0))
     for kept in run.info.get("limits", []):
         if kept["policy"] == name:

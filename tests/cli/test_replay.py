@@ -194,7 +194,7 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
 
 def test_unmodelled_prefixes_are_said() -> None:
     ran = dsim("replay", "mooncake-conv", "--num-requests", 3)
-    assert "hash_ids are kept, but prefix reuse is not modelled" in ran.out
+    assert "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does)" in ran.out
 
 
 def test_a_rate_and_an_arrival_process_set_the_load(trace: str) -> None:

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from dsim.engine.engine import Engine
 from dsim.engine.errors import PolicyError
 from dsim.engine.policy import parse
+from dsim.engine.prefix import Prefixes
+from dsim.engine.request import Request
 from dsim.sim.router import ROUTERS, Router, router
 from dsim.sim.twin import simulate
 
@@ -23,8 +26,11 @@ class Load:
     num_running: int
 
 
+ANY = Request(0, 0.0, 10, 10)
+
+
 def choose(route: Router, *loads: tuple[int, int, int]) -> int:
-    return route(cast("list[Engine]", [Load(*load) for load in loads]))
+    return route(cast("list[Engine]", [Load(*load) for load in loads]), ANY)
 
 
 def test_round_robin_takes_turns_whatever_the_load() -> None:
@@ -51,10 +57,65 @@ def test_the_shortest_queue_counts_who_waits_and_who_runs() -> None:
     assert choose(route, (9, 2, 1), (0, 1, 2), (0, 3, 0)) == 0  # the first of equals
 
 
+def sent(route: Router, length: int, index: int, *loads: tuple[int, int, int]) -> int:
+    """Where a request of so many tokens goes."""
+    return route(cast("list[Engine]", [Load(*load) for load in loads]), Request(index, 0.0, length, 1))
+
+
+IDLE = (0, 0, 0)
+
+
+def by_prefix(*names: list[int], block: int = 10) -> Router:
+    offsets = np.concatenate([[0], np.cumsum([len(own) for own in names])])
+    return router(
+        "prefix", Prefixes(block, offsets, np.array(sum(names, [])), np.array([block * len(n) for n in names]))
+    )
+
+
+def test_by_prefix_a_request_goes_where_most_of_its_beginning_went() -> None:
+    route = by_prefix([0, 1], [0, 1, 2], [3, 4], [0, 5, 6, 7], [0, 1, 2, 8])
+    assert sent(route, 20, 0, (5, 0, 1), IDLE) == 1  # nobody knows it: the fewest tokens
+    assert sent(route, 30, 1, IDLE, (90, 0, 9)) == 1  # two of its three blocks went there
+    assert sent(route, 20, 2, IDLE, (90, 0, 9)) == 0
+    assert sent(route, 40, 3, IDLE, (90, 0, 9)) == 0  # one of four is not more than 0.3
+    # The first replica has had one block of the last request, the second three: of all that know it, the one most.
+    assert sent(route, 40, 4, IDLE, (90, 0, 9)) == 1
+
+
+def test_by_prefix_equals_are_told_apart_by_tokens() -> None:
+    route = by_prefix([0, 1], [0, 1], [0, 1])
+    assert sent(route, 20, 0, IDLE, (0, 0, 1), IDLE) == 0
+    assert sent(route, 20, 1, (9, 70, 9), IDLE, IDLE) == 1  # queues differ too much: the shortest one
+    assert sent(route, 20, 2, (9, 0, 9), (8, 0, 0), IDLE) == 1  # both have had all of it
+
+
+def test_by_prefix_queues_count_only_beyond_both_thresholds() -> None:
+    for longer, shorter, expected in ((65, 0, 1), (64, 0, 0), (195, 130, 0), (196, 130, 1)):
+        route = by_prefix([0, 1], [0, 1])
+        assert sent(route, 20, 0, IDLE, (9, 0, 0)) == 0
+        assert sent(route, 20, 1, (0, longer, 0), (0, 0, shorter)) == expected
+
+
+def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.sim.router.MAX_TREE_TOKENS", 30)
+    route = by_prefix([0, 1], [2, 3], [0, 1], [2, 3])
+    only, busy = (0, 0, 0), (9, 0, 0)
+    assert [sent(route, 20, i, only, busy) for i in (0, 1)] == [0, 0]  # block 1 is forgotten, then
+    assert sent(route, 20, 2, busy, only) == 0  # half of it is still known
+    assert sent(route, 20, 3, busy, only) == 0  # 2 and, of 0 and 1, the prefix
+    assert sent(route, 20, 2, busy, only) == 0
+
+
+def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
+    with pytest.raises(PolicyError) as error:
+        router("prefix")
+    assert str(error.value) == "router is prefix, and nothing says what requests begin with: expected a trace"
+
+
 def test_an_unknown_router_is_told_which_there_are() -> None:
     with pytest.raises(PolicyError) as error:
         router("random")
-    assert str(error.value) == "router is 'random', expected one of round-robin, least-tokens, jsq"
+    assert str(error.value) == "router is 'random', expected one of round-robin, least-tokens, jsq, prefix"
 
 
 # One server a replica: a prompt's prefill is 1 s, and each token after the first is another.

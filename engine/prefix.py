@@ -1,0 +1,308 @@
+"""Prefix caching: pages of keys and values that requests share, and that stay in the pool until it needs the room.
+
+A page is known by all tokens up to its end (vLLM chains the hashes of its blocks, SGLang and LMDeploy keep a tree of
+them). While requests hold it, it counts once among the pages held, however many they are. When the last one lets go, it
+becomes idle: it may be reused, and it is free to whoever needs a page, the one idle longest first. A request's pages
+come idle last one first, so that a prefix outlives what follows it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import PolicyError
+from .hooks import give_back, hold, reusable, reuse, reused
+from .jit import rule
+from .part import Answers, PagedMemory, Policy
+from .state import records
+
+Ints = npt.NDArray[np.int64]
+
+NONE = -1  # no entry
+
+ENTRY = np.dtype(
+    [
+        ("key", "i8"),  # of the page: see `_key`
+        ("refs", "i4"),  # sequences that hold it; 0: it is idle
+        ("next", "i4"),  # in the chain of its bucket, or of the entries that are not in use
+        ("older", "i4"), ("newer", "i4"),  # of an idle page: those that came idle before and after it
+    ],
+    align=True,
+)  # fmt: skip
+
+COUNTS = np.dtype(
+    [
+        ("block", "i8"),  # tokens that a name stands for
+        ("per_block", "i8"),  # pages that may end within them
+        ("unused", "i8"),  # the first entry that is not in use
+        ("oldest", "i8"), ("newest", "i8"),  # idle pages
+        ("idle", "i8"),  # how many those are
+        ("queries", "i8"), ("hits", "i8"),  # prompt tokens looked up, and of those found
+    ],
+    align=True,
+)  # fmt: skip
+
+
+class Prefixes:
+    """What the requests of a run begin with: a name for each `block` tokens, the same for the same tokens up to there.
+
+    Request i's names are names[offsets[i]:offsets[i + 1]], from 0 on, and its first named[i] tokens have one: those of
+    its prompt, and of its answer where later requests repeat it. cached [requests]: prompt tokens that were found in a
+    replica's pool when the request was first let in, written by the engine.
+    """
+
+    def __init__(self, block: int, offsets: Ints, names: Ints, named: Ints) -> None:
+        self.block = block
+        self.offsets = np.ascontiguousarray(offsets, np.int64)
+        self.names = np.ascontiguousarray(names, np.int64)
+        self.named = np.ascontiguousarray(named, np.int64)
+        self.cached = np.zeros(len(named), np.int64)
+
+    def of(self, request: int) -> Ints:
+        """A request's names."""
+        return self.names[self.offsets[request] : self.offsets[request + 1]]
+
+    @property
+    def num_names(self) -> int:
+        """Names are below this."""
+        return int(self.names.max(initial=-1)) + 1
+
+
+class Cache(NamedTuple):
+    """A replica's pages by what they hold."""
+
+    offsets: Any  # of Prefixes, as the next three
+    names: Any
+    named: Any
+    cached: Any
+    entries: Any  # [pages] ENTRY
+    buckets: Any  # [a power of two] int32: the first entry of each chain, by the last bits of the key
+    at: Any  # [1] COUNTS
+
+
+def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
+    """The cache of a pool that nobody has used."""
+    per_block = -(-prefixes.block // page)
+    room = max(1, min(num_pages, prefixes.num_names * per_block))  # there are no more different pages
+    entries, at = records(room, ENTRY), records(1, COUNTS)
+    entries["next"] = np.arange(1, room + 1)
+    entries["next"][-1] = NONE
+    at["block"], at["per_block"] = prefixes.block, per_block
+    at["oldest"] = at["newest"] = NONE
+    buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
+    return Cache(prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, entries, buckets, at)
+
+
+@dataclass(frozen=True)
+class PrefixMemory(PagedMemory):
+    """A paged KV cache whose full pages may be reused by requests that begin with the same tokens."""
+
+    prefix_caching: Annotated[
+        bool, "reuse the pages of requests that begin alike (needs a trace with hash_ids or sessions)"
+    ] = False
+
+    neutral = PagedMemory.neutral | {"prefix_caching"}
+    columns = (
+        ("shared", "i4"),  # of the pages held, those that others may hold too: the first ones
+        ("found", "i4"),  # tokens that were there when the sequence was let in
+    )
+
+    def check(self, policy: Policy) -> None:
+        if self.prefix_caching and not policy.batching.shares_prefixes(policy):
+            kinds = type(policy.batching).__name__, type(policy.granularity).__name__
+            raise PolicyError(
+                f"{policy.name}: prefix_caching is true, and {kinds[0]} reuses no pages of {kinds[1]}: expected false"
+            )
+
+    def answers(self, policy: Policy) -> Answers:
+        if not self.prefix_caching:
+            return {}
+        return {
+            reusable: pages_found, reuse: take_found, reused: found_tokens, hold: share_pages, give_back: let_go,
+        }  # fmt: skip
+
+    def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
+        if not self.prefix_caching:
+            return ()
+        none = np.zeros(0, np.int64)
+        return empty(num_pages, self.page_size, prefixes or Prefixes(1, none, none, none))
+
+
+def caches_prefixes(policy: Policy) -> bool:
+    """Whether a policy reuses the pages of requests that begin alike."""
+    return isinstance(policy.memory, PrefixMemory) and policy.memory.prefix_caching
+
+
+@rule
+def _key(w: Any, x: Any, request: Any, page: Any) -> Any:
+    """What a request's page is known by: the name of the tokens that it ends in, and its place among the pages there.
+
+    A name stands for all tokens up to its end, and so does the key.
+    """
+    at, size = x.c.at[0], int(w.f[0].page)
+    block = ((page + 1) * size - 1) // at.block
+    before = block * at.block // size  # pages that end before the block does begin
+    return int(x.c.names[x.c.offsets[request] + block]) * at.per_block + page - before
+
+
+@rule
+def _find(x: Any, key: Any) -> Any:
+    """The entry of a page, NONE where the pool does not have it."""
+    at = int(x.c.buckets[key & (len(x.c.buckets) - 1)])
+    while at >= 0 and x.c.entries[at].key != key:
+        at = int(x.c.entries[at].next)
+    return at
+
+
+@rule
+def _named_pages(w: Any, x: Any, request: Any, tokens: Any) -> Any:
+    """Full pages of a request's first `tokens` that have a name."""
+    return min(int(tokens), int(x.c.named[request]) if request < len(x.c.named) else 0) // int(w.f[0].page)
+
+
+@rule
+def pages_found(w: Any, x: Any, request: Any, tokens: Any) -> Any:
+    """Tokens at the beginning of a request, at most so many, whose pages are there; and how many of those are held."""
+    num = 0
+    held = 0
+    most = _named_pages(w, x, request, tokens)
+    while num < most:
+        at = _find(x, _key(w, x, request, num))
+        if at < 0:
+            break
+        if x.c.entries[at].refs > 0:
+            held += 1
+        num += 1
+    return num * int(w.f[0].page), held
+
+
+@rule
+def take_found(w: Any, x: Any, slot: Any, tokens: Any) -> None:
+    """A sequence that was let in holds the pages of its first `tokens`, which were there, beside whoever else does."""
+    c, q, s, counts = w.c[0], w.q[slot], x.s[slot], x.c.at[0]
+    pages = int(tokens) // int(w.f[0].page)
+    for page in range(pages):
+        if not _join(x, _find(x, _key(w, x, int(q.request), page))):
+            c.pages_held -= 1  # it was counted with the others'
+    s.shared = pages
+    s.found = tokens
+    if w.r[q.request].num_preemptions == 0:
+        counts.queries += q.prompt
+        counts.hits += tokens
+        if q.request < len(x.c.cached):
+            x.c.cached[q.request] = tokens
+
+
+@rule
+def found_tokens(w: Any, x: Any, slot: Any) -> Any:
+    """Tokens of a sequence that were there when it was let in."""
+    return int(x.s[slot].found)
+
+
+@rule
+def share_pages(w: Any, x: Any, slot: Any, tokens: Any) -> None:
+    """Idle pages make room for those that are held by now; and others may use those of a sequence's first `tokens`.
+
+    A page that was computed twice is kept once: SGLang and LMDeploy do so, vLLM keeps both while they are held.
+    """
+    c, q, s = w.c[0], w.q[slot], x.s[slot]
+    while c.pages_held + x.c.at[0].idle > w.f[0].num_pages:
+        _evict(x)
+    most = _named_pages(w, x, int(q.request), tokens)
+    while s.shared < most:
+        key = _key(w, x, int(q.request), int(s.shared))
+        at = _find(x, key)
+        if at < 0:
+            _add(x, key)
+        elif not _join(x, at):
+            c.pages_held -= 1
+        s.shared += 1
+
+
+@rule
+def let_go(w: Any, x: Any, slot: Any) -> None:
+    """A sequence gives its pages back: those that nobody else holds and that have a name come idle, the last one first."""
+    c, q, s = w.c[0], w.q[slot], x.s[slot]
+    c.pages_held -= q.pages - s.shared
+    for i in range(s.shared):
+        at = _find(x, _key(w, x, int(q.request), int(s.shared) - 1 - i))
+        entry = x.c.entries[at]
+        entry.refs -= 1
+        if entry.refs == 0:
+            c.pages_held -= 1
+            _link(x, at)
+    s.shared = 0
+    q.pages = 0
+
+
+@rule
+def _join(x: Any, at: Any) -> bool:
+    """One more holds a page; whether nobody did."""
+    entry = x.c.entries[at]
+    entry.refs += 1
+    if entry.refs == 1:
+        _unlink(x, at)
+    return entry.refs == 1
+
+
+@rule
+def _add(x: Any, key: Any) -> None:
+    """A new page, which one sequence holds."""
+    counts, bucket = x.c.at[0], key & (len(x.c.buckets) - 1)
+    at = int(counts.unused)
+    entry = x.c.entries[at]
+    counts.unused = entry.next
+    entry.key = key
+    entry.refs = 1
+    entry.next = x.c.buckets[bucket]
+    x.c.buckets[bucket] = at
+
+
+@rule
+def _evict(x: Any) -> None:
+    """Forget the page that has been idle longest."""
+    counts = x.c.at[0]
+    at = int(counts.oldest)
+    _unlink(x, at)
+    entry = x.c.entries[at]
+    bucket = int(entry.key) & (len(x.c.buckets) - 1)
+    before = int(x.c.buckets[bucket])
+    if before == at:
+        x.c.buckets[bucket] = entry.next
+    else:
+        while x.c.entries[before].next != at:
+            before = int(x.c.entries[before].next)
+        x.c.entries[before].next = entry.next
+    entry.next = counts.unused
+    counts.unused = at
+
+
+@rule
+def _link(x: Any, at: Any) -> None:
+    """A page comes idle, as the newest."""
+    counts, entry = x.c.at[0], x.c.entries[at]
+    entry.older = counts.newest
+    entry.newer = NONE
+    if counts.newest >= 0:
+        x.c.entries[counts.newest].newer = at
+    else:
+        counts.oldest = at
+    counts.newest = at
+    counts.idle += 1
+
+
+@rule
+def _unlink(x: Any, at: Any) -> None:
+    """A page is idle no more."""
+    counts, entry = x.c.at[0], x.c.entries[at]
+    if entry.older >= 0:
+        x.c.entries[entry.older].newer = entry.newer
+    else:
+        counts.oldest = entry.newer
+    if entry.newer >= 0:
+        x.c.entries[entry.newer].older = entry.older
+    else:
+        counts.newest = entry.older
+    counts.idle -= 1

@@ -1,0 +1,388 @@
+"""Prefix caching: which tokens are found, which pages are evicted, and who holds what."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dsim
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import PolicyError
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.policy import PRESETS, parse
+from dsim.engine.prefix import PrefixMemory, Prefixes
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.step import StepOutcome
+from dsim.profiler.profile import load as load_profile
+from dsim.sim.step_model import StepModel
+from dsim.sim.twin import simulate
+from dsim.traces import Trace, load
+from dsim.traces.prefixes import prefixes_of
+
+from ..reference import prefix as oracle
+from ..worlds import SECOND, Collector, World, table_bytes, toy_profile
+
+CACHED = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true,async_scheduling=false"
+
+
+def prefixes(block: int, *names: list[int], named: list[int]) -> Prefixes:
+    offsets = np.concatenate([[0], np.cumsum([len(own) for own in names])])
+    return Prefixes(block, offsets, np.array(sum(names, []), np.int64), np.array(named, np.int64))
+
+
+def world(names: Prefixes, *, num_pages: int = 100, spec: str = CACHED, max_batch: int = 8) -> World:
+    w = World(spec, num_pages=num_pages, max_batch=max_batch)
+    limits = Limits(num_pages, 4096, max_batch)
+    w.engine = Engine(parse(spec), limits, w.table, latency=SECOND, prefixes=names)
+    return w
+
+
+def idle(engine: Engine) -> list[int]:
+    """Keys of the idle pages, the one idle longest first."""
+    entries, at = engine._x.c.entries, engine._x.c.at[0]
+    found, entry = [], int(at["oldest"])
+    while entry >= 0:
+        found.append(int(entries[entry]["key"]))
+        entry = int(entries[entry]["newer"])
+    assert len(found) == at["idle"]
+    return found
+
+
+def check_account(engine: Engine) -> None:
+    """Pages held: those of sequences alone, and each that has a name once; with the idle ones no more than the pool."""
+    cache, slots = engine._x.c, engine._w.q
+    own = int(slots["pages"].sum() - engine._x.s["shared"].sum())
+    held, unused = 0, 0
+    for bucket in cache.buckets.tolist():
+        while bucket >= 0:
+            held += int(cache.entries[bucket]["refs"]) > 0
+            unused += 1
+            bucket = int(cache.entries[bucket]["next"])
+    assert engine.pages_held == own + held
+    assert unused == held + cache.at[0]["idle"] == held + len(idle(engine))
+    assert engine.pages_held + len(idle(engine)) <= engine.limits.num_pages
+
+
+# ---- by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_request_has_computed_the_next_one_that_begins_alike_does_not() -> None:
+    w = world(prefixes(4, [0, 1], [0, 1], [0, 2], named=[8, 8, 8]))
+    w.submit(0, 8, 1)
+    assert w.step_tokens() == "prefill 0P8/8"
+    w.submit(1, 8, 1)
+    w.submit(2, 8, 1)
+    # The last token is always computed, so that of two pages that are there one is found.
+    assert w.step_tokens() == "prefill 1P4/8 2P4/8"
+    assert w.features()[:3] == (8, 2 * (4 * 4 + 10), 16)
+    assert w.engine._x.c.cached.tolist() == [0, 4, 4]
+    totals = w.engine.totals
+    assert (totals.prefix_queries, totals.prefix_hits, totals.prefill_tokens) == (24, 8, 16)
+    assert w["finish"][:3] == [1.0, 2.0, 2.0]
+
+
+def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
+    w = world(prefixes(4, [0, 1], [0, 2], named=[8, 8]), spec=CACHED.replace("tokens=8", "tokens=20"))
+    w.submit(0, 8, 2)
+    w.submit(1, 8, 2)
+    assert w.step_tokens() == "prefill 0P8/8 1P4/8"
+    assert w.engine.pages_held == 3
+    w.step_tokens()
+    assert (w.engine.pages_held, idle(w.engine)) == (0, [1, 2, 0])  # page 0 had two holders
+
+
+def test_a_prompt_s_hit_is_in_whole_pages_of_whole_names() -> None:
+    # Names of 6 tokens and pages of 4: of a common name, tokens 0 to 6, the page 0 to 4.
+    w = world(prefixes(6, [0, 1], [0, 2], [0, 1], named=[12, 12, 11]))
+    for request, length in ((0, 12), (1, 12), (2, 11)):
+        w.submit(request, length, 1)
+        while w.step_tokens() != "nothing":
+            pass
+    assert w.engine._x.c.cached.tolist() == [0, 4, 8]
+
+
+def test_pages_larger_than_names_are_found_where_all_of_theirs_are() -> None:
+    w = world(prefixes(2, [0, 1, 2, 3, 4], [0, 1, 2, 5, 6], [0, 1, 2, 3, 7], named=[10, 10, 9]))
+    for request, length in ((0, 10), (1, 10), (2, 9)):
+        w.submit(request, length, 1)
+        while w.step_tokens() != "nothing":
+            pass
+    assert w.engine._x.c.cached.tolist() == [0, 4, 8]
+
+
+def test_the_page_that_has_been_idle_longest_is_evicted_and_a_prefix_after_what_follows_it() -> None:
+    w = world(prefixes(4, [0, 1], [2, 3], [0, 4], [5, 6, 7], named=[8, 8, 8, 12]), num_pages=5)
+    for request, length in ((0, 8), (1, 8)):
+        w.submit(request, length, 1)
+        w.step_tokens()
+    assert idle(w.engine) == [1, 0, 3, 2]  # of a request the last page first
+    w.submit(2, 8, 1)
+    assert w.step_tokens() == "prefill 2P4/8"  # it holds page 0, and a new one, for which there is room
+    assert idle(w.engine) == [1, 3, 2, 4, 0]
+    w.submit(3, 12, 1)
+    assert w.step_tokens() == "prefill 3P8/8"
+    assert (w.engine.pages_held, idle(w.engine)) == (2, [2, 4, 0])
+    assert w.step_tokens() == "prefill 3P4/12"
+    assert idle(w.engine) == [4, 0, 7, 6, 5]
+    check_account(w.engine)
+
+
+def test_a_page_that_one_still_holds_is_not_evicted() -> None:
+    w = world(prefixes(4, [0, 1], [0, 1], [2, 3, 4], named=[8, 8, 12]), num_pages=4)
+    w.submit(0, 8, 4)
+    w.step_tokens()
+    w.submit(1, 8, 1)
+    assert w.step_tokens() == "decode 0D1/9 1P4/8"  # 0 has three pages, of which 1 holds two: the second was kept once
+    assert (w.engine.pages_held, idle(w.engine)) == (3, [])
+    w.submit(2, 12, 1)
+    assert w.step_tokens() == "decode 0D1/10"  # one page is free, and the prompt takes three
+    assert w.step_tokens() == "decode 0D1/11"
+    assert idle(w.engine) == [1, 0]
+    assert w.step_tokens() == "prefill 2P8/8"
+    assert idle(w.engine) == [1, 0]
+    assert w.step_tokens() == "prefill 2P4/12"
+    assert idle(w.engine) == [0, 4, 3, 2]
+
+
+def test_what_is_preempted_finds_its_own_pages_again() -> None:
+    w = world(prefixes(4, [0, 1], [2, 3], named=[8, 8]), num_pages=5)
+    w.submit(0, 8, 8)
+    w.submit(1, 8, 8)
+    steps = [w.step_tokens() for _ in range(2)]
+    assert steps == ["prefill 0P8/8", "decode 0D1/9 1P7/7"]
+    assert w.step_tokens() == "decode 0D1/10 1P1/8"
+    assert w.step_tokens() == "decode 0D1/11"  # 1 needs a page beyond the fifth: it goes, and its two come idle
+    assert idle(w.engine) == [3, 2]
+    assert w["num_preemptions"][:2] == [0, 1]
+    while w.engine.num_running == 1 and w.plan_tokens().startswith("decode 0D1/"):
+        w.commit({0: [0]})
+    # Back with 9 tokens: 0 has needed the one of its pages that was idle longest, and the first four are there.
+    assert w.plan_tokens() == "prefill 1P5/9"
+    assert w.engine._x.c.cached.tolist() == [0, 0]
+    assert w.engine.totals.prefix_queries == 16
+
+
+def test_a_turn_finds_the_answer_of_the_turn_before() -> None:
+    # Eight tokens, then a prompt that begins with them and with the answer's five: the last of those was not computed.
+    w = world(prefixes(4, [0, 1, 2, 3], [0, 1, 2, 4, 5], named=[13, 19]), spec=CACHED.replace("tokens=8", "tokens=32"))
+    w.submit(0, 8, 5)
+    while w.step_tokens() != "nothing":
+        pass
+    w.submit(1, 18, 1)
+    assert w.step_tokens() == "prefill 1P6/18"
+    assert w.engine._x.c.cached.tolist() == [0, 12]
+
+
+def test_without_names_nothing_is_found() -> None:
+    w = World(CACHED)
+    for request in range(2):
+        w.submit(request, 8, 1)
+        assert w.step_tokens() == f"prefill {request}P8/8"
+    assert (w.engine.totals.prefix_queries, w.engine.totals.prefix_hits) == (16, 0)
+
+
+# ---- against the oracle ------------------------------------------------------------------------------------------
+
+
+def draw_world(rng: np.random.Generator) -> dict[str, Any]:
+    """Requests that begin with parts of a few documents, as tokens and as names of blocks."""
+    documents = [tuple(rng.integers(0, 3, 40).tolist()) for _ in range(2)]
+    block, answers_known = int(rng.integers(1, 9)), bool(rng.integers(0, 2))
+    asked = []
+    for _ in range(int(rng.integers(4, 14))):
+        begun = documents[rng.integers(0, 2)][: rng.integers(0, 40)]
+        prompt = begun + tuple(rng.integers(0, 3, rng.integers(1, 9)).tolist())
+        asked.append((prompt, tuple(rng.integers(0, 3, rng.integers(1, 14)).tolist())))
+    known: dict[oracle.Tokens, int] = {}
+    names, named = [], []
+    for prompt, answer in asked:
+        whole = prompt + answer if answers_known else prompt
+        ends = range(block, len(whole) + block, block)
+        names.append([known.setdefault(whole[:end], len(known)) for end in ends])
+        named.append(len(whole))
+    longest = max(len(p) + len(a) for p, a in asked)
+    page = int(rng.integers(1, 9))
+    return {
+        "asked": asked, "names": prefixes(block, *names, named=named), "block": block, "answers_known": answers_known,
+        "page": page, "budget": int(rng.integers(4, 40)), "max_num_seqs": int(rng.integers(1, 5)),
+        "num_pages": -(-longest // page) + int(rng.integers(0, 12)),
+        "gaps": rng.integers(0, 4, len(asked)).tolist(),
+    }  # fmt: skip
+
+
+def test_random_worlds_run_as_the_oracle_says() -> None:
+    hits, evictions, preemptions = 0, 0, 0
+    for seed in range(150):
+        d = draw_world(np.random.default_rng(seed))
+        spec = (
+            f"vllm-ar,prefix_caching=true,async_scheduling=false,page_size={d['page']},"
+            f"max_num_batched_tokens={d['budget']},max_num_seqs={d['max_num_seqs']}"
+        )
+        table = RequestTable(len(d["asked"]))
+        limits = Limits(d["num_pages"], 4096, d["max_num_seqs"])
+        engine = Engine(parse(spec), limits, table, latency=SECOND, prefixes=d["names"])
+        told = oracle.Scheduler(d["budget"], d["page"], d["num_pages"], d["max_num_seqs"], d["block"])
+        now, coming = 0.0, list(enumerate(d["asked"]))
+        wait = 0
+        while True:
+            while coming and wait == 0:
+                index, (prompt, answer) = coming.pop(0)
+                assert engine.submit(Request(index, now, len(prompt), len(answer)))
+                told.submit(index, prompt, answer, d["answers_known"])
+                wait = d["gaps"][index]
+            wait = max(0, wait - 1)
+            plan = engine.schedule(now)
+            expected = told.schedule()
+            if plan is None:
+                assert not expected
+                if not coming:
+                    break
+                wait = 0
+                continue
+            rows = zip(plan.requests.tolist(), plan.num_tokens.tolist(), plan.num_keys.tolist(), strict=True)
+            assert (seed, list(rows)) == (seed, expected)
+            assert (plan.pages, plan.features.sum_kv) == (told.held, sum(keys for _, _, keys in expected))
+            now += 1.0
+            engine.commit(StepOutcome(1.0, plan.window.copy()), now)
+            told.finish_step()
+            check_account(engine)
+            assert (engine.pages_held, len(idle(engine))) == (told.held, len(told.idle))
+        found = [told.requests[i].cached for i in range(len(d["asked"]))]
+        assert d["names"].cached.tolist() == found
+        totals = engine.totals
+        assert totals.prefix_queries == sum(len(prompt) for prompt, _ in d["asked"])
+        assert totals.prefix_hits == sum(value or 0 for value in found)
+        assert totals.preemptions == told.preempted
+        hits += totals.prefix_hits
+        evictions += len(told.evicted)
+        preemptions += told.preempted
+    assert (hits > 5_000, evictions > 2_000, preemptions > 50) == (True, True, True)
+
+
+# ---- whole runs --------------------------------------------------------------------------------------------------
+
+PROFILE = toy_profile()
+BUSY = "vllm-ar,prefix_caching=true,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=24"
+
+
+def conversations(n: int = 60, seed: int = 0) -> Trace:
+    """Turns of a few sessions, each prompt the turn before with more behind it."""
+    rng = np.random.default_rng(seed)
+    length, rows = [0] * 6, []
+    for _ in range(n):
+        session = int(rng.integers(0, 6))
+        prompt, answer = length[session] + int(rng.integers(1, 30)), int(rng.integers(1, 20))
+        if prompt + answer > 150:
+            prompt = int(rng.integers(1, 30))
+        length[session] = prompt + answer
+        rows.append((session, prompt, answer))
+    arrival = np.cumsum(rng.choice([0.0, 1.0, 8.0], n))
+    sessions, prompts, answers = zip(*rows, strict=True)
+    return Trace("chats", arrival - arrival[0], prompts, answers, {"session_id": list(sessions)})
+
+
+def test_a_journal_with_a_prefix_cache_replays_plan_for_plan_and_runs_as_its_steps() -> None:
+    trace, journal, policy = conversations(), Collector(), parse(BUSY)
+    result = simulate(trace, PROFILE, policy, replicas=2, router="prefix", append=journal)
+    assert result.totals.prefix_hits > 500
+    assert result.totals.preemptions > 3
+    assert result.cached_tokens is not None
+    assert result.cached_tokens.sum() == result.totals.prefix_hits
+    table = RequestTable(len(trace))
+    for r in range(2):
+        engine = Engine(
+            policy, result.limits, table, replica=r, latency=PROFILE.latency, prefixes=prefixes_of(trace)
+        )  # fmt: skip
+        assert list(replay(engine, r, result.table.columns, journal.steps, journal.lists)) == []
+        check_account(engine)
+    assert table_bytes(table) == table_bytes(result.table)
+    # The same, one step at a time.
+    engine = Engine(
+        policy, result.limits, RequestTable(len(trace)), latency=PROFILE.latency, prefixes=prefixes_of(trace)
+    )
+    model, now, submitted = StepModel(PROFILE.latency, None, policy.cache, policy.batching.hides_host), 0.0, 0
+    steps = Collector()
+    recorder = StepRecorder(steps, policy.width)
+    while submitted < len(trace) or not engine.idle:
+        while submitted < len(trace) and trace.arrival[submitted] <= now:
+            engine.submit(trace.request(submitted))
+            submitted += 1
+        plan = engine.schedule(now)
+        if plan is None:
+            now = float(trace.arrival[submitted])
+            continue
+        outcome = model.step(plan)
+        now = plan.now + outcome.latency
+        recorder.record(0, plan, outcome, engine.commit(outcome, now))
+        check_account(engine)
+    recorder.flush()
+    alone = Collector()
+    run = simulate(trace, PROFILE, policy, append=alone)
+    assert table_bytes(run.table) == table_bytes(engine.table)
+    assert {name: column.tobytes() for name, column in alone.steps.items()} == {
+        name: column.tobytes() for name, column in steps.steps.items()
+    }
+
+
+def test_a_pool_without_end_finds_what_the_conversation_trace_repeats() -> None:
+    trace = load("mooncake-conv").head(1500)
+    policy = parse("vllm-ar,prefix_caching=true,page_size=16,num_pages=2000000,max_num_seqs=1")
+    # One after another, so that each finds all that came before it.
+    alone = Trace(trace.name, 1e4 * np.arange(len(trace)), trace.input_length, np.ones(len(trace)), trace.extras)
+    result = simulate(alone, load_profile("h100-qwen3-8b-ar"), policy)
+    seen: set[tuple[Any, ...]] = set()
+    expected = []
+    served = result.table["status"] == 0
+    for i, ids in enumerate(trace.extras["hash_ids"]):
+        length, own = int(trace.input_length[i]), [tuple(ids[: k + 1]) for k in range(len(ids))]
+        repeated = next((k for k, block in enumerate(own) if block not in seen), len(own))
+        expected.append(min(repeated * 512, length - 1) // 16 * 16 if served[i] else 0)
+        if served[i]:
+            seen |= set(own)
+    assert result.cached_tokens is not None
+    assert result.cached_tokens.tolist() == expected
+    assert sum(expected) > 0.2 * trace.input_length[served].sum()
+
+
+# ---- which policies ----------------------------------------------------------------------------------------------
+
+
+def test_the_presets_that_may_reuse_prefixes_do_not_unless_asked() -> None:
+    able = [name for name, preset in PRESETS.items() if hasattr(preset.policy.memory, "prefix_caching")]
+    assert able == [
+        "lmdeploy-0.18", "sglang-fdfo", "sglang-sync", "sglang-joint", "vllm-ar", "vllm-ar-spec", "vllm-diffusion"
+    ]  # fmt: skip
+    assert not any(PRESETS[name].policy.memory.prefix_caching for name in able)  # type: ignore[attr-defined]
+
+
+def test_a_scheduler_that_shares_no_pages_takes_no_prefix_cache() -> None:
+    memory = PrefixMemory(page_size=256, prefix_caching=True)
+    for preset, kinds in (
+        ("sglang-gemma", "Rounds reuses no pages of Canvas"),
+        ("ar", "Continuous reuses no pages of"),
+    ):
+        with pytest.raises(PolicyError) as error:
+            replace(PRESETS[preset].policy, memory=memory)
+        assert f"{preset}: prefix_caching is true, and {kinds}" in str(error.value)
+
+
+# ---- the other schedulers ----------------------------------------------------------------------------------------
+
+
+def test_the_other_schedulers_reuse_prefixes_as_their_engines_do() -> None:
+    # In plain Python, which test_plain.py holds against compiled rules: three more policies need not be compiled.
+    here = Path(__file__)
+    path = os.pathsep.join([str(Path(dsim.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.with_name("uncompiled_prefix.py"))],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}, cwd=here.parents[2], capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
+    assert "15 passed" in ran.stdout

@@ -1,0 +1,196 @@
+"""Prefix caching under the other schedulers, in plain Python: test_prefix.py runs this file where nothing is compiled."""
+
+import numpy as np
+import pytest
+
+from dsim.engine.commits import CommitDraws, Commits, LawDraws, TokenDraws
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.jit import JIT
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.policy import Policy, parse
+from dsim.engine.replay import replay
+from dsim.engine.state import MASKED
+from dsim.sim.step_model import StepModel
+from dsim.traces import Trace
+from dsim.traces.prefixes import prefixes_of
+
+from ..worlds import SECOND, TOY_LAW, TOY_MODEL, Collector, World, table_bytes
+from .test_prefix import check_account, conversations, idle, prefixes, world
+
+assert not JIT, "rules are compiled: NUMBA_DISABLE_JIT=1 is expected"
+
+FDFO = "sglang-fdfo,block_length=4,page_size=4,prefix_caching=true"
+AHEAD = "lmdeploy-0.18:4,page_size=8,prefix_caching=true"
+DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,prefix_caching=true,async_scheduling=false"
+
+
+def step(w: World) -> str:
+    """A step, which commits every mask that it computes, in words."""
+    text, plan = w.plan_tokens(), w.plan
+    if plan is None:
+        return text
+    masks = plan.window & (plan.status == MASKED)
+    w.commit({int(request): np.flatnonzero(masks[row]) for row, request in enumerate(plan.requests)})
+    return text
+
+
+def steps_of(w: World, request: int) -> list[str]:
+    """Such steps to the end of a request."""
+    found = []
+    while np.isnan(w["finish"][request]):
+        found.append(step(w))
+    return found
+
+
+# ---- SGLang's rounds ---------------------------------------------------------------------------------------------
+
+
+def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
+    w = world(prefixes(4, [0, 1, 2], [0, 1, 3], [0, 1, 2], named=[10, 11, 8]), spec=FDFO)
+    w.submit(0, 10, 2)
+    assert steps_of(w, 0) == ["prefill 0P4/4", "prefill 0P4/8", "decode 0D4/12", "decode 0F4/12"]
+    w.submit(1, 11, 1)  # its two whole blocks are there: it decodes at once
+    assert steps_of(w, 1) == ["decode 1D4/12", "decode 1F4/12"]
+    w.submit(2, 8, 1)  # so they are where the prompt ends with them: its own masks are computed, no token of the prompt
+    assert steps_of(w, 2) == ["decode 2D4/12", "decode 2F4/12"]
+    assert w.engine._x.c.cached.tolist() == [0, 8, 8]
+    assert (w.engine.totals.prefix_queries, w.engine.totals.prefix_hits) == (29, 16)
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
+    w = world(prefixes(4, [0, 1], [0, 1], named=[8, 8]), spec=FDFO)
+    w.submit(0, 8, 1)
+    w.submit(1, 8, 1)
+    assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
+    assert w.engine.pages_held == 1  # computed twice, and kept once
+    assert w.step_tokens({}) == "prefill 0P4/8 1P4/8"
+    assert w.engine._x.c.cached.tolist() == [0, 0]
+
+
+def test_an_answer_s_blocks_are_there_when_it_ends_the_last_one_too() -> None:
+    w = world(prefixes(4, [0, 1, 2], [0, 1, 2, 3], named=[12, 14]), spec=FDFO)
+    w.submit(0, 4, 8)
+    steps_of(w, 0)
+    assert idle(w.engine) == [2, 1, 0]
+    w.submit(1, 14, 2)
+    assert steps_of(w, 1) == ["decode 1D4/16", "decode 1F4/16"]
+
+
+def test_rounds_let_in_as_many_more_as_shared_pages_leave_room_for() -> None:
+    # Six pages: each request takes three, two of which are the same.
+    names = prefixes(4, [0, 1], [0, 1], [0, 1], [0, 1], named=[8, 8, 8, 8])
+    w = world(names, spec=FDFO, num_pages=6)
+    w.submit(0, 8, 4)
+    for _ in range(2):
+        w.step_tokens({})
+    for request in (1, 2, 3):
+        w.submit(request, 8, 4)
+    assert w.step_tokens({}) == "decode 0D4/12 1D4/12 2D4/12 3D4/12"
+    assert w.engine.pages_held == 6
+    alone = World(FDFO.replace(",prefix_caching=true", ""), num_pages=6)
+    for request in range(4):
+        alone.submit(request, 8, 4)
+    assert alone.step_tokens({}) == "prefill 0P4/4 1P4/4"
+
+
+# ---- LMDeploy's look-ahead ---------------------------------------------------------------------------------------
+
+
+def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
+    w = world(prefixes(8, [0, 1, 2], [0, 1, 3], [0, 4], named=[20, 21, 9]), spec=AHEAD)
+    w.submit(0, 20, 4)
+    assert steps_of(w, 0)[0] == "prefill 0P20/20"
+    step(w)  # the one decided on ahead
+    w.submit(1, 21, 3)
+    # Of 24 positions 16 are there; queries see blocks of 4: 24 * 28 / 2 less 16 * 20 / 2 pairs.
+    assert w.plan_tokens() == "prefill 1P8/24"
+    assert w.features() == (8, 24 * 28 // 2 - 16 * 20 // 2, 24, 4, 4, 1, 8, 1)
+    w.commit()
+    w.submit(2, 9, 3)
+    assert "prefill 2P4/12" in [step(w) for _ in range(4)]
+    assert w.engine._x.c.cached.tolist() == [0, 16, 8]
+
+
+def test_the_block_that_a_prefill_denoises_is_always_computed() -> None:
+    w = world(prefixes(8, [0, 1], [0, 1], named=[16, 16]), spec=AHEAD)
+    w.submit(0, 16, 4)
+    steps_of(w, 0)
+    w.submit(1, 16, 4)
+    assert "prefill 1P8/16" in [step(w) for _ in range(3)]
+
+
+# ---- vLLM's canvases ---------------------------------------------------------------------------------------------
+
+
+def test_only_committed_tokens_of_canvases_are_found() -> None:
+    w = world(prefixes(4, [0, 1, 2, 3], [0, 1, 6, 7, 8], [0, 1, 2, 3, 5], named=[16, 20, 20]), spec=DIFFUSION)
+    w.submit(0, 4, 12)
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    assert w.step_tokens({}) == "decode 0D4/8"
+    w.submit(1, 18, 1)
+    assert w.step_tokens({}) == "decode 0D4/8 1P14/18"  # the prompt is there, and no canvas that is being denoised
+    assert w.engine._x.c.cached[:2].tolist() == [0, 4]
+    assert [step(w).split(" 1")[0] for _ in range(3)] == ["decode 0D4/8", "decode 0F4/8", "decode 0D4/12"]
+    w.submit(2, 18, 1)
+    assert "2P10/18" in step(w)  # one canvas is committed
+
+
+# ---- whole runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "sglang-fdfo,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
+        "sglang-sync,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
+        "sglang-joint,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
+        "sglang-fdfo,block_length=4,page_size=8,mixed=true,steps_per_round=3,prefill_blocks_per_round=3,num_pages=40",
+        "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
+        "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
+        "vllm-ar-spec,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
+        "vllm-ar,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
+    ],
+)
+def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(spec: str) -> None:
+    trace, policy = conversations(30), parse(spec + ",prefix_caching=true")
+    limits = Limits(policy.memory.num_pages or 0, 4096, policy.batching.max_batch or 4)
+
+    def fresh() -> Engine:
+        table = RequestTable(len(trace))
+        return Engine(policy, limits, table, latency=SECOND, prefixes=prefixes_of(trace))
+
+    engine, journal = fresh(), Collector()
+    recorder = StepRecorder(journal, policy.width)
+    model, now, submitted = StepModel(SECOND, _draws(policy, trace), policy.cache), 0.0, 0
+    while submitted < len(trace) or not engine.idle:
+        while submitted < len(trace) and trace.arrival[submitted] <= now:
+            assert engine.submit(trace.request(submitted))
+            submitted += 1
+        plan = engine.schedule(now)
+        if plan is None:
+            now = float(trace.arrival[submitted])
+            continue
+        check_account(engine)
+        outcome = model.step(plan)
+        now = plan.now + outcome.latency
+        recorder.record(0, plan, outcome, engine.commit(outcome, now))
+        check_account(engine)
+    recorder.flush()
+    assert (engine.table["status"] == 0).all()
+    assert (engine.table["num_tokens"] == trace.output_length).all()
+    assert (engine.pages_held, engine.outstanding_tokens) == (0, 0)
+    assert engine.totals.prefix_hits > 300
+    assert engine.totals.prefix_queries == trace.input_length.sum()
+    again = fresh()
+    assert list(replay(again, 0, engine.table.columns, journal.steps, journal.lists)) == []
+    assert table_bytes(again.table) == table_bytes(engine.table)
+    assert np.array_equal(again._x.c.cached, engine._x.c.cached)
+
+
+def _draws(policy: Policy, trace: Trace) -> Commits | None:
+    if policy.autoregressive:
+        return TokenDraws(policy.granularity.acceptances, 3) if policy.width > 1 else None
+    if policy.unmasking.strategy == "law":
+        return LawDraws(TOY_LAW, 3, len(trace))
+    return CommitDraws(TOY_MODEL, 3, trace.input_length, trace.output_length, 4)

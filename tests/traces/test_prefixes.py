@@ -1,0 +1,82 @@
+"""What the requests of a trace begin with: hash_ids, sessions, and what is said where there are none."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.errors import TraceError
+from dsim.planner.replicate import in_order
+from dsim.traces import Trace, load
+from dsim.traces.prefixes import num_named, prefixes_of, warning
+
+
+def trace(prompts: list[int], answers: list[int], **extras: list[Any]) -> Trace:
+    return Trace("toy", np.arange(len(prompts)), np.array(prompts), np.array(answers), extras)
+
+
+def test_hash_ids_name_a_block_with_all_before_it() -> None:
+    # The second 7 follows another block than the first, and is another beginning.
+    found = prefixes_of(trace([1000, 1024, 600], [5, 5, 5], hash_ids=[[1, 7], [2, 7], [1]]))
+    assert (found.block, found.num_names) == (512, 4)
+    assert [found.of(i).tolist() for i in range(3)] == [[0, 1], [2, 3], [0]]
+    assert found.named.tolist() == [1000, 1024, 512]
+
+
+def test_a_trace_says_how_many_tokens_an_id_stands_for() -> None:
+    found = prefixes_of(trace([100, 33], [5, 5], hash_ids=[["a", "b", "c"], None], block_size=[32, None]))
+    assert (found.block, found.named.tolist(), found.of(1).tolist()) == (32, [96, 0], [])
+
+
+def test_more_ids_than_the_prompt_has_blocks_are_refused() -> None:
+    with pytest.raises(TraceError) as error:
+        prefixes_of(trace([700, 700], [5, 5], hash_ids=[[1, 2], [1, 2, 3]]))
+    assert str(error.value) == (
+        "toy: request 1 has 3 hash_ids for 700 tokens, expected at most 2 of blocks of 512 (a column block_size says "
+        "another)"
+    )
+    with pytest.raises(TraceError) as error:
+        prefixes_of(trace([700, 700], [5, 5], hash_ids=[[1], [1]], block_size=[512, 1024]))
+    assert str(error.value) == "toy: block_size is 512 and 1024, expected one size of hash_ids"
+
+
+def test_a_turn_begins_with_the_turn_before_and_its_answer() -> None:
+    # 32 + 16 tokens; then all of them and 10 more; then the prompt alone is repeated; then nothing is.
+    turns = trace([32, 58, 60, 20], [16, 16, 4, 4], session_id=["a"] * 4)
+    found = prefixes_of(turns)
+    assert found.block == 16
+    assert found.named.tolist() == [48, 74, 64, 24]
+    first, second, third, fourth = (found.of(i).tolist() for i in range(4))
+    assert second[:3] == first == [0, 1, 2]
+    assert third[:3] == second[:3]
+    assert not set(third[3:]) & set(second)
+    assert not set(fourth) & {*first, *second, *third}
+
+
+def test_sessions_share_nothing_and_who_has_none_is_named_nothing() -> None:
+    found = prefixes_of(trace([32, 32, 32], [1, 1, 1], session_id=["a", "b", None]))
+    assert not set(found.of(0).tolist()) & set(found.of(1).tolist())
+    assert found.named.tolist() == [33, 33, 0]
+
+
+def test_a_request_that_is_drawn_again_begins_as_its_first_draw_does_not() -> None:
+    source = trace([512, 1024, 512], [1, 1, 1], hash_ids=[[1], [1, 2], [3]])
+    drawn = in_order(source, np.array([0, 1, 0, 1, 2]))
+    first, second, again, also, third = (prefixes_of(drawn).of(i).tolist() for i in range(5))
+    assert second[:1] == first != again == also[:1]
+    assert len({*first, *second, *again, *also, *third}) == 5
+
+
+def test_a_trace_without_prefixes_is_warned_of_with_the_count() -> None:
+    bare = load("azure-conv")
+    assert warning(bare, "round-robin", caches=False) is None
+    assert warning(bare, "jsq", caches=True) == (
+        "prefix caching is on and 0 of 19366 requests have hash_ids or a session_id: nothing can hit"
+    )
+    assert prefixes_of(bare).named.sum() == 0
+    half = trace([600, 600], [1, 1], hash_ids=[[1], None])
+    assert num_named(half) == 1
+    assert warning(half, "prefix", caches=False) == (
+        "the router goes by prefix and 1 of 2 requests have hash_ids or a session_id"
+    )
+    assert warning(load("mooncake-conv"), "prefix", caches=True) is None
