@@ -241,11 +241,6 @@ class LatencyModel:
             _seconds_evicting(self.knots, self, f, left.tokens, left.sum_q_kv, left.sum_kv, left.sampled_rows)
         )  # fmt: skip
 
-    def of_tokens(self, tokens: npt.ArrayLike, batch: int) -> npt.NDArray[np.float64]:
-        """T(x) with attention ignored, as Optimus's selection uses it (section 5.1): every token is a head row."""
-        out = [self.step(Features(int(x), 0, 0, int(x), int(x), batch, 0)) for x in np.asarray(tokens).ravel()]
-        return np.array(out, dtype=np.float64)
-
     def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
         """The model as arrays for compiled rules; overhead [phases, 2]: seconds a row and a token of its request."""
         numbers = records(1, _COST)
