@@ -6,14 +6,15 @@ policy's answers become part of the one loop that serves it. Compiled code is ke
 of the sources it was made from, so that an edit never meets yesterday's code, and two processes may share it.
 """
 
+import gc
 import hashlib
 import itertools
 import re
 import shutil
 import tempfile
 import types
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import EnumType
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ import numba
 import numpy as np
 from numba import njit
 from numba.core import config
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, Flags
 from numba.core.compiler_machinery import register_pass
 from numba.core.errors import TypingError
 from numba.core.typed_passes import NativeLowering
@@ -68,22 +69,21 @@ def bind(
     elif JIT:
         with suppress(OSError):
             folder.touch()  # it is in use, and not to be forgotten
-    return _compiled(_copy(function, by_id, {}), key, counted=False)
+    return _compiled(_copy(function, _called(function, by_id, {})), key, counted=False)
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
-    """The stand-in for a rule inside another: one for all policies where it reaches no placeholder.
+    """The stand-in for a rule inside another: one for all policies in which all that it calls stands for the same.
 
     Nobody calls it from Python: it is compiled without what that takes, which is most of the time.
     """
     if id(function) not in made:
-        reaches = _reaches(function, answers, set())
-        if not reaches and function in _INNER:
-            return _INNER[function]
-        made[id(function)] = None if reaches else function  # while it is made
-        made[id(function)] = _inner(_copy(function, answers, made))
-        if not reaches:
-            _INNER[function] = made[id(function)]
+        made[id(function)] = None if _reaches(function, answers, set()) else function  # while it is made
+        called = _called(function, answers, made)
+        key = function, tuple(called.items())
+        if key not in _INNER:
+            _INNER[key] = _inner(_copy(function, called))
+        made[id(function)] = _INNER[key]
     if made[id(function)] is None:
         raise PolicyError(
             f"rule {_name(function)} calls itself, by way of what answers its questions: expected no circle"
@@ -91,19 +91,23 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> A
     return made[id(function)]
 
 
-_INNER: dict[Any, Any] = {}  # by the rule itself: an id may be another rule's later
+_INNER: dict[Any, Any] = {}  # by a rule and what its names stand for; themselves: an id may be another rule's later
 
 
-def _copy(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
-    """A rule as a plain function whose names stand for what is bound."""
-    plain = getattr(function, "py_func", function)
-    changed = {
+def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> dict[str, Any]:
+    """What a rule's names stand for, where that is a rule: what is bound in its place."""
+    return {
         name: _bound(answers.get(id(value), value), answers, made)
-        for name, value in _globals(plain).items()
+        for name, value in _globals(getattr(function, "py_func", function)).items()
         if id(value) in answers or _is_rule(value)
     }
+
+
+def _copy(function: Any, called: Mapping[str, Any]) -> Any:
+    """A rule as a plain function in which these names stand for other rules."""
+    plain = getattr(function, "py_func", function)
     copied = types.FunctionType(
-        plain.__code__, {**plain.__globals__, **changed}, plain.__name__, plain.__defaults__, plain.__closure__
+        plain.__code__, {**plain.__globals__, **called}, plain.__name__, plain.__defaults__, plain.__closure__
     )
     # What is kept on disk is loaded where this module is, wherever a rule from outside came from.
     copied.__module__ = plain.__module__ if _is_ours(plain) else __name__
@@ -149,8 +153,22 @@ class _LinkedLowering(NativeLowering):
 register_pass(mutates_CFG=True, analysis_only=False)(_LinkedLowering)
 
 
+_DEFAULTS = {name: option.default for name, option in Flags.options.items()}
+
+
+class _Flags(Flags):
+    """numba's flags, whose values come at once: it compares all of them at every call that it types."""
+
+    def values(self) -> dict[str, Any]:
+        return _DEFAULTS | self._values
+
+
 class _Linked(Compiler):
     """The compiler of rules that only rules call. They are optimised once, where they are linked in."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.state.flags = _Flags(self.state.flags)
 
     def define_pipelines(self) -> Any:
         state = self.state
@@ -176,6 +194,18 @@ def entry(function: Any, *arguments: Any) -> Any:
     numba looks at the type of every array at every call, which takes longer than a short call itself.
     """
     return function.compile(tuple(function.typeof_pyval(a) for a in arguments)) if JIT else function
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from a compilation: walking the compiler's many objects takes a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,9 +237,12 @@ def _compiled(function: F, key: str, counted: bool = True) -> F:
         config.CACHE_DIR = folder
         # Rules of a replica allocate nothing and keep nothing alive, so that references need not be counted.
         options = {} if counted else {"_nrt": False}
-        return njit(cache=bool(folder), error_model="numpy", **options)(function)  # type: ignore[no-any-return]
+        made = njit(cache=bool(folder), error_model="numpy", **options)(function)
     finally:
         config.CACHE_DIR = before
+    if JIT:
+        made.compile = _uncollected()(made.compile)
+    return made  # type: ignore[no-any-return]
 
 
 def whole(name: str) -> Callable[[Any], int]:
