@@ -188,7 +188,8 @@ def _facts(profile: "Profile", knee: float) -> dict[str, object]:
     from ..profiler import roofline as rooflines
 
     latency, memory = profile.latency, profile.memory
-    pages, prefill = memory.fit(rooflines.PAGE, profile.default_max_batch, MAX_PREFILL_TOKENS)
+    rows = memory.usual_rows(profile.default_max_batch)
+    pages, prefill = memory.fit(rooflines.PAGE, rows, MAX_PREFILL_TOKENS)
     return {
         "name": profile.name,
         "origin": profile.origin,
@@ -200,7 +201,7 @@ def _facts(profile: "Profile", knee: float) -> dict[str, object]:
         "capacity_bytes": memory.capacity_bytes,
         "page": rooflines.PAGE,
         "num_pages": pages,
-        "max_batch": profile.default_max_batch,
+        "max_batch": rows,
         "max_prefill_tokens": prefill,
         "relative_uncertainty": profile.fit.relative_uncertainty,
         "workloads": list(profile.workloads),

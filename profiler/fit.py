@@ -105,7 +105,7 @@ def split(every: Points) -> Bools:
 
 
 def predict(model: LatencyModel, features: Floats) -> Floats:
-    """`model.step` of many steps at once: features [steps, 8] to seconds."""
+    """`model.step` of many steps at once: features [steps, features] to seconds."""
     table = padded(features, model.graph_tokens)
     f = dict(zip(FEATURES, table.T, strict=True))
     n = f["num_forwards"]
@@ -116,7 +116,7 @@ def predict(model: LatencyModel, features: Floats) -> Floats:
 
 
 def layer_times(model: LatencyModel, features: Floats) -> Floats:
-    """Of the device's time, the layers' part (s), for features [steps, 8] as the device computes them."""
+    """Of the device's time, the layers' part (s), for features [steps, features] as the device computes them."""
     f = dict(zip(FEATURES, features.T, strict=True))
     n = f["num_forwards"]
     tokens = f["tokens"] / n

@@ -22,7 +22,7 @@ POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens: 1, 2, 4 ... 256
 class Samples:
     """Measured steps, in the order in which they were taken: one entry a step."""
 
-    features: Floats  # [steps, 8], columns as in Features
+    features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
     device: Floats  # s of `latency` from the device's first work to its last; NaN where nobody measured it
     group: Ints  # equal for repeats of the same step shape
@@ -67,7 +67,7 @@ def samples(
 class Points:
     """Step shapes that were measured, ordered by their features: the median over each one's repeats."""
 
-    features: Floats  # [points, 8]
+    features: Floats  # [points, features]
     latency: Floats  # s
     device: Floats  # s; NaN where nobody measured it
     repeats: Ints
@@ -101,13 +101,13 @@ def points(taken: Samples) -> Points:
 
 
 def captured(features: Floats, graph_tokens: int) -> Bools:
-    """Which steps [steps, 8] are captured graphs: decode steps of at most so many tokens, as in LatencyModel.step."""
+    """Which steps [steps, features] are captured graphs: decode steps of at most so many tokens (LatencyModel.step)."""
     tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
     return np.asarray((prefill == 0) & (tokens > 0) & (tokens <= graph_tokens), np.bool_)
 
 
 def padded(features: Floats, graph_tokens: int) -> Floats:
-    """The steps [steps, 8] as the device computes them: captured ones fill their buckets, as in engine.latency."""
+    """The steps [steps, features] as the device computes them: captured ones fill their buckets (engine.latency)."""
     tokens = features[:, FEATURES.index("tokens")]
     power = POWERS[np.minimum(np.searchsorted(POWERS, tokens), len(POWERS) - 1)]
     bucket = np.where(tokens <= POWERS_TO, power, np.ceil(tokens / POWERS_TO) * POWERS_TO)

@@ -35,7 +35,7 @@ def shapes(num: int, seed: int) -> list[Features]:
 
 def run(machine: LatencyModel, features: list[Features], seed: int, noise: float = 0.02, timed: bool = True) -> Samples:
     """What a noisy clock says of those steps, in that order; `timed`: of the device's share of them, too."""
-    table = np.array(features, np.float64).reshape(-1, 8)
+    table = np.array(features, np.float64).reshape(-1, len(Features._fields))
     rng = np.random.default_rng([seed, 1])
     device = predict(replace(machine, host_step=0.0, host_request=0.0), table)
     host = predict(machine, table) - device

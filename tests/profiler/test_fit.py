@@ -41,7 +41,9 @@ def chance_shapes(num: int, seed: int) -> list[Features]:
         head, batch, forwards = (int(rng.integers(1, 1 + most)) for most in (tokens, min(tokens, 256), 4))
         sampled, keys = int(rng.integers(1, 1 + head)), int(rng.integers(0, 4096))
         prefill = int(rng.integers(1, 1 + tokens)) if i >= len(edges) and rng.random() < 0.4 else 0
-        found.append(Features(tokens, tokens * keys, batch * keys, head, sampled, batch, prefill, forwards))
+        seen = min(keys, 1024)
+        windows = tokens * seen, batch * seen
+        found.append(Features(tokens, tokens * keys, batch * keys, head, sampled, batch, prefill, forwards, *windows))
     return found
 
 
@@ -51,7 +53,8 @@ def test_many_steps_are_padded_and_launched_as_one_is(graph_tokens: int) -> None
     table = np.array(some, np.float64)
     expected = [padded_step(f) if f.prefill_tokens == 0 and f.tokens <= graph_tokens else f for f in some]
     np.testing.assert_array_equal(padded(table, graph_tokens), np.array(expected, np.float64))
-    for machine in (THREE, EAGER, replace(EAGER, launch=1.0)):
+    windowed = replace(THREE, window_attention=5e-9, window_kv_read=3e-8)
+    for machine in (THREE, EAGER, windowed, replace(EAGER, launch=1.0)):
         graphs = replace(machine, graph_tokens=graph_tokens)
         assert predict(graphs, table) == pytest.approx([graphs.step(f) for f in some], rel=1e-14)
 

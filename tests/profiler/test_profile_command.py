@@ -31,6 +31,28 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.parametrize(
+    ("shape", "rows", "family"),
+    [
+        ("DiffusionGemma-26B-A4B", 75, "canvas"),  # rows whose windows and sampler take half of what the weights leave
+        ("LLaDA2.1-mini", 1024, "block-diffusion"),
+        ("LLaDA2.1-flash", 1024, "block-diffusion"),
+        ("SDAR-30B-A3B", 1024, "block-diffusion"),
+    ],
+)
+def test_models_that_engines_serve_have_a_roofline(tmp_path: Path, shape: str, rows: int, family: str) -> None:
+    path = tmp_path / "sheet.json"
+    text = run("profile", "--roofline", "h200", "--model", shape, "--tp", "2", "-o", str(path), "--json")
+    found, _ = json.JSONDecoder().raw_decode(text)
+    made = load(path)
+    assert (found["max_batch"], made.family) == (rows, family)
+    # Experts are read as tokens reach them: the floor of one token is far below that of hundreds.
+    assert made.latency.pieces(256) > 2 * made.latency.pieces(1)
+    assert (made.latency.window, made.latency.window_kv_read > 0) == (
+        (1024, True) if family == "canvas" else (0, False)
+    )
+
+
 def test_a_roofline_is_told_and_written(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     assert run("profile", "--roofline", "h200", "--model", "qwen3-8b", "-o", str(path)) == (
