@@ -76,9 +76,7 @@ def record(
             summaries.append(scenario.summarize(result))
             if writer is not None:
                 columns = arrived(result)
-                none = {
-                    column: np.zeros(len(columns["request"])) for column in more
-                }  # nothing is found without a cache
+                none = {column: np.zeros(len(columns["request"])) for column in more}  # found without a cache
                 writer.requests(name, {**none, **columns})
             if result.interrupted:
                 break

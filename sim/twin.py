@@ -56,9 +56,7 @@ class Result:
     end: float  # s, simulated
     interrupted: bool
     num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
-    cached_tokens: npt.NDArray[np.int64] | None = (
-        None  # [requests] of a prompt, found in a prefix cache, where there is one
-    )
+    cached_tokens: npt.NDArray[np.int64] | None = None  # [requests] of prompts, found in a prefix cache if there is one
 
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
