@@ -375,7 +375,7 @@ def test_the_other_schedulers_reuse_prefixes_as_their_engines_do() -> None:
     here = Path(__file__)
     path = os.pathsep.join([str(Path(dsim.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.with_name("uncompiled_prefix.py"))],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(here.with_name("uncompiled_prefix.py"))],
         env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}, cwd=here.parents[2], capture_output=True,
         text=True, check=False,
     )  # fmt: skip
