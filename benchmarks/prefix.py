@@ -27,7 +27,8 @@ def requests(rate: float | None = None) -> Trace:
 def served(trace: Trace, policy: str, router: str, replicas: int = REPLICAS) -> Summary:
     """A replay's numbers."""
     run = simulate(trace, load_profile(PROFILE), parse(policy), replicas=replicas, router=router)
-    return summarize(policy, run.table.columns, run.totals, replicas=replicas, caches_prefixes=run.cached_tokens is not None)
+    caches = run.cached_tokens is not None
+    return summarize(policy, run.table.columns, run.totals, replicas=replicas, caches_prefixes=caches)
 
 
 def hits(run: Summary) -> str:
@@ -46,7 +47,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 def routers() -> None:
     """The routers, with a prefix cache and without."""
     rows = []
-    for rate in (None, 8.0):
+    for rate in (None, 6.0, 8.0):
         trace = requests(rate)
         asked = [("vllm-ar", "least-tokens"), *((CACHED, r) for r in ("round-robin", "jsq", "least-tokens", "prefix"))]
         for policy, router in asked:
@@ -54,9 +55,9 @@ def routers() -> None:
             rows.append([
                 f"{trace.rate:.1f}", "on" if policy == CACHED else "off", f"`{router}`", hits(run),
                 f"{run.ttft_ms.p50 / 1e3:.2f} s", f"{run.ttft_ms.p99 / 1e3:.2f} s", f"{run.tpot_ms.p50:.1f} ms",
-                f"{run.e2el_ms.p99 / 1e3:.1f} s",
+                f"{run.e2el_ms.p99 / 1e3:.1f} s", "yes" if run.stable else "no",
             ])  # fmt: skip
-    table(("req/s", "prefix cache", "router", "found", "ttft p50", "ttft p99", "tpot p50", "e2el p99"), rows)
+    table(("req/s", "prefix cache", "router", "found", "ttft p50", "ttft p99", "tpot p50", "e2el p99", "stable"), rows)
 
 
 def pools() -> None:
@@ -64,7 +65,7 @@ def pools() -> None:
     trace, profile = requests(), load_profile(PROFILE)
     own = limits_of(parse(CACHED), profile).num_pages
     rows = []
-    for times in (1, 4, 16, 64, 256):
+    for times in (1, 2, 4, 8, 16, 64):
         cells = [f"{times} x {own:,}"]
         for router in ("least-tokens", "prefix"):
             run = served(trace, f"{CACHED},num_pages={times * own}", router)
