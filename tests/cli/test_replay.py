@@ -239,6 +239,21 @@ def test_a_prefix_cache_that_can_find_nothing_is_warned_of_with_the_count(trace:
     assert read_run("run").info["policies"][0]["prefix_cache"] == {"queries": 1200, "hits": 0, "hit_rate": 0.0}
 
 
+def test_sessions_turns_wait_for_each_other_when_asked(tmp_path: Path) -> None:
+    turns = [{"timestamp": 0, "input_length": 100 * i, "output_length": 50, "session_id": "a"} for i in (1, 2, 3)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    ran = dsim("replay", "chat.jsonl", "--policy", "ar", "--sessions", "-o", "run")
+    assert ran.code == 0
+    columns = read_run("run").requests("ar", ["arrival", "finish"])
+    assert columns["arrival"].tolist() == [0.0, *columns["finish"][:2]]
+    assert read_run("run").info["trace"]["arrival"] == "trace, turns of a session one after another"
+    refused = dsim("replay", "chat.jsonl", "--sessions", "--concurrency", 2)
+    assert (refused.code, refused.err) == (
+        2,
+        "Error: --concurrency is 2 and --sessions is given, expected one of them\n",
+    )
+
+
 def test_a_rate_and_an_arrival_process_set_the_load(trace: str) -> None:
     (p,) = policies(trace, "--arrival", "constant", "--rate", "0.5", "--policy", "ar")
     # Eleven gaps of 2 s, and the last request's stay.
