@@ -236,7 +236,7 @@ def different(specs: list[str]) -> list[str]:
 
 
 def warn(screen: "Console", scenario: "Scenario", specs: Iterable[str] = ()) -> None:
-    """Say what is odd about a scenario's trace, and for these policies, or the scenario's own, where it has no prefixes."""
+    """Say what is odd about a scenario's trace: in itself, and for these policies or the scenario's own."""
     from ..engine.policy import parse
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning

@@ -25,6 +25,9 @@ def replay(
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
+    sessions: Annotated[
+        bool, typer.Option("--sessions", help="A session's turn is not sent before the one before it has ended.")
+    ] = False,
     jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")] = False,
     drain: Annotated[
@@ -53,11 +56,13 @@ def replay(
         raise DsimError(f"--fit is {cut(fit)} and --arrival is {cut(arrival)}, expected burstgpt-like")
     if ensemble is not None:
         check_num(ensemble)
+    if concurrency is not None and sessions:
+        raise DsimError(f"--concurrency is {concurrency} and --sessions is given, expected one of them")
     if concurrency is not None and (arrival != "trace" or given["rate"] is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
     first = options.scenario(
         given, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]), burstiness=burstiness,
-        fit=fit, concurrency=concurrency, jitter=jitter, keep_failed=keep_failed, drain=drain,
+        fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter, keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins

@@ -29,7 +29,7 @@ from .state import (
 
 @rule
 def plan_prefill(w: Any, x: Any) -> None:
-    """Plan the prefill of the chosen rows: each computes its prompt, block-causal, but what the pool already has (1.2)."""
+    """Plan the prefill of the chosen rows: each computes what the pool lacks of its prompt, block-causal (1.2)."""
     c, f = w.c[0], w.f[0]
     block = int(f.block)
     tokens = 0

@@ -6,7 +6,9 @@ becomes idle: it may be reused, and it is free to whoever needs a page, the one 
 come idle last one first, so that a prefix outlives what follows it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -48,16 +50,16 @@ COUNTS = np.dtype(
 class Prefixes:
     """What the requests of a run begin with: a name for each `block` tokens, the same for the same tokens up to there.
 
-    Request i's names are names[offsets[i]:offsets[i + 1]], from 0 on, and its first named[i] tokens have one: those of
-    its prompt, and of its answer where later requests repeat it. cached [requests]: prompt tokens that were found in a
-    replica's pool when the request was first let in, written by the engine.
+    names: of each request, from 0 on. named [requests]: its first tokens that have one: those of the prompt, and of the
+    answer where later requests repeat it. cached [requests]: prompt tokens that were found in a replica's pool when the
+    request was first let in, written by the engine.
     """
 
-    def __init__(self, block: int, offsets: Ints, names: Ints, named: Ints) -> None:
+    def __init__(self, block: int, names: Sequence[Sequence[int]], named: Sequence[int]) -> None:
         self.block = block
-        self.offsets = np.ascontiguousarray(offsets, np.int64)
-        self.names = np.ascontiguousarray(names, np.int64)
-        self.named = np.ascontiguousarray(named, np.int64)
+        self.offsets = np.cumsum([0, *map(len, names)], dtype=np.int64)  # where each request's names begin
+        self.names = np.fromiter(chain.from_iterable(names), np.int64, int(self.offsets[-1]))
+        self.named = np.array(named, np.int64)
         self.cached = np.zeros(len(named), np.int64)
 
     def of(self, request: int) -> Ints:
@@ -126,8 +128,7 @@ class PrefixMemory(PagedMemory):
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
             return ()
-        none = np.zeros(0, np.int64)
-        return empty(num_pages, self.page_size, prefixes or Prefixes(1, none, none, none))
+        return empty(num_pages, self.page_size, prefixes or Prefixes(1, [], []))
 
 
 def caches_prefixes(policy: Policy) -> bool:
@@ -223,7 +224,7 @@ def share_pages(w: Any, x: Any, slot: Any, tokens: Any) -> None:
 
 @rule
 def let_go(w: Any, x: Any, slot: Any) -> None:
-    """A sequence gives its pages back: those that nobody else holds and that have a name come idle, the last one first."""
+    """A sequence gives its pages back: those with a name that nobody else holds come idle, the last one first."""
     c, q, s = w.c[0], w.q[slot], x.s[slot]
     c.pages_held -= q.pages - s.shared
     for i in range(s.shared):

@@ -35,6 +35,7 @@ def replay(
     of each plan and of what the journal says came of it.
     """
     mine = np.flatnonzero(requests["replica"] == replica)
+    mine = mine[np.argsort(requests["arrival"][mine], kind="stable")]  # a session's turn may come late
     early = Ends(engine.policy, requests)
     coming = list(requests_of(requests, mine))
     submitted = 0

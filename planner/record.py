@@ -76,9 +76,7 @@ def record(
             summaries.append(scenario.summarize(result))
             if writer is not None:
                 columns = arrived(result)
-                none = {
-                    column: np.zeros(len(columns["request"])) for column in more
-                }  # nothing is found without a cache
+                none = {column: np.zeros(len(columns["request"])) for column in more}  # found without a cache
                 writer.requests(name, {**none, **columns})
             if result.interrupted:
                 break
@@ -116,6 +114,7 @@ def manifest_of(
     if emit == "block" and any(result.policy.autoregressive for result in results):
         emit += f" ({AR_EMITS})"
     closed = scenario.concurrency is not None
+    turns = ", turns of a session one after another" if scenario.sessions else ""
     commits: list[CommitInfo] = [*_laws(scenario, profile, results)]
     commits += [
         {
@@ -136,7 +135,7 @@ def manifest_of(
         trace={
             "name": source.name,
             "num_requests": len(requests),
-            "arrival": f"closed loop of {scenario.concurrency}" if closed else scenario.arrival,
+            "arrival": f"closed loop of {scenario.concurrency}" if closed else scenario.arrival + turns,
             "rate": requests.rate if len(requests) > 1 and requests.duration > 0 else 0.0,
             "skipped_bad": notes.num_skipped,
             "failed_in_trace": notes.failed_in_trace,

@@ -52,6 +52,7 @@ class Scenario:
     fit: str | None = None  # a trace to take burstgpt-like arrivals' parameters from
     lengths: str | None = None
     concurrency: int | None = None  # closed loop
+    sessions: bool = False  # a session's turn is not sent before the one before it has ended
     num_requests: int | None = None
     time_scale: float | None = None
     jitter: float = 0.0  # s
@@ -168,6 +169,7 @@ class Scenario:
             workload=self.workload,
             emit=self.emit,
             concurrency=self.concurrency,
+            sessions=self.sessions,
             drain=self.drain,
             eos=self.eos,
             append=append,

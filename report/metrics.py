@@ -113,7 +113,7 @@ class Summary:
     prefix_cache: PrefixCache | None = None  # None: the policy has none
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints and run.json holds: NaN becomes null, and a cache that is not there nothing."""
+        """The object that `--json` prints and run.json holds: NaN becomes null; prefix_cache is there if a cache is."""
         out: dict[str, Any] = no_nan(asdict(self))
         if self.prefix_cache is None:
             del out["prefix_cache"]

@@ -157,8 +157,10 @@ def _of_prefixes(manifest: Manifest) -> list[str]:
     without = [p["policy"] for p in policies if "prefix_cache" not in p]
     if policies and not without:
         return []
-    who = "no policy reuses prefixes" if len(without) == len(policies) else f"{', '.join(without)} reuse no prefixes"
-    return [f"the trace has hash_ids, and {who} (prefix_caching=true does): prompts are prefilled in full"]
+    who = "no policy reuses"
+    if len(without) < len(policies):
+        who = f"{', '.join(without)} {'reuse' if len(without) > 1 else 'reuses'} no"
+    return [f"the trace has hash_ids, and {who} prefixes (prefix_caching=true does): prompts are computed whole"]
 
 
 def _of_profile(manifest: Manifest) -> list[str]:

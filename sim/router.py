@@ -93,7 +93,7 @@ ROUTERS: dict[str, Callable[[Prefixes | None], Router]] = {
 
 
 def router(name: str, prefixes: Prefixes | None = None) -> Router:
-    """A fresh router by name; PolicyError lists those there are. prefixes: of the requests, for one that goes by them."""
+    """A fresh router by name; PolicyError lists those there are. prefixes: for one that goes by them."""
     if name not in ROUTERS:
         raise PolicyError(f"router is {quoted(name)}, expected one of {', '.join(ROUTERS)}")
     return ROUTERS[name](prefixes)

@@ -28,6 +28,7 @@ from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.request import Request
+from ..engine.state import UNFINISHED
 from ..files.interrupt import asked_to_stop
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import MemoryModel, Profile
@@ -56,9 +57,7 @@ class Result:
     end: float  # s, simulated
     interrupted: bool
     num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
-    cached_tokens: npt.NDArray[np.int64] | None = (
-        None  # [requests] of a prompt, found in a prefix cache, where there is one
-    )
+    cached_tokens: npt.NDArray[np.int64] | None = None  # [requests] of prompts, found in a prefix cache if there is one
 
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
@@ -189,6 +188,7 @@ def simulate(
     workload: str | None = None,
     emit: str = "block",
     concurrency: int | None = None,
+    sessions: bool = False,
     drain: bool = True,
     eos: bool = False,
     append: Append | None = None,
@@ -196,6 +196,7 @@ def simulate(
 ) -> Result:
     """Replay a trace: open loop, or closed with `concurrency` requests in flight.
 
+    sessions: a turn whose time comes while the turn before it is in flight is sent as that ends.
     drain: go on after the last arrival until all is served; otherwise what is in flight then stays unfinished.
     eos: a request's last token is an EOS, and nobody foresees it. Of one whose limit the trace says, max_tokens, it is
     where the answer is shorter; what an EOS ends is the policy's `eos` (see also `_past_eos`).
@@ -235,9 +236,12 @@ def simulate(
         ended += more
         if loop is not None:
             loop.next(more)
+        if turns is not None:
+            turns.send()
         if progress is not None:
             progress(ended, now)
 
+    turns = _Turns(env, trace, table, lambda request: submit(request), profile.frontend) if sessions else None
     arrivals = _Arrivals(env, trace, drain, profile.frontend)
 
     def loop_arrivals() -> float:
@@ -247,10 +251,12 @@ def simulate(
         if concurrency is not None:
             # The next arrival is when a request of this very replica ends, or at any end of another's.
             return loop_arrivals if replicas == 1 else (lambda: env.now)
+        if turns is not None:  # likewise
+            return (lambda: min(arrivals.next_time(), turns.next_time())) if replicas == 1 else (lambda: env.now)
         # A router that looks at no replica sends each every n-th arrival.
         return partial(arrivals.next_time, r, replicas) if router == "round-robin" else arrivals.next_time
 
-    closed = concurrency is not None
+    closed = concurrency is not None or sessions
     fleet: list[Replica] = []
     for r in range(replicas):
         engine = Engine(
@@ -270,7 +276,7 @@ def simulate(
                 loop.next(concurrency or 0)
                 env.run()
             else:
-                last = env.process(arrivals.run(submit))
+                last = env.process(arrivals.run(submit if turns is None else turns.come))
                 env.run(None if drain else last)
     except KeyboardInterrupt:
         interrupted = True
@@ -325,6 +331,65 @@ class _Arrivals:
             self._next = i + 1
             submit(request)
         yield env.timeout(0)
+
+
+class _Turns:
+    """Turns of sessions: each is sent once the turn before it has ended, and not before its time.
+
+    delay: s, as the open loop's.
+    """
+
+    def __init__(
+        self, env: Clock, trace: Trace, table: RequestTable, submit: Callable[[Request], bool], delay: float
+    ) -> None:
+        told = trace.extras.get("session_id")
+        if told is None:
+            raise TraceError(f"{trace.name}: none of its {len(trace)} requests has a session_id, expected some")
+        self._env, self._table, self._submit, self._delay = env, table, submit, delay
+        self._before: list[int] = []  # the index of the turn before, or -1
+        self._held: list[Request] = []  # whose time has come
+        self._underway: deque[Request] = deque()
+        last: dict[str, int] = {}
+        for i, session in enumerate(told):
+            self._before.append(-1 if session is None else last.get(str(session), -1))
+            if session is not None:
+                last[str(session)] = i
+
+    def next_time(self) -> float:
+        """When the next turn reaches the fleet that was held and is on its way there."""
+        return self._underway[0].arrival + self._delay if self._underway else math.inf
+
+    def come(self, request: Request) -> bool:
+        """A request's time has come; whether it was sent."""
+        self._held.append(request)
+        self.send()
+        return request not in self._held
+
+    def send(self) -> None:
+        """Send the turns whose time has come and which wait for nobody."""
+        while ready := [request for request in self._held if self._ended(self._before[request.index])]:
+            self._held.remove(ready[0])  # one that is rejected has ended, too
+            self._send(ready[0])
+
+    def _ended(self, before: int) -> bool:
+        return before < 0 or bool(self._table["status"][before] != UNFINISHED)
+
+    def _send(self, request: Request) -> None:
+        before, t = self._before[request.index], self._table
+        if before >= 0:  # one that was rejected ended as it was sent
+            end = float(np.fmax(t["finish"][before], t["arrival"][before]))
+            request = replace(request, arrival=max(request.arrival, end))
+        if request.arrival + self._delay > self._env.now:
+            self._underway.append(request)
+            self._env.process(self._arrive())
+        else:
+            self._submit(request)
+
+    def _arrive(self) -> Generator[simpy.Event, Any, None]:
+        """The turn that has been on its way longest reaches the fleet."""
+        yield self._env.at(self._underway[-1].arrival + self._delay, urgent=True)
+        self._submit(self._underway.popleft())
+        self.send()
 
 
 class _ClosedLoop:

@@ -1,9 +1,5 @@
 """The prefixes of a trace's requests: names for the blocks of their prompts, as hash_ids or sessions tell them."""
 
-from typing import Any
-
-import numpy as np
-
 from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
 from .trace import Trace
@@ -28,7 +24,7 @@ def prefixes_of(trace: Trace) -> Prefixes:
         return _by_hashes(trace, copies)
     if "session_id" in trace.extras:
         return _by_sessions(trace, copies)
-    return _arrays(1, [[] for _ in range(len(trace))], [0] * len(trace))
+    return Prefixes(1, [[]] * len(trace), [0] * len(trace))
 
 
 def num_named(trace: Trace) -> int:
@@ -66,7 +62,7 @@ def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
             own.append(name)
         names.append(own)
         named.append(min(length, len(ids) * block))
-    return _arrays(block, names, named)
+    return Prefixes(block, names, named)
 
 
 def _block_size(trace: Trace) -> int:
@@ -78,7 +74,7 @@ def _block_size(trace: Trace) -> int:
 
 def _by_sessions(trace: Trace, copies: list[int]) -> Prefixes:
     block, fresh = OF_A_SESSION, 0
-    last: dict[tuple[int, Any], tuple[int, int, Names]] = {}  # session -> its latest turn
+    last: dict[tuple[int, str], tuple[int, int, Names]] = {}  # session -> its latest turn
     names: list[Names] = []
     named = []
     lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
@@ -87,20 +83,14 @@ def _by_sessions(trace: Trace, copies: list[int]) -> Prefixes:
             names.append([])
             named.append(0)
             continue
-        before, answered, theirs = last.get((copies[i], session), (0, 0, []))
+        key = copies[i], str(session)
+        before, answered, theirs = last.get(key, (0, 0, []))
         common = before + answered if prompt >= before + answered else before if prompt >= before else 0
         own = theirs[: common // block]
         more = -(-(prompt + answer) // block) - len(own)
         own = own + list(range(fresh, fresh + more))
         fresh += more
-        last[copies[i], session] = prompt, answer, own
+        last[key] = prompt, answer, own
         names.append(own)
         named.append(prompt + answer)
-    return _arrays(block, names, named)
-
-
-def _arrays(block: int, names: list[Names], named: list[int]) -> Prefixes:
-    offsets = np.concatenate([[0], np.cumsum([len(own) for own in names])])
-    return Prefixes(
-        block, offsets, np.array([name for own in names for name in own], np.int64), np.array(named, np.int64)
-    )
+    return Prefixes(block, names, named)

@@ -367,7 +367,7 @@ def step_of_round(w: Any, x: Any) -> None:
         for i in range(c.num_rows):  # an answer's last block has its keys, too
             slot = w.lists[ROWS, i]
             if w.q[slot].finished:
-                hold(w, x, slot, int(w.q[slot].end))
+                hold(w, x, slot, int(w.q[slot].stop))
         end_group(w, x)
 
 

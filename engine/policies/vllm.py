@@ -271,7 +271,7 @@ def _most(wanted: Any, budget: Any, alone: Any, p: Any) -> Any:
 @rule
 def _there(q: Any, s: Any, n: Any) -> Any:
     """Tokens whose KV is there when `n` more positions are computed: of those known, and never an answer's last."""
-    return min(int(s.computed) + n, int(s.goal), max(1, int(q.end) - 1))
+    return min(int(s.computed) + n, int(s.goal), max(1, int(q.stop) - 1))
 
 
 @rule

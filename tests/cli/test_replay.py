@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
@@ -195,6 +196,62 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
 def test_unmodelled_prefixes_are_said() -> None:
     ran = dsim("replay", "mooncake-conv", "--num-requests", 3)
     assert "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does)" in ran.out
+
+
+CACHED = "vllm-ar,prefix_caching=true"
+
+
+def test_a_prefix_cache_is_counted_in_the_report_the_object_and_the_request_table() -> None:
+    asked = ("replay", "mooncake-conv", "--num-requests", 11, "--profile", "h100-qwen3-8b-ar", "--replicas", 2)
+    ran = dsim(*asked, "--router", "prefix", "--policy", "vllm-ar", "--policy", CACHED, "-o", "run")
+    assert ran.code == 0
+    assert "the trace has hash_ids, and vllm-ar reuses no prefixes (prefix_caching=true does)" in ran.out
+    bare, cached = read_run("run").info["policies"]
+    assert "prefix_cache" not in bare
+    # All eleven begin with the same 512 tokens and no more: only each replica's first finds nothing.
+    columns = read_run("run").requests(CACHED, ["replica", "input_length", "cached_tokens"])
+    found, first = columns["cached_tokens"], [columns["replica"].tolist().index(r) for r in (0, 1)]
+    assert found.dtype == "int32"
+    assert (np.delete(found, first) == 512).all()
+    assert found[first].tolist() == [0, 0]
+    assert cached["prefix_cache"] == {
+        "queries": columns["input_length"].sum(), "hits": found.sum(),
+        "hit_rate": found.sum() / columns["input_length"].sum(),
+    }  # fmt: skip
+    assert read_run("run").requests("vllm-ar", ["cached_tokens"])["cached_tokens"].tolist() == [0] * 11
+    assert "prefix cache hits" in ran.out
+    # What was computed is the less.
+    assert cached["ttft_ms"]["mean"] < bare["ttft_ms"]["mean"]
+    again = dsim("compare", "run", "run")
+    assert (again.code, again.err) == (
+        2,
+        f"Error: run: {CACHED} reused pages, and a run does not keep what its requests begin with (--no-parts "
+        "compares without a decomposition)\n",
+    )
+    assert dsim("compare", "run", "run", "--no-parts").code == 0
+
+
+def test_a_prefix_cache_that_can_find_nothing_is_warned_of_with_the_count(trace: str) -> None:
+    ran = dsim("replay", trace, "--policy", CACHED, "--profile", "h100-qwen3-8b-ar", "-o", "run")
+    assert ran.code == 0
+    said = "Warning: prefix caching is on and 0 of 12 requests have hash_ids or a session_id: nothing can hit"
+    assert said in ran.err.splitlines()
+    assert read_run("run").info["policies"][0]["prefix_cache"] == {"queries": 1200, "hits": 0, "hit_rate": 0.0}
+
+
+def test_sessions_turns_wait_for_each_other_when_asked(tmp_path: Path) -> None:
+    turns = [{"timestamp": 0, "input_length": 100 * i, "output_length": 50, "session_id": "a"} for i in (1, 2, 3)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    ran = dsim("replay", "chat.jsonl", "--policy", "ar", "--sessions", "-o", "run")
+    assert ran.code == 0
+    columns = read_run("run").requests("ar", ["arrival", "finish"])
+    assert columns["arrival"].tolist() == [0.0, *columns["finish"][:2]]
+    assert read_run("run").info["trace"]["arrival"] == "trace, turns of a session one after another"
+    refused = dsim("replay", "chat.jsonl", "--sessions", "--concurrency", 2)
+    assert (refused.code, refused.err) == (
+        2,
+        "Error: --concurrency is 2 and --sessions is given, expected one of them\n",
+    )
 
 
 def test_a_rate_and_an_arrival_process_set_the_load(trace: str) -> None:

@@ -15,7 +15,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import PRESETS, parse
-from dsim.engine.prefix import PrefixMemory, Prefixes
+from dsim.engine.prefix import Prefixes, PrefixMemory
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome
@@ -32,8 +32,7 @@ CACHED = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true,async
 
 
 def prefixes(block: int, *names: list[int], named: list[int]) -> Prefixes:
-    offsets = np.concatenate([[0], np.cumsum([len(own) for own in names])])
-    return Prefixes(block, offsets, np.array(sum(names, []), np.int64), np.array(named, np.int64))
+    return Prefixes(block, names, named)
 
 
 def world(names: Prefixes, *, num_pages: int = 100, spec: str = CACHED, max_batch: int = 8) -> World:
@@ -303,9 +302,8 @@ def test_a_journal_with_a_prefix_cache_replays_plan_for_plan_and_runs_as_its_ste
         check_account(engine)
     assert table_bytes(table) == table_bytes(result.table)
     # The same, one step at a time.
-    engine = Engine(
-        policy, result.limits, RequestTable(len(trace)), latency=PROFILE.latency, prefixes=prefixes_of(trace)
-    )
+    names, table = prefixes_of(trace), RequestTable(len(trace))
+    engine = Engine(policy, result.limits, table, latency=PROFILE.latency, prefixes=names)
     model, now, submitted = StepModel(PROFILE.latency, None, policy.cache, policy.batching.hides_host), 0.0, 0
     steps = Collector()
     recorder = StepRecorder(steps, policy.width)
@@ -363,10 +361,7 @@ def test_the_presets_that_may_reuse_prefixes_do_not_unless_asked() -> None:
 
 def test_a_scheduler_that_shares_no_pages_takes_no_prefix_cache() -> None:
     memory = PrefixMemory(page_size=256, prefix_caching=True)
-    for preset, kinds in (
-        ("sglang-gemma", "Rounds reuses no pages of Canvas"),
-        ("ar", "Continuous reuses no pages of"),
-    ):
+    for preset, kinds in (("sglang-gemma", "Rounds reuses no pages of Canvas"), ("ar", "Continuous reuses no pages")):
         with pytest.raises(PolicyError) as error:
             replace(PRESETS[preset].policy, memory=memory)
         assert f"{preset}: prefix_caching is true, and {kinds}" in str(error.value)
@@ -380,7 +375,7 @@ def test_the_other_schedulers_reuse_prefixes_as_their_engines_do() -> None:
     here = Path(__file__)
     path = os.pathsep.join([str(Path(dsim.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.with_name("uncompiled_prefix.py"))],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(here.with_name("uncompiled_prefix.py"))],
         env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}, cwd=here.parents[2], capture_output=True,
         text=True, check=False,
     )  # fmt: skip

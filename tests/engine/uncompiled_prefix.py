@@ -1,4 +1,4 @@
-"""Prefix caching under the other schedulers, in plain Python: test_prefix.py runs this file where nothing is compiled."""
+"""Prefix caching under the other schedulers, in plain Python: test_prefix.py runs this file uncompiled."""
 
 import numpy as np
 import pytest

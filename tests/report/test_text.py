@@ -88,7 +88,7 @@ def test_notes_say_what_was_dropped_or_changed() -> None:
         "2 rows of the trace could not be read and were skipped",
         "1 row with output_length 0 (failed in the trace) was dropped",
         "3 rows were out of order and were sorted by timestamp",
-        "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does): prompts are prefilled in full",
+        "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does): prompts are computed whole",
     ]
     assert notes({"trace": {"skipped_bad": 0, "hash_ids": False}}) == []
 

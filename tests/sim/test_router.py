@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from dsim.engine.engine import Engine
@@ -66,10 +65,7 @@ IDLE = (0, 0, 0)
 
 
 def by_prefix(*names: list[int], block: int = 10) -> Router:
-    offsets = np.concatenate([[0], np.cumsum([len(own) for own in names])])
-    return router(
-        "prefix", Prefixes(block, offsets, np.array(sum(names, [])), np.array([block * len(n) for n in names]))
-    )
+    return router("prefix", Prefixes(block, names, [block * len(own) for own in names]))
 
 
 def test_by_prefix_a_request_goes_where_most_of_its_beginning_went() -> None:
@@ -97,13 +93,13 @@ def test_by_prefix_queues_count_only_beyond_both_thresholds() -> None:
 
 
 def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.sim.router.MAX_TREE_TOKENS", 30)
-    route = by_prefix([0, 1], [2, 3], [0, 1], [2, 3])
-    only, busy = (0, 0, 0), (9, 0, 0)
-    assert [sent(route, 20, i, only, busy) for i in (0, 1)] == [0, 0]  # block 1 is forgotten, then
-    assert sent(route, 20, 2, busy, only) == 0  # half of it is still known
-    assert sent(route, 20, 3, busy, only) == 0  # 2 and, of 0 and 1, the prefix
-    assert sent(route, 20, 2, busy, only) == 0
+    busy = (9, 0, 0)
+    for tokens, expected in ((30, 0), (20, 1)):  # of each replica that are remembered: three blocks, or two
+        monkeypatch.setattr("dsim.sim.router.MAX_TREE_TOKENS", tokens)
+        route = by_prefix([0, 1], [2, 3], [0, 1])
+        assert [sent(route, 20, i, IDLE, busy) for i in (0, 1)] == [0, 0]
+        # Of three blocks 1 is forgotten, which follows 0; of two both are.
+        assert sent(route, 20, 2, busy, IDLE) == expected
 
 
 def test_a_server_without_a_trace_routes_by_no_prefix() -> None:

@@ -1,0 +1,91 @@
+"""Turns of a session that wait for each other."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.engine import Engine
+from dsim.engine.errors import TraceError
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.sim.twin import Result, simulate
+from dsim.traces import Trace
+
+from ..worlds import SECOND, Collector, table_bytes, toy_profile
+
+PROFILE = toy_profile(latency=SECOND)
+
+
+def chats(*rows: tuple[float, Any, int, int]) -> Trace:
+    arrival, sessions, prompts, answers = zip(*rows, strict=True)
+    return Trace("chats", np.array(arrival), np.array(prompts), np.array(answers), {"session_id": list(sessions)})
+
+
+def run(trace: Trace, spec: str = "ar,max_batch=4", **how: Any) -> Result:
+    return simulate(trace, PROFILE, parse(spec), sessions=True, **how)
+
+
+# A step takes 1 s: a prompt's gives the first token, and each token after it takes another.
+TRACE = chats((0.0, "a", 10, 3), (1.0, "a", 20, 2), (1.5, "b", 10, 1), (1.7, "a", 30, 1), (30.0, "a", 40, 1))
+
+
+def test_a_turn_is_not_sent_before_the_turn_before_has_ended() -> None:
+    table = run(TRACE).table
+    assert table["finish"].tolist() == [4.0, 6.0, 3.0, 7.0, 31.0]  # b's prompt stops the others for a second
+    # The second turn is sent at the first one's end, the third at the second's, and the last at its own time.
+    assert table["arrival"].tolist() == [0.0, 4.0, 1.5, 6.0, 30.0]
+    assert run(replace(TRACE, extras={"session_id": [None] * 5})).table["arrival"].tolist() == TRACE.arrival.tolist()
+
+
+def test_a_turn_that_is_sent_late_takes_its_time_to_the_engine() -> None:
+    trace = chats((0.0, "a", 10, 3), (1.0, "a", 20, 1), (3.2, "b", 10, 1))
+    result = simulate(trace, replace(PROFILE, frontend=0.5), parse("ar,max_batch=4"), sessions=True)
+    # The first turn begins at 0.5 and ends at 3.5; the second is sent then, and comes at 4, as b has been for 0.3 s.
+    assert result.table["arrival"].tolist() == [0.0, 3.5, 3.2]
+    assert result.table["scheduled"].tolist() == [0.5, 4.7, 3.7]
+
+
+def test_who_waits_for_a_request_that_is_rejected_waits_no_longer() -> None:
+    trace = chats((0.0, "a", 10, 3), (1.0, "a", 900_000, 1), (2.0, "a", 20, 1))
+    table = run(trace).table
+    assert table["status"].tolist() == [0, 1, 0]
+    assert table["arrival"].tolist() == [0.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("router", ["round-robin", "least-tokens", "prefix"])
+def test_a_journal_of_sessions_on_several_replicas_replays_plan_for_plan(router: str) -> None:
+    rng, journal = np.random.default_rng(3), Collector()
+    rows = [(t * 0.9371, int(rng.integers(0, 5)), int(rng.integers(1, 40)), int(rng.integers(1, 9))) for t in range(40)]
+    trace = chats(*rows)
+    result = run(trace, replicas=2, router=router, append=journal)
+    table, policy = RequestTable(len(trace)), parse("ar,max_batch=4")
+    for r in range(2):
+        engine = Engine(policy, result.limits, table, replica=r, latency=PROFILE.latency)
+        assert list(replay(engine, r, result.table.columns, journal.steps, journal.lists)) == []
+    assert table_bytes(table) == table_bytes(result.table)
+    last: dict[int, float] = {}
+    late = 0
+    for i, (time, session, _, _) in enumerate(rows):
+        assert result.table["arrival"][i] == max(time, last.get(session, 0.0))
+        late += result.table["arrival"][i] > time
+        last[session] = float(result.table["finish"][i])
+    assert late > 5
+
+
+def test_a_turn_that_waits_finds_the_turn_before_and_its_answer() -> None:
+    trace = chats((0.0, "a", 16, 17), (1.0, "a", 40, 1))
+    spec = "vllm-ar,prefix_caching=true,num_pages=100"
+    early = simulate(trace, PROFILE, parse(spec))
+    late = run(trace, spec)
+    assert early.cached_tokens is not None
+    assert late.cached_tokens is not None
+    assert (early.cached_tokens.tolist(), late.cached_tokens.tolist()) == ([0, 16], [0, 32])
+
+
+def test_a_trace_without_sessions_is_refused() -> None:
+    with pytest.raises(TraceError) as error:
+        run(replace(TRACE, extras={}))
+    assert str(error.value) == "chats: none of its 5 requests has a session_id, expected some"
