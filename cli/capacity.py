@@ -61,6 +61,7 @@ def capacity_command(
     from ..planner.capacity import Interrupted, capacity, fewest_replicas
     from ..planner.ensemble import capacities, check_num
     from ..planner.scenario import asked, replicas_of
+    from ..planner.spread import moved_by_spread
     from ..report import capacity as report
     from ..report.text import render
 
@@ -118,6 +119,9 @@ def capacity_command(
     else:
         render(report.capacity_page(data), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
+        if not found.interrupted:  # at the rate that was found, or asked for
+            busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
+            data["spread"] = moved_by_spread([busy], busy.requests())
         report.write(out, data, force=force)
         screen.print(f"Wrote {out}/ ({', '.join(report.FILES)})", markup=False)
     if found.interrupted:

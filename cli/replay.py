@@ -47,6 +47,7 @@ def replay(
     from ..planner.ensemble import ensemble as run_ensemble
     from ..planner.record import FILES, in_twin, memory_of, record
     from ..planner.scenario import replicas_of
+    from ..planner.spread import moved_by_spread
     from ..report.story import words
     from ..report.text import render
     from ..sim.twin import commit_model_of
@@ -84,6 +85,8 @@ def replay(
         with Bar(screen, "ensemble", "replays", note="starting (the first run compiles)") as bar:
             asked = run_ensemble(scenarios, requests, ensemble, progress=bar.update)
             known["ensemble"] = asked.to_json()
+    if out is not None:
+        known["spread"] = moved_by_spread(scenarios, requests)
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
         recorded = record(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
@@ -97,6 +97,17 @@ def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: CommitMo
     of_fit = _fit_of(profile, model)
     errors = None if of_fit is None else of_fit.standard_errors
     return replace(found, commits=(_varied_commits(model, scores.get(YIELD, 0.0), scores.get(SPREAD), _plain(errors)),))
+
+
+def score_of_spread(profile: Profile, model: CommitModel, factor: float) -> float | None:
+    """The score of SPREAD at which requests spread so many times as far; None where a fit is sure of their spread."""
+    if factor == 1.0:
+        return 0.0
+    of_fit = _fit_of(profile, model)
+    if of_fit is None:
+        return float(ndtri(factor / 2))
+    error = of_fit.standard_errors.get("request_spread", 0.0)
+    return model.request_spread * (factor - 1.0) / error if error > 0 else None
 
 
 def _fit_of(profile: Profile, model: CommitModel) -> CommitFit | None:

@@ -11,6 +11,7 @@ from .chart import Chart
 from .ensemble import of_ensemble
 from .html import to_html
 from .page import Figure, Number, Page, Section, Table, estimate, table
+from .spread import of_spread
 from .story import front_end
 from .table import number
 
@@ -120,6 +121,7 @@ def capacity_page(found: Json) -> Page:
             *((Section("The curve in numbers", curve),) if curve else ()),
             *((Section("Latency against rate", charts),) if charts else ()),
             *of_ensemble(found),
+            *((told,) if (told := of_spread(found.get("spread"))).blocks else ()),
         ),
         command=found.get("command", ""),
         version=found.get("dsim", ""),

@@ -76,6 +76,7 @@ class Manifest(TypedDict, total=False):
     seed: int
     slos: list[str]
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency
+    spread: dict[str, Any]  # 90th percentiles at other spreads between requests
     memory: list[MemoryInfo]  # of each policy's largest forward
     ensemble: dict[str, Any]  # what the answer hangs on: intervals over drawn profiles, and causes
     missing_passes: bool

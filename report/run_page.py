@@ -15,6 +15,7 @@ from .metrics import Floats, latencies
 from .page import Figure, Number, Page, Section, Widget, estimate
 from .run import Columns, Run
 from .slo import Slo
+from .spread import of_spread
 from .story import Json, estimated, profiles_of, words
 from .table import compare, number
 
@@ -48,13 +49,14 @@ def run_page(run: Run) -> Page:
     slow, about = _slowest(run, requests, slos)
     opened = Widget("requests", "The slowest requests", f"{about} A row opens the request's own timeline.")
     engine = _engine(run, requests, steps, edges)
+    more = of_spread(info.get("spread")), of_memory(info.get("memory", []))
     sections = [
         Section("Latency and SLOs", tuple(shown[1:])),
         Section("Timeline", (moment, *timeline)),
         Section("Which requests fared worst", (opened,) if slow["rows"] else ()),
         Section("What the engine did", tuple(engine)),
         Section("Steps", tuple(figures.by_chunk(steps))),
-        *(Section(s.title, s.blocks, fold=s.title) for s in (*said.sections, of_memory(info.get("memory", [])))),
+        *(Section(s.title, s.blocks, fold=s.title) for s in (*said.sections, *more)),
     ]
     return Page(
         name=said.name,

@@ -1,0 +1,61 @@
+"""How P90 moves with the spread between requests: the spread that is asked for, at the same yield, on the first few."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsim.planner import spread
+from dsim.planner.record import in_twin, record
+from dsim.planner.scenario import Scenario
+from dsim.planner.spread import moved_by_spread
+from dsim.profiler.profile import load
+from dsim.profiler.request_effects import mean_yield
+from dsim.profiler.uncertainty import SPREAD, score_of_spread, varied
+from dsim.report.run import read_run
+from dsim.report.run_page import run_page
+
+# Alone, so that a request's time hangs on its own yield.
+ASKED = Scenario(
+    "azure-conv", policy="lmdeploy-bd32", lengths="fixed:64,256", arrival="constant", rate=0.05, num_requests=90,
+    slos=("e2el=30s",),
+)  # fmt: skip
+PROFILE = load("a100-sdar-8b")
+MODEL = PROFILE.commit_model("sharegpt", 32, 0.9)
+
+
+@pytest.mark.parametrize("factor", spread.FACTORS)
+def test_the_spread_is_moved_by_the_factor_and_the_yield_stays(factor: float) -> None:
+    score = score_of_spread(PROFILE, MODEL, factor)
+    assert score is not None
+    [moved] = varied(PROFILE, ((SPREAD, score),), MODEL).commits[:1] if score else (MODEL,)
+    assert moved.request_spread == pytest.approx(factor * MODEL.request_spread)
+    assert mean_yield(moved) == pytest.approx(mean_yield(MODEL), rel=0.02)
+
+
+def test_requests_that_differ_more_have_a_later_p90(tmp_path: Path) -> None:
+    told = moved_by_spread([ASKED, replace(ASKED, policy="ar")], ASKED.requests())
+    assert told is not None
+    assert (told["factors"], told["num_requests"], told["of"]) == ([0.5, 1.0, 1.5], 90, 90)
+    [own] = told["policies"]  # an autoregressive model commits one token a step, whoever asks
+    assert own["spread"] == MODEL.request_spread
+    low, as_it_is, high = own["p90_ms"]["e2el"]
+    assert low < as_it_is < high
+    assert as_it_is == pytest.approx(ASKED.run().e2el_ms.p90, rel=1e-3)
+    record([ASKED], ASKED.requests(), in_twin, out=tmp_path / "run", about=lambda _: {"spread": told})
+    page = run_page(read_run(tmp_path / "run"))
+    [section] = [s for s in page.sections if s.title.startswith("How P90 moves")]
+    [table] = section.blocks
+    assert table.rows[0].cells[:2] == ("lmdeploy-bd32", "e2el p90, ms")
+    assert table.caption.startswith("Replays of all 90 requests at half")
+
+
+def test_a_long_trace_is_replayed_from_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "MOST", 4)
+    told = moved_by_spread([ASKED], ASKED.requests())
+    assert told is not None
+    assert (told["num_requests"], told["of"]) == (4, 90)
+
+
+def test_without_a_policy_that_draws_nothing_is_told() -> None:
+    assert moved_by_spread([replace(ASKED, policy="ar")], ASKED.requests()) is None
