@@ -29,7 +29,8 @@ PER_REQUEST = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chu
 DISTRIBUTIONS = (*PER_REQUEST, "step_latency")
 # Numbers of a whole run, in the order of the table: name, its place in a summary.
 TOTALS = {
-    "completed": "completed", "rejected": "rejected", "unfinished": "unfinished", "duration_s": "duration_s",
+    "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",
+    "cancelled": "cancelled", "duration_s": "duration_s",
     "request_throughput": "request_throughput", "output_throughput": "output_throughput", "goodput": "goodput",
     "slo_attainment": "slo_attainment", "tokens_per_emission": "tokens_per_emission", "batch": "batch.mean",
     "chunk": "chunk.mean", "tpf": "tpf", "token_utilization": "token_utilization",
