@@ -19,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dsim.report.clients.measured import COMPLETED, Requested, measured_run
+from dsim.report.clients.match import Requested
+from dsim.report.clients.measured import measured_run
 from dsim.report.clients.read import read_client
-from dsim.report.metrics import latencies
+from dsim.report.metrics import COMPLETED, latencies
 from dsim.report.run import read_run
 
 BOUND = 5.0  # ms, of the medians

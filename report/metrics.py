@@ -15,9 +15,7 @@ from .slo import STATS, Slo
 Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
-COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(
-    STATUSES.index, ("completed", "rejected", "unfinished", "cancelled")
-)
+COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(STATUSES.index, ("completed", "rejected", "unfinished", "cancelled"))
 # A time that equals its bound meets it: subtracting two clock readings may be off by their last digits.
 ROUNDING = 1 + 1e-9
 

@@ -119,7 +119,7 @@ class Replica:
             self._told(plan, done)
 
     def _cancel(self, now: float) -> None:
-        """Take the requests whose clients have gone off the engine; those that have not reached it are kept for later."""
+        """Take requests whose clients have gone off the engine; those that have not reached it are kept for later."""
         with self._news:
             gone, self._gone = self._gone, []
             coming = {request.index for request in self._inbox}

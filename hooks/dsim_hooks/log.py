@@ -46,15 +46,22 @@ class StepLog:
         """s since the log was opened."""
         return time.perf_counter() - self._zero
 
-    def request(self, name, input_length, output_length=None, received=None):
-        """An engine's request has arrived. received: when its server took it, s since 1970.
+    def at(self, moment):
+        """A reading of time.perf_counter as s since the log was opened."""
+        return moment - self._zero
+
+    def request(self, name, input_length, output_length=None, received=None, arrival=None):
+        """An engine's request has arrived, now or at `arrival` (s since the log was opened).
+
+        received: when its server took it, s since 1970.
 
         One that comes while nothing is logged stays unknown, and so do the steps that it takes part in.
         """
         if name in self._ids or not self.on or self._step < self._skip:
             return
         number = self._ids[name] = len(self._ids)
-        line = {"kind": "request", "request": number, "id": name, "input_length": input_length, "arrival": self.now()}
+        arrival = self.now() if arrival is None else arrival
+        line = {"kind": "request", "request": number, "id": name, "input_length": input_length, "arrival": arrival}
         if output_length is not None:
             line["output_length"] = output_length
         if received is not None:

@@ -1,6 +1,7 @@
 """vLLM: a general plug-in around EngineCore and its scheduler (written against 0.32.0, V1)."""
 
 import functools
+import time
 import weakref
 
 from . import log as steplog
@@ -30,15 +31,27 @@ def register():
     def add_request(self, request, *args, **kwargs):
         hooked = hook(self, self.vllm_config)
         params = request.sampling_params
+        came = _CAME.pop(request.request_id, None)
         hooked.log.request(
             request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
-            request.arrival_time,
+            request.arrival_time, None if came is None else hooked.log.at(came),
         )  # fmt: skip
         return add(self, request, *args, **kwargs)
 
     EngineCore.add_request = add_request
+    # The engine looks for requests between two steps; a thread of its own takes them in as they come.
+    preprocess = getattr(EngineCore, "preprocess_add_request", None)
+    if preprocess is not None:
+
+        @functools.wraps(preprocess)
+        def preprocess_add_request(self, request, *args, **kwargs):
+            _CAME[request.request_id] = time.perf_counter()
+            return preprocess(self, request, *args, **kwargs)
+
+        EngineCore.preprocess_add_request = preprocess_add_request
 
 
+_CAME = {}  # request -> when it reached the engine, on the clock of time.perf_counter
 _HOOKED = weakref.WeakKeyDictionary()
 
 
@@ -87,7 +100,11 @@ class Hooks:
                     emitted[one.request_id] = len(one.new_token_ids)
                     if one.finish_reason is not None:
                         over.append(one.request_id)
-            told = [(name, phase, n, keys, emitted.get(name, 0)) for name, phase, n, keys, _ in rows]
+            # A canvas is handed out with the pass that leaves its keys and values.
+            told = [
+                (name, "flush" if phase == "denoise" and emitted.get(name) else phase, n, keys, emitted.get(name, 0))
+                for name, phase, n, keys, _ in rows
+            ]
             more = {
                 "prefill_tokens": sum(row[4] for row in rows), "sum_q_kv": sum(self._pairs(row) for row in rows),
                 "head_rows": self._heads(rows), "sampled_rows": self._heads(rows), **state,
@@ -158,6 +175,12 @@ class DeviceTime:
         return pair[0].elapsed_time(pair[1]) / 1e3
 
 
+SETTINGS = (
+    "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
+    "scheduler_reserve_full_isl", "async_scheduling",
+)  # fmt: skip
+
+
 def header(config):
     """The log's first line, from vLLM's configuration."""
     import torch
@@ -174,9 +197,9 @@ def header(config):
         "device": device, "memory_bytes": memory, "num_devices": config.parallel_config.tensor_parallel_size,
         "model": shape, "block_length": int(canvas or 1), "threshold": 1.0, "temperature": 0.0,
         "page_size": cache.block_size, "num_pages": cache.num_gpu_blocks, "torch": torch.__version__,
-        "preset": None if canvas else "vllm-ar",
+        "preset": "vllm-diffusion" if canvas else "vllm-ar",
         "settings": {
-            "max_num_seqs": scheduler.max_num_seqs, "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            **{name: getattr(scheduler, name, None) for name in SETTINGS},
             "prefix_caching": bool(cache.enable_prefix_caching), "dtype": str(model.dtype).replace("torch.", ""),
         },
     }  # fmt: skip

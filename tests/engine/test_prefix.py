@@ -15,7 +15,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import PRESETS, parse
-from dsim.engine.prefix import PrefixMemory, Prefixes
+from dsim.engine.prefix import Prefixes, PrefixMemory
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome
