@@ -67,9 +67,9 @@ def lines(out: Path, rates: list[str]) -> list[str]:
         "|---|---|---|---|---|---|---|",
         *rows,
         "",
-        f"Asked was a mean e2el within the noise floor: so it is in {means} of {len(rates)} loads; in the engine a MAPE "
-        f"of at most {FEW} times it: in {few} of {len(rates)}; and a rule that is less than {percent(OWN)} off at each "
-        f"run's own prices of steps: it is {100 * worst:.2f} % at worst.",
+        f"Asked was a mean e2el within the noise floor: so it is in {means} of {len(rates)} loads; in the engine a "
+        f"MAPE of at most {FEW} times it: in {few} of {len(rates)}; and a rule that is less than {percent(OWN)} off at "
+        f"each run's own prices of steps: it is {100 * worst:.2f} % at worst.",
     ]
 
 

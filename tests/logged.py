@@ -88,7 +88,8 @@ def write_client(path: Path, log: Path, outside: float, *, late: float = 0.0) ->
     asked = [line for line in lines if line.get("kind") == "request"]
     rows = [(r, r["arrival"], first[r["request"]], last[r["request"]], r["output_length"] - 1) for r in asked]
     path.write_text(json.dumps({
-        "model_id": "m", "completed": len(rows), "total_output_tokens": 1, "start_times": [late + row[1] for row in rows],
+        "model_id": "m", "completed": len(rows), "total_output_tokens": 1,
+        "start_times": [late + at for _, at, *_ in rows],
         "ttfts": [begin - at + outside for _, at, begin, *_ in rows],
         "latencies": [end - at + outside for _, at, _, end, _ in rows],
         "itls": [[(end - begin) / max(1, more)] * more for _, _, begin, end, more in rows],
