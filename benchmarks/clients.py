@@ -24,6 +24,7 @@ from dsim.report.clients.measured import measured_run
 from dsim.report.clients.read import read_client
 from dsim.report.metrics import COMPLETED, latencies
 from dsim.report.run import read_run
+from dsim.traces import load
 
 BOUND = 5.0  # ms, of the medians
 MODEL = "twin"
@@ -93,7 +94,9 @@ def compare(name: str, file: Path, out: Path) -> dict[str, object]:
     """A client's latencies beside the journal's, request by request."""
     run = read_run(out / "served")
     journal = run.requests(run.policies[0])
-    asked = Requested("the server's journal", *(journal[c] for c in ("arrival", "input_length", "output_length")))
+    # Requests reached the server in the trace's order; a client may keep no record of one.
+    trace = load(out.parent / "trace.jsonl")
+    asked = Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
     client = measured_run(read_client(file), asked).columns
     done = (client["status"] == COMPLETED) & (journal["status"][client["request"]] == COMPLETED)
     theirs, ours = latencies(client), latencies({c: v[client["request"]] for c, v in journal.items()})

@@ -94,52 +94,46 @@ class Hooks:
         if plan is not None:
             begin, rows, state, events = plan
             start = begin if self._end is None else self._end
-            emitted, over = {}, []
-            for outputs in found.values():
-                for one in outputs.outputs:
-                    emitted[one.request_id] = len(one.new_token_ids)
-                    if one.finish_reason is not None:
-                        over.append(one.request_id)
-            # A canvas is handed out with the pass that leaves its keys and values.
-            told = [
-                (name, "flush" if phase == "denoise" and emitted.get(name) else phase, n, keys, emitted.get(name, 0))
-                for name, phase, n, keys, _ in rows
-            ]
-            more = {
-                "prefill_tokens": sum(row[4] for row in rows), "sum_q_kv": sum(self._pairs(row) for row in rows),
-                "head_rows": self._heads(rows), "sampled_rows": self._heads(rows), **state,
-            }  # fmt: skip
             graph = getattr(model_output, "cudagraph_stats", None)
             if graph is not None:
-                more["graph"] = "NONE" not in str(graph.runtime_mode)
+                state["graph"] = "NONE" not in str(graph.runtime_mode)
             device = self._device.end(events)
             if device is not None and 0 < device <= end - start:
-                more["device"] = device
-            self.log.step(start, end - start, told, **more)
-            for name in over:
-                self.log.finished(name)
+                state["device"] = device
+            self.log.step_later(start, end - start, functools.partial(self._told, rows, state, found))
         self._end = end if self._scheduler.has_requests() else None
         return found
 
     def _rows(self, output):
-        """(request, phase, tokens, keys, tokens of the prompt) of each row. A scheduled request counts as computed."""
+        """(request, tokens, keys, tokens of the prompt) of each row. A scheduled request counts as computed."""
+        requests = self._scheduler.requests
         rows = []
         for name, n in output.num_scheduled_tokens.items():
-            request = self._scheduler.requests[name]
-            keys = request.num_computed_tokens
-            of_prompt = max(0, min(n, request.num_prompt_tokens - (keys - n)))
-            phase = "prefill" if of_prompt else "denoise" if self._diffusion else "decode"
-            rows.append((name, phase, n, keys, of_prompt))
+            request = requests[name]
+            rows.append((name, n, request.num_computed_tokens, request.num_prompt_tokens))
         return rows
 
-    def _pairs(self, row):
-        """Queries times the keys that they see: a canvas sees itself whole, other queries what is before them."""
-        _, phase, n, keys, _ = row
-        return n * keys if phase == "denoise" else n * (2 * keys - n + 1) // 2
-
-    def _heads(self, rows):
-        """Rows through the LM head: a canvas whole, of other rows the last."""
-        return sum(n if phase == "denoise" else 1 for _, phase, n, _, _ in rows)
+    def _told(self, scheduled, state, found):
+        """What StepLog.step_later asks, in the log's own thread."""
+        emitted, over = {}, []
+        for outputs in found.values():
+            for one in outputs.outputs:
+                emitted[one.request_id] = len(one.new_token_ids)
+                if one.finish_reason is not None:
+                    over.append(one.request_id)
+        rows, prompts, pairs, heads = [], 0, 0, 0
+        for name, n, keys, prompt in scheduled:
+            of_prompt = max(0, min(n, prompt - (keys - n)))
+            phase = "prefill" if of_prompt else "denoise" if self._diffusion else "decode"
+            prompts += of_prompt
+            # A canvas sees itself whole, and all of it goes through the LM head; other queries see what is before them.
+            pairs += n * keys if phase == "denoise" else n * (2 * keys - n + 1) // 2
+            heads += n if phase == "denoise" else 1
+            if phase == "denoise" and emitted.get(name):
+                phase = "flush"  # a canvas is handed out with the pass that leaves its keys and values
+            rows.append((name, phase, n, keys, emitted.get(name, 0)))
+        more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": heads, **state}
+        return rows, more, over
 
     def _state(self):
         scheduler = self._scheduler
