@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROWS = (1, 8, 32, 128)
-STEPS, TURNS = 200, 15
+STEPS, TURNS = 200, 11
 STEP = 0.01  # s: what a step of a small model on a large device takes
 
 

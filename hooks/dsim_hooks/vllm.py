@@ -100,7 +100,13 @@ class Hooks:
             device = self._device.end(events)
             if device is not None and 0 < device <= end - start:
                 state["device"] = device
-            self.log.step_later(start, end - start, functools.partial(self._told, rows, state, found))
+            emitted, over = {}, []
+            for outputs in found.values():
+                for one in outputs.outputs:
+                    emitted[one.request_id] = len(one.new_token_ids)
+                    if one.finish_reason is not None:
+                        over.append(one.request_id)
+            self.log.step_later(start, end - start, functools.partial(self._told, rows, state, emitted, over))
         self._end = end if self._scheduler.has_requests() else None
         return found
 
@@ -113,14 +119,8 @@ class Hooks:
             rows.append((name, n, request.num_computed_tokens, request.num_prompt_tokens))
         return rows
 
-    def _told(self, scheduled, state, found):
+    def _told(self, scheduled, state, emitted, over):
         """What StepLog.step_later asks, in the log's own thread."""
-        emitted, over = {}, []
-        for outputs in found.values():
-            for one in outputs.outputs:
-                emitted[one.request_id] = len(one.new_token_ids)
-                if one.finish_reason is not None:
-                    over.append(one.request_id)
         rows, prompts, pairs, heads = [], 0, 0, 0
         for name, n, keys, prompt in scheduled:
             of_prompt = max(0, min(n, prompt - (keys - n)))

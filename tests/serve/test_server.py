@@ -368,3 +368,32 @@ def test_a_replica_alone_serves_an_engine() -> None:
     assert told[-1] == 8
     assert sorted(told) == told
     assert not replica.alive
+
+
+def test_openais_own_client_gets_what_the_journal_says(twin: Callable[..., Behind]) -> None:
+    openai = pytest.importorskip("openai", reason="a client that nobody here wrote: pip install openai")
+    behind = twin(SLOW)
+    with serving(behind, api_key="secret") as server:
+        url = f"http://127.0.0.1:{server.port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["a model"]
+        *chunks, last = client.completions.create(
+            model="a model", prompt="12345678", max_tokens=10, stream=True, stream_options={"include_usage": True}
+        )
+        assert [len(chunk.choices[0].text.split()) for chunk in chunks] == [2, 4, 4]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (2, 10)
+        said = client.chat.completions.create(
+            model="a model", messages=[{"role": "user", "content": "1234"}], max_completion_tokens=6
+        )
+        assert (said.choices[0].message.role, said.usage.completion_tokens) == ("assistant", 6)
+        with pytest.raises(openai.NotFoundError, match="is not served, expected 'a model'"):
+            client.completions.create(model="another", prompt="1", max_tokens=1)
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
+        # One that hangs up on its stream is cancelled.
+        stream = client.completions.create(model="a model", prompt="1", max_tokens=200, stream=True)
+        next(iter(stream))
+        stream.close()
+        until(lambda: behind.columns()["status"].tolist() == [COMPLETED, COMPLETED, CANCELLED])
+    assert behind.columns()["num_tokens"][:2].tolist() == [10, 6]
