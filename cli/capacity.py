@@ -76,7 +76,8 @@ def capacity_command(
         raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
     if rate is not None and replicas is not None:
         raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
-    points = measured_points(measured or [], given["slo"] or [], percent("--attainment", attainment), not given["missing_fails"])
+    share = percent("--attainment", attainment)
+    points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
     if out is not None:
         report.check(out, force=force)
     one = 1 if rate is not None else replicas_of([policy], replicas)
