@@ -51,6 +51,10 @@ def capacity_command(
     backend: options.Backend = "local",
     address: options.Address = None,
     out: Annotated[Path | None, option("DIR", "Write capacity.json and report.html.", "-o", "--out")] = None,
+    measured: Annotated[
+        list[Path] | None,
+        option("RUN", "Draw a measured run (dsim import -o, dsim live -o) beside the curve; repeat.", "--measured"),
+    ] = None,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
 ) -> None:
@@ -60,6 +64,7 @@ def capacity_command(
     """
     from ..planner.capacity import Interrupted, capacity, fewest_replicas
     from ..planner.ensemble import capacities, check_num
+    from ..planner.measured import measured_points
     from ..planner.scenario import asked, replicas_of
     from ..planner.spread import moved_by_spread
     from ..report import capacity as report
@@ -72,6 +77,8 @@ def capacity_command(
         raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
     if rate is not None and replicas is not None:
         raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
+    share = percent("--attainment", attainment)
+    points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
     if out is not None:
         report.check(out, force=force)
     one = 1 if rate is not None else replicas_of([policy], replicas)
@@ -106,6 +113,8 @@ def capacity_command(
             screen.print("Interrupted before two replications were done: nothing is known yet", style="bold red")
             raise typer.Exit(INTERRUPTED) from None
     data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
+    if points:
+        data["measured"] = points
     if ensemble is not None and not found.interrupted:
         with Bar(screen, "ensemble", "capacities") as bar:
             fleet = replace(scenario, replicas=found.replicas)

@@ -73,8 +73,10 @@ def compare_command(
     bounds = [Bound.parse(text) for text in bound or []]
     if out is not None:
         compare_files.check(out, force=force)
-    given = {found.name: found for found in map(load, profile or [])}
     pairs = [_pair(p, m, trace, columns, policy) for p, m in zip(runs[::2], runs[1::2], strict=True)]
+    given = {run.info["fitted_profile"]["name"]: _fitted(run) for pair in pairs for run in pair
+             if "fitted_profile" in run.info}  # fmt: skip
+    given |= {found.name: found for found in map(load, profile or [])}
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     with Bar(screen, "reading", "steps") as bar:
         found = compare_runs(
@@ -115,6 +117,13 @@ def _pair(
     if measured.is_file():
         return first, measured_beside(first, read_client(measured), asked, policy)
     return first, read_run(measured)
+
+
+def _fitted(run: "Run") -> "Profile":
+    """The profile that a replay as logged was made with, which its run.json holds."""
+    from ..profiler.profile import from_json
+
+    return from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile")
 
 
 def _profile(given: dict[str, "Profile"], name: str) -> "Profile":

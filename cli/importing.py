@@ -13,7 +13,8 @@ from . import options
 from .options import option
 
 if TYPE_CHECKING:
-    from ..report.clients.measured import Requested
+    from ..profiler.steplog import StepLog
+    from ..report.clients.match import Requested
 
 FILES = "run.json, requests.parquet, steps.parquet, report.html"
 
@@ -33,8 +34,16 @@ def import_command(
     time_unit: options.TimeUnit = None,
     columns: options.Columns = None,
     policy: Annotated[
-        str, option("NAME", "What to call the server's policy: a twin's, to compare with it.")
-    ] = "server",
+        str | None,
+        option(
+            "NAME",
+            "What to call the server's policy: a twin's, to compare with it; by default as a step log names it, or "
+            "`server`.",
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None, option("FILE", "The step log that the server wrote meanwhile: its steps, too.", "--log")
+    ] = None,
     metrics: Annotated[
         Path | None, option("FILE", "The server's Prometheus metrics after the run, to check against.", "--metrics")
     ] = None,
@@ -53,6 +62,7 @@ def import_command(
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     """
+    from ..profiler.steplog import read_log
     from ..report.clients.measured import measured_run, write_measured
     from ..report.clients.prometheus import differences, read_samples, summary_of
     from ..report.clients.read import read_client
@@ -65,10 +75,14 @@ def import_command(
         raise DsimError(f"--metrics-before is {metrics_before} and --metrics is missing: expected both or neither")
     if not 0 <= drop_warmup < float("inf"):
         raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
+    client = read_client(file)
+    if log is not None and client.steps is not None:
+        raise DsimError(f"--log is {log} and {file} is a step log itself: expected one of them")
+    engine = client.steps if log is None else read_log(log)
     run = measured_run(
-        read_client(file), None if trace is None else requested(trace, time_unit, columns), policy=policy,
+        client, None if trace is None else requested(trace, time_unit, columns), policy=policy or _named(engine),
         slos=[Slo.parse(text) for text in slo or []], missing_passes=not missing_fails, drop_warmup=drop_warmup,
-        replicas=replicas,
+        replicas=replicas, engine=engine,
     )  # fmt: skip
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     if metrics is not None:
@@ -91,9 +105,17 @@ def import_command(
         screen.print(f"Wrote {out}/ ({FILES})", markup=False)
 
 
+def _named(log: "StepLog | None") -> str:
+    """The policy that a log names."""
+    from ..engine.policy import PRESETS
+    from ..profiler.as_logged import policy_of
+
+    return "server" if log is None or log.header.preset not in PRESETS else policy_of(log.header)[0]
+
+
 def requested(trace: str, time_unit: str | None = None, columns: str | None = None) -> "Requested":
     """What a trace asks."""
-    from ..report.clients.measured import Requested
+    from ..report.clients.match import Requested
     from ..traces import load
 
     found = load(trace, time_unit=time_unit, columns=columns)

@@ -31,6 +31,10 @@ def profile_command(
     from_log: Annotated[
         Path | None, option("FILE", "Fit the profile to a step log of any engine (docs/steplog.md).", "--from-log")
     ] = None,
+    client: Annotated[
+        Path | None,
+        option("FILE", "With --from-log: what a load generator measured meanwhile, for the front end.", "--client"),
+    ] = None,
     model: Annotated[
         str | None,
         option(
@@ -77,6 +81,8 @@ def profile_command(
 
     Exit 1 where the fit does not believe itself; the reasons are printed.
     """
+    if client is not None and from_log is None:
+        raise DsimError(f"--client is {client} and --from-log is missing: expected the log of the same time")
     if roofline is not None and from_log is not None:
         raise DsimError("--roofline and --from-log are two ways to make a profile, expected one of them")
     if roofline is not None:
@@ -92,7 +98,7 @@ def profile_command(
         raise DsimError(f"--report is {beside}, the profile's own name, expected another")
     check_file(beside, force=force)
     if from_log is not None:
-        profile = _fit_log(from_log, output, beside, force)
+        profile = _fit_log(from_log, client, output, beside, force)
     else:
         assert model is not None
         profile = measure_profile(
@@ -110,6 +116,9 @@ def profile_command(
         print(f"{profile.description}: {profile.verdict}")
         for line in _fitted_lines(profile):
             print("  " + line)
+        if from_log is not None:
+            measured = f"{profile.frontend * 1e3:.3g} ms between a client and the engine, by {client}"
+            print(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
         for line in why:
             print("Not valid: " + line)
         print(f"Wrote {output} and {beside}")
@@ -117,14 +126,19 @@ def profile_command(
         raise typer.Exit(NOT_VALID)
 
 
-def _fit_log(path: Path, output: Path, beside: Path, force: bool) -> "Profile":
-    """Fit a step log, and write the profile and its page."""
+def _fit_log(path: Path, client: Path | None, output: Path, beside: Path, force: bool) -> "Profile":
+    """Fit a step log, and the front end to a client's file beside it, and write the profile and its page."""
     from ..profiler.profile import save
     from ..profiler.steplog import profile_of_log, read_log
     from ..report.profile_page import write_page
 
-    log = read_log(path)
-    profile = profile_of_log(log, printable(output.stem), str(path))
+    log, frontend = read_log(path), 0.0
+    if client is not None:
+        from ..report.clients.engine import frontend_of
+        from ..report.clients.read import read_client
+
+        frontend, _ = frontend_of(log, read_client(client))
+    profile = profile_of_log(log, printable(output.stem), str(path), frontend)
     save(profile, output, force)
     key = log.header.workload, log.header.threshold
     write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {}, options.command())
@@ -242,6 +256,8 @@ def _fitted(profile: "Profile") -> dict[str, object]:
         "drift": fit.drift,
         "unidentified": list(fit.unidentified),
         "commits": [dataclasses.asdict(f) for f in profile.commit_fits],
+        "canvas_laws": [dataclasses.asdict(law) for law in profile.canvas_laws],
+        "frontend": profile.frontend,
         "workloads": list(profile.workloads),
     }
 
@@ -283,7 +299,13 @@ def _fitted_lines(profile: "Profile") -> list[str]:
             f"overhead  of {num} phases of caches; the dearest is {most.cache}'s {most.phase}: "
             f"{(most.row + most.token * OVERHEAD_AT) * 1e3:.3g} ms a request of {OVERHEAD_AT} tokens"
         )
-    if not profile.commits:
+    for law in profile.canvas_laws:
+        lines.append(
+            f"canvases  {law.workload}: {law.median:.3g} steps a canvas of {law.canvas_length}, from {law.least} to "
+            f"{law.most}; spread {law.request_spread:.2g} between requests and {law.canvas_spread:.2g} within, each "
+            f"{law.drift:.3g} times the one before"
+        )
+    if not profile.commits and not profile.canvas_laws:
         lines.append(f"commits   {_no_commits(profile)}")
     return lines
 

@@ -19,8 +19,13 @@ from .options import INTERRUPTED, option
 
 @options.of_scenario()
 def replay(
+    context: typer.Context,
     trace: options.TraceName,
     policy: options.Policies = None,
+    as_logged: Annotated[
+        bool,
+        typer.Option("--as-logged", help="TRACE is a step log: its requests, under the policy and settings it names."),
+    ] = False,
     given: options.Given = options.NONE_GIVEN,
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
@@ -52,6 +57,16 @@ def replay(
     from ..report.text import render
     from ..sim.twin import commit_model_of
 
+    known: dict[str, Any] = {"command": options.command()}
+    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    if as_logged:
+        from .as_logged import as_logged as read_as_logged
+
+        logged = read_as_logged(context, trace, policy, given["profile"])
+        policy, given = logged.policies, {**given, "profile": logged.profile, "frontend": 0.0}
+        known |= logged.about
+        for line in logged.lines:
+            screen.print(line, markup=False)
     specs, arrival, ensemble = options.different(policy or ["optimus"]), given["arrival"], given["ensemble"]
     if fit is not None and arrival != "burstgpt-like":
         raise DsimError(f"--fit is {cut(fit)} and --arrival is {cut(arrival)}, expected burstgpt-like")
@@ -69,9 +84,7 @@ def replay(
     for scenario in scenarios:  # every mistake is told before the work begins
         commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), scenario.workload)
     requests = first.requests()
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
     options.warn(screen, first, specs)
-    known: dict[str, Any] = {"command": options.command()}
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")

@@ -1,10 +1,27 @@
 """Admission: the queue, slots, KV pages, and preemption where pages run out."""
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from .hooks import give_back
 from .jit import rule
-from .state import CACHED, FREE, FREED, IGNORED, MASKED, NEXT, NOTHING, PENDING, PREEMPTED, ROWS, RUNNING, SCRATCH
+from .state import (
+    CACHED,
+    FREE,
+    FREED,
+    GROUP,
+    IGNORED,
+    MASKED,
+    NEXT,
+    NOTHING,
+    PENDING,
+    PREEMPTED,
+    ROWS,
+    RUNNING,
+    SCRATCH,
+)
 
 
 @rule
@@ -235,6 +252,52 @@ def copy_list(w: Any, source: Any, to: Any, num: Any) -> None:
     """The first `num` entries of a list become those of another."""
     for i in range(num):
         w.lists[to, i] = w.lists[source, i]
+
+
+def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], None]) -> bool:
+    """Take a request that waits or runs out of the replica, between two steps; False where it does neither.
+
+    idles_finished: where the next step is decided on and has a row for it, that row is computed for nothing.
+    give: has a slot give back its pages, as hooks.give_back does.
+    """
+    c = w.c[0]
+    waiting = (int(c["queue_head"]) + np.arange(int(c["num_waiting"]))) % len(w.queue)
+    running = w.lists[RUNNING, : int(c["num_running"])]
+    place, row = np.flatnonzero(w.queue[waiting, 0] == request), np.flatnonzero(w.q["request"][running] == request)
+    if len(place):
+        at = int(place[0])
+        slot = int(w.queue[waiting[at], 1])
+        w.queue[waiting[at:-1]] = w.queue[waiting[at + 1 :]]
+        c["num_waiting"] -= 1
+    elif len(row):
+        slot = int(running[row[0]])
+    else:
+        return False
+    if slot < 0:
+        c["outstanding_tokens"] -= int(w.r["input_length"][request]) + int(w.r["output_length"][request])
+        return True
+    q = w.q[slot]
+    c["outstanding_tokens"] -= (0 if q["prefilled"] else q["prompt"]) + q["answer"] - q["prompt"] - q["emitted"]
+    stays = idles_finished and c["next_kind"] != NOTHING and slot in w.lists[NEXT, : int(c["num_next"])]
+    for which, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
+        if which != NEXT or not stays:
+            left = [other for other in w.lists[which, : max(0, int(c[count]))].tolist() if other != slot]
+            w.lists[which, : len(left)] = left
+            c[count] = min(int(c[count]), len(left))
+    if c["num_group"] == 0:
+        c["num_group"] = -1
+    if c["num_next"] == 0:
+        c["next_kind"] = NOTHING
+    if stays:
+        w.q["finished"][slot] = w.q["prefilled"][slot] = True
+        return True
+    if len(row):
+        w.lists[FREED, int(c["num_freed"])] = request
+        c["num_freed"] += 1
+    give(slot)
+    w.lists[FREE, int(c["num_free"])] = slot
+    c["num_free"] += 1
+    return True
 
 
 def pages_of(length: int, page: int) -> int:

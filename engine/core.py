@@ -17,6 +17,7 @@ from .hooks import (
     commit_rows,
     decide,
     draw_rows,
+    give_back,
     plan_prompts,
     plan_rows,
     prefill_over,
@@ -148,6 +149,12 @@ def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: An
     return PAUSED
 
 
+@rule
+def let_go(w: Any, x: Any, slot: Any) -> None:
+    """A sequence that is cancelled gives back its pages."""
+    give_back(w, x, slot)
+
+
 class Core:
     """A policy's compiled step: the rules above with the policy's answers in place of the placeholders.
 
@@ -191,7 +198,7 @@ class Core:
 
 _ENTRIES: dict[str, Any] = {
     "schedule": schedule, "commit": commit, "run": run, "choose_rows": choose_rows, "plan": plan, "predict": predict,
-    "end_step": end_step,
+    "end_step": end_step, "let_go": let_go,
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import core
+from .admission import withdraw
 from .draw import Draws
 from .errors import DsimError, PolicyError
 from .histogram import CountHistogram, TimeHistogram
@@ -19,6 +20,7 @@ from .request import Request
 from .state import (
     BATCHES,
     CACHED,
+    CANCELLED,
     CHUNKS,
     DECODE_STEP,
     DONE,
@@ -32,6 +34,7 @@ from .state import (
     REPLICA,
     ROWS,
     STEP_BINS,
+    UNFINISHED,
     Own,
     new_world,
     records,
@@ -204,6 +207,23 @@ class Engine:
         queue[end, 0], queue[end, 1] = i, -1
         c["num_waiting"] = waiting + 1
         c["outstanding_tokens"] += request.input_length + request.output_length
+        return True
+
+    def cancel(self, request: int, now: float) -> bool:
+        """Drop a request whose client has gone, between two steps; False where it is over, or not of this engine.
+
+        The table keeps the tokens that it was handed. Its row and its pages are free for the next step, or one later
+        where that is decided on.
+        """
+        assert self._c["kind"] == NOTHING, "a step is in flight"
+        t = self.table.columns
+        if t["status"][request] != UNFINISHED or t["replica"][request] != self.replica:
+            return False
+        w, x = self._w, self._x
+        if not withdraw(w, request, self.policy.batching.idles_finished, lambda slot: self._core.let_go(w, x, slot)):
+            return False
+        t["status"][request] = CANCELLED
+        t["finish"][request] = now
         return True
 
     def fits(self, request: Request) -> bool:

@@ -15,7 +15,7 @@ from .jit import rule
 from .state import PREFILL_STEP, ROWS, UNFINISHED, records
 from .step import StepOutcome, StepPlan, features_left
 
-STATUSES = ("completed", "rejected", "unfinished")
+STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
 # One row a request, in the trace's order. NaN where the event never happened, -1 where no replica was chosen.
 REQUEST_COLUMNS: dict[str, str] = {
@@ -31,7 +31,7 @@ REQUEST_COLUMNS: dict[str, str] = {
     "first_block": "float64",  # first whole block ready
     "first_emission": "float64",
     "last_emission": "float64",
-    "finish": "float64",
+    "finish": "float64",  # of one that was cancelled: when it was
     "num_first": "int32",  # tokens in the first emission
     "num_tokens": "int32",  # tokens returned
     "num_emissions": "int32",

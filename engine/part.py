@@ -84,6 +84,7 @@ class Scheduler(Part):
     first_token = False  # whether a block's first step commits its first token, however confident the others are
     pads = False  # whether it pads a batch's requests to the longest
     pieces = False  # whether a prompt may be prefilled in pieces, over several steps
+    idles_finished = False  # whether a step decided on ahead may hold rows that are over when it begins
     hides_host = False  # whether the host's time passes while the device works on the step before
 
     max_batch: int | None

@@ -10,7 +10,7 @@ from .engine import Engine
 from .journal import STEP_COLUMNS, pack, unpack
 from .part import Policy
 from .request import requests_of
-from .state import COMPLETED, MASKED, REJECTED, UNFINISHED
+from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
 from .step import Phase, StepOutcome, StepPlan, features_left, reached
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -38,12 +38,15 @@ def replay(
     mine = mine[np.argsort(requests["arrival"][mine], kind="stable")]  # a session's turn may come late
     early = Ends(engine.policy, requests)
     coming = list(requests_of(requests, mine))
+    gone = _cancelled(requests, mine)
     submitted = 0
     for row in np.flatnonzero(steps["replica"] == replica):
         while submitted < steps["submitted"][row]:
             engine.submit(coming[submitted])
             submitted += 1
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
+        while gone and gone[-1][0] <= start:
+            yield from _cancel(engine, *gone.pop())
         plan = engine.schedule(start)
         where = f"replica {replica}, step {int(steps['step'][row])}"
         if plan is None:
@@ -88,10 +91,12 @@ def replay(
         for name, value in came.items():
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
-    # Requests rejected after the last step appear in no step; submit them now.
+    # Requests rejected or cancelled after the last step appear in no step.
     for request, i in zip(coming[submitted:], mine[submitted:], strict=True):
-        if requests["status"][i] == REJECTED:
+        if requests["status"][i] in (REJECTED, CANCELLED):
             engine.submit(request)
+    for when, index in reversed(gone):
+        yield from _cancel(engine, when, index)
     over = (requests["status"][mine] != UNFINISHED).all()
     if over and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
@@ -99,6 +104,17 @@ def replay(
         ours_now, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
         for i in np.flatnonzero(~((ours_now == recorded) | ((ours_now != ours_now) & (recorded != recorded)))):
             yield f"request {mine[i]}: {name} is {ours_now[i]}, the journal has {recorded[i]}"
+
+
+def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
+    """When a replica's requests were cancelled, and which, the last first."""
+    rows = mine[requests["status"][mine] == CANCELLED]
+    return sorted(zip(requests["finish"][rows].tolist(), requests["request"][rows].tolist(), strict=True), reverse=True)
+
+
+def _cancel(engine: Engine, when: float, request: int) -> Iterator[str]:
+    if not engine.cancel(request, when):
+        yield f"request {request}: the journal has it cancelled at {when:g} s, the engine has it neither wait nor run"
 
 
 class Ends:

@@ -12,7 +12,7 @@ from .histogram import NUM_BINS
 from .jit import JIT
 
 MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, its KV stale; committed, its KV right
-COMPLETED, REJECTED, UNFINISHED = 0, 1, 2  # a request's status: its place in journal.STATUSES
+COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # a request's status: its place in journal.STATUSES
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when tokens reach the client: its place in EMIT
 NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
 AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request: its place in unmasking.EOS

@@ -15,6 +15,34 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
+class Canvases:
+    """How many steps canvases took: one entry a canvas that was handed out, each request's in order."""
+
+    request: Ints
+    num_steps: Ints  # of denoise and flush rows, up to the one that handed it out
+    flushed: npt.NDArray[np.bool_]  # that one was a flush
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedSteps:
+    """The steps whose rows the log names, one entry a step; each step's rows one after another."""
+
+    number: Ints  # the log's own
+    line: Ints  # index into the log's steps
+    start: Floats
+    waiting: Ints  # 0 where the log does not say, as `pages`
+    pages: Ints
+    offsets: Ints  # [steps + 1] where each step's rows begin
+    request: Ints  # of a row, as `phase` (an index into PHASES), `tokens` and `emitted`
+    phase: npt.NDArray[np.uint8]
+    tokens: Ints
+    emitted: Ints
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+@dataclass(frozen=True, eq=False)
 class Logged:
     """One entry a request, in order of arrival. Times are s since the log was opened; NaN: the log does not say."""
 
@@ -31,7 +59,7 @@ class Logged:
     num_tokens: Ints
     num_emissions: Ints
     gaps: Floats  # between emissions of a request, of all requests together
-    canvas_steps: Ints  # of each emission of a denoising row, the steps since the one before
+    canvases: Canvases
 
     def __len__(self) -> int:
         return len(self.request)
@@ -43,8 +71,12 @@ class Requests:
     def __init__(self) -> None:
         self._rows: dict[int, dict[str, float]] = {}
         self._gaps: list[float] = []
-        self._steps: dict[int, int] = {}
-        self._canvas: list[int] = []
+        self._denoised: dict[int, int] = {}  # steps of a request's canvas so far
+        self._canvases: list[tuple[int, int, bool]] = []
+        self._starts: list[float] = []
+        self._steps: list[tuple[int, ...]] = []
+        self._step_rows: list[tuple[int, int, int, int]] = []
+        self._ends = [0]
 
     def open(self, s: Section, request: int, input_length: int) -> None:
         """Take in a request's line."""
@@ -60,8 +92,12 @@ class Requests:
                 raise s.error(name, row[name], f"at most {MOST_TOKENS}")
         self._rows[request] = row
 
-    def step(self, s: Section, start: float, end: float, batch: int) -> None:
-        """Take in the rows of a step."""
+    def step(self, s: Section, start: float, end: float, batch: int, line: int) -> None:
+        """Take in the rows of a step, the log's `line`-th."""
+        known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
+        self._starts.append(start)
+        self._steps.append((s.integer("step"), line, *known))
+        self._ends.append(self._ends[-1] + batch)
         lists = {name: s.items(name, batch) for name in ("requests", "row_tokens", "row_keys", "emitted")}
         whole = s.part({f"{name}[{i}]": value for name, values in lists.items() for i, value in enumerate(values)})
         phases = s.texts("phases", *PHASES, length=batch)
@@ -77,16 +113,17 @@ class Requests:
             if row is None:
                 raise s.error(f"requests[{i}]", request, "one that a request line has named before")
             row.setdefault("scheduled", start)
+            self._step_rows.append((request, PHASES.index(phase), tokens, emitted))
             if phase in ("denoise", "flush"):
-                self._steps[request] = self._steps.get(request, 0) + 1
+                self._denoised[request] = self._denoised.get(request, 0) + 1
             if not emitted:
                 continue
             if "last_emission" in row:
                 self._gaps.append(end - row["last_emission"])
             else:
                 row["first_emission"], row["num_first"] = end, float(emitted)
-            if request in self._steps:
-                self._canvas.append(self._steps.pop(request))
+            if request in self._denoised:
+                self._canvases.append((request, self._denoised.pop(request), phase == "flush"))
             row["last_emission"] = end
             row["num_tokens"] += emitted
             row["num_emissions"] += 1
@@ -108,6 +145,7 @@ class Requests:
         def counts(name: str, other: str = "") -> Ints:
             return np.array([row.get(name, row.get(other, 0.0)) for _, row in rows], np.float64).astype(np.int64)
 
+        request, num_steps, flushed = np.array(self._canvases, np.int64).reshape(-1, 3).T
         return Logged(
             request=np.array([request for request, _ in rows], np.int64),
             input_length=counts("input_length"),
@@ -122,5 +160,14 @@ class Requests:
             num_tokens=counts("num_tokens"),
             num_emissions=counts("num_emissions"),
             gaps=np.array(self._gaps),
-            canvas_steps=np.array(self._canvas, np.int64),
+            canvases=Canvases(request, num_steps, flushed.astype(np.bool_)),
         )
+
+    def steps(self) -> LoggedSteps:
+        """The steps that named their rows."""
+        number, line, waiting, pages = np.array(self._steps, np.int64).reshape(-1, 4).T
+        request, phase, tokens, emitted = np.array(self._step_rows, np.int64).reshape(-1, 4).T
+        return LoggedSteps(
+            number, line, np.array(self._starts), waiting, pages, np.array(self._ends), request,
+            phase.astype(np.uint8), tokens, emitted,
+        )  # fmt: skip

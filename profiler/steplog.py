@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import __version__
-from ..engine.commits import CommitModel
+from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
+from ..engine.policy import PRESETS
 from ..files.read import cut, parsing, read_lines, shown
 from .checked import Section
 from .commit_log import Bools, CommitLog
 from .fit import fit_latency, predict
+from .fit_canvas import fit_canvas_law
 from .fit_commits import at_fixed_length, fit_commits
-from .logged import Logged, Requests
+from .logged import Logged, LoggedSteps, Requests
 from .models import ModelShape, model
 from .pieces import digits
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, model_shape
@@ -81,7 +84,9 @@ class StepLog:
     header: Header
     steps: Samples
     commits: CommitLog
+    commit_steps: npt.NDArray[np.int64]  # of each row of `commits`, the step's number
     requests: Logged
+    rows: LoggedSteps
 
 
 def read_log(path: str | Path) -> StepLog:
@@ -101,7 +106,7 @@ def read_log(path: str | Path) -> StepLog:
             times.append(time)
             if not s.is_null("requests"):
                 start = s.number("start")
-                requests.step(s, start, start + time[0], found.batch)
+                requests.step(s, start, start + time[0], found.batch, len(times) - 1)
         elif kind == "request":
             s = _filled(where, values, ("kind", "request", "input_length"), REQUEST)
             sequences.open(s, s.integer("request"), s.integer("input_length"))
@@ -113,16 +118,31 @@ def read_log(path: str | Path) -> StepLog:
     if not features:
         raise ProfileError(f"{path} holds no step lines")
     latency, device = np.array(times).T
-    return StepLog(header, samples(features, latency, device), sequences.log(), requests.read())
+    commits, commit_steps = sequences.log()
+    return StepLog(header, samples(features, latency, device), commits, commit_steps, requests.read(), requests.steps())
 
 
-def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
-    """The profile that a log's steps and commits were fitted to; `source` names the log, in a ProfileError too."""
+def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
+    """The profile that a log's steps, commits and canvases were fitted to.
+
+    source: names the log, in a ProfileError too. frontend: what passes outside the engine (s), where it was measured.
+    """
     h = log.header
     commits: list[CommitModel] = []
     fits: list[CommitFit] = []
+    laws: list[CanvasLaw] = []
     try:
         latency, fit = fit_latency(log.steps)
+        if _by_law(h) and len(log.requests.canvases.request):
+            law, doubts = fit_canvas_law(
+                log.requests.canvases,
+                workload=h.workload,
+                canvas_length=h.block_length,
+                late=_is_late(h),
+                source=source,
+            )
+            laws = [law]
+            fit = replace(fit, doubts=(*fit.doubts, *doubts), valid=fit.valid and not doubts)
         if len(log.commits):
             found, judged = fit_commits(
                 log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
@@ -139,7 +159,7 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
         name=name,
         description=f"{h.model.name} on {h.device}, {h.engine}, from a step log ({synthetic})",
         origin="calibrated" if h.synthetic else "measured",
-        family="block-diffusion" if h.block_length > 1 else "autoregressive",
+        family="canvas" if laws else "block-diffusion" if h.block_length > 1 else "autoregressive",
         implementation=h.engine,
         device=Device(h.device, h.num_devices, h.memory_bytes),
         model=h.model,
@@ -167,7 +187,20 @@ def profile_of_log(log: StepLog, name: str, source: str) -> Profile:
             },
         ),
         commit_fits=tuple(fits),
+        canvas_laws=tuple(laws),
+        frontend=digits(frontend),
     )  # fmt: skip
+
+
+def _by_law(header: Header) -> bool:
+    """Whether the log's engine decodes canvases, any position of which may change until all are committed."""
+    known = PRESETS.get(header.preset or "")
+    return known is not None and known.policy.unmasking.strategy == "law"
+
+
+def _is_late(header: Header) -> bool:
+    """Whether it hands a canvas out with the pass that leaves its keys and values, not before it."""
+    return bool(getattr(PRESETS[header.preset or ""].policy.granularity, "late", False))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -259,7 +292,7 @@ class _Sequences:
     def __init__(self, block_length: int) -> None:
         self._block = block_length
         self._left: dict[int, tuple[int, int, Bools]] = {}  # prompt, block's first position, its masks
-        self._rows: list[tuple[int, int]] = []
+        self._rows: list[tuple[int, int, int]] = []
         self._marks: list[Bools] = []  # masks, computed and committed of each row
 
     def open(self, s: Section, request: int, input_length: int) -> None:
@@ -271,7 +304,7 @@ class _Sequences:
     def step(self, s: Section) -> None:
         """Take in what a step did to a request's block."""
         request, start, size = s.integer("request"), s.integer("block_start"), self._block
-        s.integer("step")
+        number = s.integer("step")
         if request not in self._left:
             raise ProfileError(f"{s.path}: request is {request}, expected one that a request line has named before")
         prompt, before, masks = self._left[request]
@@ -292,13 +325,14 @@ class _Sequences:
             raise ProfileError(f"{s.path}: committed holds {where}, expected a position that is {why}")
         self._left[request] = (prompt, start, masks & ~committed)
         if (computed & masks).any():
-            self._rows.append((request, start))
+            self._rows.append((request, start, number))
             self._marks.append(np.stack([masks, computed & masks, committed]))
 
-    def log(self) -> CommitLog:
-        request, start = np.array(self._rows, np.int64).reshape(-1, 2).T
+    def log(self) -> tuple[CommitLog, npt.NDArray[np.int64]]:
+        """The commits, and the number of each row's step."""
+        request, start, number = np.array(self._rows, np.int64).reshape(-1, 3).T
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
-        return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2])
+        return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
 
     def _positions(self, s: Section, key: str) -> Bools:
         """Positions in the block, from 0, as marks."""

@@ -159,6 +159,9 @@ def _table(found: Json) -> Table:
         rows.append(
             [number(point["rate"]), *(_shown(found, name, point["values"][name]) for name in names), bar, verdict]
         )
+    for point in found.get("measured", []):
+        values = (_shown(found, name, point["values"].get(name)) for name in names)
+        rows.append([number(point["rate"]), *values, "", f"measured: {point['run']}"])
     caption = (
         "Means of replications at each rate. meets all: every SLO holds in most of them; unstable: the queue grows."
     )
@@ -225,12 +228,21 @@ def _chart(found: Json, index: int, name: str) -> Figure:
             "arrayminus": [b - a for a, b in zip(low, y, strict=True)], "width": 3, "thickness": 1,
         },
     )  # fmt: skip
+    measured = [p for p in found.get("measured", []) if p["values"].get(name) is not None]
+    if measured:
+        chart.line(
+            [p["rate"] for p in measured], [p["values"][name] for p in measured], "measured", index + 1,
+            hover="%{y:.3~g} at %{x:.3~g} req/s, %{text}", text=[p["run"] for p in measured], mode="markers",
+            marker={"symbol": "diamond", "size": 10},
+        )  # fmt: skip
     rate = found["rate"]
     if rate["high"] is not None:
         chart.band(rate["low"], rate["high"])
     chart.vline(rate["value"], dash="solid")
     chart.hline(found["bounds"][name])
     caption = "Mean and extremes of replications at each rate. Dashed: the bound. Shaded: the capacity's interval."
+    if measured:
+        caption += " Diamonds: measured runs."
     if not all(p["stable"] for p in points):
         caption += " ✕: the queue grows without end."
     return Figure(f"curve-{index}", name, caption, chart)

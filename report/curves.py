@@ -60,7 +60,9 @@ def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
 def waiting(requests: Columns, edges: Floats) -> Floats:
     """Requests that had arrived but not yet begun, averaged over each bin; rejected ones never wait."""
     queued = requests["status"] != STATUSES.index("rejected")
-    waited = _time_since(requests["arrival"][queued], edges) - _time_since(requests["scheduled"][queued], edges)
+    scheduled = requests["scheduled"][queued]
+    over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled as it waited
+    waited = _time_since(requests["arrival"][queued], edges) - _time_since(over, edges)
     mean: Floats = np.diff(waited) / np.diff(edges)
     return np.maximum(mean, 0.0)  # what remains below zero is rounding
 

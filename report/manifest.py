@@ -68,6 +68,8 @@ class Manifest(TypedDict, total=False):
     trace: TraceInfo
     profile: ProfileInfo
     profiles: dict[str, ProfileInfo]  # by policy, where they are not all on that one
+    as_logged: dict[str, Any]  # the log whose requests and settings these are, and where its profile is from
+    fitted_profile: Any  # the profile's file, where it was fitted to that log and nobody else has it
     commit_models: list[CommitInfo]
     limits: list[dict[str, Any]]  # what a replica of each policy could hold: `policy`, and Limits' fields
     replicas: int

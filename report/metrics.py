@@ -15,7 +15,7 @@ from .slo import STATS, Slo
 Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
-COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(s) for s in ("completed", "rejected", "unfinished"))
+COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(STATUSES.index, ("completed", "rejected", "unfinished", "cancelled"))
 # A time that equals its bound meets it: subtracting two clock readings may be off by their last digits.
 ROUNDING = 1 + 1e-9
 
@@ -78,6 +78,7 @@ class Summary:
     completed: int
     rejected: int
     unfinished: int
+    cancelled: int
     duration_s: float
     request_throughput: float
     output_throughput: float
@@ -156,6 +157,7 @@ def summarize(
         completed=int((status == COMPLETED).sum()),
         rejected=int((status == REJECTED).sum()),
         unfinished=int((status == UNFINISHED).sum()),
+        cancelled=int((status == CANCELLED).sum()),
         duration_s=duration,
         request_throughput=_per(len(done["status"]), duration),
         output_throughput=_per(num_tokens, duration),
@@ -375,10 +377,11 @@ def no_nan(value: Any) -> Any:
 
 # In the order of the summary. Times in formulas are clock readings of one request unless they say "step".
 METRICS: dict[str, Metric] = {
-    "num_requests": Metric("requests", "completed + rejected + unfinished"),
+    "num_requests": Metric("requests", "completed + rejected + unfinished + cancelled"),
     "completed": Metric("requests", "all tokens returned"),
     "rejected": Metric("requests", "can never fit the KV pool or the context limit"),
-    "unfinished": Metric("requests", "neither completed nor rejected when the run ended"),
+    "unfinished": Metric("requests", "in flight when the run ended"),
+    "cancelled": Metric("requests", "dropped, for their clients went away", "in no latency"),
     "duration_s": Metric("s", "last completion - first arrival", "less the warm-up that was dropped"),
     "request_throughput": Metric("req/s", "completed / duration"),
     "output_throughput": Metric("tok/s", "output tokens of completed requests / duration"),
@@ -408,7 +411,7 @@ METRICS: dict[str, Metric] = {
     ),
     "slo_attainment": Metric(
         "share", "requests that meet every per-request SLO / arrivals",
-        "rejected and unfinished requests are not good; null without such an SLO",
+        "rejected, unfinished and cancelled requests are not good; null without such an SLO",
     ),
     "slos": Metric(
         "", "each SLO: the share of arrivals that meet it, or with a statistic the run's value and whether it is met",

@@ -87,6 +87,8 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         lines.append(("Measured on", _device(manifest)))
     if manifest.get("driver") == "client":
         lines.append(("Measured by", manifest.get("client", {}).get("tool", "a client")))
+    if logged := manifest.get("as_logged"):
+        lines.append(("As logged", f"{logged['log']}, by a profile {logged['profile']}"))
     told = profiles_of(manifest)
     if told:
         lines += [

@@ -42,6 +42,7 @@ _GROUPS: dict[str, list[_Spec]] = {
         _Spec("completed", "completed", "requests"),
         _Spec("rejected", "rejected", "requests", optional=True),
         _Spec("unfinished", "unfinished", "requests", optional=True),
+        _Spec("cancelled", "cancelled", "requests", optional=True),
         _Spec("SLO attainment", "slo_attainment", "%", "high", brief=True, optional=True),
         _Spec("goodput", "goodput", "req/s", "high", brief=True, optional=True),
         _Spec("request throughput", "request_throughput", "req/s", "high"),

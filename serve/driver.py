@@ -50,7 +50,7 @@ class Replica:
         self._ended = ended
         self._recorder = recorder
         self._inbox: deque[Request] = deque()
-        self._gone: deque[int] = deque()
+        self._gone: list[int] = []
         self._news = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"replica-{engine.replica}", daemon=True)
@@ -79,6 +79,7 @@ class Replica:
         """Nobody waits for this request any more."""
         with self._news:
             self._gone.append(request)
+            self._news.notify()
 
     def stop(self) -> None:
         """End after the step in flight; what is unfinished stays so."""
@@ -102,12 +103,11 @@ class Replica:
         while not self._stopping:
             while self._inbox and self._inbox[0].arrival <= now:
                 engine.submit(self._inbox.popleft())
-            while self._gone:
-                cancel(engine, self._gone.popleft(), now)
+            self._cancel(now)
             plan = engine.schedule(now)
             if plan is None:
                 with self._news:
-                    self._news.wait_for(lambda: self._inbox or self._stopping)
+                    self._news.wait_for(lambda: self._inbox or self._gone or self._stopping)
                 now = max(now, self._clock())
                 continue
             outcome = self._executor.step(plan)
@@ -118,9 +118,13 @@ class Replica:
                 self._recorder.record(engine.replica, plan, outcome, done)
             self._told(plan, done)
 
-
-def cancel(engine: Engine, request: int, now: float) -> None:
-    """Take a request off an engine that can; off one that cannot it runs on, and nobody reads what it emits."""
-    take_off = getattr(engine, "cancel", None)
-    if take_off is not None:
-        take_off(request, now)
+    def _cancel(self, now: float) -> None:
+        """Take requests whose clients have gone off the engine; those that have not reached it are kept for later."""
+        with self._news:
+            gone, self._gone = self._gone, []
+            coming = {request.index for request in self._inbox}
+        for request in gone:
+            if request in coming:
+                self.cancel(request)
+            else:
+                self.engine.cancel(request, now)

@@ -127,11 +127,27 @@ def with_warnings(columns: Columns, warnings: list[str]) -> Columns:
 
 
 def requests_of_log(found: Rows) -> Rows:
-    """The request lines of a step log (docs/steplog.md), whose arrivals are the engine's."""
+    """The request lines of a step log (docs/steplog.md), whose arrivals are the engine's.
+
+    A request that the log has finished is as long as what came out, whatever was asked for.
+    """
     kept = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
     if not kept:
         raise TraceError(f"{found.path} holds no request lines, expected a step log that names its requests")
-    return replace(found, numbers=[found.numbers[i] for i in kept], rows=[found.rows[i] for i in kept])
+    emitted: dict[Any, int] = {}
+    over = set()
+    for row in found.rows:
+        if isinstance(row, dict) and row.get("kind") == "finish":
+            over.add(str(row.get("request")))
+        elif isinstance(row, dict) and isinstance(row.get("requests"), list) and isinstance(row.get("emitted"), list):
+            for request, tokens in zip(row["requests"], row["emitted"], strict=False):
+                if isinstance(tokens, int):
+                    emitted[str(request)] = emitted.get(str(request), 0) + tokens
+    rows = [found.rows[i] for i in kept]
+    for i, row in enumerate(rows):
+        if isinstance(row, dict) and (name := str(row.get("request"))) in over and emitted.get(name):
+            rows[i] = {**row, "output_length": emitted[name]}
+    return replace(found, numbers=[found.numbers[i] for i in kept], rows=rows)
 
 
 def read_csv(

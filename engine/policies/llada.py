@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from ..admission import copy_list
 from ..hooks import commit_rows, decide, head_rows, held, plan_rows, work
 from ..jit import rule
 from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
 from ..passes import LOGITS, ApproximateCache, can_let_in, check_logits, commit_passes, let_head_in, plan_passes
-from ..state import DECODE_STEP, FULL, NOTHING, ROWS, RUNNING
+from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING
 from ..unmasking import Unmasking
 
 
@@ -52,8 +53,8 @@ def decide_static(w: Any, x: Any) -> int:
         if c.num_running == 0:
             return NOTHING
         c.num_group = c.num_running
-    for i in range(c.num_running):
-        w.lists[ROWS, i] = w.lists[RUNNING, i]
+        copy_list(w, RUNNING, GROUP, c.num_running)
+    copy_list(w, RUNNING, ROWS, c.num_running)
     c.num_rows = c.num_running
     return DECODE_STEP
 

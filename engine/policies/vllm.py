@@ -74,6 +74,7 @@ class TokenBudget(Scheduler):
         }
     )  # fmt: skip
     pieces = True
+    idles_finished = True
     columns = (
         ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
         ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled

@@ -136,10 +136,9 @@ def header(agent):
         "block_length": dllm.block_length if blocks else 1,
         "threshold": float(dllm.confidence_threshold) if blocks else 1.0, "torch": torch.__version__,
         "page_size": cache.block_size, "num_pages": cache.num_gpu_blocks if (cache.num_gpu_blocks or 0) > 0 else None,
-        "preset": f"lmdeploy-bd{dllm.block_length}" if blocks else None,
+        "preset": "lmdeploy-0.18" if blocks else None,
         "settings": {
-            "max_batches": cache.max_batches,
-            "max_prefill_token_num": getattr(cache, "max_prefill_token_num", None),
+            "max_batch": cache.max_batches, "max_prefill_tokens": getattr(cache, "max_prefill_token_num", None),
         },
     }  # fmt: skip
 

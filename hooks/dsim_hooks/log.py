@@ -46,15 +46,22 @@ class StepLog:
         """s since the log was opened."""
         return time.perf_counter() - self._zero
 
-    def request(self, name, input_length, output_length=None, received=None):
-        """An engine's request has arrived. received: when its server took it, s since 1970.
+    def at(self, moment):
+        """A reading of time.perf_counter as s since the log was opened."""
+        return moment - self._zero
+
+    def request(self, name, input_length, output_length=None, received=None, arrival=None):
+        """An engine's request has arrived, now or at `arrival` (s since the log was opened).
+
+        received: when its server took it, s since 1970.
 
         One that comes while nothing is logged stays unknown, and so do the steps that it takes part in.
         """
         if name in self._ids or not self.on or self._step < self._skip:
             return
         number = self._ids[name] = len(self._ids)
-        line = {"kind": "request", "request": number, "id": name, "input_length": input_length, "arrival": self.now()}
+        arrival = self.now() if arrival is None else arrival
+        line = {"kind": "request", "request": number, "id": name, "input_length": input_length, "arrival": arrival}
         if output_length is not None:
             line["output_length"] = output_length
         if received is not None:
@@ -67,17 +74,42 @@ class StepLog:
         Returns the step's number, or None where it is not logged.
         """
         self._step += 1
-        if not self.on or latency <= 0 or not rows or any(row[0] not in self._ids for row in rows):
+        if not self.on:
+            return None
+        line = self._line(self._step, start, latency, rows, more)
+        if line is None:
+            return None
+        self._lines.put(line)
+        return self._step
+
+    def step_later(self, start, latency, make):
+        """A step whose line the log's own thread makes, so that the engine's spends no time on it.
+
+        make: called there; it returns the rows and the other keys, as `step` takes them, and who is over.
+        """
+        self._step += 1
+        if self.on:
+            self._lines.put((self._step, start, latency, make))
+
+    def _line(self, number, start, latency, rows, more):
+        if latency <= 0 or not rows or any(row[0] not in self._ids for row in rows):
             return None
         names, phases, tokens, keys, emitted = zip(*rows, strict=True)
-        self._lines.put(
-            {
-                "kind": "step", "step": self._step, "start": start, "latency": latency, "batch": len(rows),
-                "tokens": sum(tokens), "sum_kv": sum(keys), "requests": [self._ids[name] for name in names],
-                "phases": phases, "row_tokens": tokens, "row_keys": keys, "emitted": emitted, **more,
-            }
-        )  # fmt: skip
-        return self._step
+        return {
+            "kind": "step", "step": number, "start": start, "latency": latency, "batch": len(rows),
+            "tokens": sum(tokens), "sum_kv": sum(keys), "requests": [self._ids[name] for name in names],
+            "phases": phases, "row_tokens": tokens, "row_keys": keys, "emitted": emitted, **more,
+        }  # fmt: skip
+
+    def _made(self, number, start, latency, make):
+        """The lines of a step that was left for later."""
+        rows, more, over = make()
+        line = self._line(number, start, latency, rows, more)
+        if line is not None:
+            yield line
+        for name in over:
+            if name in self._ids:
+                yield {"kind": "finish", "request": self._ids[name], "time": start + latency}
 
     def sequence(self, step, name, block_start, committed, computed=None):
         """What a step did to a sequence's block: positions in it, from 0."""
@@ -110,7 +142,8 @@ class StepLog:
                 if line is None:
                     self._file.close()
                     return
-                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                for each in self._made(*line) if isinstance(line, tuple) else (line,):
+                    self._file.write(json.dumps(each, separators=(",", ":")) + "\n")
             self._file.flush()
 
 

@@ -165,8 +165,16 @@ def header(scheduler):
         "num_devices": args.tp_size, "model": shape, "block_length": 1 if dllm is None else dllm.block_size,
         "threshold": float(settings.get("threshold", 1.0 if dllm is None else 0.95)), "torch": torch.__version__,
         "page_size": args.page_size or 1,
-        "preset": None if dllm is None else "sglang-fdfo" if dllm.first_done_first_out_mode else "sglang-sync",
+        "preset": None if dllm is None else preset_of(dllm),
         "settings": {
             "max_running_requests": args.max_running_requests, "chunked_prefill_size": args.chunked_prefill_size,
+            "max_prefill_tokens": getattr(args, "max_prefill_tokens", None),
         },
     }  # fmt: skip
+
+
+def preset_of(dllm):
+    """dsim's name of the scheduler and the algorithm."""
+    by_law = {"JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
+    usual = "sglang-fdfo" if dllm.first_done_first_out_mode else "sglang-sync"
+    return by_law.get(getattr(dllm, "algorithm", None), usual)

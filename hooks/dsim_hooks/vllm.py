@@ -1,6 +1,7 @@
 """vLLM: a general plug-in around EngineCore and its scheduler (written against 0.32.0, V1)."""
 
 import functools
+import time
 import weakref
 
 from . import log as steplog
@@ -30,15 +31,27 @@ def register():
     def add_request(self, request, *args, **kwargs):
         hooked = hook(self, self.vllm_config)
         params = request.sampling_params
+        came = _CAME.pop(request.request_id, None)
         hooked.log.request(
             request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
-            request.arrival_time,
+            request.arrival_time, None if came is None else hooked.log.at(came),
         )  # fmt: skip
         return add(self, request, *args, **kwargs)
 
     EngineCore.add_request = add_request
+    # The engine looks for requests between two steps; a thread of its own takes them in as they come.
+    preprocess = getattr(EngineCore, "preprocess_add_request", None)
+    if preprocess is not None:
+
+        @functools.wraps(preprocess)
+        def preprocess_add_request(self, request, *args, **kwargs):
+            _CAME[request.request_id] = time.perf_counter()
+            return preprocess(self, request, *args, **kwargs)
+
+        EngineCore.preprocess_add_request = preprocess_add_request
 
 
+_CAME = {}  # request -> when it reached the engine, on the clock of time.perf_counter
 _HOOKED = weakref.WeakKeyDictionary()
 
 
@@ -81,48 +94,46 @@ class Hooks:
         if plan is not None:
             begin, rows, state, events = plan
             start = begin if self._end is None else self._end
+            graph = getattr(model_output, "cudagraph_stats", None)
+            if graph is not None:
+                state["graph"] = "NONE" not in str(graph.runtime_mode)
+            device = self._device.end(events)
+            if device is not None and 0 < device <= end - start:
+                state["device"] = device
             emitted, over = {}, []
             for outputs in found.values():
                 for one in outputs.outputs:
                     emitted[one.request_id] = len(one.new_token_ids)
                     if one.finish_reason is not None:
                         over.append(one.request_id)
-            told = [(name, phase, n, keys, emitted.get(name, 0)) for name, phase, n, keys, _ in rows]
-            more = {
-                "prefill_tokens": sum(row[4] for row in rows), "sum_q_kv": sum(self._pairs(row) for row in rows),
-                "head_rows": self._heads(rows), "sampled_rows": self._heads(rows), **state,
-            }  # fmt: skip
-            graph = getattr(model_output, "cudagraph_stats", None)
-            if graph is not None:
-                more["graph"] = "NONE" not in str(graph.runtime_mode)
-            device = self._device.end(events)
-            if device is not None and 0 < device <= end - start:
-                more["device"] = device
-            self.log.step(start, end - start, told, **more)
-            for name in over:
-                self.log.finished(name)
+            self.log.step_later(start, end - start, functools.partial(self._told, rows, state, emitted, over))
         self._end = end if self._scheduler.has_requests() else None
         return found
 
     def _rows(self, output):
-        """(request, phase, tokens, keys, tokens of the prompt) of each row. A scheduled request counts as computed."""
+        """(request, tokens, keys, tokens of the prompt) of each row. A scheduled request counts as computed."""
+        requests = self._scheduler.requests
         rows = []
         for name, n in output.num_scheduled_tokens.items():
-            request = self._scheduler.requests[name]
-            keys = request.num_computed_tokens
-            of_prompt = max(0, min(n, request.num_prompt_tokens - (keys - n)))
-            phase = "prefill" if of_prompt else "denoise" if self._diffusion else "decode"
-            rows.append((name, phase, n, keys, of_prompt))
+            request = requests[name]
+            rows.append((name, n, request.num_computed_tokens, request.num_prompt_tokens))
         return rows
 
-    def _pairs(self, row):
-        """Queries times the keys that they see: a canvas sees itself whole, other queries what is before them."""
-        _, phase, n, keys, _ = row
-        return n * keys if phase == "denoise" else n * (2 * keys - n + 1) // 2
-
-    def _heads(self, rows):
-        """Rows through the LM head: a canvas whole, of other rows the last."""
-        return sum(n if phase == "denoise" else 1 for _, phase, n, _, _ in rows)
+    def _told(self, scheduled, state, emitted, over):
+        """What StepLog.step_later asks, in the log's own thread."""
+        rows, prompts, pairs, heads = [], 0, 0, 0
+        for name, n, keys, prompt in scheduled:
+            of_prompt = max(0, min(n, prompt - (keys - n)))
+            phase = "prefill" if of_prompt else "denoise" if self._diffusion else "decode"
+            prompts += of_prompt
+            # A canvas sees itself whole, and all of it goes through the LM head; other queries see what is before them.
+            pairs += n * keys if phase == "denoise" else n * (2 * keys - n + 1) // 2
+            heads += n if phase == "denoise" else 1
+            if phase == "denoise" and emitted.get(name):
+                phase = "flush"  # a canvas is handed out with the pass that leaves its keys and values
+            rows.append((name, phase, n, keys, emitted.get(name, 0)))
+        more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": heads, **state}
+        return rows, more, over
 
     def _state(self):
         scheduler = self._scheduler
@@ -158,6 +169,12 @@ class DeviceTime:
         return pair[0].elapsed_time(pair[1]) / 1e3
 
 
+SETTINGS = (
+    "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
+    "scheduler_reserve_full_isl", "async_scheduling",
+)  # fmt: skip
+
+
 def header(config):
     """The log's first line, from vLLM's configuration."""
     import torch
@@ -174,9 +191,9 @@ def header(config):
         "device": device, "memory_bytes": memory, "num_devices": config.parallel_config.tensor_parallel_size,
         "model": shape, "block_length": int(canvas or 1), "threshold": 1.0, "temperature": 0.0,
         "page_size": cache.block_size, "num_pages": cache.num_gpu_blocks, "torch": torch.__version__,
-        "preset": None if canvas else "vllm-ar",
+        "preset": "vllm-diffusion" if canvas else "vllm-ar",
         "settings": {
-            "max_num_seqs": scheduler.max_num_seqs, "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            **{name: getattr(scheduler, name, None) for name in SETTINGS},
             "prefix_caching": bool(cache.enable_prefix_caching), "dtype": str(model.dtype).replace("torch.", ""),
         },
     }  # fmt: skip

@@ -10,62 +10,63 @@ import numpy.typing as npt
 
 from ... import __version__
 from ...engine.errors import DsimError
-from ...engine.journal import REQUEST_COLUMNS, STATUSES, StepTotals
+from ...engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, StepTotals
+from ...profiler.steplog import StepLog
 from ..files import RunWriter
 from ..manifest import Manifest
-from ..metrics import latencies, stable, summarize
+from ..metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, stable, summarize
 from ..run import Array, Columns, Run
 from ..slo import Slo
-from .read import ClientLog, Floats, Sent
+from .engine import Lists, journal_of
+from .match import Requested, match, places
+from .read import ClientLog, Sent
 
-COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(s) for s in ("completed", "rejected", "unfinished"))
 # Request columns of a measured run beside the journal's: s, NaN where unknown.
 OWN = ("ttft", "tpot", "e2el")
-CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN))
-NEIGHBOURS = 0.05  # s: requests that follow each other so closely may have been sent in another order
+# The engine's own times, by its log: s from a request's arrival at the engine.
+ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
+CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN), *(f"engine_{name}" for name in ENGINE_TIMES))
 DIFFERS = 1e-3  # relative: the client's own figure is told beside dsim's from here on
 # Of a summary, what only a journal of steps tells.
 OF_STEPS = (
     "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "preemptions", "busy_share", "kv_utilization",
     "prefill_time_share", "kv_pages",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Requested:
-    """What a trace asks, in order of arrival: one entry a request."""
-
-    name: str
-    arrival: Floats  # s
-    input_length: npt.NDArray[np.int64]
-    output_length: npt.NDArray[np.int64]
+OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # ... and no log of an engine
 
 
 @dataclass(frozen=True)
 class MeasuredRun(Run):
-    """A run that is held in memory, as its file is read. There are no steps."""
+    """A run that is held in memory, as its file is read. Its steps are an engine's log's, where there is one."""
 
     columns: Columns = field(default_factory=dict)
+    journal: tuple[Columns, Lists] | None = None
 
     @property
     def num_steps(self) -> int:
-        return 0
+        return 0 if self.journal is None else len(self.journal[0]["step"])
 
     def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         return {name: self.columns[name] for name in columns or REQUEST_COLUMNS}
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
-        return iter(())
+        if self.journal is not None:
+            yield {name: self.journal[0][name] for name in columns or STEP_COLUMNS}
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
-        raise DsimError(f"{self.folder} has no step journal")
+        if self.journal is None:
+            raise DsimError(f"{self.folder} has no step journal")
+        return self.journal[1]
 
 
 def measured_run(
     log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
-    missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1,
+    missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1, engine: StepLog | None = None,
 ) -> MeasuredRun:  # fmt: skip
     """The run that a client's file tells of; a DsimError where it cannot be of the trace.
+
+    engine: the log that the server wrote meanwhile. It adds the steps, and when each request reached the engine and
+    left it; a file that is such a log has it already.
 
     A request arrives when the trace says, and its times follow from there as they followed when it was sent: a client
     that is late changes no latency, and its lateness is a column. Without a trace a request arrives when it was sent.
@@ -75,14 +76,17 @@ def measured_run(
         raise DsimError(f"{log.path}: holds no requests, expected at least 1")
     rows = np.arange(len(requests)) if trace is None else match(log, trace)
     columns, warnings = _columns(log, trace, rows)
-    for_stability = {**columns, "scheduled": columns["first_emission"]}  # nobody says when a prefill began
-    totals = StepTotals()
+    engine = engine or log.steps
+    journal = None if engine is None else _engine_side(log, engine, rows, columns)
+    unknown = np.isnan(columns["scheduled"]).all()  # nobody says when a prefill began
+    for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
+    totals = StepTotals() if journal is None else _totals(journal[0])
     for sent in requests:
         totals.itl.add_many(np.array(sent.gaps))
     summary = summarize(
         policy, columns, totals, slos, missing_passes=missing_passes, drop_warmup=drop_warmup, replicas=replicas
     ).to_json()
-    summary |= dict.fromkeys(OF_STEPS)
+    summary |= dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
     summary["stable"] = stable(for_stability)
     arrival = columns["arrival"]
     duration = float(arrival[-1] - arrival[0])
@@ -90,7 +94,7 @@ def measured_run(
         question="What did its clients see?",
         dsim=__version__,
         driver="client",
-        client=_about(log, columns, warnings),
+        client={**_about(log, columns, warnings), "engine_log": journal is not None},
         trace={
             "name": Path(log.path).name if trace is None else trace.name,
             "num_requests": len(arrival),
@@ -104,7 +108,7 @@ def measured_run(
         interrupted=False,
         policies=[summary],
     )
-    return MeasuredRun(Path(log.path), info, columns)
+    return MeasuredRun(Path(log.path), info, columns, journal)
 
 
 def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:
@@ -130,56 +134,6 @@ def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, pol
     )  # fmt: skip
 
 
-def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
-    """The trace's request that each of the client's is: by the trace's time where the file repeats it, else by order.
-
-    Where requests follow each other within 50 ms, or arrive at once, their lengths decide. A DsimError where the file
-    cannot be of this trace.
-    """
-    found, n = log.requests, len(trace.arrival)
-    if len(found) > n:
-        raise DsimError(f"{log.path}: holds {len(found)} requests, {trace.name} holds {n}: expected at most as many")
-    due = np.array([sent.due for sent in found])
-    rows = np.arange(len(found))
-    if len(found) < n and not np.isnan(due).any():
-        rows = _by_time(log, trace, due)
-    asked = np.stack([trace.input_length, trace.output_length])[:, rows]
-    got = np.array([[s.input_length, s.output_length] for s in found]).T
-    known = np.array([not s.error for s in found])  # of a request that failed nobody counted the tokens
-    group = np.concatenate([[0], np.cumsum(np.diff(trace.arrival[rows]) > NEIGHBOURS)])
-    for members in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
-        if len(members) > 1 and (asked[:, members] != got[:, members]).any():
-            rows[members] = rows[members][_assign(asked[:, members], got[:, members], known[members])]
-    return rows
-
-
-def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.int64]:
-    """The trace's request at each of these times, the n-th of equal ones for the n-th."""
-    rows = np.zeros(len(due), np.int64)
-    taken = -1
-    for i, when in enumerate(due.tolist()):
-        row = max(taken + 1, int(np.searchsorted(trace.arrival, when - 1e-3)))
-        if row >= len(trace.arrival) or abs(trace.arrival[row] - when) > 1e-3:
-            raise DsimError(f"{log.path}: a request is of {when:g} s, and {trace.name} has none (left) at that time")
-        rows[i] = taken = row
-    return rows
-
-
-def _assign(
-    asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
-    """Which of the requests asked each of those got is, so that their lengths differ least in sum."""
-    # Imported here: few files need it, and SciPy takes a while to load.
-    from scipy.optimize import linear_sum_assignment
-
-    cost = np.abs(asked[:, None, :] - got[:, :, None]).sum(axis=0).astype(np.float64)  # [got, asked]
-    cost[~known] = 0.0
-    n = len(known)
-    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # of equals, the order decides
-    chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
-    return chosen
-
-
 def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
     """Request columns in the trace's order, and what is doubtful about them."""
     n, warnings = len(rows), []
@@ -200,6 +154,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     asked_input = told_input if trace is None else trace.input_length[rows]
     columns["input_length"][:] = np.where(done, told_input, asked_input)
     columns["output_length"][:] = tokens if trace is None else trace.output_length[rows]
+    columns["max_tokens"][:] = columns["output_length"]
     for name, key in (("first_emission", "first"), ("last_emission", "last"), ("finish", "last")):
         columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
     columns["num_tokens"][:] = columns["num_committed"][:] = tokens
@@ -209,6 +164,8 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     columns["lateness"] = lateness
     for name in OWN:
         columns[f"client_{name}"] = np.array([getattr(r, name) for r in log.requests])
+    for name in ENGINE_TIMES:
+        columns[f"engine_{name}"] = np.full(n, np.nan)
     if trace is not None:
         for what, asked, got in (
             ("prompt", asked_input, told_input), ("output", trace.output_length[rows], tokens),
@@ -227,11 +184,45 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     return {name: column[order] for name, column in columns.items()}, warnings
 
 
+def _engine_side(
+    log: ClientLog, engine: StepLog, rows: npt.NDArray[np.int64], columns: Columns
+) -> tuple[Columns, Lists] | None:  # fmt: skip
+    """The steps of an engine's log, as a journal of this run; adds the engine's own times to the request columns."""
+    own = engine is log.steps
+    r = engine.requests
+    asked = Requested("the engine's log", r.arrival, r.input_length, r.output_length)
+    place = np.arange(len(rows)) if own else places(log, asked)
+    index = np.full(len(r), -1)
+    index[place] = rows
+    at = np.searchsorted(rows, columns["request"], sorter=np.argsort(rows))
+    in_order = place[np.argsort(rows)[at]]
+    for name in ENGINE_TIMES:
+        columns[f"engine_{name}"] = getattr(r, name)[in_order] - r.arrival[in_order]
+        if own and name == "scheduled":
+            columns[name][:] = columns["arrival"] + columns[f"engine_{name}"]
+    return journal_of(engine, index, float(np.median(r.arrival[in_order] - columns["arrival"])))
+
+
+def _totals(steps: Columns) -> StepTotals:
+    """The totals of a log's steps, as far as it tells them."""
+    decode = ~steps["prefill"]
+    totals = StepTotals(
+        num_decode_steps=int(decode.sum()), num_prefill_steps=int((~decode).sum()),
+        prefill_time=float(steps["latency"][~decode].sum()), decode_time=float(steps["latency"][decode].sum()),
+    )  # fmt: skip
+    totals.step_latency.add_many(steps["latency"][decode])
+    for batch in steps["batch"][decode].tolist():
+        totals.batch.add(batch)
+    return totals
+
+
 def _status(sent: Sent) -> int:
-    """A request that failed had no answer; one that the client gave up was not finished."""
+    """A request that failed had no answer; one that the client gave up was cancelled, or not finished."""
     if not sent.error:
         return COMPLETED
-    return UNFINISHED if sent.error.startswith(("incomplete", "cancelled")) else REJECTED
+    if sent.error.startswith("cancelled"):
+        return CANCELLED
+    return UNFINISHED if sent.error.startswith("incomplete") else REJECTED
 
 
 def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, Any]:
@@ -263,7 +254,9 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, A
 
 
 def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
-    """Write a measured run's folder, which every report reads; its steps.parquet is empty."""
+    """Write a measured run's folder, which every report reads; its steps.parquet is empty without an engine's log."""
     with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
         writer.requests(run.policies[0], run.columns)
+        if run.journal is not None:
+            writer.steps(run.policies[0]).append(*run.journal)
         writer.finish(run.info)

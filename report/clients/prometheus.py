@@ -11,8 +11,8 @@ import numpy as np
 from ...engine.errors import DsimError
 from ...files.read import quoted, read_text
 from ..manifest import Manifest
+from ..metrics import COMPLETED
 from ..run import Columns
-from .measured import COMPLETED
 
 # What the server counts, by vLLM's names: a counter's total, or a histogram's sum over its count in ms.
 COUNTERS = {

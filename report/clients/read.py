@@ -53,6 +53,7 @@ class ClientLog:
     tool: str  # with its version where the file says it
     model: str
     requests: tuple[Sent, ...]
+    steps: steplog.StepLog | None = None  # where the file is an engine's own log
 
 
 def read_client(path: str | Path) -> ClientLog:
@@ -235,7 +236,7 @@ def _engine(path: str, _text: str) -> ClientLog:
     # Gaps are of all requests together.
     if found:
         found[0] = replace(found[0], gaps=tuple(r.gaps.tolist()))
-    return ClientLog(path, log.header.engine, log.header.model.name, tuple(found))
+    return ClientLog(path, log.header.engine, log.header.model.name, tuple(found), log)
 
 
 # ---- values ---------------------------------------------------------------------------------------------------

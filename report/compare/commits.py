@@ -7,9 +7,12 @@ is, where a policy evicts, at which of its evaluations it was evicted.
 import numpy as np
 import numpy.typing as npt
 
+from ...engine.journal import unpack
+from ...engine.part import Policy
 from ...engine.state import MASKED
-from ...engine.step import StepOutcome, StepPlan
+from ...engine.step import Phase, StepOutcome, StepPlan
 from ..run import Columns
+from .steps import Lists
 
 UNKNOWN = -1
 MOST = 64  # evaluations of a mask that are remembered as evicted or not: a block takes no more steps
@@ -21,11 +24,13 @@ class Commits:
     """By request and absolute position, how often it was computed as a mask before the step that committed it.
 
     A position that the recorded run never committed takes the median of all. A step commits at least one mask of a row
-    that computes any, as every unmasking rule does: where the record has none due, the one due soonest.
+    that computes any, as every unmasking rule does but a law: where the record has none due, the one due soonest.
     """
 
-    def __init__(self, requests: Columns, block_length: int, width: int, autoregressive: bool) -> None:
-        self._autoregressive = autoregressive
+    def __init__(self, requests: Columns, policy: Policy, width: int) -> None:
+        block_length = policy.block_length
+        self._autoregressive, self._on_a_grid = policy.autoregressive, policy.granularity.on_a_grid
+        self._by_law = policy.unmasking.strategy == "law"  # a block commits whole, in its last step
         self._columns = np.arange(width)
         size = int(requests["request"].max(initial=-1)) + 1
         prompt, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -57,13 +62,36 @@ class Commits:
             evicted = plan.window & ~outcome.retained & (plan.evaluations < MOST)
             self._evicted[self._at(plan)[evicted]] |= np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
 
+    def learn(self, requests: Columns, lists: Lists, block_length: int) -> None:
+        """Take down the steps of an engine's log, of which there are no plans; the log tells of no eviction."""
+        if self._autoregressive:
+            return
+        phases, who = lists["phases"][0], lists["requests"][0]
+        window, commits = (unpack(lists[name][0].reshape(len(who), -1), block_length) for name in ("window", "commits"))
+        prompt = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
+        left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's begin, its masks, their evaluations
+        for row in np.flatnonzero(phases == Phase.DENOISE).tolist():
+            request = int(who[row])
+            if request not in left or not left[request][1].any():
+                if request in left:
+                    begin = left[request][0] + block_length
+                else:
+                    begin = prompt[request] // block_length * block_length if self._on_a_grid else prompt[request]
+                masks = np.arange(begin, begin + block_length) >= prompt[request]
+                left[request] = begin, masks, np.zeros(block_length, np.int32)
+            begin, masks, seen = left[request]
+            done = commits[row] & masks
+            self._due[self._base[request] + begin + np.flatnonzero(done)] = seen[done]
+            seen[window[row] & masks] += 1
+            left[request] = begin, masks & ~done, seen
+
     def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
         """The masks of a plan that commit, [rows, width], and what it retains where it may evict.
 
         Of an autoregressive plan everything commits.
         """
         if self._autoregressive:
-            return np.ones_like(plan.window), None
+            return plan.window.copy(), None
         committed = self._commits(plan)
         if plan.evicting is None:
             return committed, None
@@ -84,7 +112,7 @@ class Commits:
         wait = np.where(unknown, self._typical, due) - plan.evaluations.astype(np.int64)
         committed: Bools = masks & (wait <= 0)
         some = masks.any(axis=1)
-        forced = np.flatnonzero(some & ~committed.any(axis=1))
+        forced = np.flatnonzero(some & ~committed.any(axis=1) & (not self._by_law))
         if len(forced):
             soonest = np.where(masks[forced], wait[forced], np.iinfo(np.int64).max).argmin(axis=1)
             committed[forced, soonest] = True

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.errors import DsimError
+from ...engine.errors import DsimError, PolicyError
 from ...engine.policy import parse
 from ...files.read import cut
 from ...profiler.placed import placed
 from ...profiler.profile import Profile
-from ..metrics import METRICS, Floats, no_nan
+from ..metrics import CANCELLED, METRICS, Floats, no_nan
 from ..run import Columns, Run
 from .bounds import Bound, Judged, judge
 from .errors import DEFINITIONS as ERROR_DEFINITIONS
@@ -29,7 +29,8 @@ PER_REQUEST = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chu
 DISTRIBUTIONS = (*PER_REQUEST, "step_latency")
 # Numbers of a whole run, in the order of the table: name, its place in a summary.
 TOTALS = {
-    "completed": "completed", "rejected": "rejected", "unfinished": "unfinished", "duration_s": "duration_s",
+    "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",
+    "cancelled": "cancelled", "duration_s": "duration_s",
     "request_throughput": "request_throughput", "output_throughput": "output_throughput", "goodput": "goodput",
     "slo_attainment": "slo_attainment", "tokens_per_emission": "tokens_per_emission", "batch": "batch.mean",
     "chunk": "chunk.mean", "tpf": "tpf", "token_utilization": "token_utilization",
@@ -198,7 +199,7 @@ def side(run: Run) -> Side:
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
-    if not is_client(predicted) and parse(placed(policy)[0]).autoregressive:
+    if _is_autoregressive(policy):
         return ""
     for run in (predicted, measured):
         if is_client(run):
@@ -209,6 +210,14 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     if seeds[0] != seeds[1]:
         return f"commits were drawn with seed {seeds[0]} and with seed {seeds[1]}"
     return ""
+
+
+def _is_autoregressive(policy: str) -> bool:
+    """Whether one token follows another: then nothing is drawn. A client's run may name a policy that is none."""
+    try:
+        return parse(placed(policy)[0]).autoregressive
+    except PolicyError:
+        return False
 
 
 def _cell(
@@ -345,6 +354,8 @@ def _no_parts(p: Run, m: Run, policy: str) -> str:
     for run in (p, m):
         if not has_steps(run, policy):
             return f"{run.folder} has no step journal"
+        if (run.requests(policy, ["status"])["status"] == CANCELLED).any():
+            return f"clients of {run.folder} cancelled requests, and re-runs serve all of them"
     if p.info.get("closed_loop"):
         return "in a closed loop arrivals follow from latencies"
     return ""

@@ -14,7 +14,7 @@ from .comparison import PER_REQUEST, Cell, Comparison
 from .parts import per_request
 
 MAX_POINTS = 2000  # of a scatter
-PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b"), strict=True))
+PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b", COLOURS[2]), strict=True))
 
 
 def overview(found: Comparison) -> list[Figure]:

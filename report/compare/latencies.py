@@ -31,11 +31,11 @@ class Latencies:
         self._used: dict[object, int] = defaultdict(int)
         self.num_steps = 0  # priced
         self.num_nearest = 0  # of those, by the nearest
-        features, left, latency = features_of(steps), left_of(steps), steps["latency"]
+        features, left, latency = features_of(steps, lists, policy), left_of(steps), steps["latency"]
         values, offsets = lists["requests"]
         ends = offsets.tolist()
         for i, (f, of_rest, seconds) in enumerate(zip(features, left, latency.tolist(), strict=True)):
-            self._same[(f, of_rest, values[ends[i] : ends[i + 1]].tobytes())].append(seconds)
+            self._same[(f, of_rest, np.sort(values[ends[i] : ends[i + 1]]).tobytes())].append(seconds)
         self._priced = prices(model, steps, lists, requests, policy)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
@@ -52,7 +52,7 @@ class Latencies:
 
     def __call__(self, plan: StepPlan, left: Features | None = None) -> float:
         self.num_steps += 1
-        key = (plan.features, left, plan.requests.tobytes())
+        key = (plan.features, left, np.sort(plan.requests).tobytes())
         recorded = self._same.get(key)
         if recorded is None:
             self.num_nearest += 1

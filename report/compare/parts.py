@@ -6,7 +6,8 @@ Four re-runs of the same requests on the twin's clock cross both sources of late
 
     latency     = 1/2 [X(p, p) - X(m, p)] + 1/2 [X(p, m) - X(m, m)]
     commits     = 1/2 [X(p, p) - X(p, m)] + 1/2 [X(m, p) - X(m, m)]
-    scheduling  = [predicted - X(p, p)] + [X(m, m) - measured]
+    front end   = what passes outside the engine: the profile's, less what a client saw beyond its engine's log
+    scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
 
 Each part is a source's effect, averaged over the other source's two values (Shapley's value for two players), and the
 three add up to predicted - measured, whatever the runs are. docs/compare.md says what lies in each.
@@ -28,6 +29,7 @@ from .commits import Commits
 from .latencies import Latencies
 from .rerun import Price, World, rerun, witness, world_of
 from .steps import Lists, prices
+from .summaries import is_client
 
 COMPLETED = STATUSES.index("completed")
 Indices = npt.NDArray[np.int64]
@@ -44,6 +46,7 @@ class Part:
     latency: float
     commits: float
     scheduling: float
+    frontend: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,19 @@ def parts(
     A DsimError where a journal does not replay, or was not priced by its profile.
     """
     runs = (predicted, measured)
-    worlds = [world_of(run, policy, profile) for run, profile in zip(runs, (p_profile, m_profile), strict=True)]
+    logged = is_client(measured)  # steps of an engine's log: nobody planned them with a policy of ours
+    worlds = [world_of(predicted, policy, p_profile)]
+    worlds.append(worlds[0] if logged else world_of(measured, policy, m_profile))
     requests = [run.requests(policy) for run in runs]
     steps, lists = [run.steps(policy) for run in runs], [run.step_lists(policy) for run in runs]
     _check_prices(predicted, worlds[0], steps[0], lists[0], requests[0])
     commits = []
     for run, world, columns, its_steps, its_lists in zip(runs, worlds, requests, steps, lists, strict=True):
-        seen = Commits(columns, world.policy.block_length, world.width, world.policy.autoregressive)
-        witness(world, run, columns, its_steps, its_lists, seen)
+        seen = Commits(columns, world.policy, world.width)
+        if logged and run is measured:
+            seen.learn(columns, its_lists, world.policy.block_length)
+        else:
+            witness(world, run, columns, its_steps, its_lists, seen)
         commits.append(seen)
     model = p_profile.latency
     recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy)
@@ -109,9 +117,13 @@ def parts(
                 rows, forced, masks, unknown = (
                     sum_ + b - a for sum_, a, b in zip((rows, forced, masks, unknown), before, now, strict=True)
                 )
-    return Parts(
-        _parts(requests[0], requests[1], cross, index), priced, nearest, rows, forced, masks, unknown
-    )  # fmt: skip
+    told = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
+    delay = told.get("frontend", 0.0)
+    inside = [requests[0] | {"arrival": requests[0]["arrival"] + delay}, requests[1]]
+    if logged:
+        inside[1] = at_engine(measured, policy, requests[1])
+    found = _parts(requests[0], requests[1], inside[0], inside[1], cross, index)
+    return Parts(found, priced, nearest, rows, forced, masks, unknown)
 
 
 def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
@@ -127,18 +139,30 @@ def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
     return {name: np.where(done, values, np.nan) for name, values in (latencies(columns) | {"itl": itl}).items()}
 
 
+def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
+    """A client's requests as its engine's log has them: arrived where they reached the engine."""
+    names = ("scheduled", "first_emission", "last_emission")
+    own = run.requests(policy, [f"engine_{name}" for name in names])
+    times = {name: requests["arrival"] + own[f"engine_{name}"] for name in names}
+    return requests | times | {"finish": times["last_emission"]}
+
+
 def _parts(
-    predicted: Columns, measured: Columns, cross: dict[tuple[int, int], Columns], index: Indices
-) -> dict[str, Part]:
+    predicted: Columns, measured: Columns, p_inside: Columns, m_inside: Columns,
+    cross: dict[tuple[int, int], Columns], index: Indices,
+) -> dict[str, Part]:  # fmt: skip
+    """inside: the same runs without what passes outside the engine."""
     p, m = per_request(predicted, index), per_request(measured, index)
+    p_engine, m_engine = per_request(p_inside, index), per_request(m_inside, index)
     x = {corner: per_request(columns, index) for corner, columns in cross.items()}
     found = {}
     for name in p:
-        values = [p[name], m[name], *(corner[name] for corner in x.values())]
+        values = [p[name], m[name], p_engine[name], m_engine[name], *(corner[name] for corner in x.values())]
         known = ~np.isnan(values).any(axis=0)
         if not known.any():
             continue
         mean_p, mean_m = float(p[name][known].mean()), float(m[name][known].mean())
+        in_p, in_m = float(p_engine[name][known].mean()), float(m_engine[name][known].mean())
         pp, mp, pm, mm = (float(x[corner][name][known].mean()) for corner in ((0, 0), (1, 0), (0, 1), (1, 1)))
         found[name] = Part(
             int(known.sum()),
@@ -146,7 +170,8 @@ def _parts(
             mean_p - mean_m,
             latency=((pp - mp) + (pm - mm)) / 2,
             commits=((pp - pm) + (mp - mm)) / 2,
-            scheduling=(mean_p - pp) + (mm - mean_m),
+            scheduling=(in_p - pp) + (mm - in_m),
+            frontend=(mean_p - in_p) - (mean_m - in_m),
         )
     return found
 

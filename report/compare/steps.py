@@ -79,13 +79,9 @@ def compare_steps(
 
 def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
     """What a latency model says of each step of a policy by its features and its rows' phases, in seconds."""
-    features, left = features_of(steps), left_of(steps)
+    features, left = features_of(steps, lists, policy), left_of(steps)
     if not policy.batching.hides_host:
         latency = latency.exposed()
-    if policy.batching.pieces:  # prompts and others in one step: its rows' phases say which tokens are whose
-        (tokens, at), (phases, _) = lists["num_tokens"], lists["phases"]
-        sums = np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])
-        features = [f._replace(prefill_tokens=n) for f, n in zip(features, np.diff(sums[at]).tolist(), strict=True)]
     first: list[Features | None] = [None] * len(features)
     table = cache_overhead.table_of(latency, policy.cache)
     by_row = table.any() or policy.cache.first_layer_whole
@@ -106,13 +102,16 @@ def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Column
     return total
 
 
-def features_of(steps: Columns) -> list[Features]:
-    """The features of recorded steps."""
+def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
+    """The features of a policy's recorded steps."""
     names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
     columns = [steps[name].tolist() for name in names]
-    prefill = np.where(steps["prefill"], steps["tokens"], 0).tolist()
+    prefill = np.where(steps["prefill"], steps["tokens"], 0)
+    if policy.batching.pieces:  # prompts and others in one step: its rows' phases say which tokens are whose
+        (tokens, at), (phases, _) = lists["num_tokens"], lists["phases"]
+        prefill = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[at])
     more = (steps[name].tolist() for name in ("num_forwards", "window_q_kv", "window_kv"))
-    return [Features(*values) for values in zip(*columns, prefill, *more, strict=True)]
+    return [Features(*values) for values in zip(*columns, prefill.tolist(), *more, strict=True)]
 
 
 def left_of(steps: Columns) -> list[Features | None]:

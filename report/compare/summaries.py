@@ -13,7 +13,7 @@ from ..run import Run
 from ..slo import Slo
 
 TOLERANCE = 1e-6  # relative: a sum may be taken in another order
-COUNTS = ("num_requests", "completed", "rejected", "unfinished")
+COUNTS = ("num_requests", "completed", "rejected", "unfinished", "cancelled")
 # What a summary takes from requests.parquet alone.
 OF_REQUESTS = (
     *COUNTS, "duration_s", "request_throughput", "output_throughput", "total_token_throughput", "ttft_ms", "ttfb_ms",

@@ -12,6 +12,7 @@ PARTS = {
     "latency": "latency model",
     "commits": "commit model",
     "scheduling": "scheduling",
+    "frontend": "front end",
 }
 
 
@@ -150,7 +151,7 @@ def parts_table(found: Comparison, cell: Cell) -> Table:
             part = cell.parts.metrics.get(name)
             if part is None or not part.measured:
                 continue
-            shares = [v / part.measured for v in (part.error, part.latency, part.commits, part.scheduling)]
+            shares = [v / part.measured for v in (part.error, *(getattr(part, key) for key in PARTS))]
             rows.append([name, "ms", number(1e3 * part.error), *map(signed, shares), f"{part.num:,}"])
     return head, rows
 

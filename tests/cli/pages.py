@@ -14,6 +14,7 @@ LOOSE = re.compile(r"^ {4,}(?:\$ )?(?:dsim|python3?|pip|pytest) \S", re.M)
 
 # What is added to the first that a command matches; an option that is given twice counts the second time.
 SHRUNK = (
+    ("replay --as-logged", ""),
     ("capacity", "--num-requests 150 --max-replications 2 --precision 50% --jobs 1"),
     ("compare", "--across"),
     ("live trace.jsonl", ""),

@@ -60,6 +60,28 @@ def test_json_is_one_object_with_the_interval_and_the_same_bytes_again() -> None
     assert "pass --force" in refused.err
 
 
+def test_measured_runs_stand_beside_the_curve_at_their_own_rate() -> None:
+    clients = Path(__file__).parents[1] / "report" / "clients"
+    bench = json.loads((clients / "vllm_bench.json").read_text())
+    assert dsim("import", clients / "vllm_bench.json", "-o", "measured").code == 0
+    ran = dsim(*QUEUE, "--slo", "ttft=60ms", "--jobs", 1, "--measured", "measured", "-o", "out")
+    assert ran.code == 0, ran.err
+    (point,) = json.loads(Path("out/capacity.json").read_text(encoding="utf-8"))["measured"]
+    span = max(bench["start_times"]) - min(bench["start_times"])
+    assert point["rate"] == pytest.approx((len(bench["latencies"]) - 1) / span)
+    met = sum(ttft <= 0.06 for ttft in bench["ttfts"]) / len(bench["ttfts"])
+    assert point["values"] == pytest.approx(
+        {"mean:e2el=150ms": 1e3 * sum(bench["latencies"]) / len(bench["latencies"]), "99% meet ttft=60ms": met}
+    )
+    assert "measured: measured" in ran.out
+    assert "Diamonds: measured runs." in Path("out/report.html").read_text(encoding="utf-8")
+    ran = dsim(*QUEUE, "--slo", "chat/ttft=60ms", "--measured", "measured")
+    assert (ran.code, ran.err) == (
+        2,
+        "Error: SLO chat/ttft=60ms is of a class, and a measured run's file holds none: expected an SLO of all\n",
+    )
+
+
 def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
     ran = dsim(*QUEUE, "--jobs", 1, "--gpu-hour", 2)
     assert ran.code == 0

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from dsim.engine.latency import LatencyModel
+from dsim.profiler.profile import load
 
+from ..logged import poisson, write_client, write_log
 from . import pages
 from .command import Ran, dsim, rows
 
@@ -102,8 +104,15 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
     if page == "docs/compare.md":
         shutil.copy("of_tiny.json", "mine.json")
     if page == "docs/your-server.md":
-        for theirs, ours in (("vllm_bench.json", "bench.json"), ("vllm_trace.jsonl", "trace.jsonl")):
-            shutil.copy(ROOT / "tests" / "report" / "clients" / theirs, ours)
+        known = replace(load("a100-sdar-8b"), latency=LatencyModel(((0.0, 0.02), (16.0, 0.02), (32.0, 0.02)), 1e-4))
+        for name, seed in (("steps.jsonl", 0), ("other.jsonl", 1)):
+            asked = poisson(20, 4.0, seed)
+            write_log(Path(name), "vllm-ar,max_num_seqs=8", known, asked, settings={"max_num_seqs": 8})
+        write_client(Path("bench.json"), Path("steps.jsonl"), 0.005)
+        asked = poisson(20, 4.0, 0)
+        columns = zip(asked.arrival.tolist(), asked.input_length.tolist(), asked.output_length.tolist(), strict=True)
+        lines = [{"timestamp": 1e3 * at, "input_length": n, "output_length": m} for at, n, m in columns]
+        Path("trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for line in commands:
         words = pages.shrunk(line)
         ran = served(words) if words[0] == "serve" else dsim(*words)

@@ -32,6 +32,7 @@ DISTRIBUTIONS = [
 SPREADS = ["batch", "chunk"]
 # What came beside them.
 MORE = [
+    "cancelled",
     "total_token_throughput", "ttfs_ms", "queue_time_ms", "tokens_per_emission", "slos", "wasted_canvas_tokens",
     "computed_per_token",
     "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share", "kv_pages",

@@ -244,7 +244,7 @@ def test_sglangs_forwards_of_a_round_are_steps(hook: Hook, tmp_path: Path, monke
     assert [line["committed"] for line in lines if line.get("kind") == "sequence"] == [[2], [3]]
     assert log.commits.committed.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
     assert (log.header.preset, log.header.block_length, log.header.threshold) == ("sglang-sync", 4, 0.9)
-    assert log.requests.canvas_steps.tolist() == [3]
+    assert log.requests.canvases.num_steps.tolist() == [3]
 
 
 def test_lmdeploys_outputs_are_read_with_their_masks(
@@ -313,4 +313,4 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
     assert [line["committed"] for line in lines if line.get("kind") == "sequence"] == [[2], [3]]
     assert log.commits.committed.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
     assert log.requests.num_tokens.tolist() == [2]
-    assert (log.header.preset, log.header.page_size) == ("lmdeploy-bd4", 64)
+    assert (log.header.preset, log.header.page_size) == ("lmdeploy-0.18", 64)

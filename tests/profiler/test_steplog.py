@@ -197,7 +197,10 @@ def test_requests_of_a_log_have_their_arrivals_and_emissions(tmp_path: Path) -> 
     assert np.isnan(r.finish[0])
     assert r.finish[1] == 1.61
     assert r.gaps.tolist() == pytest.approx([0.4])
-    assert r.canvas_steps.tolist() == [1, 2, 2]
+    assert (r.canvases.request.tolist(), r.canvases.num_steps.tolist()) == ([0, 1, 0], [1, 2, 2])
+    steps = log.rows
+    assert (steps.start.tolist(), steps.offsets.tolist()) == ([1.0, 1.1, 1.25, 1.5], [0, 2, 4, 6, 7])
+    assert (steps.request.tolist(), steps.emitted.tolist()) == ([1, 0, 1, 0, 1, 0, 0], [0, 0, 0, 4, 4, 0, 3])
 
 
 BAD2 = [

@@ -10,7 +10,8 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import STATUSES
-from dsim.report.clients.measured import MeasuredRun, Requested, measured_run, write_measured
+from dsim.report.clients.match import Requested
+from dsim.report.clients.measured import MeasuredRun, measured_run, write_measured
 from dsim.report.clients.prometheus import differences, read_samples, summary_of
 from dsim.report.clients.read import read_client
 from dsim.report.run import read_run
@@ -134,7 +135,7 @@ def test_what_the_client_gave_up_is_unfinished(tmp_path: Path) -> None:
         requests["incomplete"] = [requests["successful"].pop()]
 
     run = measured_run(read_client(changed(tmp_path, "guidellm.json", cut)), requested("trace.jsonl"))
-    assert np.bincount(run.columns["status"], minlength=len(STATUSES)).tolist() == [7, 0, 1]
+    assert np.bincount(run.columns["status"], minlength=len(STATUSES)).tolist() == [7, 0, 1, 0]
 
 
 def test_a_request_that_the_file_lacks_is_left_out_by_the_traces_time(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def committed(commits: Commits, plan: StepPlan) -> list[list[bool]]:
 @pytest.fixture
 def commits() -> Commits:
     """Request 0: a prompt of 6, so that its blocks begin at 4 and 8. At 4, columns 2 and 3 commit first and third."""
-    seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), 4, 4, False)
+    seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), parse("lmdeploy-bd32:4"), 4)
     seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0]), committing([2]))
     seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 2]), committing([3]))
     return seen
@@ -80,7 +80,7 @@ def test_what_is_no_mask_never_commits(commits: Commits) -> None:
 
 
 def test_a_mask_is_evicted_at_the_evaluations_at_which_it_was_unless_it_commits() -> None:
-    seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), 4, 4, False)
+    seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), parse("lmdeploy-bd32:4"), 4)
     nothing = np.zeros(1, np.int32)
     can = Evicting(Focus(), nothing, nothing, nothing - 1)
     plan = replace(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]), evicting=can)

@@ -40,7 +40,7 @@ KEYS = (
     "goodput", "slo_attainment", "batch", "chunk", "tpf", "token_utilization", "step_latency_ms", "kv_utilization",
     "preemptions", "stable",
 )  # fmt: skip
-ADDED = (
+ADDED = ("cancelled",
     "total_token_throughput", "ttfs_ms", "queue_time_ms", "tokens_per_emission", "slos", "wasted_canvas_tokens",
     "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share", "kv_pages", "computed_per_token",
 )  # fmt: skip

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 
 from dsim.engine.engine import Engine, Limits
-from dsim.engine.journal import RequestTable
+from dsim.engine.journal import RequestTable, StepTotals
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
 from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
 from dsim.report.clients.prometheus import read_samples, summary_of
@@ -151,12 +153,11 @@ def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind]) -
     assert server.behind.columns()["status"].tolist() == [0, 0]
 
 
-def test_a_client_that_goes_away_cancels_its_request(
-    twin: Callable[..., Behind], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone: list[int] = []
-    monkeypatch.setattr(driver, "cancel", lambda engine, request, now: gone.append(request))
-    with serving(twin(SLOW)) as server:
+def test_a_client_that_goes_away_frees_its_row_and_the_journal_replays(twin: Callable[..., Behind]) -> None:
+    journal = Journal()
+    behind = twin(SLOW, append=journal.append)
+    with serving(behind) as server:
+        (engine,) = behind.fleet.engines
         for stream in (True, False):
             connection = server.connect()
             body = json.dumps({"prompt": [0], "max_tokens": 200, "stream": stream})
@@ -164,26 +165,35 @@ def test_a_client_that_goes_away_cancels_its_request(
             if stream:
                 connection.getresponse().read(10)
             else:
-                until(lambda: server.behind.fleet.engines[0].num_running == 2)
+                until(lambda: engine.num_running == 1)
             connection.sock.close()
             connection.close()
-            until(lambda stream=stream: len(gone) == (1 if stream else 2))
-        # Another is served beside them.
+            until(lambda stream=stream: behind.columns()["status"].tolist() == [CANCELLED] * (1 if stream else 2))
+            assert engine.num_running == 0
+        # Another is served after them.
         assert server.complete(prompt=[0], max_tokens=1).status == 200
-        for replica in server.behind.fleet.replicas:
-            replica.stop()
-    assert gone == [0, 1]
+    columns, (steps, lists) = behind.columns(), journal.read()
+    assert columns["status"].tolist() == [CANCELLED, CANCELLED, COMPLETED]
+    assert 0 < columns["num_tokens"][0] < 200
+    summary = behind.summarize(server.totals or StepTotals(), [])
+    assert (summary.num_requests, summary.completed, summary.cancelled) == (3, 1, 2)
+    fresh = Engine(engine.policy, engine.limits, RequestTable(3), latency=SLOW)
+    assert list(replay(fresh, 0, columns, steps, lists)) == []
 
 
-def test_an_engine_that_can_cancel_is_asked_to(twin: Callable[..., Behind]) -> None:
-    class Cancelling:
-        def cancel(self, request: int, now: float) -> bool:
-            self.asked = request, now
-            return True
-
-    engine = Cancelling()
-    driver.cancel(engine, 3, 1.5)  # type: ignore[arg-type]
-    assert engine.asked == (3, 1.5)
+def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_when_it_does(
+    twin: Callable[..., Behind],
+) -> None:
+    behind = twin()
+    (engine,) = behind.fleet.engines
+    replica = driver.Replica(engine, behind.executors[0], lambda: 0.0, lambda plan, done: None, lambda: None)
+    replica.submit(Request(0, 1.0, 4, 4))
+    replica.cancel(0)
+    replica._cancel(0.5)
+    assert behind.fleet.table["status"][0] == UNFINISHED
+    engine.submit(replica._inbox.popleft())
+    replica._cancel(1.0)
+    assert behind.fleet.table["status"][0] == CANCELLED
 
 
 def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
@@ -358,3 +368,32 @@ def test_a_replica_alone_serves_an_engine() -> None:
     assert told[-1] == 8
     assert sorted(told) == told
     assert not replica.alive
+
+
+def test_openais_own_client_gets_what_the_journal_says(twin: Callable[..., Behind]) -> None:
+    openai = pytest.importorskip("openai", reason="a client that nobody here wrote: pip install openai")
+    behind = twin(SLOW)
+    with serving(behind, api_key="secret") as server:
+        url = f"http://127.0.0.1:{server.port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["a model"]
+        *chunks, last = client.completions.create(
+            model="a model", prompt="12345678", max_tokens=10, stream=True, stream_options={"include_usage": True}
+        )
+        assert [len(chunk.choices[0].text.split()) for chunk in chunks] == [2, 4, 4]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (2, 10)
+        said = client.chat.completions.create(
+            model="a model", messages=[{"role": "user", "content": "1234"}], max_completion_tokens=6
+        )
+        assert (said.choices[0].message.role, said.usage.completion_tokens) == ("assistant", 6)
+        with pytest.raises(openai.NotFoundError, match="is not served, expected 'a model'"):
+            client.completions.create(model="another", prompt="1", max_tokens=1)
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
+        # One that hangs up on its stream is cancelled.
+        stream = client.completions.create(model="a model", prompt="1", max_tokens=200, stream=True)
+        next(iter(stream))
+        stream.close()
+        until(lambda: behind.columns()["status"].tolist() == [COMPLETED, COMPLETED, CANCELLED])
+    assert behind.columns()["num_tokens"][:2].tolist() == [10, 6]

@@ -1,0 +1,64 @@
+"""`dsim replay --as-logged`: the policy, the settings and the profile that a step log names or gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import DsimError
+from ..files.read import printable
+
+if TYPE_CHECKING:
+    import typer
+
+# Options of a replay that would make it other than logged.
+OTHER = ("arrival", "rate", "cv", "burstiness", "fit", "lengths", "concurrency", "num_requests", "time_scale", "jitter")
+
+
+@dataclass(frozen=True)
+class AsLogged:
+    """A replay as logged."""
+
+    policies: list[str]
+    profile: str  # a name or a file
+    about: dict[str, Any]  # of the manifest
+    lines: list[str] = field(default_factory=list)  # to tell
+
+
+def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None, profile: str) -> AsLogged:
+    """What a step log says of a replay of its own requests; what is given on the command line is taken instead."""
+    from ..profiler.as_logged import policy_of
+    from ..profiler.profile import load, save, to_json
+    from ..profiler.steplog import profile_of_log, read_log
+
+    def is_given(name: str) -> bool:
+        source = context.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    for name in OTHER:
+        if is_given(name):
+            raise DsimError(f"--{name.replace('_', '-')} and --as-logged are given: expected one of them")
+    held, name = read_log(log), printable(Path(log).stem)
+    left_out: list[str] = []
+    specs = list(policies or [])
+    if not specs:
+        spec, left_out = policy_of(held.header)
+        specs = [spec]
+    lines = [f"As logged: {', '.join(specs)}" + ("" if policies is None else " (given; the log's own is not asked)")]
+    if left_out:
+        lines.append(f"Not in the policy: the log's {', '.join(left_out)}")
+    if is_given("profile"):
+        origin, about = "given", {}
+        lines.append(f"Profile: {load(profile).name}, given")
+    else:
+        fitted = profile_of_log(held, name, log)
+        folder = context.with_resource(TemporaryDirectory())
+        profile = str(Path(folder) / "fitted.json")
+        save(fitted, profile)
+        origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
+        lines.append(f"Profile: fitted to the same log, so that steps' prices are no prediction ({name})")
+        doubts = [*fitted.fit.doubts, *(line for fit in fitted.commit_fits for line in fit.doubts)]
+        lines += [f"The fit doubts itself: {line}" for line in doubts]
+    told = {"log": Path(log).name, "profile": origin, "not_in_policy": left_out}
+    return AsLogged(specs, profile, {"as_logged": told, **about}, lines)

@@ -1,0 +1,64 @@
+"""Measured runs on a capacity's curve: each one's rate, and what it makes of the same criteria."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import DsimError
+from ..report.metrics import COMPLETED, good_requests, latencies, no_nan
+from ..report.run import Run, read_run
+from ..report.slo import Slo
+from .replicate import Criterion, criteria_of
+
+
+def measured_points(
+    folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
+) -> list[dict[str, Any]]:
+    """A point of the curve for each run: its name, its rate (req/s), each criterion's value (ms, or share of arrivals).
+
+    A DsimError for a run of several policies, or of too few requests to have a rate, and for an SLO of a class, which
+    no run's file holds.
+    """
+    asked = [Slo.parse(text) for text in slos]
+    for slo in asked:
+        if slo.slo_class is not None:
+            raise DsimError(f"SLO {slo} is of a class, and a measured run's file holds none: expected an SLO of all")
+    return [_point(read_run(Path(folder)), criteria_of(asked, attainment), missing_passes) for folder in folders]
+
+
+def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dict[str, Any]:
+    if len(run.policies) != 1:
+        held = ", ".join(run.policies)
+        raise DsimError(f"{run.folder} holds policies {held}, expected a run of one, such as of `dsim import -o`")
+    (summary,) = run.info["policies"]
+    requests = run.requests(run.policies[0])
+    arrival = requests["arrival"]
+    duration = float(arrival.max() - arrival.min()) if len(arrival) else 0.0
+    if not duration > 0:
+        raise DsimError(
+            f"{run.folder} holds {len(arrival)} requests in {duration:g} s, expected some time between them"
+        )
+    done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
+    times, values = latencies(done), {}
+    for criterion in criteria:
+        slo = criterion.slos[0]
+        if criterion.share is not None:
+            bare = [replace(slo, stat=None) for slo in criterion.slos]
+            good = good_requests(requests, bare, missing_passes=missing_passes)
+            assert good is not None
+            values[criterion.text] = float(good.mean())
+        elif slo.metric == "itl":  # pooled over requests: the file keeps its statistics alone
+            values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
+        else:
+            known = times[slo.metric][~np.isnan(times[slo.metric])]
+            value = known.mean() if slo.stat == "mean" else np.percentile(known, int((slo.stat or "p")[1:]))
+            values[criterion.text] = 1e3 * float(value) if len(known) else math.nan
+    point: dict[str, Any] = no_nan({
+        "run": run.folder.name, "rate": (len(arrival) - 1) / duration, "num_requests": len(arrival),
+        "completed": len(done["status"]), "stable": bool(summary["stable"]), "values": values,
+    })  # fmt: skip
+    return point

@@ -1,0 +1,157 @@
+"""A step log replayed as logged: what is known of the engine that wrote it comes back, and errors find their parts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.commits import CanvasLaw
+from dsim.engine.latency import LatencyModel
+from dsim.profiler.profile import load, save
+from dsim.profiler.steplog import profile_of_log, read_log
+
+from ..cli.command import dsim
+from ..logged import poisson, write_client, write_log
+
+SPEC = "vllm-ar,max_num_seqs=4,max_num_batched_tokens=64,async_scheduling=false,num_pages=400"
+SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "async_scheduling": False, "dtype": "bfloat16"}
+LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.0132), (64.0, 0.0228)), 2e-4, attention=1e-7, kv_read=2e-7)
+LAW = CanvasLaw("drawn", 16, 9.0, request_spread=0.25, canvas_spread=0.2, drift=1.05, least=2, most=48)
+CANVAS = "vllm-diffusion,max_num_seqs=8,canvas_length=16,num_pages=4000,async_scheduling=false"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile = replace(load("a100-sdar-8b"), name="known", latency=LATENCY, canvas_laws=(LAW,))
+    save(profile, "known.json")
+    save(replace(profile, name="slow", latency=LATENCY.scaled(1.25)), "slow.json")
+    save(replace(profile, name="outside", frontend=0.05), "outside.json")
+
+
+def log_of(trace: Any = None, **header: Any) -> Path:
+    known = load("known.json")
+    return write_log(
+        Path("log.jsonl"), SPEC, known, trace or poisson(60, 6.0, 0), early=3.0, settings=SETTINGS, **header
+    )
+
+
+def parts(*compared: str) -> dict[str, Any]:
+    ran = dsim("compare", *compared, "--json")
+    assert ran.code == 0, ran.err
+    (cell,) = ran.json["cells"]
+    assert cell["no_parts"] == ""
+    return dict(cell)
+
+
+def test_a_log_replayed_as_logged_by_the_profile_that_drew_it_is_the_log() -> None:
+    ran = dsim("replay", "--as-logged", log_of(), "--profile", "known.json", "-o", "predicted")
+    assert ran.code == 0, ran.err
+    assert ran.err.splitlines()[:3] == [
+        f"As logged: {SPEC}",
+        "Not in the policy: the log's dtype",
+        "Profile: known, given",
+    ]
+    assert dsim("import", "log.jsonl", "-o", "engine").code == 0
+    cell = parts("predicted", "engine", "--profile", "known.json")
+    assert cell["policy"] == SPEC
+    assert cell["steps"]["same"]
+    assert cell["metrics"]["e2el"]["requests"]["mape"] < 1e-9
+    assert cell["metrics"]["queue_time"]["error"]["mean"] == pytest.approx(0.0, abs=1e-9)
+    assert cell["metrics"]["step_latency"]["error"]["mean"] == pytest.approx(0.0, abs=1e-9)
+    assert cell["parts"]["latency_nearest"] == 0
+
+
+def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
+    log = log_of()
+    assert dsim("import", log, "-o", "engine").code == 0
+    # Steps that are too dear: the rule, the commits and the front end are right.
+    assert dsim("replay", "--as-logged", log, "--profile", "slow.json", "-o", "slow").code == 0
+    part = parts("slow", "engine", "--profile", "slow.json")["parts"]["metrics"]["e2el"]
+    assert part["latency"] == pytest.approx(part["error"])
+    assert part["error"] > 0.2 * part["measured"]
+    # A server that lets in more requests than its log says.
+    told = Path("told.jsonl")
+    told.write_text(log.read_text().replace('"max_num_seqs": 4', '"max_num_seqs": 1'))
+    assert dsim("import", told, "-o", "told").code == 0
+    assert dsim("replay", "--as-logged", told, "--profile", "known.json", "-o", "rule").code == 0
+    part = parts("rule", "told", "--profile", "known.json")["parts"]["metrics"]["e2el"]
+    assert abs(part["scheduling"]) > 0.05 * part["measured"]
+    assert abs(part["latency"]) < 0.2 * abs(part["scheduling"])
+    # A profile with 50 ms outside the engine, where a client saw 20.
+    write_client(Path("bench.json"), log, 0.02)
+    assert dsim("import", "bench.json", "--log", log, "-o", "client").code == 0
+    assert dsim("replay", log, "--profile", "outside.json", "--policy", SPEC, "-o", "outside").code == 0
+    part = parts("outside", "client", "--profile", "outside.json")["parts"]["metrics"]["e2el"]
+    assert part["error"] == pytest.approx(0.03)
+    assert (part["frontend"], part["latency"], part["scheduling"]) == pytest.approx((0.03, 0.0, 0.0), abs=1e-9)
+
+
+def test_without_a_profile_the_logs_own_is_fitted_kept_and_told() -> None:
+    log_of(poisson(150, 6.0, 0))
+    ran = dsim("replay", "log.jsonl", "--as-logged", "-o", "predicted")
+    assert ran.code == 0, ran.err
+    assert "Profile: fitted to the same log, so that steps' prices are no prediction (log)" in ran.err
+    assert dsim("import", "log.jsonl", "-o", "engine").code == 0
+    cell = parts("predicted", "engine")  # run.json holds the profile
+    assert abs(cell["metrics"]["e2el"]["error"]["mean"]) < 0.02
+    ran = dsim("replay", "log.jsonl", "--as-logged", "--rate", "3")
+    assert (ran.code, ran.err) == (2, "Error: --rate and --as-logged are given: expected one of them\n")
+
+
+def test_a_log_without_a_preset_asks_for_one() -> None:
+    log_of(preset=None)
+    ran = dsim("replay", "log.jsonl", "--as-logged")
+    assert ran.code == 2
+    assert ran.err.startswith("Error: the log's header has preset null, expected one of ar, lmdeploy-bd32,")
+    assert dsim("replay", "log.jsonl", "--as-logged", "--policy", SPEC, "--profile", "known.json").code == 0
+
+
+def test_the_front_end_is_what_a_client_saw_beyond_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of()
+    # The client sent the last 40 of the log's requests, on a clock of its own.
+    lines = log.read_text().splitlines(keepends=True)
+    Path("late.jsonl").write_text("".join(line for line in lines if not ('"request"' in line and '"r1' in line)))
+    write_client(Path("bench.json"), log, 0.007, late=1e4)
+    ran = dsim("profile", "--from-log", log, "--client", "bench.json", "-o", "mine.json", "--json")
+    assert ran.json["frontend"] == pytest.approx(0.007, rel=1e-5)
+    assert load("mine.json").frontend == pytest.approx(0.007, rel=1e-5)
+    ran = dsim("profile", "--from-log", log, "-o", "none.json")
+    assert "  front end not measured: 0 (--client)" in ran.out
+    assert load("none.json").frontend == 0.0
+    ran = dsim("profile", "--model", "tiny", "--client", "bench.json", "-o", "x.json")
+    assert (ran.code, ran.err) == (
+        2,
+        "Error: --client is bench.json and --from-log is missing: expected the log of the same time\n",
+    )
+
+
+def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
+    trace = poisson(160, 1.0, 3, output=60)
+    log = write_log(Path("log.jsonl"), CANVAS, load("known.json"), trace, settings={"max_num_seqs": 8})
+    held = read_log(log)
+    num = len(held.requests.canvases.request)
+    assert num == int((-(-trace.output_length // 16)).sum())
+    profile = profile_of_log(held, "mine", "log.jsonl")
+    (law,) = profile.canvas_laws
+    assert (profile.family, law.workload, law.canvas_length) == ("canvas", "drawn", 16)
+    # Within three standard errors of what so many requests and canvases tell.
+    assert abs(np.log(law.median / LAW.median)) < 3 * np.hypot(
+        LAW.request_spread / 160**0.5, LAW.canvas_spread / num**0.5
+    )
+    assert abs(law.request_spread / LAW.request_spread - 1) < 3 / (2 * 160) ** 0.5
+    assert abs(law.canvas_spread / LAW.canvas_spread - 1) < 3 / (2 * (num - 160)) ** 0.5
+    assert law.drift == pytest.approx(LAW.drift, abs=0.02)
+
+
+def test_canvases_replayed_as_logged_err_by_their_law() -> None:
+    known = load("known.json")
+    log = write_log(Path("log.jsonl"), CANVAS, known, poisson(40, 1.0, 3), settings={"async_scheduling": False})
+    save(replace(known, name="long", canvas_laws=(replace(LAW, median=13.0),)), "long.json")
+    assert dsim("import", log, "-o", "engine").code == 0
+    assert dsim("replay", "--as-logged", log, "--profile", "long.json", "-o", "long").code == 0
+    part = parts("long", "engine", "--profile", "long.json")["parts"]["metrics"]["e2el"]
+    assert part["commits"] == pytest.approx(part["error"], rel=0.05)
+    assert part["error"] > 0.2 * part["measured"]
