@@ -107,12 +107,12 @@ def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], promp
     step = 0
     text = tokens
     for i in range(canvases):
-        cache.encode(0, text)
+        cache.encode({0: text})
         canvas = Canvas(chance.noise(CANVAS, VOCAB))
         while not canvas.done:
-            advance(canvas, cache.denoise(0, canvas.tokens, canvas.soft), rule, chance)
-            assert canvas.soft is not None
-            torch.testing.assert_close(canvas.soft, seen.logits[step], rtol=2e-4, atol=2e-4)
+            soft = advance(canvas, model.logits(cache.denoise({0: canvas})[0]), rule, chance)
+            canvas.signal = model.signal_of(soft)
+            torch.testing.assert_close(soft, seen.logits[step], rtol=2e-4, atol=2e-4)
             step += 1
         text = canvas.answer
         assert text.tolist() == seen.canvases[1 + i].tolist()
@@ -133,37 +133,35 @@ def test_a_canvas_is_done_when_transformers_own_criterion_says_so(stability: int
             likeliest = torch.randint(0, VOCAB, (3,), generator=chance)
         sure = 12.0 * torch.rand(1, generator=chance)
         logits = sure * torch.nn.functional.one_hot(likeliest, VOCAB).float()
-        advance(canvas, logits, rule, TorchsOwn())
-        assert canvas.soft is not None
-        expected = bool(theirs(canvas.soft.argmax(-1)[None], canvas.soft[None])[0])
+        soft = advance(canvas, logits, rule, TorchsOwn())
+        expected = bool(theirs(soft.argmax(-1)[None], soft[None])[0])
         assert canvas.done == expected, step
         ended.append(canvas.done)
-        assert canvas.answer.tolist() == canvas.soft.argmax(-1).tolist()
+        assert canvas.answer.tolist() == soft.argmax(-1).tolist()
     assert 0 < sum(ended) < 20
 
 
 def test_pages_behind_the_window_are_released_and_scratch_is_written_over(gemma: tuple[Any, Path]) -> None:
     model = read_canvas_model(gemma[1], "cpu", torch.float32)
     cache = cache_of(model)
-    cache.encode(0, torch.arange(30))
+    cache.encode({0: torch.arange(30)})
     sliding, full = cache.of[True], cache.of[False]
     # Positions 19 to 29 are still seen: pages 4 to 7 of 0 to 7.
     assert (sliding.table[0] >= 0).tolist()[:8] == [False] * 4 + [True] * 4
     assert (sliding.num_free, full.num_free) == (20 - 4, 40 - 8)
-    first = cache.denoise(0, torch.arange(CANVAS), None)
+    fresh = Canvas(torch.arange(CANVAS))
+    first = cache.denoise({0: fresh})[0]
     held = sliding.num_free, full.num_free
     assert held == (20 - 6, 40 - 10)
-    cache.denoise(0, torch.arange(CANVAS) + 50, first)
+    cache.denoise({0: Canvas(torch.arange(CANVAS) + 50, first)})
     assert (sliding.num_free, full.num_free) == held
-    torch.testing.assert_close(cache.denoise(0, torch.arange(CANVAS), None), first, rtol=0, atol=0)
+    torch.testing.assert_close(cache.denoise({0: fresh})[0], first, rtol=0, atol=0)
     # Text that comes in parts, after scratch, is read as in one.
-    cache.encode(0, torch.arange(5))
+    cache.encode({0: torch.arange(5)})
     other = cache_of(model)
-    other.encode(0, torch.cat([torch.arange(30), torch.arange(5)]))
-    torch.testing.assert_close(
-        cache.denoise(0, torch.arange(CANVAS), None), other.denoise(0, torch.arange(CANVAS), None)
-    )
-    cache.release(0)
+    other.encode({0: torch.cat([torch.arange(30), torch.arange(5)])})
+    torch.testing.assert_close(cache.denoise({0: fresh})[0], other.denoise({0: fresh})[0])
+    cache.clear()
     assert (sliding.num_free, full.num_free) == (20, 40)
 
 
