@@ -70,6 +70,11 @@ class CanvasConfig:
     eos: tuple[int, ...]
     renoise: Renoise
 
+    @property
+    def state_tokens(self) -> int:
+        """Tokens' worth of KV that what is kept of a token beside its KV takes: as nothing is, the least there is."""
+        return 1
+
     def kv_elements(self, sliding: bool) -> int:
         """Numbers that a token's keys and values are, in the layers of one kind."""
         return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers if layer.sliding == sliding)

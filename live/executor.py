@@ -17,14 +17,13 @@ from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
-from ..engine.step import Evicting, Phase, StepOutcome, StepPlan, reached
+from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose
 from .config import ModelConfig
 from .evicting import Evict
 from .forward import Batch, Forward, Sampled
 from .prompts import Prompts
-
-Bools = npt.NDArray[np.bool_]
+from .texts import Bools, Texts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +37,11 @@ class ImportanceDelta:
     confidence: npt.NDArray[np.float32]
 
 
-class ModelExecutor:
+class ModelExecutor(Texts):
     """Runs plans. It keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
 
     watch: told of every decode step by a policy that evicts nothing; the step computes importances for it.
-    eos: tokens that end a request once all before them are known. One in a block that holds some of the prompt is
-    missed, as LMDeploy misses it and as the twin has it (block-diffusion.md 1.6).
+    eos: see `Texts`.
     """
 
     def __init__(
@@ -56,22 +54,16 @@ class ModelExecutor:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         if config.shifted and not (policy.full_sequence or policy.autoregressive):
             check_whole_blocks(policy, config)
+        super().__init__(policy, prompts, config.mask_token, eos)
         self._forward = forward
         self._cache = forward.cache
-        self._policy = policy
-        self._prompts = prompts
         self._draws = draws  # None: the weights decide
-        self._block = policy.block_length
         self._listed = bool(numbers_of(policy)["listed"][0])
         # A long prompt's chunks end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token
         self._shifted = config.shifted
         self._watch = watch
-        self._eos = np.array(eos, np.int32)
-        self._tokens: npt.NDArray[np.int32] = np.zeros((16, 64), np.int32)  # [slots, positions]
-        self._slot_of: dict[int, int] = {}  # request -> slot whose pages it holds
-        self._owner: dict[int, int] = {}  # slot -> request whose tokens it holds
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """Compute a plan and say what committed; ModelError when the device is out of memory."""
@@ -87,30 +79,7 @@ class ModelExecutor:
                 f"the device is out of memory in a step of {f.tokens} tokens and {f.batch} sequences: set num_pages, "
                 f"max_batch or {budget} lower ({str(error).splitlines()[0]})"
             ) from None
-        ends = self._ends(plan, outcome.committed) if len(self._eos) else None
-        return replace(outcome, latency=time.perf_counter() - begin, ends=ends)
-
-    def _ends(self, plan: StepPlan, committed: Bools) -> npt.NDArray[np.int32]:
-        """Where each row's request ends: behind its first EOS, if that and all before it are known now."""
-        ends = plan.end.copy()
-        upto = np.minimum(reached(self._policy, plan, committed), plan.end)
-        missed = 0 if self._policy.autoregressive else self._block  # of a block that the prompt reaches into
-        for i in np.flatnonzero(plan.phases != Phase.IDLE).tolist():
-            slot, start, prompt = int(plan.slots[i]), int(plan.block_start[i]), int(plan.prompt[i])
-            begin = start if start >= prompt else max(start + missed, prompt)
-            found = np.flatnonzero(np.isin(self._tokens[slot, begin : upto[i]], self._eos))
-            if len(found):
-                ends[i] = begin + int(found[0]) + 1
-        return ends
-
-    def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
-        """The tokens of a request that its slot still holds."""
-        assert self._owner[slot] == request
-        return self._tokens[slot, :length].copy()
-
-    def slot_of(self, request: int) -> int:
-        """The slot that holds a request's tokens; they stay there until another request has it."""
-        return next(slot for slot, owner in self._owner.items() if owner == request)
+        return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def _prefill(self, plan: StepPlan) -> StepOutcome:
         lengths = plan.num_tokens.astype(np.int64)
@@ -137,12 +106,7 @@ class ModelExecutor:
         for slot, request, prompt in zip(
             plan.slots.tolist(), plan.requests.tolist(), plan.prompt.tolist(), strict=True
         ):
-            # A preempted request finds its tokens where they were.
-            if self._owner.get(slot) != request:
-                self._owner[slot] = request
-                self._tokens[slot] = self._mask
-                self._tokens[slot, :prompt] = self._prompts(request, prompt)
-            self._slot_of[request] = slot
+            self._own(slot, request, prompt)
         self._cache.reserve(plan.slots, lengths)
 
     def _run_prefill(
@@ -311,14 +275,6 @@ class ModelExecutor:
         known = self._tokens[plan.slots[rows], start[rows]]
         has_known = begins & (start[rows] > 0)
         return np.where(has_known, known, tokens[before]), confidence[before]
-
-    def _grow(self, slots: int, positions: int) -> None:
-        have = self._tokens.shape
-        if slots <= have[0] and positions <= have[1]:
-            return
-        tokens = np.full((max(slots, 2 * have[0]), max(positions, have[1])), self._mask, np.int32)
-        tokens[: have[0], : have[1]] = self._tokens
-        self._tokens = tokens
 
 
 def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
