@@ -89,8 +89,8 @@ class CanvasCache:
         ]
         attend = _Attention(self, spans, causal=False)
         hidden = self._model.denoise(tokens, torch.cat(signals), self._positions(spans), attend)
-        parts = hidden.split([len(canvas.tokens) for canvas in canvases.values()])
-        return dict(zip(canvases, parts, strict=True))
+        ends = np.cumsum([end - begin for _, begin, end in spans]).tolist()
+        return {slot: hidden[last - end + begin : last] for (slot, begin, end), last in zip(spans, ends, strict=True)}
 
     def clear(self) -> None:
         """Take back every page."""
@@ -139,8 +139,8 @@ class _Attention:
             rows = slice(low, low + num)
             own = places[len(places) - num :]
             keys[own], values[own] = k[rows], v[rows]
-            parts = (x.transpose(0, 1)[None] for x in (q[rows], keys[places], values[places]))
-            read = scaled_dot_product_attention(*parts, attn_mask=mask, scale=1.0, enable_gqa=True)
+            one, all_keys, all_values = (x.transpose(0, 1)[None] for x in (q[rows], keys[places], values[places]))
+            read = scaled_dot_product_attention(one, all_keys, all_values, attn_mask=mask, scale=1.0, enable_gqa=True)
             reads.append(read[0].transpose(0, 1))
             low += num
         return torch.cat(reads)

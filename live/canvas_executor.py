@@ -17,6 +17,7 @@ from ..engine.commits import LawDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.policies.canvas import Canvas as CanvasGranularity
 from ..engine.policy import Policy
+from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from .canvas import Canvas, CanvasCache, advance
@@ -40,6 +41,8 @@ def check_canvas(policy: Policy, config: CanvasConfig) -> None:
             f"{policy.name}: canvas_length is {policy.block_length}, and {config.name} was trained with "
             f"{config.canvas_length}: expected that"
         )
+    if caches_prefixes(policy):
+        raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
 
 
 class KeyedChance:

@@ -71,6 +71,11 @@ class CanvasConfig:
     renoise: Renoise
 
     @property
+    def mask_token(self) -> int | None:
+        """None: a canvas begins as noise."""
+        return None
+
+    @property
     def state_tokens(self) -> int:
         """Tokens' worth of KV that what is kept of a token beside its KV takes: as nothing is, the least there is."""
         return 1

@@ -10,16 +10,19 @@ import torch
 
 from ..engine.block import visible
 from ..engine.chance import TOKEN, key
-from ..engine.commits import CommitDraws
+from ..engine.commits import CommitDraws, LawDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
+from ..engine.policies.sglang import JointThreshold as EditingUnmasking
+from ..engine.policies.sglang import Rounds
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose
 from .config import ModelConfig
+from .editing import JointThreshold, edit
 from .evicting import Evict
 from .forward import Batch, Forward, Sampled
 from .prompts import Prompts
@@ -45,8 +48,8 @@ class ModelExecutor(Texts):
     """
 
     def __init__(
-        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None, max_prefill_tokens: int,
-        watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
+        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | LawDraws | None,
+        max_prefill_tokens: int, watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
     ) -> None:  # fmt: skip
         config = forward.model.config
         assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
@@ -54,6 +57,11 @@ class ModelExecutor(Texts):
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         if config.shifted and not (policy.full_sequence or policy.autoregressive):
             check_whole_blocks(policy, config)
+            if policy.batching.pieces:
+                raise PolicyError(
+                    f"{policy.name}: prefills a prompt in pieces, and a row of {config.name} says the position after "
+                    "its own, which is of the next piece: expected lmdeploy-bd32"
+                )
         super().__init__(policy, prompts, config.mask_token, eos)
         self._forward = forward
         self._cache = forward.cache
@@ -64,6 +72,9 @@ class ModelExecutor(Texts):
         self._mask = config.mask_token
         self._shifted = config.shifted
         self._watch = watch
+        self._pieces = policy.batching.pieces
+        self._editing = JointThreshold() if isinstance(policy.unmasking, EditingUnmasking) else None
+        self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """Compute a plan and say what committed; ModelError when the device is out of memory."""
@@ -82,6 +93,12 @@ class ModelExecutor(Texts):
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def _prefill(self, plan: StepPlan) -> StepOutcome:
+        if self._pieces:
+            # Whole blocks of prompts, through the head as in the engine's own graph; nothing of them commits.
+            ends = plan.num_keys.astype(np.int64)
+            self._open(plan, ends)
+            *_, device = self._run_prefill(plan, ends - plan.num_tokens, ends, int(plan.num_tokens.min()))
+            return StepOutcome(0.0, np.zeros_like(plan.window), device)
         lengths = plan.num_tokens.astype(np.int64)
         self._open(plan, lengths)
         if len(lengths) == 1 and lengths[0] > self._longest:
@@ -151,6 +168,8 @@ class ModelExecutor(Texts):
         slots = plan.slots[rows]
         positions = start[rows] + columns
         reach = start + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
+        if self._pieces:  # a prompt shorter than a block has had no prefill
+            self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
         counts = np.count_nonzero(window, axis=1)
         evict, drawn = self._evict(plan, rows, columns)
@@ -197,7 +216,7 @@ class ModelExecutor(Texts):
             # Nothing is evicted, and the importances are computed all the same.
             zeros = np.zeros(n, np.int32)
             evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
-        elif self._draws is not None:
+        elif isinstance(self._draws, CommitDraws):
             retained, drawn = self._draws.draw_evicting(plan)
             forced = retained[rows, columns]
         masked = np.flatnonzero(plan.status[rows, columns] == MASKED)
@@ -229,6 +248,8 @@ class ModelExecutor(Texts):
             return np.ones_like(plan.window)
         if self._shifted:
             tokens, confidence = self._shift(plan, rows, columns, tokens, confidence)
+        if self._editing is not None:
+            return self._edit(self._editing, plan, rows, columns, tokens, confidence)
         if drawn is not None:
             committed = drawn
         elif self._draws is not None:
@@ -258,6 +279,31 @@ class ModelExecutor(Texts):
         )  # fmt: skip
         return committed, said[rows, columns]
 
+    def _edit(
+        self, rule: JointThreshold, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp],
+        tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32],
+    ) -> Bools:  # fmt: skip
+        """Change what blocks hold; a block commits, all of it, in the forward that ends it."""
+        shape = plan.window.shape
+        said, sure = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        said[rows, columns], sure[rows, columns] = tokens, confidence
+        at = plan.block_start.astype(np.int64)[:, None] + np.arange(shape[1])
+        held = self._tokens[plan.slots[:, None], at].astype(np.int64)
+        undecided = plan.window & (plan.status == MASKED)  # by the engine, which knows of whole blocks alone
+        masked = undecided & (held == self._mask)
+        step = steps_of(plan, undecided)
+        slots = plan.slots.tolist()
+        post = np.array([self._without_masks.get(slot, 0) if n else 0 for slot, n in zip(slots, step, strict=True)])
+        edited = edit(rule, held, said, sure, masked, undecided, post)
+        self._without_masks.update(zip(slots, (post + ~masked.any(axis=1)).tolist(), strict=True))
+        computed = undecided.any(axis=1)
+        self._tokens[plan.slots[computed, None], at[computed]] = edited.tokens[computed]
+        if self._draws is not None:
+            return self._draws.draw(plan)
+        done = edited.done | (step + 1 >= rule.most(self._block))
+        committed: Bools = done[:, None] & undecided
+        return committed
+
     def _shift(
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
         confidence: npt.NDArray[np.float32],
@@ -284,13 +330,19 @@ def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
 
 
 def check_policy(policy: Policy) -> None:
-    """PolicyError where a policy asks for what no executor does."""
-    if policy.batching.pieces:
+    """PolicyError where a policy asks for what no executor of decoders does."""
+    if not policy.granularity.on_a_grid:
+        raise PolicyError(f"{policy.name}: denoises canvases, which no mask model does: expected a DiffusionGemma")
+    if policy.batching.pieces and not isinstance(policy.batching, Rounds):
         kind = type(policy.batching).__name__
-        raise PolicyError(f"{policy.name}: dsim live prefills a prompt in one step, and {kind} in several")
+        raise PolicyError(
+            f"{policy.name}: dsim live prefills a prompt apart from others' steps, and {kind} beside them"
+        )
+    if isinstance(policy.batching, Rounds) and policy.batching.mixed:
+        raise PolicyError(f"{policy.name}: mixed is true, and dsim live prefills apart from decoding: expected false")
     if caches_prefixes(policy):
         raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-    if policy.unmasking.strategy == "law":
+    if policy.unmasking.strategy == "law" and not isinstance(policy.unmasking, EditingUnmasking):
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
 
 

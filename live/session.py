@@ -164,7 +164,7 @@ def open_forward(
     """`make_forward` of a decoder, or a canvas model's cache."""
     if not isinstance(model, CanvasModel):
         return make_forward(model, policy, limits, requests, max_num_logits, graphs)
-    tokens = max(policy.batching.reserved(policy, r.input_length, r.output_length) for r in requests)
+    tokens = max(policy.batching.reserved(policy, r.input_length, r.limit) for r in requests)
     num_pages = min(limits.num_pages, limits.max_batch * -(-int(tokens) // policy.memory.page_size))
     weight = model.embedding
     return CanvasCache(model, (num_pages, num_pages), policy.memory.page_size, str(weight.device), weight.dtype)
@@ -210,8 +210,10 @@ def make_executor(
     """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""
     check_policy(policy)
     assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
-    assert not isinstance(draws, LawDraws | TokenDraws), "of policies refused above"
+    assert not isinstance(draws, TokenDraws), "of policies refused above"
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
+    if isinstance(forward, FullSequenceForward):
+        assert not isinstance(draws, LawDraws), "a law is of blocks that are edited, or of canvases"
     if isinstance(forward, PeriodicForward):
         return PeriodicExecutor(forward, policy, prompts, draws)
     if isinstance(forward, FullSequenceForward):

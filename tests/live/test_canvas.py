@@ -255,12 +255,15 @@ EOS = tuple(range(0, VOCAB, 9))
 class Watched:
     """An executor's answers, and whether it holds more pages than the engine accounts for."""
 
-    def __init__(self, model: CanvasModel, policy: Policy, pages: int, eos: tuple[int, ...] = (), law: Any = None) -> None:
+    def __init__(
+        self, model: CanvasModel, policy: Policy, pages: int, eos: tuple[int, ...] = (), law: Any = None
+    ) -> None:
         self.requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
         limits = Limits(pages, 256, policy.batching.max_batch or 4)
         cache = session.open_forward(model, policy, limits, self.requests)
         executor = session.open_steps(cache, policy, limits, prompt_of, law, eos=eos, seed=3)
-        assert isinstance(executor, CanvasExecutor) and isinstance(cache, CanvasCache)
+        assert isinstance(executor, CanvasExecutor)
+        assert isinstance(cache, CanvasCache)
         self.cache, self.executor = cache, executor
         self.answers: dict[int, list[int]] = {}
         self.steps: dict[int, int] = {}  # denoising steps of requests
@@ -294,7 +297,7 @@ def early(gemma: tuple[Any, Path]) -> CanvasModel:
 
 
 @pytest.mark.parametrize("eos", [(), EOS])
-@pytest.mark.parametrize("spec, pages", [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 14)])
+@pytest.mark.parametrize(("spec", "pages"), [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 14)])
 def test_plans_answer_as_the_loop_alone_does(early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...]) -> None:
     watched = Watched(early, small(spec), pages, eos)
     ended = 0
