@@ -2,10 +2,11 @@
 
 Pages are of two kinds: full layers keep all of the text, sliding ones what a window still sees, and pages behind it
 are released. A canvas's keys and values go to the slots behind the text, are written over in each of its steps, and
-again, causally, by the encoding of what it became. Attention is plain PyTorch over gathered keys: the ragged kernel
-knows no window.
+again, causally, by the encoding of what it became. The rows of many sequences are computed together; attention is plain
+PyTorch over gathered keys, one sequence after another: the ragged kernel knows no window.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,7 +48,7 @@ class CanvasCache:
         config = model.config
         self._model, self.page_size = model, page_size
         self.of: dict[bool, PagedCache] = {}
-        self._index: list[int] = []  # of each layer, among those of its kind
+        self.index: list[int] = []  # of each layer, among those of its kind
         for sliding, pages in zip((True, False), num_pages, strict=True):
             kind = [layer for layer in config.layers if layer.sliding == sliding]
             assert len({(layer.kv_heads, layer.head_dim) for layer in kind}) <= 1, "layers of a kind are alike"
@@ -56,32 +57,45 @@ class CanvasCache:
                 self.of[sliding] = PagedCache(shape, pages, page_size, device, dtype)
         seen = {True: 0, False: 0}
         for layer in config.layers:
-            self._index.append(seen[layer.sliding])
+            self.index.append(seen[layer.sliding])
             seen[layer.sliding] += 1
         self.length: dict[int, int] = {}  # tokens of text, by slot
 
+    @property
+    def model(self) -> CanvasModel:
+        """The weights."""
+        return self._model
+
     @torch.inference_mode()
-    def encode(self, slot: int, tokens: Tensor) -> Tensor:
-        """Add text to a slot's, causally: its final states. Pages that no window will see again are released."""
-        begin = self.length.get(slot, 0)
-        end = begin + len(tokens)
-        self._reserve(slot, end)
-        positions = torch.arange(begin, end, device=tokens.device)
-        hidden = self._model.encode(tokens, positions, _Attention(self, slot, begin, end, causal=True))
-        self.length[slot] = end
-        if True in self.of:
-            self.of[True].release_before(slot, max(0, end - self._model.config.window + 1))
+    def encode(self, texts: Mapping[int, Tensor]) -> Tensor:
+        """Add text to slots', causally: its final states, [rows]. Pages that no window will see again are released."""
+        spans = self._spans({slot: len(tokens) for slot, tokens in texts.items()})
+        tokens = torch.cat(list(texts.values()))
+        hidden = self._model.encode(tokens, self._positions(spans), _Attention(self, spans, causal=True))
+        for slot, _, end in spans:
+            self.length[slot] = end
+            if True in self.of:
+                self.of[True].release_before(slot, max(0, end - self._model.config.window + 1))
         return hidden
 
     @torch.inference_mode()
-    def denoise(self, slot: int, tokens: Tensor, soft: Tensor | None) -> Tensor:
-        """Logits [canvas, vocab] of a canvas behind a slot's text; its keys and values are scratch."""
-        begin = self.length[slot]
-        end = begin + len(tokens)
-        self._reserve(slot, end)
-        positions = torch.arange(begin, end, device=tokens.device)
-        attend = _Attention(self, slot, begin, end, causal=False)
-        return self._model.logits(self._model.denoise(tokens, soft, positions, attend))
+    def denoise(self, canvases: "Mapping[int, Canvas]") -> dict[int, Tensor]:
+        """Final states [canvas, hidden] of canvases behind their slots' texts; their keys and values are scratch."""
+        spans = self._spans({slot: len(canvas.tokens) for slot, canvas in canvases.items()})
+        tokens = torch.cat([canvas.tokens for canvas in canvases.values()])
+        signals = [
+            self._model.no_signal(len(canvas.tokens)) if canvas.signal is None else canvas.signal
+            for canvas in canvases.values()
+        ]
+        attend = _Attention(self, spans, causal=False)
+        hidden = self._model.denoise(tokens, torch.cat(signals), self._positions(spans), attend)
+        ends = np.cumsum([end - begin for _, begin, end in spans]).tolist()
+        return {slot: hidden[last - end + begin : last] for (slot, begin, end), last in zip(spans, ends, strict=True)}
+
+    def clear(self) -> None:
+        """Take back every page."""
+        for slot in list(self.length):
+            self.release(slot)
 
     def release(self, slot: int) -> None:
         """Take back a slot's pages."""
@@ -89,9 +103,19 @@ class CanvasCache:
         for cache in self.of.values():
             cache.release(slot)
 
-    def _reserve(self, slot: int, tokens: int) -> None:
+    def _spans(self, more: Mapping[int, int]) -> list[tuple[int, int, int]]:
+        """Each slot and where its next tokens begin and end; it has pages for them."""
+        spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in more.items()]
+        slots, ends = np.array([slot for slot, *_ in spans], np.int32), np.array([end for *_, end in spans])
+        for slot, begin, _ in spans:
+            self.length[slot] = begin
         for cache in self.of.values():
-            cache.reserve(np.array([slot], np.int32), np.array([tokens]))
+            cache.reserve(slots, ends)
+        return spans
+
+    def _positions(self, spans: Sequence[tuple[int, int, int]]) -> Tensor:
+        positions = np.concatenate([np.arange(begin, end) for _, begin, end in spans])
+        return torch.from_numpy(positions).to(self._model.embedding.device)
 
     def first_seen(self, sliding: bool, text: int) -> int:
         """The first position that a canvas behind `text` tokens sees, or that their next one does."""
@@ -99,34 +123,44 @@ class CanvasCache:
 
 
 class _Attention:
-    """Attention of positions begin to end of a slot: of text, causal, or of a canvas, to all that a window shows."""
+    """Attention of positions begin to end of slots: of text, causal, or of canvases, to all that a window shows."""
 
-    def __init__(self, cache: CanvasCache, slot: int, begin: int, end: int, causal: bool) -> None:
-        self._cache, self._slot, self._begin, self._end, self._causal = cache, slot, begin, end, causal
+    def __init__(self, cache: CanvasCache, spans: Sequence[tuple[int, int, int]], causal: bool) -> None:
+        self._cache, self._causal = cache, causal
+        self._seen = {kind: [self._look(kind, *span) for span in spans] for kind in cache.of}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        config = self._cache._model.config
-        sliding, index = config.layers[layer].sliding, self._cache._index[layer]
-        pages, first = self._cache.of[sliding], self._cache.first_seen(sliding, self._begin)
-        places = self._places(pages, first)
+        cache = self._cache
+        sliding, index = cache.model.config.layers[layer].sliding, cache.index[layer]
+        pages = cache.of[sliding]
         keys, values = (x[index].view(-1, *k.shape[1:]) for x in (pages.keys, pages.values))
-        own = places[self._begin - first :]
-        keys[own], values[own] = k, v
-        mask = None
-        if self._causal:
-            query = torch.arange(self._begin, self._end, device=q.device)[:, None]
-            key = torch.arange(first, self._end, device=q.device)
-            mask = key <= query
-            if sliding:
-                mask &= query - key < config.window
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, keys[places], values[places]))
-        read = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=True)
-        return read[0].transpose(0, 1)
+        reads, low = [], 0
+        for places, num, mask in self._seen[sliding]:
+            rows = slice(low, low + num)
+            own = places[len(places) - num :]
+            keys[own], values[own] = k[rows], v[rows]
+            one, all_keys, all_values = (x.transpose(0, 1)[None] for x in (q[rows], keys[places], values[places]))
+            read = scaled_dot_product_attention(one, all_keys, all_values, attn_mask=mask, scale=1.0, enable_gqa=True)
+            reads.append(read[0].transpose(0, 1))
+            low += num
+        return torch.cat(reads)
 
-    def _places(self, pages: PagedCache, first: int) -> Tensor:
-        positions = np.arange(first, self._end)
-        slots = np.full(len(positions), self._slot, np.int32)
-        return torch.from_numpy(pages.places(slots, positions)).to(pages.keys.device)
+    def _look(self, sliding: bool, slot: int, begin: int, end: int) -> tuple[Tensor, int, Tensor | None]:
+        """Where the keys that a span sees lie, its own the last of them; their number; and which of its rows see which.
+
+        None: all of them see all.
+        """
+        pages, first = self._cache.of[sliding], self._cache.first_seen(sliding, begin)
+        positions, device = np.arange(first, end), pages.keys.device
+        places = torch.from_numpy(pages.places(np.full(len(positions), slot, np.int32), positions)).to(device)
+        if not self._causal:
+            return places, end - begin, None
+        query = torch.arange(begin, end, device=device)[:, None]
+        key = torch.arange(first, end, device=device)
+        mask = key <= query
+        if sliding:
+            mask &= query - key < self._cache.model.config.window
+        return places, end - begin, mask
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +168,7 @@ class Canvas:
     """A canvas on its way: what it holds, what it was taken for, and how many steps it has had."""
 
     tokens: Tensor  # [canvas]
-    soft: Tensor | None = None  # logits of the step before, at its temperature: the self-conditioning
+    signal: Tensor | None = None  # what its step before says of it, [canvas, hidden]: the self-conditioning
     likeliest: list[Tensor] = field(default_factory=list)  # arg-max tokens of its steps, as many as stability looks at
     steps: int = 0
     done: bool = False
@@ -145,9 +179,12 @@ class Canvas:
         return self.likeliest[-1]
 
 
-def advance(canvas: Canvas, logits: Tensor, rule: Renoise, chance: Chance) -> None:
-    """Take a step's logits [canvas, vocab] in: accept, renoise, and see whether the canvas is done (1.2)."""
-    remaining = rule.max_steps - canvas.steps
+def advance(canvas: Canvas, logits: Tensor, rule: Renoise, chance: Chance) -> Tensor:
+    """Take a step's logits [canvas, vocab] in: accept, renoise, and see whether the canvas is done (1.2).
+
+    The logits at the step's temperature, which the next step is conditioned on (CanvasModel.signal_of).
+    """
+    remaining = max(0, rule.max_steps - canvas.steps)
     scaled = logits / (rule.t_min + (rule.t_max - rule.t_min) * (remaining / rule.max_steps))
     logs = scaled.log_softmax(dim=-1)
     probabilities = logs.exp()
@@ -156,12 +193,12 @@ def advance(canvas: Canvas, logits: Tensor, rule: Renoise, chance: Chance) -> No
     accepted = accept(entropy, rule.entropy_bound)
     noise = chance.noise(len(drawn), logits.shape[1])
     canvas.tokens = torch.where(accepted, drawn, noise)
-    canvas.soft = scaled
     likeliest, before = scaled.argmax(dim=-1), canvas.likeliest[max(0, len(canvas.likeliest) - rule.stability) :]
     stable = len(before) >= rule.stability and all(torch.equal(likeliest, past) for past in before)
     canvas.likeliest = [*before, likeliest]
     canvas.steps += 1
-    canvas.done = canvas.steps == rule.max_steps or bool(stable and entropy.mean() < rule.confidence)
+    canvas.done = canvas.steps >= rule.max_steps or bool(stable and entropy.mean() < rule.confidence)
+    return scaled
 
 
 def accept(entropy: Tensor, bound: float) -> Tensor:

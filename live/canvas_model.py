@@ -70,6 +70,16 @@ class CanvasConfig:
     eos: tuple[int, ...]
     renoise: Renoise
 
+    @property
+    def mask_token(self) -> int | None:
+        """None: a canvas begins as noise."""
+        return None
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens' worth of KV that what is kept of a token beside its KV takes: as nothing is, the least there is."""
+        return 1
+
     def kv_elements(self, sliding: bool) -> int:
         """Numbers that a token's keys and values are, in the layers of one kind."""
         return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers if layer.sliding == sliding)
@@ -95,15 +105,20 @@ class CanvasModel:
         """Normed final states [rows, hidden] of text [rows] at `positions` [rows]."""
         return self._layers(self.embedding[tokens] * self._scale, positions, attend, ENCODER)
 
-    def denoise(self, tokens: Tensor, soft: Tensor | None, positions: Tensor, attend: Attend) -> Tensor:
-        """Normed final states of a canvas; soft [rows, vocab]: the logits of its step before, None in its first."""
+    def denoise(self, tokens: Tensor, signal: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Normed final states of canvases; signal [rows, hidden]: what their steps before say of them."""
         x = self.embedding[tokens] * self._scale
-        signal = torch.zeros_like(x)
-        if soft is not None:
-            signal = (soft.softmax(dim=-1, dtype=torch.float32).to(x) @ self.embedding) * self._scale
         added = self._gated(self._norm(signal, "self_conditioning.pre_norm"), "self_conditioning")
         x = self._norm(x + added)
         return self._layers(x, positions, attend, DECODER)
+
+    def signal_of(self, soft: Tensor) -> Tensor:
+        """What a step's logits [rows, vocab] say of its rows to the next step, [rows, hidden]."""
+        return (soft.softmax(dim=-1, dtype=torch.float32).to(self.embedding) @ self.embedding) * self._scale
+
+    def no_signal(self, rows: int) -> Tensor:
+        """What is said of a canvas before its first step, [rows, hidden]."""
+        return torch.zeros(rows, self.config.hidden, dtype=self.embedding.dtype, device=self.embedding.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] in fp32, soft-capped."""

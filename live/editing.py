@@ -1,7 +1,6 @@
 """JointThreshold, LLaDA2.1's rule: masks commit and settled tokens are edited, until a forward changes nothing.
 
-Pure arithmetic of one forward of a block (production-dllm-serving.md 3.3), for the engine's policy of that name: no
-policy edits tokens yet.
+Pure arithmetic of one forward of a block (production-dllm-serving.md 3.3), for the engine's policy of that name.
 """
 
 from dataclasses import dataclass
@@ -16,11 +15,18 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class JointThreshold:
-    """A mask commits above `threshold`, the surest always; a settled token gives way above `edit_threshold`."""
+    """A mask commits above `threshold`, the surest always; a settled token gives way above `edit_threshold`.
+
+    The numbers are SGLang's own; its policy in the engine is a law of forwards, and has none.
+    """
 
     threshold: float = 0.5
     edit_threshold: float = 0.0
     max_post_edit_steps: int = 16  # forwards after the last mask is gone
+
+    def most(self, block_length: int) -> int:
+        """Forwards of a block at most, were its likeliest token the mask for ever: its masks, the edits and the end."""
+        return block_length + self.max_post_edit_steps + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,21 +10,23 @@ import torch
 
 from ..engine.block import visible
 from ..engine.chance import TOKEN, key
-from ..engine.commits import CommitDraws
+from ..engine.commits import CommitDraws, LawDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
+from ..engine.policies.sglang import JointThreshold as EditingUnmasking
+from ..engine.policies.sglang import Rounds
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
-from ..engine.step import Evicting, Phase, StepOutcome, StepPlan, reached
+from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose
 from .config import ModelConfig
+from .editing import JointThreshold, edit
 from .evicting import Evict
 from .forward import Batch, Forward, Sampled
 from .prompts import Prompts
-
-Bools = npt.NDArray[np.bool_]
+from .texts import Bools, Texts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,17 +40,16 @@ class ImportanceDelta:
     confidence: npt.NDArray[np.float32]
 
 
-class ModelExecutor:
+class ModelExecutor(Texts):
     """Runs plans. It keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
 
     watch: told of every decode step by a policy that evicts nothing; the step computes importances for it.
-    eos: tokens that end a request once all before them are known. One in a block that holds some of the prompt is
-    missed, as LMDeploy misses it and as the twin has it (block-diffusion.md 1.6).
+    eos: see `Texts`.
     """
 
     def __init__(
-        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None, max_prefill_tokens: int,
-        watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
+        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | LawDraws | None,
+        max_prefill_tokens: int, watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
     ) -> None:  # fmt: skip
         config = forward.model.config
         assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
@@ -56,22 +57,24 @@ class ModelExecutor:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         if config.shifted and not (policy.full_sequence or policy.autoregressive):
             check_whole_blocks(policy, config)
+            if policy.batching.pieces:
+                raise PolicyError(
+                    f"{policy.name}: prefills a prompt in pieces, and a row of {config.name} says the position after "
+                    "its own, which is of the next piece: expected lmdeploy-bd32"
+                )
+        super().__init__(policy, prompts, config.mask_token, eos)
         self._forward = forward
         self._cache = forward.cache
-        self._policy = policy
-        self._prompts = prompts
         self._draws = draws  # None: the weights decide
-        self._block = policy.block_length
         self._listed = bool(numbers_of(policy)["listed"][0])
         # A long prompt's chunks end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token
         self._shifted = config.shifted
         self._watch = watch
-        self._eos = np.array(eos, np.int32)
-        self._tokens: npt.NDArray[np.int32] = np.zeros((16, 64), np.int32)  # [slots, positions]
-        self._slot_of: dict[int, int] = {}  # request -> slot whose pages it holds
-        self._owner: dict[int, int] = {}  # slot -> request whose tokens it holds
+        self._pieces = policy.batching.pieces
+        self._editing = JointThreshold() if isinstance(policy.unmasking, EditingUnmasking) else None
+        self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """Compute a plan and say what committed; ModelError when the device is out of memory."""
@@ -87,32 +90,15 @@ class ModelExecutor:
                 f"the device is out of memory in a step of {f.tokens} tokens and {f.batch} sequences: set num_pages, "
                 f"max_batch or {budget} lower ({str(error).splitlines()[0]})"
             ) from None
-        ends = self._ends(plan, outcome.committed) if len(self._eos) else None
-        return replace(outcome, latency=time.perf_counter() - begin, ends=ends)
-
-    def _ends(self, plan: StepPlan, committed: Bools) -> npt.NDArray[np.int32]:
-        """Where each row's request ends: behind its first EOS, if that and all before it are known now."""
-        ends = plan.end.copy()
-        upto = np.minimum(reached(self._policy, plan, committed), plan.end)
-        missed = 0 if self._policy.autoregressive else self._block  # of a block that the prompt reaches into
-        for i in np.flatnonzero(plan.phases != Phase.IDLE).tolist():
-            slot, start, prompt = int(plan.slots[i]), int(plan.block_start[i]), int(plan.prompt[i])
-            begin = start if start >= prompt else max(start + missed, prompt)
-            found = np.flatnonzero(np.isin(self._tokens[slot, begin : upto[i]], self._eos))
-            if len(found):
-                ends[i] = begin + int(found[0]) + 1
-        return ends
-
-    def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
-        """The tokens of a request that its slot still holds."""
-        assert self._owner[slot] == request
-        return self._tokens[slot, :length].copy()
-
-    def slot_of(self, request: int) -> int:
-        """The slot that holds a request's tokens; they stay there until another request has it."""
-        return next(slot for slot, owner in self._owner.items() if owner == request)
+        return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def _prefill(self, plan: StepPlan) -> StepOutcome:
+        if self._pieces:
+            # Whole blocks of prompts, through the head as in the engine's own graph; nothing of them commits.
+            ends = plan.num_keys.astype(np.int64)
+            self._open(plan, ends)
+            *_, device = self._run_prefill(plan, ends - plan.num_tokens, ends, int(plan.num_tokens.min()))
+            return StepOutcome(0.0, np.zeros_like(plan.window), device)
         lengths = plan.num_tokens.astype(np.int64)
         self._open(plan, lengths)
         if len(lengths) == 1 and lengths[0] > self._longest:
@@ -137,12 +123,7 @@ class ModelExecutor:
         for slot, request, prompt in zip(
             plan.slots.tolist(), plan.requests.tolist(), plan.prompt.tolist(), strict=True
         ):
-            # A preempted request finds its tokens where they were.
-            if self._owner.get(slot) != request:
-                self._owner[slot] = request
-                self._tokens[slot] = self._mask
-                self._tokens[slot, :prompt] = self._prompts(request, prompt)
-            self._slot_of[request] = slot
+            self._own(slot, request, prompt)
         self._cache.reserve(plan.slots, lengths)
 
     def _run_prefill(
@@ -187,6 +168,8 @@ class ModelExecutor:
         slots = plan.slots[rows]
         positions = start[rows] + columns
         reach = start + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
+        if self._pieces:  # a prompt shorter than a block has had no prefill
+            self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
         counts = np.count_nonzero(window, axis=1)
         evict, drawn = self._evict(plan, rows, columns)
@@ -233,7 +216,7 @@ class ModelExecutor:
             # Nothing is evicted, and the importances are computed all the same.
             zeros = np.zeros(n, np.int32)
             evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
-        elif self._draws is not None:
+        elif isinstance(self._draws, CommitDraws):
             retained, drawn = self._draws.draw_evicting(plan)
             forced = retained[rows, columns]
         masked = np.flatnonzero(plan.status[rows, columns] == MASKED)
@@ -265,6 +248,8 @@ class ModelExecutor:
             return np.ones_like(plan.window)
         if self._shifted:
             tokens, confidence = self._shift(plan, rows, columns, tokens, confidence)
+        if self._editing is not None:
+            return self._edit(self._editing, plan, rows, columns, tokens, confidence)
         if drawn is not None:
             committed = drawn
         elif self._draws is not None:
@@ -294,6 +279,31 @@ class ModelExecutor:
         )  # fmt: skip
         return committed, said[rows, columns]
 
+    def _edit(
+        self, rule: JointThreshold, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp],
+        tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32],
+    ) -> Bools:  # fmt: skip
+        """Change what blocks hold; a block commits, all of it, in the forward that ends it."""
+        shape = plan.window.shape
+        said, sure = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        said[rows, columns], sure[rows, columns] = tokens, confidence
+        at = plan.block_start.astype(np.int64)[:, None] + np.arange(shape[1])
+        held = self._tokens[plan.slots[:, None], at].astype(np.int64)
+        undecided = plan.window & (plan.status == MASKED)  # by the engine, which knows of whole blocks alone
+        masked = undecided & (held == self._mask)
+        step = steps_of(plan, undecided)
+        slots = plan.slots.tolist()
+        post = np.array([self._without_masks.get(slot, 0) if n else 0 for slot, n in zip(slots, step, strict=True)])
+        edited = edit(rule, held, said, sure, masked, undecided, post)
+        self._without_masks.update(zip(slots, (post + ~masked.any(axis=1)).tolist(), strict=True))
+        computed = undecided.any(axis=1)
+        self._tokens[plan.slots[computed, None], at[computed]] = edited.tokens[computed]
+        if self._draws is not None:
+            return self._draws.draw(plan)
+        done = edited.done | (step + 1 >= rule.most(self._block))
+        committed: Bools = done[:, None] & undecided
+        return committed
+
     def _shift(
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
         confidence: npt.NDArray[np.float32],
@@ -312,14 +322,6 @@ class ModelExecutor:
         has_known = begins & (start[rows] > 0)
         return np.where(has_known, known, tokens[before]), confidence[before]
 
-    def _grow(self, slots: int, positions: int) -> None:
-        have = self._tokens.shape
-        if slots <= have[0] and positions <= have[1]:
-            return
-        tokens = np.full((max(slots, 2 * have[0]), max(positions, have[1])), self._mask, np.int32)
-        tokens[: have[0], : have[1]] = self._tokens
-        self._tokens = tokens
-
 
 def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
     """The steps that each row's block has had: as many as the mask computed most often, [rows]."""
@@ -328,13 +330,19 @@ def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
 
 
 def check_policy(policy: Policy) -> None:
-    """PolicyError where a policy asks for what no executor does."""
-    if policy.batching.pieces:
+    """PolicyError where a policy asks for what no executor of decoders does."""
+    if not policy.granularity.on_a_grid:
+        raise PolicyError(f"{policy.name}: denoises canvases, which no mask model does: expected a DiffusionGemma")
+    if policy.batching.pieces and not isinstance(policy.batching, Rounds):
         kind = type(policy.batching).__name__
-        raise PolicyError(f"{policy.name}: dsim live prefills a prompt in one step, and {kind} in several")
+        raise PolicyError(
+            f"{policy.name}: dsim live prefills a prompt apart from others' steps, and {kind} beside them"
+        )
+    if isinstance(policy.batching, Rounds) and policy.batching.mixed:
+        raise PolicyError(f"{policy.name}: mixed is true, and dsim live prefills apart from decoding: expected false")
     if caches_prefixes(policy):
         raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-    if policy.unmasking.strategy == "law":
+    if policy.unmasking.strategy == "law" and not isinstance(policy.unmasking, EditingUnmasking):
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
 
 

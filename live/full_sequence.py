@@ -304,9 +304,7 @@ class FullSequenceExecutor(ModelExecutor):
         slots, requests = slots[new], requests[new]
         self._grow(int(slots.max()) + 1, int(at.length.max()))
         for slot, request, prompt in zip(slots.tolist(), requests.tolist(), at.prompt[new].tolist(), strict=True):
-            self._owner[slot], self._slot_of[request] = request, slot
-            self._tokens[slot] = self._mask
-            self._tokens[slot, :prompt] = self._prompts(request, prompt)
+            self._own(slot, request, prompt)
         state = self._forward.model.config.state_tokens
         self._cache.reserve(slots, self._rule.held(at.prompt[new], at.length[new], state))
 

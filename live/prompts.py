@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,21 +12,35 @@ from ..engine.chance import PROMPT, key
 from ..engine.errors import ModelError
 from ..files.read import cut, parsing, read_bytes
 from .chat import chat_template, read_conversations, render
-from .config import ModelConfig
 
 Tokens = npt.NDArray[np.int32]
 Prompts = Callable[[int, int], Tokens]  # request, length -> token ids
+
+
+class Vocabulary(Protocol):
+    """The token ids of a model."""
+
+    @property
+    def vocab(self) -> int:
+        """Their number."""
+
+    @property
+    def mask_token(self) -> int | None:
+        """The one that stands for none."""
+
 
 SHIPPED = Path(__file__).parent / "tiny" / "prompts"
 WORKLOADS = ("source", "records")  # the tiny model's
 
 
-def random_prompts(config: ModelConfig, seed: int) -> Prompts:
+def random_prompts(config: Vocabulary, seed: int) -> Prompts:
     """Token ids drawn by request and position, the mask never among them."""
 
     def prompt(request: int, length: int) -> Tokens:
-        drawn = (key(seed, PROMPT, request, np.arange(length)) % np.uint64(config.vocab - 1)).astype(np.int32)
-        return drawn + (drawn >= config.mask_token)
+        mask = config.mask_token
+        of = config.vocab - (mask is not None)
+        drawn = (key(seed, PROMPT, request, np.arange(length)) % np.uint64(of)).astype(np.int32)
+        return drawn if mask is None else drawn + (drawn >= mask)
 
     return prompt
 
@@ -40,7 +55,7 @@ def prompts_from(tokens: Tokens, seed: int) -> Prompts:
     return prompt
 
 
-def conversations(path: str, model: str, config: ModelConfig, tokenizer: str | None = None) -> list[Tokens] | None:
+def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> list[Tokens] | None:
     """The prompts of a .jsonl of conversations, rendered by the chat template and tokenised; None of any other file.
 
     Template and tokenizer.json are of the model's directory, or of `tokenizer`'s. Raises ModelError.
@@ -73,7 +88,7 @@ def tokenizer_folder(named: str) -> Path:
     return path.parent if path.is_file() else path
 
 
-def read_tokens(path: str, model: str, config: ModelConfig, tokenizer: str | None = None) -> Tokens:
+def read_tokens(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> Tokens:
     """The token ids of a file: a .jsonl with a list of ids in each line, or a text, tokenised as the model has it.
 
     `path` may name a shipped workload of the tiny model. The model directory's tokenizer.json makes a text's tokens, or
@@ -89,7 +104,7 @@ def read_tokens(path: str, model: str, config: ModelConfig, tokenizer: str | Non
     return _in_vocabulary(path, tokens, config)
 
 
-def _in_vocabulary(path: str, tokens: Tokens, config: ModelConfig) -> Tokens:
+def _in_vocabulary(path: str, tokens: Tokens, config: Vocabulary) -> Tokens:
     if not len(tokens):
         raise ModelError(f"{path}: holds no tokens, expected at least 1")
     if tokens.min() < 0 or tokens.max() >= config.vocab:
@@ -113,7 +128,7 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
     return np.array(found, np.int32)
 
 
-def _encode(path: str, text: str, folder: Path, config: ModelConfig, raw: bytes | None = None) -> Tokens:
+def _encode(path: str, text: str, folder: Path, config: Vocabulary, raw: bytes | None = None) -> Tokens:
     """A text's tokens: by tokenizer.json, or its bytes where a model of bytes has none."""
     from tokenizers import Tokenizer  # imported here: token ids and bytes need none
 

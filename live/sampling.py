@@ -46,10 +46,15 @@ def sample(logits: Tensor, keys: Tensor, how: Sampling) -> tuple[Tensor, Tensor]
         out = (ordered.cumsum(dim=-1) - ordered) >= how.top_p
         probabilities = torch.zeros_like(probabilities).scatter(1, order, ordered.masked_fill(out, 0.0))
         probabilities /= probabilities.sum(dim=-1, keepdim=True)
-    reached = probabilities.double().cumsum(dim=-1)
-    drawn = uniform(keys)[:, None] * reached[:, -1:]
-    tokens = torch.searchsorted(reached, drawn, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+    tokens = drawn(probabilities, keys)
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0]
+
+
+def drawn(probabilities: Tensor, keys: Tensor) -> Tensor:
+    """A token of each row of probabilities [rows, vocab], by keys [rows] int64."""
+    reached = probabilities.double().cumsum(dim=-1)
+    wanted = uniform(keys)[:, None] * reached[:, -1:]
+    return torch.searchsorted(reached, wanted, right=True)[:, 0].clamp(max=probabilities.shape[1] - 1)
 
 
 def sample_of_hidden(

@@ -14,17 +14,22 @@ from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
 from ..kernels.compilations import num_compilations
 from .cache import PagedCache
+from .canvas import CanvasCache
+from .canvas_executor import CanvasExecutor
+from .canvas_model import CanvasModel
 from .executor import ImportanceDelta, ModelExecutor, check_policy
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
 from .graphs import GraphForward
-from .loop import serve
+from .loop import Executor, serve
 from .model import Decoder
 from .parallel import ParallelForward
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .sampling import Sampling
 from .warm import warm_kernels
+
+Computes = Forward | CanvasCache  # a model and its cache
 
 WARM_UP = 4  # requests served before the clock starts
 BATCH = 256  # steps handed on at a time: the device is slow, and what is handed on survives a crash of the process
@@ -71,7 +76,7 @@ class Kept:
 
 
 def run(
-    model: Decoder,
+    model: Decoder | CanvasModel,
     policy: Policy,
     limits: Limits,
     requests: Sequence[Request],
@@ -88,6 +93,7 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     sampling: Sampling | None = None,
     eos: Sequence[int] = (),
+    seed: int = 0,
 ) -> LiveRun:
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
@@ -96,16 +102,18 @@ def run(
     graphs, kept there for the next run; None: they are not.
     max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself. sampling: how tokens
     are drawn; without, they are the likeliest. eos: tokens that end a request; none: it has all that it asked for.
+    seed: of a canvas's noise and draws.
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
     done, and `failure` says why.
     """
     # Tokens that are drawn are drawn eagerly.
-    forward = make_forward(model, policy, limits, requests, max_num_logits, graphs if sampling is None else None)
-    forward.sampling = sampling
-    executor = make_executor(forward, policy, limits, prompts, draws, watch, eos)
+    forward = open_forward(model, policy, limits, requests, max_num_logits, graphs if sampling is None else None)
+    if isinstance(forward, Forward):
+        forward.sampling = sampling
+    executor = open_steps(forward, policy, limits, prompts, draws, watch, eos, seed)
     table = RequestTable(len(requests))
-    engine = Engine(policy, limits, table, latency=latency, emit=emit)
+    engine = Engine(policy, limits, table, latency=latency, emit=emit, eos=bool(eos))
     width = policy.block_length * (2 if policy.obs else 1)
     recorder = None if append is None else StepRecorder(append, width, BATCH)
     failure: Exception | None = None
@@ -131,7 +139,7 @@ def run(
     return LiveRun(table, engine.totals, seconds, told.is_set(), failure, made_ready(forward) - ready)
 
 
-def made_ready(forward: Forward) -> int:
+def made_ready(forward: Computes) -> int:
     """Kernels compiled and graphs captured so far."""
     return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward) else 0)
 
@@ -147,6 +155,30 @@ def open_executor(
         forward.prepare(policy, limits.max_batch, draws is not None)
     _warm_up(forward, policy, limits, latency, requests, warm_up)
     return make_executor(forward, policy, limits, prompts, draws)
+
+
+def open_forward(
+    model: Decoder | CanvasModel, policy: Policy, limits: Limits, requests: Sequence[Request],
+    max_num_logits: int = 8192, graphs: Kept | None = None,
+) -> Computes:  # fmt: skip
+    """`make_forward` of a decoder, or a canvas model's cache."""
+    if not isinstance(model, CanvasModel):
+        return make_forward(model, policy, limits, requests, max_num_logits, graphs)
+    tokens = max(policy.batching.reserved(policy, r.input_length, r.limit) for r in requests)
+    num_pages = min(limits.num_pages, limits.max_batch * -(-int(tokens) // policy.memory.page_size))
+    weight = model.embedding
+    return CanvasCache(model, (num_pages, num_pages), policy.memory.page_size, str(weight.device), weight.dtype)
+
+
+def open_steps(
+    forward: Computes, policy: Policy, limits: Limits, prompts: Prompts, draws: Commits | None = None,
+    watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (), seed: int = 0,
+) -> Executor:  # fmt: skip
+    """`make_executor` of a decoder's forward, or what runs a canvas model's plans."""
+    if isinstance(forward, Forward):
+        return make_executor(forward, policy, limits, prompts, draws, watch, eos)
+    assert draws is None or isinstance(draws, LawDraws), "canvases commit by law"
+    return CanvasExecutor(forward, policy, prompts, draws, seed, eos)
 
 
 def make_forward(
@@ -178,8 +210,10 @@ def make_executor(
     """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""
     check_policy(policy)
     assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
-    assert not isinstance(draws, LawDraws | TokenDraws), "of policies refused above"
+    assert not isinstance(draws, TokenDraws), "of policies refused above"
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
+    if isinstance(forward, FullSequenceForward):
+        assert not isinstance(draws, LawDraws), "a law is of blocks that are edited, or of canvases"
     if isinstance(forward, PeriodicForward):
         return PeriodicExecutor(forward, policy, prompts, draws)
     if isinstance(forward, FullSequenceForward):
@@ -201,7 +235,7 @@ def _longest(policy: Policy, limits: Limits, requests: Sequence[Request]) -> int
 
 
 def _warm_up(
-    forward: Forward, policy: Policy, limits: Limits, latency: LatencyModel | None, requests: Sequence[Request],
+    forward: Computes, policy: Policy, limits: Limits, latency: LatencyModel | None, requests: Sequence[Request],
     prompts: Prompts,
 ) -> None:  # fmt: skip
     """Serve some of the requests with the clock's hands off, so that the first measured step compiles nothing."""
@@ -209,8 +243,9 @@ def _warm_up(
         Request(i, 0.0, r.input_length, min(r.output_length, 2 * policy.block_length))
         for i, r in enumerate(requests[:WARM_UP])
     ]
-    budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-    warm_kernels(forward, policy, max(budget, limits.max_batch * policy.width))
+    if isinstance(forward, Forward):
+        budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
+        warm_kernels(forward, policy, max(budget, limits.max_batch * policy.width))
     engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
-    serve(engine, make_executor(forward, policy, limits, prompts), few)
-    forward.cache.clear()
+    serve(engine, open_steps(forward, policy, limits, prompts), few)
+    (forward.cache if isinstance(forward, Forward) else forward).clear()

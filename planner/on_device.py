@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.errors import DsimError, PolicyError
+from ..engine.errors import DsimError, PolicyError, ProfileError
 from ..engine.policy import Policy, parse
 from ..files.read import cut
 from ..profiler.profile import Profile
@@ -18,8 +18,10 @@ from .agreement import Agreed, exact_of
 from .scenario import Scenario
 
 if TYPE_CHECKING:
+    from ..live.canvas_model import CanvasConfig
     from ..live.config import ModelConfig
     from ..live.sampling import Sampling
+    from ..profiler.canvas import LoadedCanvas, Opened
     from ..profiler.measure import Loaded
 
 COMMITS = ("model", "twin")
@@ -32,7 +34,7 @@ class Answers:
     tokenizer: str | None = None  # a folder or its tokenizer.json; None: the model's
     sampling: Sampling | None = None  # None: tokens are the likeliest
 
-    def conversations(self, loaded: Loaded, prompts: str | None, requests: Trace) -> Trace:
+    def conversations(self, loaded: Opened, prompts: str | None, requests: Trace) -> Trace:
         """The requests, those of conversations as long as what they ask."""
         from ..live.prompts import conversations  # imported here: it loads PyTorch
 
@@ -47,7 +49,7 @@ LIKELIEST = Answers()
 
 
 def on_device(
-    loaded: Loaded,
+    loaded: Opened,
     profile: Profile | None,
     commits: str,
     prompts: str | None,
@@ -95,12 +97,13 @@ def on_device(
         graphs=loaded.kept,
         sampling=answers.sampling,
         eos=config.eos if scenario.eos else (),
+        seed=scenario.seed,
     )
     result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready)
     return result, done.failure
 
 
-def _asked(loaded: Loaded, prompts: str | None, answers: Answers, seed: int) -> Callable[[int, int], Any]:
+def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Callable[[int, int], Any]:
     """What requests ask, by request and length."""
     from ..live.prompts import (  # imported here: they load PyTorch
         conversations,
@@ -153,7 +156,7 @@ def agreement(
 
 
 def about_live(
-    loaded: Loaded, profile: Profile | None, commits: str, prompts: str | None, answers: Answers = LIKELIEST
+    loaded: Opened, profile: Profile | None, commits: str, prompts: str | None, answers: Answers = LIKELIEST
 ) -> Callable[[Sequence[Result]], dict[str, Any]]:
     """What the manifest of a live run says of the device, its settings and the host's time.
 
@@ -183,14 +186,50 @@ def _host(result: Result) -> dict[str, float]:
     return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}
 
 
-def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
+def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
     """DsimError unless the scenario can run on the device: told before anything is measured."""
-    from ..profiler.measure import check_same_model
+    from ..profiler.canvas import LoadedCanvas
 
     policy = scenario.parsed_policy()
-    config = loaded.model.config
-    from ..live.evicting import check_evicts  # imported here, as below: it loads PyTorch
+    if commits not in COMMITS:
+        raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
+    if commits == "twin" and profile is None:
+        raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
+    if scenario.replicas != 1:
+        raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
+    if isinstance(loaded, LoadedCanvas):
+        _check_canvas(scenario, loaded, profile, commits)
+    else:
+        _check_decoder(scenario, loaded, profile, commits)
+    if commits == "twin" and profile is not None:
+        commit_model_of(policy, profile, scenario.workload)
 
+
+def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | None, commits: str) -> None:
+    from ..live.canvas_executor import check_canvas  # imported here: it loads PyTorch
+
+    policy, config = scenario.parsed_policy(), loaded.model.config
+    check_canvas(policy, config)
+    if scenario.eos:
+        _check_eos(policy, config, commits)
+    if profile is not None:
+        theirs = profile.model
+        ours = {"layers": len(config.layers), "hidden": config.hidden, "heads": config.heads, "vocab": config.vocab}
+        for name, number in ours.items():
+            if getattr(theirs, name) != number:
+                raise ProfileError(
+                    f"profile {profile.name} is of {theirs.name} with {name} {getattr(theirs, name)}, and the model "
+                    f"{config.name} has {number}"
+                )
+
+
+def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
+    from ..live.evicting import check_evicts  # imported here, as below: they load PyTorch
+    from ..live.executor import check_policy
+    from ..profiler.measure import check_same_model
+
+    policy, config = scenario.parsed_policy(), loaded.model.config
+    check_policy(policy)
     check_evicts(policy)
     if policy.full_sequence:
         from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
@@ -200,10 +239,6 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
         _check_eos(policy, config, commits)
     if loaded.device.count > 1:
         _check_parallel(policy, loaded)
-    if commits not in COMMITS:
-        raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
-    if commits == "twin" and profile is None:
-        raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
     if commits == "model" and not loaded.trained:
         raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
     if policy.granularity.needs_latency and profile is None:
@@ -220,15 +255,11 @@ def check_live(scenario: Scenario, loaded: Loaded, profile: Profile | None, comm
             f"{policy.name}: block_length is {policy.block_length}, and {config.name} was trained with "
             f"{config.block_length}: expected at most that"
         )
-    if scenario.replicas != 1:
-        raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
     if profile is not None:
         check_same_model(profile, config)
-        if commits == "twin":
-            commit_model_of(policy, profile, scenario.workload)
 
 
-def _check_eos(policy: Policy, config: ModelConfig, commits: str) -> None:
+def _check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) -> None:
     """DsimError unless an EOS may end requests."""
     if not config.eos:
         raise DsimError(f"--eos ends requests, and {config.name} names no token that does: expected an eos_token_id")

@@ -96,17 +96,20 @@ class Loaded:
     @property
     def settings(self) -> dict[str, Any]:
         """What the figures of a run depend on besides the policy."""
-        weight = self.model.embedding.weight
-        found: dict[str, Any] = {
-            "device": self.device.name, "model": self.model.config.name, "torch": torch.__version__,
-            "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
-            "graphs": self.graphs,
-        }  # fmt: skip
-        if weight.is_cuda:
-            found |= {"cuda": torch.version.cuda, "driver": driver()}
-            if (clock := clock_mhz(weight.device)) is not None:
-                found["clock_mhz"] = clock
-        return found
+        return settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs)
+
+
+def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool) -> dict[str, Any]:
+    """What the figures of a run depend on besides the policy; weight: any of the model's."""
+    found: dict[str, Any] = {
+        "device": device.name, "model": model, "torch": torch.__version__,
+        "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
+    }  # fmt: skip
+    if weight.is_cuda:
+        found |= {"cuda": torch.version.cuda, "driver": driver()}
+        if (clock := clock_mhz(weight.device)) is not None:
+            found["clock_mhz"] = clock
+    return found
 
 
 def open_model(
@@ -120,9 +123,7 @@ def open_model(
 
     Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
     """
-    device = device or default_device()
-    if device.split(":")[0] not in ("cuda", "cpu"):
-        raise ModelError(f"device is {cut(device)}, expected cuda or cpu")
+    device = check_device(device)
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
@@ -147,6 +148,14 @@ def open_model(
         name, model, found, shape_of(config), memory, weights.is_trained(name),
         device.startswith("cuda") and tp == 1 if graphs is None else graphs,
     )  # fmt: skip
+
+
+def check_device(device: str | None) -> str:
+    """A device by its name, the default one where there is none; a ModelError for a name of another kind."""
+    device = device or default_device()
+    if device.split(":")[0] not in ("cuda", "cpu"):
+        raise ModelError(f"device is {cut(device)}, expected cuda or cpu")
+    return device
 
 
 def select(device: str) -> int | None:

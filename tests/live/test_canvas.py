@@ -1,17 +1,30 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dsim.engine.errors import ModelError
+from dsim.engine.commits import CanvasLaw, LawDraws
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import ModelError, PolicyError
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.policy import Policy, parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept, advance
+from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
 from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
+from dsim.live.loop import serve
 
+from ..worlds import Collector
 from .checkpoints import rewrite, shaken
 
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
@@ -107,12 +120,12 @@ def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], promp
     step = 0
     text = tokens
     for i in range(canvases):
-        cache.encode(0, text)
+        cache.encode({0: text})
         canvas = Canvas(chance.noise(CANVAS, VOCAB))
         while not canvas.done:
-            advance(canvas, cache.denoise(0, canvas.tokens, canvas.soft), rule, chance)
-            assert canvas.soft is not None
-            torch.testing.assert_close(canvas.soft, seen.logits[step], rtol=2e-4, atol=2e-4)
+            soft = advance(canvas, model.logits(cache.denoise({0: canvas})[0]), rule, chance)
+            canvas.signal = model.signal_of(soft)
+            torch.testing.assert_close(soft, seen.logits[step], rtol=2e-4, atol=2e-4)
             step += 1
         text = canvas.answer
         assert text.tolist() == seen.canvases[1 + i].tolist()
@@ -133,37 +146,35 @@ def test_a_canvas_is_done_when_transformers_own_criterion_says_so(stability: int
             likeliest = torch.randint(0, VOCAB, (3,), generator=chance)
         sure = 12.0 * torch.rand(1, generator=chance)
         logits = sure * torch.nn.functional.one_hot(likeliest, VOCAB).float()
-        advance(canvas, logits, rule, TorchsOwn())
-        assert canvas.soft is not None
-        expected = bool(theirs(canvas.soft.argmax(-1)[None], canvas.soft[None])[0])
+        soft = advance(canvas, logits, rule, TorchsOwn())
+        expected = bool(theirs(soft.argmax(-1)[None], soft[None])[0])
         assert canvas.done == expected, step
         ended.append(canvas.done)
-        assert canvas.answer.tolist() == canvas.soft.argmax(-1).tolist()
+        assert canvas.answer.tolist() == soft.argmax(-1).tolist()
     assert 0 < sum(ended) < 20
 
 
 def test_pages_behind_the_window_are_released_and_scratch_is_written_over(gemma: tuple[Any, Path]) -> None:
     model = read_canvas_model(gemma[1], "cpu", torch.float32)
     cache = cache_of(model)
-    cache.encode(0, torch.arange(30))
+    cache.encode({0: torch.arange(30)})
     sliding, full = cache.of[True], cache.of[False]
     # Positions 19 to 29 are still seen: pages 4 to 7 of 0 to 7.
     assert (sliding.table[0] >= 0).tolist()[:8] == [False] * 4 + [True] * 4
     assert (sliding.num_free, full.num_free) == (20 - 4, 40 - 8)
-    first = cache.denoise(0, torch.arange(CANVAS), None)
+    fresh = Canvas(torch.arange(CANVAS))
+    first = cache.denoise({0: fresh})[0]
     held = sliding.num_free, full.num_free
     assert held == (20 - 6, 40 - 10)
-    cache.denoise(0, torch.arange(CANVAS) + 50, first)
+    cache.denoise({0: Canvas(torch.arange(CANVAS) + 50, first)})
     assert (sliding.num_free, full.num_free) == held
-    torch.testing.assert_close(cache.denoise(0, torch.arange(CANVAS), None), first, rtol=0, atol=0)
+    torch.testing.assert_close(cache.denoise({0: fresh})[0], first, rtol=0, atol=0)
     # Text that comes in parts, after scratch, is read as in one.
-    cache.encode(0, torch.arange(5))
+    cache.encode({0: torch.arange(5)})
     other = cache_of(model)
-    other.encode(0, torch.cat([torch.arange(30), torch.arange(5)]))
-    torch.testing.assert_close(
-        cache.denoise(0, torch.arange(CANVAS), None), other.denoise(0, torch.arange(CANVAS), None)
-    )
-    cache.release(0)
+    other.encode({0: torch.cat([torch.arange(30), torch.arange(5)])})
+    torch.testing.assert_close(cache.denoise({0: fresh})[0], other.denoise({0: fresh})[0])
+    cache.clear()
     assert (sliding.num_free, full.num_free) == (20, 40)
 
 
@@ -203,3 +214,112 @@ def test_what_is_wrong_is_one_line_with_both_values(gemma: tuple[Any, Path], tmp
     rewrite(tmp_path, text_config=found, architectures=["Gemma4ForCausalLM"])
     with pytest.raises(ModelError, match=r"architectures is .*Gemma4ForCausalLM.*, expected"):
         read_canvas_config(tmp_path)
+
+
+# ---- under the engine's plans --------------------------------------------------------------------------------------
+
+LENGTHS = [(9, 11), (30, 16), (12, 3), (1, 20)]
+EARLY = Renoise(max_steps=6, entropy_bound=1.5, stability=0, confidence=3.0)
+
+
+def prompt_of(request: int, length: int) -> Any:
+    return ((np.arange(length) + request) * 7 % VOCAB).astype(np.int32)
+
+
+def alone(model: CanvasModel, request: int, prompt: int, output: int, eos: tuple[int, ...] = ()) -> list[int]:
+    """The stand-alone loop: encode, denoise until done, encode what it became."""
+    cache, text, rule = cache_of(model), prompt_of(request, prompt).tolist(), model.config.renoise
+    cache.encode({0: torch.tensor(text)})
+    for begin in range(prompt, prompt + output, CANVAS):
+        chance = KeyedChance(3, request, begin, CANVAS, torch.device("cpu"))
+        canvas = Canvas(chance.noise(CANVAS, VOCAB))
+        while not canvas.done:
+            soft = advance(canvas, model.logits(cache.denoise({0: canvas})[0]), rule, chance)
+            canvas.signal = model.signal_of(soft)
+        said = canvas.answer.tolist()
+        text += said
+        if eos and (ends := [p for p in range(begin, begin + CANVAS) if text[p] in eos]):
+            return text[: min(ends[0] + 1, prompt + output)]
+        cache.encode({0: canvas.answer})
+    return text[: prompt + output]
+
+
+def small(spec: str) -> Policy:
+    return parse(f"{spec},canvas_length={CANVAS},page_size={PAGE}")
+
+
+VLLM = "vllm-diffusion,max_num_batched_tokens=16,max_num_seqs=3"
+EOS = tuple(range(0, VOCAB, 9))
+
+
+class Watched:
+    """An executor's answers, and whether it holds more pages than the engine accounts for."""
+
+    def __init__(
+        self, model: CanvasModel, policy: Policy, pages: int, eos: tuple[int, ...] = (), law: Any = None
+    ) -> None:
+        self.requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
+        limits = Limits(pages, 256, policy.batching.max_batch or 4)
+        cache = session.open_forward(model, policy, limits, self.requests)
+        executor = session.open_steps(cache, policy, limits, prompt_of, law, eos=eos, seed=3)
+        assert isinstance(executor, CanvasExecutor)
+        assert isinstance(cache, CanvasCache)
+        self.cache, self.executor = cache, executor
+        self.answers: dict[int, list[int]] = {}
+        self.steps: dict[int, int] = {}  # denoising steps of requests
+        table, journal = RequestTable(len(self.requests)), Collector()
+        recorder = StepRecorder(journal, CANVAS)
+        self.engine = Engine(policy, limits, table, eos=bool(eos))
+        serve(self.engine, self, self.requests, recorder=recorder)
+        recorder.flush()
+        assert (table["status"] == 0).all()
+        fresh = Engine(policy, limits, RequestTable(len(self.requests)), eos=bool(eos))
+        assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+        self.num_tokens = table["num_tokens"]
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = self.executor.step(plan)
+        full = self.cache.of[False]
+        assert plan.preempted or full.num_pages - full.num_free <= plan.pages
+        for i, request in enumerate(plan.requests.tolist()):
+            self.steps[request] = self.steps.get(request, 0) + int(plan.phases[i] == Phase.DENOISE)
+            if outcome.committed[i].any():
+                ends = plan.end if outcome.ends is None else outcome.ends
+                self.answers[request] = self.executor.text(request, int(plan.slots[i]), int(ends[i])).tolist()
+        return outcome
+
+
+@pytest.fixture(scope="module")
+def early(gemma: tuple[Any, Path]) -> CanvasModel:
+    model = read_canvas_model(gemma[1], "cpu", torch.float32)
+    model.config = replace(model.config, renoise=EARLY)
+    return model
+
+
+@pytest.mark.parametrize("eos", [(), EOS])
+@pytest.mark.parametrize(("spec", "pages"), [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 14)])
+def test_plans_answer_as_the_loop_alone_does(early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...]) -> None:
+    watched = Watched(early, small(spec), pages, eos)
+    ended = 0
+    for i, (p, o) in enumerate(LENGTHS):
+        expected = alone(early, i, p, o, eos)
+        assert watched.answers[i] == expected, i
+        assert watched.num_tokens[i] == len(expected) - p
+        ended += len(expected) < p + o
+    assert bool(ended) == bool(eos)
+    assert bool(watched.engine.totals.preemptions) == (spec == VLLM and pages == 14)
+
+
+def test_a_law_says_when_a_canvas_is_done(early: CanvasModel) -> None:
+    law = LawDraws(CanvasLaw("", CANVAS, 3.0), 0, len(LENGTHS))
+    watched = Watched(early, small("sglang-gemma"), 200, law=law)
+    assert watched.steps == {i: 3 * -(-o // CANVAS) for i, (_, o) in enumerate(LENGTHS)}
+
+
+def test_a_policy_and_a_canvas_model_that_do_not_go_together_are_refused_in_a_line(early: CanvasModel) -> None:
+    for spec, says in (
+        ("sglang-gemma", "canvas_length is 256, and .* was trained with 8: expected that"),
+        ("lmdeploy-bd32", "lmdeploy-bd32: denoises no canvas, and .* does nothing else: expected sglang-gemma or vllm"),
+    ):
+        with pytest.raises(PolicyError, match=says):
+            check_canvas(parse(spec), early.config)

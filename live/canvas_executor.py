@@ -1,0 +1,190 @@
+"""The executor of canvases: the engine says who encodes and who denoises, the checkpoint's rule when a canvas is done.
+
+Of what a step computes the encodes are one forward and the denoising passes another: layers scale the two differently.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..engine.chance import TOKEN, key
+from ..engine.commits import LawDraws
+from ..engine.errors import ModelError, PolicyError
+from ..engine.policies.canvas import Canvas as CanvasGranularity
+from ..engine.policy import Policy
+from ..engine.prefix import caches_prefixes
+from ..engine.state import MASKED
+from ..engine.step import Phase, StepOutcome, StepPlan
+from .canvas import Canvas, CanvasCache, advance
+from .canvas_model import CanvasConfig
+from .prompts import Prompts
+from .sampling import drawn, uniform
+from .texts import Bools, Texts
+
+BLANK = 0  # a token that nobody reads
+
+
+def check_canvas(policy: Policy, config: CanvasConfig) -> None:
+    """PolicyError unless the policy denoises canvases of the checkpoint's length."""
+    if not isinstance(policy.granularity, CanvasGranularity):
+        raise PolicyError(
+            f"{policy.name}: denoises no canvas, and {config.name} does nothing else: expected sglang-gemma or "
+            "vllm-diffusion"
+        )
+    if policy.block_length != config.canvas_length:
+        raise PolicyError(
+            f"{policy.name}: canvas_length is {policy.block_length}, and {config.name} was trained with "
+            f"{config.canvas_length}: expected that"
+        )
+    if caches_prefixes(policy):
+        raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
+
+
+class KeyedChance:
+    """A canvas's draws by request, position and turn: the same whenever, and beside whomever, it is denoised."""
+
+    def __init__(self, seed: int, request: int, begin: int, length: int, device: torch.device) -> None:
+        self._about = seed, TOKEN, request, np.arange(begin, begin + length)
+        self._device, self._turn = device, 0
+
+    def noise(self, num: int, vocab: int) -> Tensor:
+        """Uniform tokens, [num]."""
+        return (uniform(self._keys(num)) * vocab).long()
+
+    def draw(self, probabilities: Tensor) -> Tensor:
+        """A token of each row of [rows, vocab]."""
+        return drawn(probabilities, self._keys(len(probabilities)))
+
+    def _keys(self, num: int) -> Tensor:
+        keys = key(*self._about, self._turn)
+        assert len(keys) == num, "a draw for each position of the canvas"
+        self._turn += 1
+        return torch.from_numpy(keys.view(np.int64)).to(self._device)
+
+
+@dataclass(slots=True, eq=False)
+class Denoised:
+    """A request's canvas on its way, and its chance."""
+
+    canvas: Canvas
+    chance: KeyedChance
+
+
+class CanvasExecutor(Texts):
+    """Runs plans of canvases.
+
+    draws: a law that says when a canvas is done; None: the checkpoint's rule does. Either way its tokens are the
+    likeliest of its last step. eos: see `Texts`.
+    """
+
+    def __init__(
+        self, cache: CanvasCache, policy: Policy, prompts: Prompts, draws: LawDraws | None, seed: int,
+        eos: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        check_canvas(policy, cache.model.config)
+        super().__init__(policy, prompts, BLANK, eos)
+        self._cache = cache
+        self._draws = draws
+        self._seed = seed
+        rule, most = cache.model.config.renoise, policy.unmasking.denoising_steps
+        self._rule = rule if most is None else replace(rule, max_steps=min(most, rule.max_steps))
+        self._denoised: dict[int, Denoised] = {}  # by slot
+        self._device = cache.model.embedding.device
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        """Compute a plan and say what committed; ModelError when the device is out of memory."""
+        begin = time.perf_counter()
+        # A row that lost its pages as the next step was decided on is computed all the same, and keeps them until then.
+        rows = {*plan.requests.tolist()}
+        self._release([request for request in plan.freed if request not in rows])
+        device: list[float] = []
+        try:
+            with _timed(self._device, device):
+                committed = self._compute(plan)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the device is out of memory in a step of {plan.features.tokens} tokens and {plan.features.batch} "
+                f"sequences: set num_pages or fewer rows ({str(error).splitlines()[0]})"
+            ) from None
+        self._release([request for request in plan.freed if request in rows])
+        return StepOutcome(time.perf_counter() - begin, committed, device[0], ends=self._ends(plan, committed))
+
+    def _release(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            slot = self._slot_of.pop(request)
+            self._cache.release(slot)
+            self._denoised.pop(slot, None)  # begun again, with the same chance
+
+    def _compute(self, plan: StepPlan) -> Bools:
+        self._grow(int(plan.slots.max()) + 1, int(max(plan.num_keys.max(), plan.end.max() + self._block)) + 1)
+        texts, canvases, idle = {}, {}, {}
+        for i, slot in enumerate(plan.slots.tolist()):
+            phase, keys = plan.phases[i], int(plan.num_keys[i])
+            if phase == Phase.IDLE:  # computed for nothing
+                if slot in self._cache.length:
+                    idle[slot] = Canvas(torch.zeros(self._block, dtype=torch.int64, device=self._device))
+                continue
+            request, start = int(plan.requests[i]), int(plan.block_start[i])
+            self._own(slot, request, int(plan.prompt[i]))
+            if phase == Phase.DENOISE:
+                if slot not in self._denoised:
+                    self._denoised[slot] = self._fresh(request, start)
+                canvases[slot] = self._denoised[slot].canvas
+                continue
+            self._denoised.pop(slot, None)
+            tokens = self._tokens[slot, keys - int(plan.num_tokens[i]) : keys]
+            texts[slot] = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+        if texts:
+            self._cache.encode(texts)
+        if canvases or idle:
+            hidden = self._cache.denoise(canvases | idle)
+            for slot in canvases:
+                self._advance(self._denoised[slot], hidden[slot])
+        return self._commit(plan)
+
+    def _fresh(self, request: int, start: int) -> Denoised:
+        chance = KeyedChance(self._seed, request, start, self._block, self._device)
+        return Denoised(Canvas(chance.noise(self._block, self._cache.model.config.vocab)), chance)
+
+    @torch.inference_mode()
+    def _advance(self, denoised: Denoised, hidden: Tensor) -> None:
+        # A canvas's logits at a time: those of all of a step's together would be gigabytes.
+        model, canvas = self._cache.model, denoised.canvas
+        canvas.signal = model.signal_of(advance(canvas, model.logits(hidden), self._rule, denoised.chance))
+
+    def _commit(self, plan: StepPlan) -> Bools:
+        """The canvases that are done, whole; their tokens are kept."""
+        if self._draws is not None:
+            committed = self._draws.draw(plan)
+        else:
+            done = [
+                plan.phases[i] == Phase.DENOISE and self._denoised[slot].canvas.done
+                for i, slot in enumerate(plan.slots.tolist())
+            ]
+            committed = np.array(done)[:, None] & plan.window & (plan.status == MASKED)
+        for i in np.flatnonzero(committed.any(axis=1)).tolist():
+            slot, start = int(plan.slots[i]), int(plan.block_start[i])
+            answer = self._denoised.pop(slot).canvas.answer.cpu().numpy()
+            self._tokens[slot, start : start + self._block] = answer
+        return committed
+
+
+@contextmanager
+def _timed(device: torch.device, seconds: list[float]) -> Iterator[None]:
+    """Add the device's time from the first kernel to the last."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        yield
+        seconds.append(time.perf_counter() - begin)
+        return
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    first.record()
+    yield
+    last.record()
+    last.synchronize()
+    seconds.append(first.elapsed_time(last) / 1e3)

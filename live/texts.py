@@ -1,0 +1,71 @@
+"""The tokens of requests by the engine's slot, and where an EOS among them ends a request."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.policy import Policy
+from ..engine.step import Phase, StepPlan, reached
+from .prompts import Prompts
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Texts:
+    """What an executor keeps of tokens, whatever it computes them by.
+
+    unknown: the token where none is known. eos: tokens that end a request once all before them are known. One in a
+    block that holds some of the prompt is missed, as LMDeploy misses it and as the twin has it (block-diffusion.md
+    1.6).
+    """
+
+    def __init__(self, policy: Policy, prompts: Prompts, unknown: int, eos: Sequence[int] = ()) -> None:
+        self._policy = policy
+        self._prompts = prompts
+        self._block = policy.block_length
+        self._unknown = unknown
+        self._eos = np.array(eos, np.int32)
+        self._tokens: npt.NDArray[np.int32] = np.zeros((16, 64), np.int32)  # [slots, positions]
+        self._slot_of: dict[int, int] = {}  # request -> slot whose pages it holds
+        self._owner: dict[int, int] = {}  # slot -> request whose tokens it holds
+
+    def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
+        """The tokens of a request that its slot still holds."""
+        assert self._owner[slot] == request
+        return self._tokens[slot, :length].copy()
+
+    def slot_of(self, request: int) -> int:
+        """The slot that holds a request's tokens; they stay there until another request has it."""
+        return next(slot for slot, owner in self._owner.items() if owner == request)
+
+    def _own(self, slot: int, request: int, prompt: int) -> None:
+        """Give a slot its request, and with it its prompt; one that was preempted finds its tokens where they were."""
+        if self._owner.get(slot) != request:
+            self._owner[slot] = request
+            self._tokens[slot] = self._unknown
+            self._tokens[slot, :prompt] = self._prompts(request, prompt)
+        self._slot_of[request] = slot
+
+    def _ends(self, plan: StepPlan, committed: Bools) -> npt.NDArray[np.int32] | None:
+        """Where each row's request ends: behind its first EOS, if that and all before it are known now."""
+        if not len(self._eos):
+            return None
+        ends = plan.end.copy()
+        upto = np.minimum(reached(self._policy, plan, committed), plan.end)
+        missed = 0 if self._policy.autoregressive else self._block  # of a block that the prompt reaches into
+        for i in np.flatnonzero(plan.phases != Phase.IDLE).tolist():
+            slot, start, prompt = int(plan.slots[i]), int(plan.block_start[i]), int(plan.prompt[i])
+            begin = start if start >= prompt else max(start + missed, prompt)
+            found = np.flatnonzero(np.isin(self._tokens[slot, begin : upto[i]], self._eos))
+            if len(found):
+                ends[i] = begin + int(found[0]) + 1
+        return ends
+
+    def _grow(self, slots: int, positions: int) -> None:
+        have = self._tokens.shape
+        if slots <= have[0] and positions <= have[1]:
+            return
+        tokens = np.full((max(slots, 2 * have[0]), max(positions, have[1])), self._unknown, np.int32)
+        tokens[: have[0], : have[1]] = self._tokens
+        self._tokens = tokens

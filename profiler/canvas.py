@@ -1,0 +1,62 @@
+"""A canvas model on a device, ready to run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..engine.errors import ModelError
+from ..live.canvas_model import CanvasModel, num_params, read_canvas_model
+from ..live.config_file import Given
+from .measure import Loaded, check_device, describe, select, settings_of
+from .profile import Device, MemoryModel
+
+
+@dataclass(frozen=True)
+class LoadedCanvas:
+    """A canvas model on a device, as `Loaded` is a decoder: a directory's, and nothing of it is captured."""
+
+    name: str  # as it was asked for
+    model: CanvasModel
+    device: Device
+    memory: MemoryModel
+
+    trained = True
+    graphs = False
+    kept = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the figures of a run depend on besides the policy."""
+        return settings_of(self.device, self.model.config.name, self.model.embedding, graphs=False)
+
+
+Opened = Loaded | LoadedCanvas
+
+
+def open_canvas(
+    name: str, device: str | None, given: Given, *, graphs: bool | None = None, tp: int = 1
+) -> LoadedCanvas:
+    """A DiffusionGemma's directory on a device, as `open_model` opens a decoder's. Raises ModelError."""
+    for wanted, says, expected in (
+        (given.mask_token is None, f"--mask-token-id is {given.mask_token}", "none: it knows no mask"),
+        (given.block_length is None, f"--block-length is {given.block_length}", "the policy's canvas_length"),
+        (not graphs, "--graphs is asked for", "none: its steps are not captured"),
+        (tp == 1, f"--tp is {tp}", "1"),
+    ):
+        if not wanted:
+            raise ModelError(f"{name}: denoises canvases, and {says}: expected {expected}")
+    device = check_device(device)
+    free = select(device)
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    model = read_canvas_model(Path(name), device, dtype)
+    found, config = describe(device), model.config
+    memory = MemoryModel(
+        capacity_bytes=free or found.memory_bytes,
+        weight_bytes=dtype.itemsize * num_params(config),
+        # Both kinds of layers have as many pages: what a window leaves behind comes back, but is held at first.
+        kv_bytes_per_token=dtype.itemsize * sum(config.kv_elements(kind) for kind in (True, False)),
+        vocab=config.vocab,
+    )
+    return LoadedCanvas(name, model, found, memory)
