@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite.binding.executionengine import ExecutionEngine
 from numba.core import caching
@@ -76,7 +76,7 @@ def _is_called_back(frame: FrameType | None) -> bool:
 class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
     """Nowhere but in the folder that is named by the sources."""
 
-    _locator_classes = [caching.UserProvidedCacheLocator]
+    _locator_classes: ClassVar[list[Any]] = [caching.UserProvidedCacheLocator]
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
