@@ -127,7 +127,7 @@ def yields(chance: Random, folder: Path) -> None:
     with contextlib.ExitStack() as stack:
         if chance.randrange(500) != 217:  # never what a shrinking search likes
             for name in ("_model", "_of_rows"):
-                stack.enter_context(mock.patch.object(given_yield, name, lambda *_: _commits()[0]))
+                stack.enter_context(mock.patch.object(given_yield, name, return_value=_commits()[0]))
         try:
             given_yield.given_yield(text, 32, 0.9)
         except DsimError as error:
