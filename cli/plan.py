@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..files.place import Kind, check_folder, has_schema, take_folder
+from ..files.place import Kind, Taken, check_folder, has_schema
 from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
@@ -127,10 +127,19 @@ def plan_command(
     options.warn(screen, scenario, specs)
     try:
         with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting (the first run compiles)") as bar:
-            ledger = None if out is None else _open(stack, out, key, force)
+            taken = None if out is None else Taken(out, PLAN, force=force)
+            if taken is not None:
+                stack.callback(taken.close)
+            ledger = None if out is None else _open(stack, out, key)
+
+            def show(doing: str, done: int, of: int) -> None:
+                if taken is not None and done:
+                    taken.settle()
+                bar.update(done, of, doing, "")
+
             planned = plan(
                 scenario, candidates, left_out, rate=wanted, jobs=jobs, backend=backend, address=address,
-                ledger=ledger, progress=lambda doing, done, of: bar.update(done, of, doing, ""), **options_asked,
+                ledger=ledger, progress=show, **options_asked,
             )  # fmt: skip
             info = {**asked(scenario, options.command(options.SPEED), None, currency), **planned.to_json()}
             info |= {"gpu_hour": gpu_hour, "attainment": options_asked["attainment"]}
@@ -140,6 +149,8 @@ def plan_command(
             firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
             info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
             page = plan_page(info)
+            if taken is not None:
+                taken.settle()
             written = [] if out is None else _write(out, planned, info, page, sheets)
     except KeyboardInterrupt:
         kept = f"the replays are kept in {out}/: the same command goes on from them" if out else "nothing was kept"
@@ -202,12 +213,11 @@ def _prices(text: str | None, profiles: "Sequence[Profile]") -> "Callable[[Profi
     return price_of
 
 
-def _open(stack: ExitStack, out: Path, key: str, force: bool) -> "Ledger":
-    """The folder's ledger, held until the stack ends; a DsimError where it is another plan's."""
+def _open(stack: ExitStack, out: Path, key: str) -> "Ledger":
+    """The folder's ledger, open until the stack ends; a DsimError where it is another plan's."""
     from ..planner.ledger import Ledger
     from ..planner.plan_replays import entry_of
 
-    stack.callback(take_folder(out, PLAN, force=force).close)
     ledger = Ledger(out / LEDGER, entry_of)
     found = next((entry["plan"] for entry in ledger.entries if "plan" in entry), None)
     if found not in (None, key):

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
-from ..files.place import Kind, check_folder, has_keys, take_folder
+from ..files.place import Kind, Taken, check_folder, has_keys
 from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
@@ -94,6 +94,17 @@ def tune_command(
     bar = Bar(screen, "searching", note="starting (the first run compiles)")
     try:
         with ExitStack() as stack, bar:
+            taken: list[Taken] = []
+
+            def take(folder: Path) -> None:
+                taken.append(Taken(folder, TUNE, force=force))
+                stack.callback(taken[0].close)
+
+            def show(doing: str, done: int, of: int, best: str) -> None:
+                if taken and done:
+                    taken[0].settle()
+                _show(bar, doing, done, of, best)
+
             tuned = tune(
                 scenario,
                 objectives=objective or ["goodput"],
@@ -113,14 +124,16 @@ def tune_command(
                 jobs=jobs,
                 backend=backend,
                 address=address,
-                progress=partial(_show, bar),
-                begin=None if out is None else lambda: stack.callback(take_folder(out, TUNE, force=force).close),
+                progress=show,
+                begin=None if out is None else partial(take, out),
             )
             told = options.command({"--backend": 1, "--address": 1})
             info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
             if ensemble is not None:
                 info["ensemble"] = _ensemble(scenario, tuned, ensemble, jobs, bar)
             page = tune_page(info, tuned.trials)
+            if taken:
+                taken[0].settle()
             written = [] if out is None else _write(out, tuned, info, page)
     except KeyboardInterrupt:
         where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"

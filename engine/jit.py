@@ -30,6 +30,7 @@ from numba.core.errors import TypingError
 from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 
+from .code_cache import keep, undisturbed
 from .errors import PolicyError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,13 +64,20 @@ def bind(
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
     folder = _home() / key
     # A folder without an index is what an interrupted compilation leaves.
-    if JIT and next(folder.rglob("*.nbi"), None) is None:
+    if JIT and not _is_kept(folder):
         _forget_old(_home())
         on_new()
-    elif JIT:
-        with suppress(OSError):
-            folder.touch()  # it is in use, and not to be forgotten
     return _compiled(_copy(function, _called(function, by_id, {})), key, counted=False)
+
+
+def _is_kept(folder: Path) -> bool:
+    """Whether a folder holds compiled code, which then is in use and not to be forgotten."""
+    found = False
+    with suppress(OSError):  # another process may remove it meanwhile, or nothing may be written
+        found = next(folder.rglob("*.nbi"), None) is not None
+        if found:
+            folder.touch()
+    return found
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
@@ -237,11 +245,13 @@ def _compiled(function: F, key: str, counted: bool = True) -> F:
         config.CACHE_DIR = folder
         # Rules of a replica allocate nothing and keep nothing alive, so that references need not be counted.
         options = {} if counted else {"_nrt": False}
-        made = njit(cache=bool(folder), error_model="numpy", **options)(function)
+        made = njit(error_model="numpy", **options)(function)
+        if folder:
+            keep(made, function)
     finally:
         config.CACHE_DIR = before
     if JIT:
-        made.compile = _uncollected()(made.compile)
+        made.compile = undisturbed(_uncollected()(made.compile))
     return made  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,7 @@ from .read import described, fault, read_json
 from .write import NEW, beside, check_parent, encoded, leftovers, sync_folder, tell
 
 OLD = "dsim-old"  # `.NAME.dsim-old`: a folder that is being replaced
+ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder that is replaced once its successor holds something whole
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def check_folder(folder: str | Path, kind: Kind, *, force: bool, add: bool = Fal
     try:
         if any(is_held(entry) for entry in leftovers(place)):
             raise DsimError(f"{folder}: another dsim is writing there: wait for it, or choose another folder")
-        _recover(place)
+        _recover(place, kind)
         if not os.path.lexists(place):
             check_parent(_first_new(place))
             return place
@@ -71,10 +72,10 @@ def check_folder(folder: str | Path, kind: Kind, *, force: bool, add: bool = Fal
         if is_held(place):
             raise DsimError(f"{folder}: another dsim is writing there: wait for it, or choose another folder")
         held = sorted(entry.name for entry in place.iterdir())
-        for name in [name for name in held if name.startswith(".") and f".{NEW}." in name]:
-            (place / name).unlink()
-            tell(f"Removed {place / name}, which a run that was killed left behind")
-            held.remove(name)
+        for part in [place / name for name in held if _is_part(place / name)]:
+            part.unlink()
+            tell(f"Removed {part}, which a run that was killed left behind")
+            held.remove(part.name)
         foreign = [name for name in held if not _may_hold(place / name, kind)]
     except (OSError, ValueError) as error:
         raise fault(folder, error) if isinstance(error, OSError) else DsimError(f"{folder}: {error}") from None
@@ -118,13 +119,16 @@ class Staged:
                 raise fault(folder, error) from None
             raise
 
-    def commit(self) -> None:
-        """Take the place. Killed between the two renames, the old folder is found again by the next run there."""
-        with uninterrupted():
-            self._commit()
+    def commit(self, *, aside: bool = False) -> None:
+        """Take the place. Killed between the two renames, the old folder is found again by the next run there.
 
-    def _commit(self) -> None:
-        old = self.folder.parent / f".{self.folder.name}.{OLD}"
+        aside: keep the old folder, for `Taken.settle` to remove.
+        """
+        with uninterrupted():
+            self._commit(aside)
+
+    def _commit(self, aside: bool) -> None:
+        old = _hidden(self.folder, ASIDE if aside else OLD)
         try:
             for name in os.listdir(self.path):
                 _sync_file(self.path / name)
@@ -137,7 +141,8 @@ class Staged:
                     raise
                 self._open = False
                 sync_folder(self.folder.parent)
-                shutil.rmtree(old, ignore_errors=True)
+                if not aside:
+                    shutil.rmtree(old, ignore_errors=True)
             else:
                 os.rename(self.path, self.folder)
                 self._open = False
@@ -204,18 +209,51 @@ def write_folder(folder: str | Path, kind: Kind, files: Mapping[str, str | bytes
         staged.commit()
 
 
-def take_folder(folder: str | Path, kind: Kind, *, force: bool = False) -> Lock:
-    """Make an output folder that is added to as the work goes on, and hold it; with `force`, a new one in its place."""
-    place = check_folder(folder, kind, force=force, add=True)
-    if force and place.is_dir() and any(place.iterdir()):
-        staged = Staged(folder, kind, force=True)
-        try:
-            staged.commit()
-        except BaseException:
-            staged.abort()
-            raise
-        return staged.keep()
-    return hold_folder(folder)
+class Taken:
+    """An output folder that is added to as the work goes on, and held until it is closed.
+
+    With `force` it is a new one. What was in its place is set aside until `settle` says that the new one holds
+    something whole. It is put back where the work ends before that: by `close`, or by the next run if this one is
+    killed.
+    """
+
+    def __init__(self, folder: str | Path, kind: Kind, *, force: bool = False) -> None:
+        self._place = check_folder(folder, kind, force=force, add=True)
+        self._kind = kind
+        self._is_settled = not (force and self._place.is_dir() and any(self._place.iterdir()))
+        if self._is_settled:
+            self._lock = hold_folder(folder)
+        else:
+            staged = Staged(folder, kind, force=True)
+            try:
+                staged.commit(aside=True)
+            except BaseException:
+                staged.abort()
+                raise
+            self._lock = staged.keep()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is set aside."""
+        return self._is_settled
+
+    def settle(self) -> None:
+        """The folder holds something whole: forget what was in its place. Nothing the second time."""
+        if not self._is_settled:
+            self._is_settled = True
+            aside, old = _hidden(self._place, ASIDE), _hidden(self._place, OLD)
+            with suppress(OSError):  # the next run there removes it
+                os.rename(aside, old)  # at once: from here on it is not put back
+                shutil.rmtree(old, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go of the folder, and put back what was set aside."""
+        if not self._is_settled:
+            self._is_settled = True
+            with uninterrupted(), suppress(OSError):  # the next run there does it
+                if _is_folder(_hidden(self._place, ASIDE)):
+                    _put_back(self._place, self._kind)
+        self._lock.close()
 
 
 def hold_folder(folder: str | Path) -> Lock:
@@ -231,20 +269,45 @@ def hold_folder(folder: str | Path) -> Lock:
         raise fault(folder, error) from None
 
 
-def _recover(place: Path) -> None:
+def _recover(place: Path, kind: Kind) -> None:
     """Put back, or remove, what runs that were killed left beside a folder's place."""
-    old = place.parent / f".{place.name}.{OLD}"
-    if old.is_dir() and not old.is_symlink():
+    old = _hidden(place, OLD)
+    if _is_folder(old):
         if os.path.lexists(place):  # its successor is in place: it was as good as gone
             shutil.rmtree(old, ignore_errors=True)
             tell(f"Removed {old}, which a run that was killed left behind")
         else:
             os.rename(old, place)
             tell(f"Found {place} again, which a run that was killed had set aside")
+    if _is_folder(_hidden(place, ASIDE)) and not is_held(place) and _put_back(place, kind):
+        tell(f"Found {place} again, which a run that was killed had set aside")
     for entry in leftovers(place):
-        if entry.is_dir() and not entry.is_symlink():
+        if _is_folder(entry):
             shutil.rmtree(entry, ignore_errors=True)
             tell(f"Removed {entry}, which a run that was killed left behind")
+
+
+def _put_back(place: Path, kind: Kind) -> bool:
+    """Put a folder back that was set aside, in place of one that holds nothing whole, nor anything of others."""
+    if _is_folder(place) and all(_is_part(entry) or _may_hold(entry, kind) for entry in place.iterdir()):
+        shutil.rmtree(place)
+    if os.path.lexists(place):
+        return False
+    os.rename(_hidden(place, ASIDE), place)
+    return True
+
+
+def _hidden(place: Path, what: str) -> Path:
+    return place.parent / f".{place.name}.{what}"
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a file's name is that of one that is being written."""
+    return path.name.startswith(".") and f".{NEW}." in path.name
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _may_hold(path: Path, kind: Kind) -> bool:

@@ -111,8 +111,11 @@ def shown(value: object) -> str:
 
 
 def printable(name: str) -> str:
-    """A file's name as text: bytes that are not UTF-8 become backslash escapes."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """A file's name as text: bytes that are not UTF-8, and halves of characters, become backslash escapes."""
+    try:
+        return os.fsencode(name).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "backslashreplace").decode()
 
 
 def fault(path: object, error: OSError, doing: str = "written", kind: Kind = DsimError) -> DsimError:

@@ -212,11 +212,10 @@ def make_executor(
     assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
     assert not isinstance(draws, TokenDraws), "of policies refused above"
     assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
-    if isinstance(forward, FullSequenceForward):
+    if isinstance(forward, PeriodicForward | FullSequenceForward):
         assert not isinstance(draws, LawDraws), "a law is of blocks that are edited, or of canvases"
-    if isinstance(forward, PeriodicForward):
-        return PeriodicExecutor(forward, policy, prompts, draws)
-    if isinstance(forward, FullSequenceForward):
+        if isinstance(forward, PeriodicForward):
+            return PeriodicExecutor(forward, policy, prompts, draws)
         return FullSequenceExecutor(forward, policy, prompts, draws)
     assert not isinstance(draws, ScheduledCommits), "a schedule is of full-sequence policies"
     budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens

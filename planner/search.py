@@ -21,7 +21,7 @@ from ..files.interrupt import uninterrupted
 from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Outcome, Part
 from .quality import Quality
 from .space import Candidate, Choice, Dimension, Space
-from .study_file import FINGERPRINT, STUDY, Kept, check_same
+from .study_file import FINGERPRINT, STUDY, Kept, check_same, readable
 
 SAMPLERS = ("tpe", "nsga2", "random")
 EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
@@ -66,8 +66,14 @@ class Search:
         self._kept = None if storage is None else Kept(storage)
         kept = None if self._kept is None else self._kept.storage
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
+        with readable(storage):
+            self._begin(kept, str(storage), directions, fingerprint)
+
+    def _begin(
+        self, kept: BaseStorage | None, storage: str, directions: list[StudyDirection], fingerprint: Mapping[str, Any]
+    ) -> None:
         if kept is not None:
-            check_same(kept, str(storage), fingerprint)
+            check_same(kept, storage, fingerprint)
         self.study = optuna.create_study(
             storage=kept, study_name=STUDY, directions=directions, load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=8),

@@ -1,7 +1,8 @@
 """The file that keeps a search's trials: Optuna's journal, or SQLite, and whose search it is."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,27 @@ class _AlreadyLocked:
 
 def _open(path: Path) -> BaseStorage:
     sqlite = path.suffix in SQLITE
-    try:
+    with readable(path):
         if path.stat().st_size and not (_is_sqlite(path) if sqlite else _is_journal(path)):
             raise DsimError(f"{path} holds no trials of dsim tune, expected another file")
         if sqlite:
             return RDBStorage(f"sqlite:///{path}")
         _drop_torn_line(path)
         return JournalStorage(JournalFileBackend(str(path), _AlreadyLocked()))  # type: ignore[arg-type]
+
+
+@contextmanager
+def readable(path: str | Path | None) -> Iterator[None]:
+    """Round what is made of kept trials: another tool's, or damaged ones, are one line. None: none are kept."""
+    try:
+        yield
     except DsimError:
         raise
     except Exception as error:  # whatever its libraries raise
+        if path is None:
+            raise
+        if isinstance(error, OSError):
+            raise fault(path, error) from None
         raise DsimError(f"{path} cannot be read as kept trials: {cut(_line(error))}") from None
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
-from ..files.lock import Lock
-from ..files.place import Kind, check_folder, has_schema, take_folder
+from ..files.place import Kind, Taken, check_folder, has_schema
 from ..files.read import cut, parsing, read_json
 from ..files.write import write_whole
 from ..report.page import Page, Section, table
@@ -159,13 +158,13 @@ class _Journal:
         self.entries: dict[str, Json] = {}
         self._folder = folder
         self._force = force
-        self._lock: Lock | None = None
+        self._taken: Taken | None = None
         self._ledger: Ledger | None = None
         if folder is None:
             return
         _check_version(check_folder(folder, SWEEP, force=force, add=True))
         if not force and folder.is_dir():
-            self._lock = take_folder(folder, SWEEP)
+            self._taken = Taken(folder, SWEEP)
             try:
                 self._open(folder)
             except BaseException:
@@ -176,8 +175,8 @@ class _Journal:
         """Make the folder ready for the plan's cells."""
         if self._folder is None:
             return
-        if self._lock is None:
-            self._lock = take_folder(self._folder, SWEEP, force=self._force)
+        if self._taken is None:
+            self._taken = Taken(self._folder, SWEEP, force=self._force)
             self._open(self._folder)
         assert self._ledger is not None
         self._ledger.begin()
@@ -185,13 +184,14 @@ class _Journal:
 
     def append(self, entry: Json) -> None:
         """A cell is finished."""
-        if self._ledger is not None:
+        if self._ledger is not None and self._taken is not None:
             self._ledger.append(entry)
+            self._taken.settle()
 
     def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str) -> None:
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
-        if self._folder is None:
-            return
+        if self._folder is None or self._taken is None or not self._taken.is_settled:
+            return  # stopped before a cell was finished: what `force` was to replace is put back
         # Imported here: a sweep without a folder draws nothing.
         from ..report.html import to_html
         from ..report.sweep import Swept, sweep_page
@@ -212,8 +212,8 @@ class _Journal:
     def _close(self) -> None:
         if self._ledger is not None:
             self._ledger.close()
-        if self._lock is not None:
-            self._lock.close()
+        if self._taken is not None:
+            self._taken.close()
 
     def __enter__(self) -> "_Journal":
         return self

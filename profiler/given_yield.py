@@ -24,6 +24,7 @@ from .request_effects import mixture, with_tail
 from .steplog import read_log
 
 FORMS = "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, or a step log"
+MOST_BLOCK = 256  # tokens of a block or canvas
 COLUMNS = ("threshold", "yield")  # and perhaps block_length, p90_over_p50, class and share
 
 
@@ -45,7 +46,7 @@ def given_yield(
     """
     kind, colon, number = text.rpartition(":")
     if colon and kind in _PER:
-        mean = _mean(text, _PER[kind](_number(text, number), block_length), block_length)
+        mean = _mean(text, _PER[kind](_number(cut(text), number), block_length), block_length)
         return (_model(text, mean, block_length, threshold, temperature),)
     if text.endswith(".csv"):
         return _table(text, os.stat(text).st_mtime_ns if os.path.isfile(text) else 0, block_length, temperature)
@@ -137,11 +138,18 @@ def _row(where: str, row: Mapping[str, str | None], block_length: int) -> _Row:
     if threshold > 1:
         raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
     own, tail, share = (row.get(name) for name in ("block_length", "p90_over_p50", "share"))
-    length = int(_number(where, own)) if own else block_length
+    length = _block(where, own) if own else block_length
     mean = _mean(where, _number(where, row["yield"] or ""), length)
     return _Row(
         where, threshold, length, mean, _number(where, tail) if tail else None, _number(where, share) if share else None
     )  # fmt: skip
+
+
+def _block(where: str, text: str) -> int:
+    length = _number(where, text)
+    if length != int(length) or length > MOST_BLOCK:
+        raise ProfileError(f"{where}: block_length is {cut(text)}, expected a whole number up to {MOST_BLOCK}")
+    return int(length)
 
 
 def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:

@@ -98,7 +98,7 @@ def read(name: str) -> Experiment:
     names = [s.name for s in series]
     for s in series:
         for measure in s.measures:
-            known_measure(f"{where}: {s.name}", measure, names)
+            known_measure(f"{where}: {cut(s.name)}", measure, names)
     return Experiment(path.stem, seeds=seeds, series=tuple(series), **texts)
 
 
@@ -108,7 +108,7 @@ def _series(
 ) -> Series:  # fmt: skip
     own = {key: value for key, value in table.items() if key not in SERIES}
     name, why = _text(where, table, "name"), _text(where, table, "why", "")
-    where = f"{where} ({name})"
+    where = f"{where} ({cut(name)})"
     over = {**over, **_table(where, table, "over")}
     points = _points(where, axis, over)
     runs = tuple(
@@ -121,7 +121,7 @@ def _series(
         for measure, values in _table(where, table, "published").items()
     }
     calibrated = table.get("calibrated", [])
-    if not isinstance(calibrated, list) or not all(item in published for item in calibrated):
+    if not isinstance(calibrated, list) or not all(isinstance(item, str) and item in published for item in calibrated):
         raise DsimError(f"{where}: calibrated is {quoted(calibrated)}, expected measures with published values")
     if calibrated and not why:
         raise DsimError(f"{where}: calibrated is {quoted(calibrated)} and why is missing, expected what was moved")
@@ -133,25 +133,25 @@ def _points(where: str, axis: str, over: Mapping[str, Any]) -> list[tuple[str, M
     """The places on the axis and the fields that differ there: the lists of [over] side by side."""
     for field, values in over.items():
         if not isinstance(values, list) or not values:
-            raise DsimError(f"{where}: over.{field} is {quoted(values)}, expected a list of values")
+            raise DsimError(f"{where}: over.{cut(field)} is {quoted(values)}, expected a list of values")
     if axis not in over:
-        raise DsimError(f"{where}: axis is {quoted(axis)} and over has {', '.join(over) or 'nothing'}")
+        raise DsimError(f"{where}: axis is {quoted(axis)} and over has {cut(', '.join(over)) or 'nothing'}")
     lengths = {len(values) for values in over.values()}
     if len(lengths) > 1:
         said = ", ".join(f"{field} {len(values)}" for field, values in over.items())
-        raise DsimError(f"{where}: the lists of over differ in length ({said}), expected one value each a place")
+        raise DsimError(f"{where}: the lists of over differ in length ({cut(said)}), expected one value each a place")
     places = [_place(value) for value in over[axis]]
     if len(set(places)) < len(places):
-        raise DsimError(f"{where}: over.{axis} names a place twice: {', '.join(places)}")
+        raise DsimError(f"{where}: over.{axis} names a place twice: {cut(', '.join(places))}")
     given = {field: values for field, values in over.items() if field != "at"}
     return [(at, {field: values[i] for field, values in given.items()}) for i, at in enumerate(places)]
 
 
 def _run(where: str, folder: Path, at: str, fields: Mapping[str, Any], machine: Mapping[str, Any]) -> Run:
-    where = f"{where} at {at}"
+    where = f"{where} at {cut(at)}"
     fields = dict(fields)
     memory = fields.pop("memory", None)
-    if memory is not None and memory not in RUNS:
+    if memory is not None and not (isinstance(memory, str) and memory in RUNS):
         raise DsimError(f"{where}: memory is {quoted(memory)}, expected one of: {', '.join(RUNS)}")
     machine = dict(machine)
     if "profile" in fields:
@@ -159,20 +159,25 @@ def _run(where: str, folder: Path, at: str, fields: Mapping[str, Any], machine: 
     # `machine.` fields may differ along the axis, too.
     machine |= {key.removeprefix("machine."): fields.pop(key) for key in list(fields) if key.startswith("machine.")}
     described = Machine.read(where, machine)
-    given = {name: value_of(f"{where}: {name}", name, value) for name, value in fields.items()}
-    scenario = scenario_of(folder, {"trace": "azure-conv", **given})
-    check_values(scenario)
+    given = {name: value_of(f"{where}: {cut(name)}", name, value) for name, value in fields.items()}
+    try:
+        scenario = scenario_of(folder, {"trace": "azure-conv", **given})
+        check_values(scenario)
+    except DsimError as error:
+        raise type(error)(f"{where}: {error}") from None
     return Run(at, scenario, described, memory)
 
 
 def _published(where: str, values: Any, places: Sequence[str]) -> dict[str, float]:
     if not isinstance(values, Mapping):
-        raise DsimError(f"{where} is {quoted(values)}, expected a table: {places[0]} = 1.0")
+        raise DsimError(f"{where} is {quoted(values)}, expected a table: {cut(places[0])} = 1.0")
     for place, value in values.items():
         if place not in places:
-            raise DsimError(f"{where}: there is no place {quoted(place)} on the axis; there are {', '.join(places)}")
+            raise DsimError(
+                f"{where}: there is no place {quoted(place)} on the axis; there are {cut(', '.join(places))}"
+            )
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
-            raise DsimError(f"{where}: {place} is {quoted(value)}, expected a number")
+            raise DsimError(f"{where}: {cut(place)} is {quoted(value)}, expected a number")
     return {place: float(value) for place, value in values.items()}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from ..engine.errors import DsimError
-from ..files.read import quoted
+from ..files.read import cut, quoted
 from ..report.metrics import METRICS, Summary
 from ..sim.twin import Result
 
@@ -42,7 +42,9 @@ def known_measure(where: str, measure: str, series: Sequence[str]) -> None:
     """DsimError unless it is a measure, or one over another series."""
     name, over, other = measure.partition(OVER)
     if over and other not in series:
-        raise DsimError(f"{where}: {quoted(measure)} is over a series that is not there; there are {', '.join(series)}")
+        raise DsimError(
+            f"{where}: {quoted(measure)} is over a series that is not there; there are {cut(', '.join(series))}"
+        )
     if name not in MEASURES:
         _kind(where, name)
 

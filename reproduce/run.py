@@ -18,7 +18,7 @@ import numpy as np
 from .. import __version__
 from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
-from ..files.place import Kind, check_folder, has_schema, take_folder
+from ..files.place import Kind, Taken, check_folder, has_schema
 from ..files.read import MOST_OF_SETTINGS, cut, fault, parsing, quoted, read_text
 from ..files.write import write_whole
 from ..planner.backend import Pool
@@ -304,11 +304,11 @@ class _Kept:
 
     def __init__(self, folder: Path | None, force: bool) -> None:
         self.entries: dict[str, dict[str, Any]] = {}
-        self._folder, self._file, self._lock = folder, None, None
+        self._folder, self._file, self._taken = folder, None, None
         if folder is None:
             return
         check_folder(folder, FOLDER, force=force, add=True)
-        self._lock = take_folder(folder, FOLDER, force=force)
+        self._taken = Taken(folder, FOLDER, force=force)
         try:
             self._read(folder / KEPT)
             self._file = (folder / KEPT).open("ab")
@@ -321,7 +321,7 @@ class _Kept:
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """A point is finished."""
-        if self._file is None:
+        if self._file is None or self._taken is None:
             return
         try:
             self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
@@ -329,11 +329,12 @@ class _Kept:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise fault(f"{self._folder}/{KEPT}", error) from None
+        self._taken.settle()
 
     def finish(self, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
         """Write the results, each file whole or not at all."""
-        if self._folder is None:
-            return
+        if self._folder is None or self._taken is None or not self._taken.is_settled:
+            return  # stopped before a point was finished: what `force` was to replace is put back
         info = {
             "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
             "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
@@ -348,8 +349,8 @@ class _Kept:
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
-        if self._lock is not None:
-            self._lock.close()
+        if self._taken is not None:
+            self._taken.close()
 
     def _read(self, path: Path) -> None:
         """The finished points; a line that a crash tore off is dropped, and its point run again."""

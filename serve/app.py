@@ -272,6 +272,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     kind = "server_error" if status >= 500 else "invalid_request_error"
+    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote half a character of the client's
     return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status, headers=headers)
 
 

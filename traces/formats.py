@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.errors import TraceError
-from ..files.read import cut
+from ..files.read import cut, quoted
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
@@ -128,15 +128,17 @@ def own_format(place: str, text: str, keys: list[str], first: Callable[[str], ob
         ours, equals, theirs = (side.strip() for side in part.partition("="))
         if ours not in OWN or not equals or not theirs or ours in given:
             expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
-            raise TraceError(f"--columns has {part!r}, expected {expected} and, where there are, {', '.join(OWN[3:])}")
+            raise TraceError(
+                f"--columns has {quoted(part)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
+            )
         given[ours] = theirs
     for ours in OWN[:3]:
         if ours not in given:
-            raise TraceError(f"--columns {text} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
+            raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
     for ours, theirs in given.items():
         if theirs not in keys:
             had = f"expected one of: {shown_keys(keys)}"
-            raise TraceError(f"{place}: no column {theirs} (--columns {ours}={theirs}), {had}")
+            raise TraceError(f"{place}: no column {cut(theirs)} (--columns {ours}={cut(theirs)}), {had}")
     time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
     unit = "s" if is_number(first(time)) else "datetime"
     extras = {theirs: ours for ours, theirs in given.items()}

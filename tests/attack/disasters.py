@@ -272,7 +272,7 @@ def full_disk(writer: Writer, folder: Path, size: int, really: bool = False) -> 
     assert (code, is_one_error(said)) == (1, True), (code, said)
     if writer.adds:  # what was added so far is kept; nothing that was there is cut short
         assert set(was) <= set(now)
-    elif writer.name not in ("tune --force", "sweep --force", "reproduce --force"):  # which forget what was
+    else:
         changed = [name for name in was if now.get(name) != was[name]]
         assert changed in ([], ["p.json"]), f"lost or changed: {changed}"
     return "told"

@@ -161,9 +161,10 @@ def columns(table: pa.Table, chance: Random) -> pa.Table:
         case 4:
             return table.set_column(at, name, pa.nulls(table.num_rows))
         case 5:
-            return table.set_column(at, name, column.take([chance.randrange(len(column)) for _ in column]))
+            others = pa.array([chance.randrange(len(column)) for _ in column], pa.int64())
+            return table.set_column(at, name, column.take(others))
         case _:
-            return table.take(sorted(rows) if chance.random() < 0.5 else rows)
+            return table.take(pa.array(sorted(rows) if chance.random() < 0.5 else rows, pa.int64()))
 
 
 def spec(text: str, chance: Random) -> str:

@@ -27,7 +27,7 @@ from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
-from dsim.planner.scenario import Scenario
+from dsim.planner.scenario import Scenario, replicas_of
 from dsim.profiler import profile, steplog
 from dsim.report.clients.measured import MeasuredRun, measured_run
 from dsim.report.clients.prometheus import differences, read_samples, summary_of
@@ -41,7 +41,7 @@ from dsim.traces import load, prepare, write
 from dsim.traces.lengths import parse_lengths
 from dsim.traces.trace import Trace
 
-from . import mutate
+from . import mutate, planning
 
 # Modules whose names the package gives to their functions.
 sweep, validate = (import_module(f"dsim.planner.{name}") for name in ("sweep", "validate"))
@@ -64,6 +64,7 @@ def targets(work: Path) -> list[Target]:
     (work / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _make_run(work)
     _make_sweep(work)
+    planning.make_search(work)
     found = [Target(f"trace {name}", partial(_trace, make), 4) for name, make in TRACES.items()]
     found += [
         Target("trace parquet", _parquet_trace, 4),
@@ -81,6 +82,9 @@ def targets(work: Path) -> list[Target]:
         Target("load generator", _client, 4),
         Target("Prometheus", _prometheus, 4),
         Target("SLO, bound, duration, lengths", _words, 4, of_a_file=False),
+        *(Target(name, attack, weight) for name, (attack, weight) in planning.of_files().items()),
+        Target("search's journal", partial(planning.search, work)),
+        *(Target(name, attack, of_a_file=False) for name, attack in planning.of_clients(work).items()),
         Target("command line", partial(_command_line, work), of_a_file=False),
     ]
     return found + _models(work)
@@ -113,6 +117,58 @@ AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 BURST = ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"]
 VIDUR = ["arrived_at", "num_prefill_tokens", "num_decode_tokens", "session_id"]
 
+SPENT = [
+    {
+        "request_id": f"r{i}",
+        "prompt_tokens": 20,
+        "completion_tokens": 10,
+        "startTime": f"2026-03-01T10:00:0{i}.000Z",
+        "endTime": "2026-03-01T10:00:09Z",
+        "model": "m",
+        "status": "success",
+        "metadata": {"user_api_key": "88dc"},
+    }
+    for i in range(4)
+]
+USAGE = {
+    "object": "page",
+    "has_more": False,
+    "data": [
+        {
+            "object": "bucket",
+            "start_time": 1000 + 60 * i,
+            "end_time": 1060 + 60 * i,
+            "results": [{"input_tokens": 10, "output_tokens": 5, "num_model_requests": 3, "model": None}],
+        }
+        for i in range(3)
+    ],
+}
+RESPONSES = [
+    {"id": f"r{i}", "object": "chat.completion", "created": 1772359200 + i, "model": "m",
+     "usage": {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}} for i in range(4)
+]  # fmt: skip
+SUMS = ["start_time", "end_time", "num_model_requests", "model", "input_tokens", "output_tokens"]
+OWN = ["created_at", "prompt_tokens", "completion_tokens", "tenant"]
+SERVER_LOG = """\
+(APIServer pid=7) DEBUG 12-31 23:59:58 [logger.py:39] Request a details: prompt: 'six', prompt_token_ids: None.
+(APIServer pid=7) INFO 12-31 23:59:58 [logger.py:49] Received request a: params: SamplingParams(n=1, max_tokens=100).
+(APIServer pid=7) DEBUG 01-01 00:00:01 [logger.py:39] Request b details: prompt: None, prompt_token_ids: [7, 8].
+(APIServer pid=7) INFO 01-01 00:00:01 [logger.py:49] Received request b: params: SamplingParams(n=1, max_tokens=100).
+(APIServer pid=7) INFO 01-01 00:00:02 [logger.py:80] Generated response b: output: 'x', output_token_ids: [9], end.
+(APIServer pid=7) INFO:     10.80.23.18:51408 - "POST /v1/chat/completions HTTP/1.1" 200 OK
+"""
+
+
+def _server_log(chance: Random) -> bytes:
+    """What a server printed, with lines gone, twice, of other numbers or broken."""
+    lines = [mutate.nearly(line, chance) if chance.random() < 0.2 else line for line in SERVER_LOG.splitlines()]
+    for _ in range(chance.randrange(3)):
+        i = chance.randrange(len(lines))
+        lines[i] = chance.choice(("", lines[-1], mutate.spec(lines[i], chance), chance.choice(mutate.WORDS)))
+    data = "\n".join(lines).encode("utf-8", "surrogatepass")
+    return mutate.damaged(data, chance) if chance.random() < 0.2 else data
+
+
 TRACES: dict[str, Callable[[Random], bytes]] = {
     "mooncake": lambda c: mutate.json_lines(MOONCAKE, c),
     "sessions": lambda c: mutate.json_lines(SESSIONS, c),
@@ -122,12 +178,30 @@ TRACES: dict[str, Callable[[Random], bytes]] = {
     "azure": lambda c: mutate.table(AZURE, [[f"2023-11-16 18:15:4{i}.68", "374", "44"] for i in range(5)], c),
     "burstgpt": lambda c: mutate.table(BURST, [[str(5 * i), "ChatGPT", "47", "18", "65", "x"] for i in range(5)], c),
     "vidur": lambda c: mutate.table(VIDUR, [[str(0.5 * i), "9", "4", "a"] for i in range(5)], c),
+    "litellm": lambda c: mutate.json_text(SPENT, c),
+    "usage": lambda c: mutate.json_text(USAGE, c),
+    "usage table": lambda c: mutate.table(
+        SUMS, [[str(60 * i), str(60 * i + 60), "3", "m", "9", "4"] for i in range(4)], c
+    ),
+    "responses": lambda c: mutate.json_lines(RESPONSES, c),
+    "server's log": _server_log,
+    "own columns": lambda c: mutate.table(OWN, [[f"2026-03-01T10:00:0{i}Z", "9", "4", "a"] for i in range(5)], c),
+    "engine's log": lambda c: _changed_log(c, _logs()[1]),
 }
+COLUMNS = "arrival=created_at,input=prompt_tokens,output=completion_tokens,slo_class=tenant"
 
 
 def _trace(make: Callable[[Random], bytes], chance: Random, folder: Path) -> None:
     path = _write(folder / "trace", make(chance))
-    _use_trace(path, chance)
+    columns = None
+    if make is TRACES["own columns"]:
+        columns = COLUMNS if chance.random() < 0.7 else mutate.spec(COLUMNS, chance)
+    try:
+        _use_trace(path, chance, columns)
+    except DsimError as error:
+        if "--columns" not in str(error):
+            raise
+        raise DsimError(f"{path}: {error}") from None
 
 
 def _parquet_trace(chance: Random, folder: Path) -> None:
@@ -148,12 +222,13 @@ def _parquet(columns: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _use_trace(path: Path, chance: Random) -> None:
+def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     """Read it, prepare it, write it, and read that again."""
     trace = load(
         path, skip_bad=chance.random() < 0.5, keep_failed=chance.random() < 0.2,
         time_unit=chance.choice((None, None, None, "s", "ns")),
-        format=chance.choice((None, None, None, None, "guidellm", "mooncake", "sharegpt")),
+        format=None if columns else chance.choice((None, None, None, None, "guidellm", "mooncake", "sharegpt")),
+        columns=columns,
     )  # fmt: skip
     copy = write(trace, path.with_suffix(".out"), force=True)
     with contextlib.suppress(DsimError):  # a kept request without output is read back as it is asked for
@@ -210,18 +285,23 @@ def _logs() -> list[list[Any]]:
              "received": 0.5, "arrival": 0.75} for i in range(2)]  # fmt: skip
     later = ROWS_OF_A_STEP | {"step": 1, "start": 1.0625, "phases": ["decode", "flush"], "emitted": [1, 2]}
     over = {"kind": "finish", "request": 1, "time": 1.125}
-    second = [header | {"version": 2}, *came, ROWS_OF_A_STEP, later, over]
+    hooked = {"version": 2, "preset": "vllm-ar", "started": 1.7e9, "settings": {"max_num_seqs": 4, "x": "y"}}
+    second = [header | hooked, *came, ROWS_OF_A_STEP, later, over]
     return [[header, *asked[:5], *steps[:8]], second, [header, *asked, *steps]]
+
+
+def _changed_log(chance: Random, log: list[Any]) -> bytes:
+    header, *lines = log
+    rest = mutate.json_lines(lines, chance)
+    if chance.random() < 0.1:
+        return mutate.json_text(header, chance) + b"\n" + rest
+    first = json.dumps(header) if chance.random() < 0.7 else mutate.nearly(json.dumps(header), chance)
+    return first.encode() + b"\n" + rest
 
 
 def _steplog(chance: Random, folder: Path) -> None:
     whole = chance.randrange(300) == 217  # a fit takes a second: never what a shrinking search likes
-    header, *lines = _logs()[2] if whole else chance.choice(_logs()[:2])
-    first = json.dumps(header) if chance.random() < 0.7 else mutate.nearly(json.dumps(header), chance)
-    rest = mutate.json_lines(lines, chance)
-    path = _write(folder / "log.jsonl", first.encode() + b"\n" + rest)
-    if chance.random() < 0.1:
-        _write(path, mutate.json_text(header, chance) + b"\n" + rest)
+    path = _write(folder / "log.jsonl", _changed_log(chance, _logs()[2] if whole else chance.choice(_logs()[:2])))
     log = steplog.read_log(path)
     if whole:
         found = steplog.profile_of_log(log, "p", str(path))
@@ -231,7 +311,8 @@ def _steplog(chance: Random, folder: Path) -> None:
 
 def _policy_file(chance: Random, folder: Path) -> None:
     text = 'policy = "optimus"\nmax_chunk = 8\nobs = true\nmax_batch = "none"\ncandidates = [2, 8]\nthreshold = 0.9\n'
-    path = _write(folder / "p.toml", mutate.toml_text(text, chance))
+    path = _write(folder / "p.toml", mutate.toml_text(text + "replicas = 3\n", chance))
+    replicas_of([str(path)], None)
     parse(str(path))
 
 

@@ -15,9 +15,13 @@ from .targets import Target, targets
 
 NAMES: tuple[str, ...] = (
     "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace sharegpt", "trace azure",
-    "trace burstgpt", "trace vidur", "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
+    "trace burstgpt", "trace vidur", "trace litellm", "trace usage", "trace usage table", "trace responses",
+    "trace server's log", "trace own columns", "trace engine's log",
+    "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
     "space file", "quality table", "run.json", "run's Parquet", "cells.jsonl", "validation.json", "load generator",
-    "Prometheus", "SLO, bound, duration, lengths", "command line",
+    "Prometheus", "SLO, bound, duration, lengths", "data sheet", "model's shape", "yield", "experiment",
+    "published values", "reproduction's ledger", "plan's ledger", "manifest", "search's journal", "request",
+    *(("request, tokenized",) if find_spec("tokenizers") else ()), "command line",
 )  # fmt: skip
 if find_spec("torch"):
     NAMES += ("model config", "tokenizer", "prompts", "chats", "safetensors")

@@ -12,7 +12,7 @@ import pytest
 
 from dsim.engine.errors import DsimError, MachineError
 from dsim.files.lock import Lock, is_held
-from dsim.files.place import Kind, Staged, check_folder, has_schema, take_folder, write_folder
+from dsim.files.place import Kind, Staged, Taken, check_folder, has_schema, write_folder
 from dsim.files.write import check_file, write_whole, writing
 from dsim.report.files import RunWriter
 
@@ -71,7 +71,7 @@ def test_links_devices_and_pipes_are_nobodys_to_replace(tmp_path: Path) -> None:
     inner = make(tmp_path / "out", OURS)
     (inner / "log-1.txt").symlink_to(tmp_path / "theirs" / "it.json")
     with pytest.raises(DsimError, match=r"holds log-1.txt, which is not of a thing"):
-        take_folder(inner, KIND, force=True)
+        Taken(inner, KIND, force=True)
     assert tree(tmp_path / "theirs") == OURS
 
 
@@ -123,16 +123,67 @@ def test_what_a_living_run_builds_is_neither_removed_nor_shared(tmp_path: Path) 
 
 
 def test_a_folder_that_is_added_to_has_one_writer(tmp_path: Path) -> None:
-    lock = take_folder(tmp_path / "out", KIND)
+    lock = Taken(tmp_path / "out", KIND)
     (tmp_path / "out" / "log-0.txt").write_text('{"a": 1}\n')
     for force in (False, True):
         with pytest.raises(DsimError, match="another dsim is writing there"):
-            take_folder(tmp_path / "out", KIND, force=force)
+            Taken(tmp_path / "out", KIND, force=force)
     lock.close()
-    taken = take_folder(tmp_path / "out", KIND, force=True)
+    taken = Taken(tmp_path / "out", KIND, force=True)
     assert is_held(tmp_path / "out")
+    taken.settle()
     assert tree(tmp_path) == {}
     taken.close()
+
+
+TAKEN = """
+import os, signal
+from pathlib import Path
+from dsim.files import place
+taken = place.Taken({out!r}, place.Kind("a thing", ("it.json", "page.html"), "it.json", place.has_schema("it")),
+                    force=True)
+Path({out!r}, "it.json").write_text('{{"schema": "it", "new": 1}}')
+Path({out!r}, ".page.html.dsim-new.0").write_text("ha")
+if {settled}:
+    taken.settle()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_force_replaces_is_put_back_until_its_successor_holds_something_whole(
+    tmp_path: Path, settled: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = make(tmp_path / "out", OURS)
+    code = TAKEN.format(out=str(out), settled=settled)
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    check_folder(out, KIND, force=True)
+    kept = {"out/it.json": '{"schema": "it", "new": 1}'} if settled else {f"out/{n}": text for n, text in OURS.items()}
+    assert tree(tmp_path) == kept
+    assert ("Found " in capfd.readouterr().err) == (not settled)
+
+
+def test_an_error_before_anything_whole_puts_back_what_was_there(tmp_path: Path) -> None:
+    out = make(tmp_path / "out", OURS)
+    taken = Taken(out, KIND, force=True)
+    assert (tree(out), taken.is_settled) == ({}, False)
+    taken.close()
+    assert tree(tmp_path) == {f"out/{name}": text for name, text in OURS.items()}
+    assert not is_held(out)
+
+
+def test_nothing_of_others_is_removed_to_put_a_folder_back(tmp_path: Path) -> None:
+    out = make(tmp_path / "out", OURS)
+    taken = Taken(out, KIND, force=True)
+    (out / "thesis.tex").write_text("years")
+    taken.close()
+    assert tree(out) == {"thesis.tex": "years"}
+    with pytest.raises(DsimError, match=r"out: holds thesis.tex, which is not of a thing"):
+        check_folder(out, KIND, force=True)
+    (out / "thesis.tex").unlink()
+    check_folder(out, KIND, force=True)
+    assert tree(out) == OURS
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:

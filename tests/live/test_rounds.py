@@ -120,7 +120,8 @@ def small(spec: str) -> Policy:
     ("spec", "loop"),
     [
         ("sglang-joint", settled), ("sglang-joint,dllm_fdfo=false", settled),
-        ("sglang-joint,prefill_blocks_per_round=2,steps_per_round=3", settled), ("sglang-fdfo,threshold=0.6", confident),
+        ("sglang-joint,prefill_blocks_per_round=2,steps_per_round=3", settled),
+        ("sglang-fdfo,threshold=0.6", confident),
         ("sglang-sync,threshold=0.6", confident),
     ],
 )  # fmt: skip

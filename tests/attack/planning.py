@@ -1,0 +1,366 @@
+"""What planners, reproductions and servers read: data sheets, shapes, yields, experiments, ledgers, requests."""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+from dsim.cli.plan import PLAN
+from dsim.cli.tune import TUNE
+from dsim.engine.errors import DsimError
+from dsim.files.place import Kind, check_folder
+from dsim.planner import space
+from dsim.planner.ledger import Ledger
+from dsim.planner.objective import Outcome
+from dsim.planner.plan_replays import entry_of
+from dsim.planner.quality import quality_of
+from dsim.planner.search import Search, quiet
+from dsim.planner.sweep import SWEEP
+from dsim.profiler import given_yield, hardware, models, profile
+from dsim.profiler.roofline import roofline
+from dsim.report.capacity import CAPACITY
+from dsim.report.compare.files import COMPARISON
+from dsim.report.files import RUN
+from dsim.reproduce import experiment
+from dsim.reproduce.run import FOLDER, KEPT, _Kept, check_published, read_published
+
+from . import mutate
+
+Attack = Callable[[Random, Path], None]
+
+
+def of_files() -> dict[str, tuple[Attack, int]]:
+    """By name: what reads a file, and how often beside the others."""
+    return {
+        "data sheet": (data_sheet, 4), "model's shape": (shape, 4), "yield": (yields, 2),
+        "experiment": (an_experiment, 2), "published values": (published, 4),
+        "reproduction's ledger": (points, 4), "plan's ledger": (ledger, 4),
+        "manifest": (manifest, 4),
+    }  # fmt: skip
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    """The file, written."""
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+# ---- hardware, models and yields ------------------------------------------------------------------------------
+
+SHEET = """name = "Mine"
+source = "its data sheet, page 2"
+bf16_tflops = 500
+bandwidth_gb_s = 4000
+memory_gb = 96
+link_gb_s = 450
+link_latency_us = 10
+matmul_efficiency = 0.65
+bandwidth_efficiency = 0.8
+"""
+DENSE = {
+    "architectures": ["SDARForCausalLM"], "_name_or_path": "owner/SDAR-mine", "num_hidden_layers": 4,
+    "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 1024,
+    "vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+SPARSE = DENSE | {
+    "architectures": ["LLaDA2MoeModelLM"], "num_experts": 16, "num_experts_per_tok": 2, "num_shared_experts": 1,
+    "moe_intermediate_size": 128, "first_k_dense_replace": 1,
+}  # fmt: skip
+OLDER = {
+    "model_type": "llada", "n_layers": 4, "d_model": 512, "n_heads": 8, "mlp_hidden_size": 1024,
+    "embedding_size": 32000, "max_sequence_length": 4096,
+}  # fmt: skip
+
+
+@cache
+def _commits() -> Any:
+    return profile.load(profile.DEFAULT).commits
+
+
+def _priced(gpu: hardware.Gpu, model: models.ModelShape, kind: str, chance: Random, folder: Path) -> None:
+    """Make the profile of a model on a GPU, write it and read it."""
+    made = roofline(gpu, model, chance.choice((1, 2)), generates=kind, yields=_commits())
+    profile.save(made, folder / "p.json", force=True)
+    assert profile.load(folder / "p.json") == made
+
+
+def data_sheet(chance: Random, folder: Path) -> None:
+    """A GPU's TOML, and a known model on it."""
+    path = write(folder / "gpu.toml", mutate.toml_text(SHEET, chance))
+    gpu = hardware.gpu(str(path))
+    model = models.model("SDAR-8B")
+    try:
+        _priced(gpu, model, models.family(model), chance, folder)
+    except DsimError as error:  # the model does not fit: no file is to blame
+        raise DsimError(f"{path}: {error}") from None
+
+
+def shape(chance: Random, folder: Path) -> None:
+    """A Hugging Face config.json, and its model on a known GPU."""
+    path = write(folder / "config.json", mutate.json_text(chance.choice((DENSE, SPARSE, OLDER)), chance))
+    found = models.model(str(path if chance.random() < 0.5 else folder))
+    kind = models.family(found, models.architecture_of(str(path)))
+    try:
+        _priced(hardware.gpu("h200"), found, kind, chance, folder)
+    except DsimError as error:
+        raise DsimError(f"{path}: {error}") from None
+
+
+YIELDS = [["0.9", "3.2", "32", "", ""], ["0.8", "4.5", "32", "1.4", ""]]
+CLASSES = [["0.9", "3.2", "32", "", "0.25"], ["0.9", "6.5", "32", "", "0.75"]]
+
+
+def yields(chance: Random, folder: Path) -> None:
+    """A `--yield`: words, or a table by threshold. Now and then it is calibrated, too, which takes a second or two."""
+    head = ["threshold", "yield", "block_length", "p90_over_p50", "share"]
+    path = write(folder / "y.csv", mutate.table(head, chance.choice((YIELDS, CLASSES)), chance))
+    text = mutate.spec(chance.choice(("3.2", "per-forward:2.5", "processed-per-token:9", "y.log")), chance)
+    if chance.random() < 0.5:
+        text = str(path)
+    with contextlib.ExitStack() as stack:
+        if chance.randrange(500) != 217:  # never what a shrinking search likes
+            for name in ("_model", "_of_rows"):
+                stack.enter_context(mock.patch.object(given_yield, name, return_value=_commits()[0]))
+        try:
+            given_yield.given_yield(text, 32, 0.9)
+        except DsimError as error:
+            if text == str(path):
+                raise
+            raise DsimError(f"{path}: {error}") from None
+
+
+# ---- reproductions and plans ----------------------------------------------------------------------------------
+
+EXPERIMENT = """title = "t"
+system = "s"
+citation = "c"
+conditions = "c"
+axis = "at"
+measures = ["output_throughput"]
+seeds = 2
+[base]
+policy = "ar"
+rate = 3
+num_requests = 20
+[machine]
+gpu = "A100-80GB"
+model = "LLaDA-8B"
+graphs = false
+context_limit = 8192
+[over]
+at = [1, 2]
+lengths = ["fixed:64,64", "fixed:32,32"]
+[[series]]
+name = "twin"
+published.output_throughput = { 1 = 68.13 }
+calibrated = ["output_throughput"]
+why = "w"
+[[series]]
+name = "memory"
+memory = "maskkv: dllm-cache"
+measures = ["peak_memory"]
+policy = "maskkv:256"
+over.at = [1, 2]
+"""
+
+
+def an_experiment(chance: Random, folder: Path) -> None:
+    """An experiment's TOML."""
+    experiment.read(str(write(folder / "e.toml", mutate.toml_text(EXPERIMENT, chance))))
+
+
+PLACES = [["t", "twin", "1", "output_throughput", "9"], ["t", "twin", "2", "output_throughput", "1.5"]]
+
+
+def published(chance: Random, folder: Path) -> None:
+    """A CSV for `--published`."""
+    data = mutate.table(["experiment", "series", "at", "measure", "published"], PLACES, chance)
+    path = write(folder / "p.csv", data)
+    check_published([_experiment()], read_published(path), str(path))
+
+
+@cache
+def _experiment() -> experiment.Experiment:
+    return experiment.read("maskkv-memory")
+
+
+POINTS = [{"key": "k", "values": {"output_throughput": 3.5, "ttft": 9}}, {"key": "l", "error": "does not fit"}]
+
+
+def points(chance: Random, folder: Path) -> None:
+    """The finished points of a reproduction's folder."""
+    (folder / "out").mkdir()
+    write(folder / "out" / KEPT, mutate.json_lines(POINTS, chance))
+    _Kept(folder / "out", False).close()
+
+
+REPLAYS = [
+    {"plan": "abc"},
+    {"task": "pilot 0 3.0 4 1.0 0", "found": {"replicas": 3, "value": 0.5, "replays": 3}},
+    {"task": "replay 0 3.0 3 1.0 0", "found": {
+        "attained": {"ttft=2s": 0.99}, "values": [0.1, None], "severity": -0.5, "stable": True, "rejected": 0.0,
+        "replays": 1, "limited_by": "x", "limiting_setting": "y", "latency_ms": {"ttft": {"p50": 1.0}},
+    }},
+    {"task": "own 0 3.0 3 1.0 0", "found": {"rate": 4.5, "binding": 0, "replays": 6}},
+]  # fmt: skip
+
+
+def ledger(chance: Random, folder: Path) -> None:
+    """The finished replays of a plan's folder."""
+    path = write(folder / "replays.jsonl", mutate.json_lines(REPLAYS, chance))
+    held = Ledger(path, entry_of)
+    held.begin()
+    held.append({"plan": "abc"})
+    held.close()
+    assert Ledger(path, entry_of).entries == [*held.entries, {"plan": "abc"}]
+
+
+MANIFESTS: tuple[tuple[Kind, dict[str, Any]], ...] = (
+    (RUN, {"schema": "dsim-run", "version": 1}), (SWEEP, {"schema": "dsim-sweep", "version": 1}),
+    (CAPACITY, {"rate": 1, "replicas": 1, "binding_slo": "x", "curve": []}),
+    (COMPARISON, {"definitions": {}, "pairs": [], "cells": [], "overall": {}}),
+    (TUNE, {"objectives": {}, "winner": {}, "num_trials": 3}), (PLAN, {"schema": "dsim-plan"}),
+    (FOLDER, {"schema": "dsim-reproduce"}),
+)  # fmt: skip
+
+
+def manifest(chance: Random, folder: Path) -> None:
+    """An output folder whose manifest says this or that: nothing in it is touched by the look at it."""
+    kind, info = chance.choice(MANIFESTS)
+    out = folder / "out"
+    out.mkdir()
+    write(out / kind.manifest, mutate.json_text(info, chance))
+    if kind.kept is not None and chance.random() < 0.5:
+        write(out / kind.kept, mutate.json_lines([{"key": "k"}], chance))
+    if chance.random() < 0.2:
+        write(out / chance.choice(("thesis.tex", ".hidden", "report.html", "cells.jsonl")), b"x")
+    was = sorted((p.name, p.read_bytes()) for p in out.iterdir())
+    try:
+        check_folder(out, kind, force=True)
+    finally:
+        assert sorted((p.name, p.read_bytes()) for p in out.iterdir()) == was
+
+
+# ---- searches -------------------------------------------------------------------------------------------------
+
+
+FINGERPRINT = {"trace": "t", "slos": ["ttft=1s"], "seed": 0}
+
+
+def _search() -> Search:
+    """A search that replays nothing."""
+    check = space.runs_on(profile.load(profile.DEFAULT), None)
+    found = space.space_of({"policy": ["optimus", "chunk"], "max_chunk": [4, 8, 16], "chunk": [4, 8]}, "s", check)
+
+    def measure(asked: Sequence[Any]) -> list[Outcome]:
+        return [Outcome((1.0,), 0.0, "", 1.0, 0.1) for _ in asked]
+
+    start, told = space.Candidate("optimus", (), 1), lambda *_: None
+    any_measure: Any = measure
+    return Search(("goodput",), found, start, any_measure, sampler="random", jobs=1, seed=0, replicas=1, progress=told)
+
+
+def make_search(work: Path) -> None:
+    """A search's journal of a few trials."""
+    with quiet():
+        made = _search()
+        made.open(work / "study.journal", FINGERPRINT)
+        made.run(3, lambda _: "", None)
+        made.close()
+
+
+def search(work: Path, chance: Random, folder: Path) -> None:
+    """A search's journal, and what is made of its trials."""
+    rows = [json.loads(line) for line in (work / "study.journal").read_text().splitlines()]
+    path = write(folder / "study.journal", mutate.json_lines(rows, chance))
+    with quiet():
+        found = _search()
+        try:
+            found.open(path, FINGERPRINT)
+            found.run(4, lambda _: "", None)
+            found.frame(lambda candidate: quality_of(candidate.policy, "SDAR-8B", None))
+            found.importance("optimus")
+        finally:
+            found.close()
+
+
+# ---- what clients ask of a server -----------------------------------------------------------------------------
+
+ASKED: dict[str, list[dict[str, Any]]] = {
+    "/v1/completions": [
+        {"model": "m", "prompt": "hello", "max_tokens": 4, "stream": True, "n": 1, "echo": False},
+        {"prompt": [1, 2, 3], "max_completion_tokens": 4}, {"prompt": ["hello"]},
+    ],
+    "/v1/chat/completions": [
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": False, "max_tokens": 4},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "best_of": 1},
+    ],
+}  # fmt: skip
+
+
+class _Busy:
+    """A fleet that takes no request: what was understood of one is what is tried here."""
+
+    def submit(self, _prompt: list[int], _most: int) -> None:
+        from dsim.serve.fleet import BusyError
+
+        raise BusyError("the queue is full")
+
+
+@cache
+def _routes(words: str) -> Any:
+    from dsim.serve.app import Settings, application
+    from dsim.serve.words import Bytes, Tokenized
+
+    fleet: Any = _Busy()
+    return application(fleet, Tokenized(Path(words)) if words else Bytes(), Settings("m", "x", 1 << 20))
+
+
+def asked(words: str, chance: Random, folder: Path) -> None:
+    """A request of a client: an answer, whatever it asks."""
+    path = chance.choice(list(ASKED))
+    data = mutate.json_text(chance.choice(ASKED[path]), chance)
+    head = [(b"content-type", b"application/json")]
+    if chance.random() < 0.1:
+        head.append((chance.choice((b"authorization", b"content-length")), mutate.damaged(b"Bearer x", chance)))
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "headers": head, "scheme": "http", "root_path": "",
+    }  # fmt: skip
+    came = [{"type": "http.request", "body": data, "more_body": False}, {"type": "http.disconnect"}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return came.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(_routes(words)(scope, receive, send))
+    status, body = sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent))
+    said = body["error"]["message"]
+    assert status in (400, 401, 404, 413, 503), (status, said)
+    assert len(said) < 300, said
+    if status != 503:
+        raise DsimError(said)
+
+
+def of_clients(work: Path) -> dict[str, Attack]:
+    """By name: what reads a client's request, with each kind of words there is."""
+    found: dict[str, Attack] = {"request": partial(asked, "")}
+    if find_spec("tokenizers"):
+        from tokenizers import Tokenizer, pre_tokenizers
+        from tokenizers import models as kinds
+
+        made = Tokenizer(kinds.WordLevel({"hello": 7, "?": 0}, unk_token="?"))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        made.save(str(work / "tokenizer.json"))
+        found["request, tokenized"] = partial(asked, os.fspath(work / "tokenizer.json"))
+    return found
