@@ -523,3 +523,10 @@ def test_half_a_character_of_a_client_is_no_server_s_error(tmp_path: Path) -> No
     tokenizers = pytest.importorskip("tokenizers")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?")).save("tokenizer.json")
     assert Tokenized(Path("tokenizer.json")).encode("\ud800") == [0]
+
+
+def test_a_data_sheet_s_number_beyond_all_floats_is_told_in_a_line() -> None:
+    Path("gpu.toml").write_text(planning.SHEET.replace("= 500", "= " + "9" * 400))
+    code, err = dsim("profile", "--roofline", "gpu.toml", "--model", "SDAR-8B", "-o", "p.json")
+    assert (code, err.count("\n"), len(err) < 300) == (2, 1, True), err
+    assert err.startswith("Error: gpu.toml: bf16_tflops is 999"), err
