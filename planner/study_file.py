@@ -74,8 +74,10 @@ def readable(path: str | Path | None) -> Iterator[None]:
     """Round what is made of kept trials: another tool's, or damaged ones, are one line. None: none are kept."""
     try:
         yield
-    except DsimError:
-        raise
+    except DsimError as error:
+        if path is None or str(error).startswith(str(path)):
+            raise
+        raise DsimError(f"{path} cannot be read as kept trials: {error}") from None
     except Exception as error:  # whatever its libraries raise
         if path is None:
             raise

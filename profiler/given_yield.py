@@ -15,7 +15,7 @@ from pathlib import Path
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
-from ..files.read import cut, quoted, read_text
+from ..files.read import cut, parsing, quoted, read_text
 from .calibrate import calibrate_commits
 from .fit_commits import fit_commits
 from .profile import Profile
@@ -76,7 +76,8 @@ def _number(text: str, number: str) -> float:
             raise ProfileError(f"{text}: yield is {quoted(number)}, expected a number above 0") from None
         raise ProfileError(f"yield is {cut(text)}, expected {FORMS}") from None
     if not 0 < value < 1e9:
-        raise ProfileError(f"yield is {cut(text)}, expected a number above 0")
+        said = f"yield is {cut(text)}" if text == number else f"{text}: it has {quoted(number)}"
+        raise ProfileError(f"{said}, expected a number above 0 and below 1e9")
     return value
 
 
@@ -107,13 +108,15 @@ def _model(
 @lru_cache(maxsize=8)
 def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
     """A commit model for each row: `threshold,yield`, and perhaps the block length that it is of."""
-    reader = csv.DictReader(io.StringIO(read_text(path, kind=ProfileError)))
-    head = reader.fieldnames or []
+    text = read_text(path, kind=ProfileError)
+    with parsing(path, "CSV", ProfileError):
+        reader = csv.DictReader(io.StringIO(text))
+        head, lines = reader.fieldnames or [], list(enumerate(reader, 2))
     for name in COLUMNS:
         if name not in head:
             raise ProfileError(f"{path}: has columns {cut(', '.join(map(str, head)))}, expected {', '.join(COLUMNS)}")
     rows: dict[tuple[float, int], list[_Row]] = {}
-    for line, row in enumerate(reader, 2):
+    for line, row in lines:
         found = _row(f"{path}:{line}", row, block_length)
         rows.setdefault((found.threshold, found.block_length), []).append(found)
     if not rows:

@@ -12,7 +12,6 @@ read LLaDA-8B). Links: 0.7.
 """
 
 import difflib
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,7 @@ def read_gpu(path: str | Path) -> Gpu:
 def _figure(path: str | Path, key: str, value: Any) -> float:
     most = 1.0 if key.endswith("_efficiency") else 1e9
     wanted = "a number above 0" + (" and up to 1" if most == 1.0 else "")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         raise ProfileError(f"{path}: {key} is {quoted(value)}, expected {wanted}")
     if not 0 < value <= most:
         raise ProfileError(f"{path}: {key} is {value:g}, expected {wanted}")

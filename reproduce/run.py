@@ -414,12 +414,14 @@ def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
 
 
 def _csv_rows(path: str | Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    reader = csv.DictReader(io.StringIO(read_text(path)))
-    head = [str(name) for name in reader.fieldnames or []]
+    with parsing(path, "CSV"):
+        reader = csv.DictReader(io.StringIO(read_text(path)))
+        head = [str(name) for name in reader.fieldnames or []]
+        rows = list(enumerate(reader, 2))
     for name in wanted:
         if name not in head:
             raise DsimError(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
-    for line, row in enumerate(reader, 2):
+    for line, row in rows:
         yield f"{path}:{line}", {name: row[name] or "" for name in wanted}
 
 

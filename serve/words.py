@@ -59,7 +59,8 @@ class Tokenized:
             self._tokenizer = Tokenizer.from_file(str(file))
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        whole = text.encode("utf-8", "replace").decode()  # JSON can hold half a character, a tokenizer takes none
+        return list(self._tokenizer.encode(whole).ids)
 
     def pieces(self) -> Pieces:
         return _TokenText(self._tokenizer)

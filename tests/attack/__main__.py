@@ -15,6 +15,22 @@ from random import Random
 from . import disasters, fuzz
 from .targets import targets, weighted
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+# By name, what happens to a writer in a folder: told the s after which, and the bytes of the disk.
+TRIES: dict[str, Callable[[disasters.Writer, Path, float, int], str]] = {
+    "full disk": lambda writer, folder, after, size: disasters.full_disk(writer, folder, size),
+    "no space left": lambda writer, folder, after, size: disasters.full_disk(writer, folder, size, really=True),
+    "SIGINT": lambda writer, folder, after, size: disasters.killed(writer, folder, after, signal.SIGINT),
+    "SIGTERM": lambda writer, folder, after, size: disasters.killed(writer, folder, after, signal.SIGTERM),
+    "SIGHUP": lambda writer, folder, after, size: disasters.killed(writer, folder, after, signal.SIGHUP),
+    "SIGKILL": lambda writer, folder, after, size: disasters.killed(writer, folder, after),
+    "SIGKILL, first run": lambda writer, folder, after, size: disasters.stopped_early(writer, folder, after),
+    "unwritable": lambda writer, folder, after, size: disasters.unwritable(writer, folder, disasters.without_rights),
+    "read-only": lambda writer, folder, after, size: disasters.unwritable(writer, folder, disasters.read_only),
+    "two at once": lambda writer, folder, after, size: disasters.two_at_once(writer, folder),
+}
+ON_A_SMALL_DISK = ("no space left", "read-only")
+
 
 def main() -> int:
     """Attack until the time is over, and print what was tried and found."""
@@ -25,6 +41,7 @@ def main() -> int:
     given.add_argument("--inputs", type=int, default=None, help="end after so many inputs, too")
     given.add_argument("--input", type=int, default=None, help="run the one input of this seed, which a fault names")
     given.add_argument("--disasters", type=float, default=0.25, help="share of the time for kills and full disks")
+    given.add_argument("--each", action="store_true", help="no inputs: each disaster once, of the commands of --only")
     given.add_argument("--log", type=Path, default=None, help="write the counts there every minute")
     asked = given.parse_args()
     if asked.input is not None:
@@ -33,6 +50,10 @@ def main() -> int:
     until = begin + 60 * asked.minutes
     found = fuzz.Found()
     tried: Counter[str] = Counter()
+    if asked.each:
+        _disasters(0.0, asked.seed, found, tried, only=asked.only)
+        print(_account(found, tried, begin))
+        return 1 if found.faults else 0
     if asked.disasters > 0 and not asked.only:
         _disasters(begin + asked.disasters * 60 * asked.minutes, asked.seed, found, tried)
     with fuzz.workplace() as (work, folder):
@@ -65,7 +86,8 @@ def _one(name: str, seed: int) -> int:
     return 0
 
 
-def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str]) -> None:
+def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str], only: str | None = None) -> None:
+    """Disasters by chance until the time is over; or each once, of the commands whose name holds `only`."""
     chance = Random(seed)
     with tempfile.TemporaryDirectory(prefix="disasters-") as name, ExitStack() as on:
         folder = Path(name)
@@ -74,31 +96,26 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str]) 
         writers = [*disasters.WRITERS]
         if disasters.prepare_device(folder):
             writers += disasters.ON_A_DEVICE
-        while time.monotonic() < until:
-            writer = chance.choice(writers)
-            after = chance.uniform(0.0, 1.5)
-            number = chance.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
-            size = int(10 ** chance.uniform(3, 6.8))  # what is said is a file, too
-            tries: dict[str, Callable[[], str]] = {
-                "full disk": lambda: disasters.full_disk(writer, folder, size),  # noqa: B023 - called in its round
-                number.name: lambda: disasters.killed(writer, folder, after, number),  # noqa: B023
-                "SIGKILL, first run": lambda: disasters.stopped_early(writer, folder, after),  # noqa: B023
-                "unwritable": lambda: disasters.unwritable(writer, folder, disasters.without_rights),  # noqa: B023
-                "two at once": lambda: disasters.two_at_once(writer, folder),  # noqa: B023
-                f"{number.name}, a server": lambda: disasters.serving(folder, number),  # noqa: B023
-            }
-            if small:
-                tries["no space left"] = lambda: disasters.full_disk(writer, folder, size, really=True)  # noqa: B023
-                tries["read-only"] = lambda: disasters.unwritable(writer, folder, disasters.read_only)  # noqa: B023
-            what = chance.choice(list(tries))
-            who = "serve" if what.endswith("a server") else writer.name
+        turns = [(writer, what) for writer in writers for what in TRIES if small or what not in ON_A_SMALL_DISK]
+        turns += [(None, f"{number.name}, a server") for number in SIGNALS]
+        if only is not None:
+            turns = [(writer, what) for writer, what in turns if only in (writer.name if writer else "serve")]
+        while turns if only is not None else time.monotonic() < until:
+            writer, what = turns.pop(0) if only is not None else chance.choice(turns)
+            after, size = chance.uniform(0.0, 1.5), int(10 ** chance.uniform(3, 6.8))  # what is said is a file, too
+            key = f"{writer.name if writer else 'serve'}: {what}"
             try:
-                tried[f"{who}: {what}, {tries[what]()}"] += 1
+                if writer is None:
+                    ended = disasters.serving(folder, signal.Signals[what.partition(",")[0]])
+                else:
+                    ended = TRIES[what](writer, folder, after, size)
+                tried[f"{key}, {ended}"] += 1
             except AssertionError as error:
-                key = f"{who}: {what}"
                 found.faults.setdefault(key, f"size {size}, after {after:.2f} s: {str(error)[:1500]}")
                 found.times[key] += 1
                 tried[f"{key}, FAULT"] += 1
+            if only is not None:
+                print(list(tried)[-1], flush=True)
 
 
 if __name__ == "__main__":

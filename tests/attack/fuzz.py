@@ -103,8 +103,9 @@ def workplace() -> Iterator[tuple[Path, Path]]:
 def _patience() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         worked = number == signal.SIGPROF
-        if worked and _compiles(frame):
-            signal.setitimer(signal.ITIMER_PROF, PATIENCE, 0.5)
+        if _compiles(frame):
+            timer, time = (signal.ITIMER_PROF, PATIENCE) if worked else (signal.ITIMER_REAL, WAIT)
+            signal.setitimer(timer, time, 0.5)
             return
         raise HangError(f"took more than {PATIENCE} s of the CPU" if worked else f"waited for more than {WAIT} s")
 

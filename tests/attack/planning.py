@@ -254,7 +254,7 @@ def manifest(chance: Random, folder: Path) -> None:
 FINGERPRINT = {"trace": "t", "slos": ["ttft=1s"], "seed": 0}
 
 
-def _search() -> Search:
+def search_of() -> Search:
     """A search that replays nothing."""
     check = space.runs_on(profile.load(profile.DEFAULT), None)
     found = space.space_of({"policy": ["optimus", "chunk"], "max_chunk": [4, 8, 16], "chunk": [4, 8]}, "s", check)
@@ -270,7 +270,7 @@ def _search() -> Search:
 def make_search(work: Path) -> None:
     """A search's journal of a few trials."""
     with quiet():
-        made = _search()
+        made = search_of()
         made.open(work / "study.journal", FINGERPRINT)
         made.run(3, lambda _: "", None)
         made.close()
@@ -281,7 +281,7 @@ def search(work: Path, chance: Random, folder: Path) -> None:
     rows = [json.loads(line) for line in (work / "study.journal").read_text().splitlines()]
     path = write(folder / "study.journal", mutate.json_lines(rows, chance))
     with quiet():
-        found = _search()
+        found = search_of()
         try:
             found.open(path, FINGERPRINT)
             found.run(4, lambda _: "", None)

@@ -16,11 +16,13 @@ import pytest
 from dsim.cli.duration import seconds_of
 from dsim.engine.errors import DsimError, MachineError, ModelError, TraceError
 from dsim.engine.policy import parse
+from dsim.files.read import printable
 from dsim.live.chat import chat_template
 from dsim.live.config_file import read_config
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
+from dsim.planner.search import quiet
 from dsim.planner.sweep import sweep
 from dsim.profiler.models import model
 from dsim.profiler.profile import SHIPPED
@@ -31,10 +33,11 @@ from dsim.report.compare.bounds import Bound
 from dsim.report.files import RunWriter
 from dsim.report.run import read_run
 from dsim.report.slo import Slo
+from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
 from dsim.traces.lengths import parse_lengths
 
-from . import disasters
+from . import disasters, planning
 from .targets import run_command
 
 ROWS = [{"timestamp": 1000 * i, "input_length": 20, "output_length": 8} for i in range(5)]
@@ -457,3 +460,73 @@ def test_a_log_of_more_tokens_than_sums_can_hold_is_refused() -> None:
     lines(Path("log.jsonl"), [header, asked])
     with pytest.raises(DsimError, match=r"log.jsonl:2: output_length is .*, expected at most 1000000000000"):
         read_log("log.jsonl")
+
+
+def test_a_yield_s_block_is_bounded() -> None:
+    for length in ("1000000", "32.5", "257"):
+        Path("y.csv").write_text(f"threshold,yield,block_length\n0.9,3.2,{length}\n")
+        code, err = dsim("replay", "t.jsonl", "--policy", "lmdeploy-bd32", "--yield", "y.csv")
+        assert (code, err) == (2, f"Error: y.csv:2: block_length is {length}, expected a whole number up to 256\n")
+
+
+def test_half_a_character_is_written_as_its_escape() -> None:
+    assert printable("a\ud800b") == r"a\ud800b"
+    assert printable(os.fsdecode(b"t\xff")) == r"t\xff"
+
+
+def test_a_search_s_trials_of_another_shape_are_told_in_a_line() -> None:
+    planning.make_search(Path.cwd())
+    held = Path("study.journal").read_text()
+    assert '"violation"' in held
+    Path("study.journal").write_text(held.replace('"violation"', '"violence"'))
+    with quiet(), pytest.raises(DsimError, match=r"study.journal cannot be read as kept trials: 'violation'"):
+        planning.search_of().open("study.journal", planning.FINGERPRINT)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("calibrated = [[1]]", r"calibrated is \[\[1\]\], expected measures with published values"),
+        ("memory = {a = 1}", r"memory is {'a': 1}, expected one of"),
+        ("num_requests = -1", r"e.toml: series 1 \(twin\) at 1: num_requests is -1, expected at least 1"),
+        (f"over.{'x' * 5000} = 1", r"over.x{77}\.\.\. is 1, expected a list of values"),
+    ],
+)
+def test_an_experiment_of_another_shape_is_told_in_a_line(more: str, says: str) -> None:
+    Path("e.toml").write_text(planning.EXPERIMENT.partition("calibrated")[0] + more + "\n")
+    code, err = dsim("reproduce", "e.toml")
+    assert (code, err.count("\n"), len(err) < 700) == (2, 1, True), err
+    assert re.search(says, err), err
+
+
+def test_a_long_word_of_columns_is_cut() -> None:
+    for columns in (
+        "x" * 5000,
+        "arrival=" + "x" * 5000,
+        f"arrival={'x' * 5000},input=input_length,output=output_length",
+    ):
+        code, err = dsim("replay", "t.jsonl", "--columns", columns)
+        assert (code, err.count("\n"), len(err) < 500) == (2, 1, True), err
+
+
+@pytest.mark.parametrize(
+    "command", [("reproduce", "maskkv-memory", "--published", "p.csv"), ("replay", "t.jsonl", "--yield", "p.csv")]
+)
+def test_a_broken_table_is_told_in_a_line(command: tuple[str, ...]) -> None:
+    Path("p.csv").write_bytes(b"experiment,series,at,measure,published,threshold,yield\na,\rb\n")
+    code, err = dsim(*command)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert err.startswith("Error: p.csv: cannot be read as CSV: new-line character seen in unquoted field"), err
+
+
+def test_half_a_character_of_a_client_is_no_server_s_error(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?")).save("tokenizer.json")
+    assert Tokenized(Path("tokenizer.json")).encode("\ud800") == [0]
+
+
+def test_a_data_sheet_s_number_beyond_all_floats_is_told_in_a_line() -> None:
+    Path("gpu.toml").write_text(planning.SHEET.replace("= 500", "= " + "9" * 400))
+    code, err = dsim("profile", "--roofline", "gpu.toml", "--model", "SDAR-8B", "-o", "p.json")
+    assert (code, err.count("\n"), len(err) < 300) == (2, 1, True), err
+    assert err.startswith("Error: gpu.toml: bf16_tflops is 999"), err
