@@ -167,7 +167,7 @@ def test_rows_of_full_sequence_caches_are_priced_with_their_cache_overhead() -> 
     ends = np.array([0, 2, 3])
     phases = np.array([Phase.PACK, Phase.REUSE, Phase.REUSE], np.uint8)
     lists = {"requests": (np.array([5, 3, 3], np.int32), ends), "phases": (phases, ends)}
-    requests = {"request": np.array([3, 5]), "input_length": np.array([10, 20]), "output_length": np.array([5, 8])}
+    requests = {"request": np.array([3, 5]), "input_length": np.array([10, 20]), "max_tokens": np.array([5, 8])}
     assert prices(model, steps, lists, requests, policy).tolist() == pytest.approx([0.003 + 0.5 + 0.25 * 28 + 2, 2.001])
     # A step that was never recorded takes its own overhead, corrected by what the others took: twice their prices.
     latencies = Latencies(model, steps, lists, requests, policy)

@@ -9,6 +9,7 @@ import pytest
 from dsim.engine.errors import TraceError
 from dsim.traces import LENGTHS, Trace, TraceNotes, describe, load, prepare, synth, write
 from dsim.traces.lengths import Moments, draw_lengths
+from dsim.traces.trace import Ints
 
 
 def batched() -> Trace:
@@ -22,12 +23,18 @@ def batched() -> Trace:
     )
 
 
+def both(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints]:
+    """Inputs and outputs, as drawn."""
+    drawn = draw_lengths(lengths, num_requests, seed)
+    return drawn.input_length, drawn.output_length
+
+
 @pytest.mark.parametrize("name", LENGTHS)
 def test_published_workloads_have_their_published_moments(name: str) -> None:
     num = 400_000
     moments = LENGTHS[name]
     for lengths, mean, std in zip(
-        draw_lengths(name, num, seed=1),
+        both(name, num, seed=1),
         (moments.input_mean, moments.output_mean),
         (moments.input_std, moments.output_std),
         strict=True,
@@ -39,18 +46,18 @@ def test_published_workloads_have_their_published_moments(name: str) -> None:
 
 
 def test_fixed_and_normal_lengths() -> None:
-    input_length, output_length = draw_lengths("fixed:512,64", 3, seed=0)
+    input_length, output_length = both("fixed:512,64", 3, seed=0)
     assert (input_length.tolist(), output_length.tolist()) == ([512] * 3, [64] * 3)
-    for lengths in draw_lengths("normal:512,256", 200_000, seed=0):
+    for lengths in both("normal:512,256", 200_000, seed=0):
         # The cut at 1 takes the 2.3 % below 0: the mean of max(1, x) is 2.2 tokens higher.
         assert lengths.mean() == pytest.approx(514.2, abs=4 * 256 / 200_000**0.5)
         assert lengths.min() == 1
-    input_length, output_length = draw_lengths("normal:1000,10,50,5", 10_000, seed=0)
+    input_length, output_length = both("normal:1000,10,50,5", 10_000, seed=0)
     assert input_length.mean() == pytest.approx(1000, abs=0.5)
     assert output_length.mean() == pytest.approx(50, abs=0.25)
     assert abs(np.corrcoef(input_length, output_length)[0, 1]) < 0.04
-    drawn = draw_lengths(Moments(100, 10, 50, 5), 100, seed=0)
-    named = draw_lengths("lognormal:100,10,50,5", 100, seed=0)
+    drawn = both(Moments(100, 10, 50, 5), 100, seed=0)
+    named = both("lognormal:100,10,50,5", 100, seed=0)
     assert drawn[0].tolist() == named[0].tolist()
 
 
@@ -73,7 +80,7 @@ def test_lengths_that_are_none_are_refused(text: str, complaint: str) -> None:
 
 def test_lengths_from_a_trace_are_its_pairs() -> None:
     pairs = set(zip(*(c.tolist() for c in (batched().input_length, batched().output_length)), strict=True))
-    input_length, output_length = draw_lengths(batched(), 600, seed=0)
+    input_length, output_length = both(batched(), 600, seed=0)
     assert set(zip(input_length.tolist(), output_length.tolist(), strict=True)) == pairs
     assert np.bincount(input_length - 10).min() > 60  # each of six is drawn about 100 times
 
