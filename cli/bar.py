@@ -1,6 +1,7 @@
 """Progress of long work: a bar on a terminal, a line every half minute on standard error in a pipe."""
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .duration import words_of
 
 EVERY = 30.0  # s between lines in a pipe
+LOG = logging.getLogger("dsim")
 
 
 class Bar:
@@ -26,6 +28,7 @@ class Bar:
         self._begin = time.monotonic()
         self._from: tuple[float, float] | None = None  # when the first share was done, and what it was
         self._over = threading.Event()
+        self._hears = _Hears(self)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -42,12 +45,15 @@ class Bar:
         if self._screen.is_terminal:
             self._bar.start()
         else:
+            LOG.addHandler(self._hears)
+            LOG.setLevel(logging.INFO)
             # A thread: work that tells nothing for a while, such as compiling, is still seen to go on.
             threading.Thread(target=self._speak, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        LOG.removeHandler(self._hears)
         if self._screen.is_terminal:
             self._bar.stop()
 
@@ -74,6 +80,10 @@ class Bar:
                 self._task, completed=done, total=self._total, description=self._name, note=self._note
             )  # fmt: skip
 
+    def note(self, note: str) -> None:
+        """Say this beside what is done, until an update says something else."""
+        self._note = note
+
     def line(self) -> str:
         """The progress in words: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
 
@@ -97,6 +107,18 @@ class Bar:
         while not self._over.wait(EVERY):
             with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
                 self._screen.print(self.line(), markup=False)
+
+
+class _Hears(logging.Handler):
+    """Notes in a pipe's line what the engine tells of before seconds of silence: that it compiles a policy."""
+
+    def __init__(self, bar: Bar) -> None:
+        super().__init__(logging.INFO)
+        self._bar = bar
+
+    def emit(self, record: logging.LogRecord) -> None:
+        words = record.getMessage()
+        self._bar.note(words[:1].lower() + words[1:].partition(":")[0])
 
 
 def watch_runs(

@@ -251,7 +251,7 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
 
 def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
     """A field's value from a SPEC's text or a TOML value."""
-    kind = typing.get_type_hints(owner)[name]
+    kind = _kinds(owner)[name]
     if isinstance(kind, types.UnionType):  # an optional number
         if value == "none":
             return None
@@ -276,6 +276,9 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
         kind, "whole numbers such as 2/8/32"
     )
     raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {wanted}")
+
+
+_kinds = cache(typing.get_type_hints)
 
 
 def _toml_value(value: Any) -> str:

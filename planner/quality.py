@@ -49,9 +49,9 @@ class Score:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QualityTable:
-    """Scores by policy parameters."""
+    """Scores by policy parameters. It is compared by identity, as what its rows say is worked out once."""
 
     name: str
     scores: tuple[Score, ...]
@@ -208,7 +208,8 @@ def _preset_with(fields: list[str], line: str) -> str:
     raise DsimError(f"{line}: no policy has all of {', '.join(fields)}, expected a column `policy` that says which")
 
 
-def _points(table: QualityTable, model: str) -> list[_Point]:
+@cache
+def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
     """A table's settings on this model, each over all its benchmarks."""
     groups: dict[tuple[tuple[str, Any], ...], list[Score]] = {}
     for score in table.scores:
@@ -233,7 +234,7 @@ def _points(table: QualityTable, model: str) -> list[_Point]:
         share, worst = min((s.score / b, s.benchmark) for s, b in pairs)
         names = tuple(s.benchmark for s, _ in pairs)
         points.append(_Point(dict(key), relative, (worst, share), names, pairs[0][0].source))
-    return points
+    return tuple(points)
 
 
 def _between(line: list[_Point], name: str, value: float, where: str) -> Quality:

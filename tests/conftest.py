@@ -16,7 +16,7 @@ for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
 # Begun first, so that no worker is left alone with one of them at the end.
-LONGEST = ("tests/test_clean.py", "tests/kernels/test_compile.py")
+LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

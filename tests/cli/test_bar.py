@@ -1,6 +1,7 @@
 """Long work says how far it is: a bar on a terminal, a line every half minute in a pipe."""
 
 import io
+import logging
 import re
 import time
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(monke
         while text.getvalue().count("\n") < 3:
             time.sleep(0.001)
     assert set(text.getvalue().splitlines()) == {"work: 0 steps, compiling; 0 s"}
+
+
+def test_a_line_in_a_pipe_says_that_a_policy_is_compiled_until_its_run_goes_on() -> None:
+    with Bar(pipe()[0], "replay", "requests") as bar, watch_runs(bar, 1, 80, "starting")("optimus") as told:
+        logging.getLogger("dsim").info("Compiling %s, once: about ten seconds", "optimus")
+        assert bar.line() == "optimus: 0 of 80 requests, compiling optimus, once; 0 s"
+        told(40, 3.0)
+        assert bar.line() == "optimus: 40 of 80 requests, 3 s; 0 s"
+    logging.getLogger("dsim").info("Compiling %s, once", "ar")
+    assert "compiling" not in bar.line()
 
 
 def test_a_pipe_gets_no_line_of_short_work() -> None:

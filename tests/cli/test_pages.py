@@ -60,8 +60,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "BurstGPT_1.csv").write_text(
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
     )
-    shutil.copy(ROOT / "examples" / "steplog.jsonl", "steps.jsonl")
     shutil.copytree(ROOT / "examples", "examples")
+    log = (ROOT / "examples" / "steplog.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "steps.jsonl").write_text("".join(log[:2600]))  # which is fitted twice as fast, and not as well
     return tmp_path
 
 
@@ -101,6 +102,8 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
         profiles_of_tiny()
     if page == "docs/report.md":
         assert dsim("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure").code == 0
+    if page == "docs/steplog.md":
+        shutil.copy("examples/steplog.jsonl", "steps.jsonl")
     if page == "docs/compare.md":
         shutil.copy("of_tiny.json", "mine.json")
     if page == "docs/your-server.md":

@@ -1,5 +1,8 @@
 """Rules bound into one: each placeholder in it stands for the rule that answers it, however deep it is called."""
 
+import fcntl
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,3 +44,23 @@ def test_a_placeholder_stands_for_its_answer_however_deep_it_is_called() -> None
 def test_a_rule_that_answers_a_question_by_asking_it_is_refused() -> None:
     with pytest.raises(PolicyError, match="rule between calls itself, by way of what answers its questions"):
         bind(top, {ask: asks_itself})
+
+
+@rule
+def triple(n: Any) -> Any:
+    return 3 * n
+
+
+def test_what_another_process_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+    assert bind(top, {ask: triple})(3) == 91
+    [lock] = tmp_path.glob("*/lock")
+    found: list[int] = []
+    second = threading.Thread(target=lambda: found.append(bind(top, {ask: triple})(3)))
+    with lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second.start()
+        second.join(0.5)
+        assert found == []
+    second.join()
+    assert found == [91]

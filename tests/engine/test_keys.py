@@ -10,20 +10,19 @@ import pytest
 
 import dsim
 
-# 150 requests for two tokens: a prefill, and a captured step of a token each; 1 s a token computed.
-RUN = """
-from replica.engine.commits import NO_DRAWS
+# A captured step of 150 tokens at 1 s each, priced by compiled code: of the shipped rules the quickest to compile.
+PRICE = """
 from replica.engine.engine import Engine, Limits
+from replica.engine.jit import bind
 from replica.engine.journal import RequestTable
-from replica.engine.latency import LatencyModel
+from replica.engine.latency import LatencyModel, price
 from replica.engine.policy import parse
-from replica.engine.request import Request
+from replica.engine.state import DECODE_STEP
 
 latency = LatencyModel(((0.0, 0.0),), 1.0, graph_tokens=1000)
-engine = Engine(parse("ar"), Limits(9999, 1000, 300), RequestTable(150), latency=latency)
-for i in range(150):
-    engine.submit(Request(i, 0.0, 1, 2))
-print(engine.run(0.0, float("inf"), NO_DRAWS, latency.arrays()))
+world = Engine(parse("ar"), Limits(9999, 1000, 300), RequestTable(150), latency=latency)._w
+world.c["kind"], world.c["num_forwards"], world.c["tokens"] = DECODE_STEP, 1, 150
+print(bind(price, {})(world, latency.arrays()))
 """
 PLUGIN = """
 from enum import IntEnum
@@ -90,10 +89,10 @@ def edit(path: Path, before: str, after: str) -> None:
     path.write_text(text.replace(before, after), encoding="utf-8")
 
 
-def test_an_edited_constant_of_the_engine_is_followed_by_a_replay(place: Path) -> None:
-    before = run(place, RUN)
+def test_an_edited_constant_of_the_engine_is_followed_by_what_is_compiled_of_it(place: Path) -> None:
+    before = run(place, PRICE)
     edit(place / "replica" / "engine" / "latency.py", "POWERS_TO = 256", "POWERS_TO = 100")
-    after = run(place, RUN)
+    after = run(place, PRICE)
     # 150 tokens are padded to 256, and then to 200.
     assert before - after == 256 - 200
 
