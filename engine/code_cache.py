@@ -2,7 +2,6 @@
 
 import hashlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -10,12 +9,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
-from llvmlite.binding.executionengine import ExecutionEngine
 from numba.core import caching
+from numba.core.codegen import ll
 
 SIZE = hashlib.sha256().digest_size  # bytes
 CALLED_BACK = {
-    ExecutionEngine._raw_object_cache_notify.__code__, ExecutionEngine._raw_object_cache_getbuffer.__code__,
+    ll.ExecutionEngine._raw_object_cache_notify.__code__, ll.ExecutionEngine._raw_object_cache_getbuffer.__code__,
 }  # fmt: skip
 
 
@@ -43,9 +42,6 @@ def undisturbed(compile: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _after_callbacks() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # no signal's handler is run in here
-        return
     came: list[int] = []
     before: dict[int, Any] = {
         int(n): handler for n in signal.valid_signals() if callable(handler := signal.getsignal(n))
@@ -57,13 +53,16 @@ def _after_callbacks() -> Iterator[None]:
         else:
             before[number](number, frame)
 
-    for number in before:
-        signal.signal(number, handle)
+    changed = []
+    with suppress(ValueError):  # not the main thread: no signal's handler is run in here
+        for number in before:
+            signal.signal(number, handle)
+            changed.append(number)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in changed:
+            signal.signal(number, before[number])
         for number in came:
             before[number](number, None)
 
