@@ -61,6 +61,7 @@ class Prefixes:
         self.names = np.fromiter(chain.from_iterable(names), np.int64, int(self.offsets[-1]))
         self.named = np.array(named, np.int64)
         self.cached = np.zeros(len(named), np.int64)
+        assert (self.named <= np.diff(self.offsets) * block).all(), "tokens are named that no name is given for"
 
     def of(self, request: int) -> Ints:
         """A request's names."""
@@ -209,7 +210,7 @@ def share_pages(w: Any, x: Any, slot: Any, tokens: Any) -> None:
     A page that was computed twice is kept once: SGLang and LMDeploy do so, vLLM keeps both while they are held.
     """
     c, q, s = w.c[0], w.q[slot], x.s[slot]
-    while c.pages_held + x.c.at[0].idle > w.f[0].num_pages:
+    while x.c.at[0].idle > 0 and c.pages_held + x.c.at[0].idle > w.f[0].num_pages:
         _evict(x)
     most = _named_pages(w, x, int(q.request), tokens)
     while s.shared < most:

@@ -434,7 +434,7 @@ FLAGS = {
     "gpus": "--tp", "block_length": "--dllm-block-length", "strategy": "--dllm-unmasking-strategy",
     "threshold": "--dllm-confidence-threshold", "denoising_steps": "--dllm-denoising-steps",
     "max_batch": "--max-batch-size", "max_prefill_tokens": "--max-prefill-token-num",
-    "page_size": "--cache-block-seq-len", "prefix_caching": "--enable-prefix-caching",
+    "page_size": "--cache-block-seq-len",
 }  # fmt: skip
 
 PRESETS = {
@@ -454,6 +454,6 @@ PRESETS = {
         "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
         "LMDeploy 0.18.0 (production-dllm-serving.md 4)",
         serve=SERVE,
-        flags=FLAGS,
+        flags={**FLAGS, "prefix_caching": "--enable-prefix-caching"},
     ),
 }

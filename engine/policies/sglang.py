@@ -383,9 +383,9 @@ class JointThreshold(Unmasking):
 SERVE = "python -m sglang.launch_server --model-path MODEL --trust-remote-code --dllm-algorithm {}"
 FLAGS = {
     "gpus": "--tp-size", "max_running_requests": "--max-running-requests", "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",
-    "prefix_caching": "",  # its default
 }  # fmt: skip
-IN_BLOCKS = {**FLAGS, "block_length": "config:block_size", "threshold": "config:threshold"}
+CACHING = {**FLAGS, "prefix_caching": ""}  # its default
+IN_BLOCKS = {**CACHING, "block_length": "config:block_size", "threshold": "config:threshold"}
 LOW_CONFIDENCE = SERVE.format("LowConfidence --dllm-algorithm-config dllm.yaml")
 
 PRESETS = {
@@ -417,7 +417,7 @@ PRESETS = {
         "SGLang 0.5.23, JointThreshold (LLaDA2.1): tokens of a block may change until its last forward",
         SOURCE,
         serve=SERVE.format("JointThreshold"),
-        flags=FLAGS,
+        flags=CACHING,
     ),
     "sglang-gemma": Preset(
         Policy(

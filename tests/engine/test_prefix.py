@@ -178,6 +178,18 @@ def test_a_turn_finds_the_answer_of_the_turn_before() -> None:
     assert w.engine._x.c.cached.tolist() == [0, 12]
 
 
+def test_the_step_behind_an_eos_files_nothing() -> None:
+    # Decided on ahead: the answer's last token, the eighth of all, is computed for nothing.
+    spec = CACHED.replace(",async_scheduling=false", "")
+    w = world(prefixes(4, [0, 1], named=[8]), spec=spec)
+    w.engine = Engine(
+        parse(spec), w.engine.limits, w.table, latency=SECOND, eos=True, prefixes=prefixes(4, [0, 1], named=[8])
+    )
+    w.submit(0, 4, 4)
+    assert [w.step_tokens() for _ in range(6)][3:] == ["decode 0D1/7", "decode 0I1/8", "nothing"]
+    assert idle(w.engine) == [0]
+
+
 def test_without_names_nothing_is_found() -> None:
     w = World(CACHED)
     for request in range(2):
