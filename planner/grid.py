@@ -24,6 +24,7 @@ from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
 from ..sim.router import ROUTERS
 from ..sim.twin import commit_model_of
+from ..traces.lengths import without_limit
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
 from .scenario import Scenario, classes
@@ -248,8 +249,9 @@ def check_values(scenario: Scenario) -> None:
 
 def _found(folder: Path, name: str) -> str:
     """The file beside the configuration or in the current folder; otherwise the name, perhaps of something shipped."""
-    near = [path for path in (folder / name, Path(name).absolute()) if os.path.isfile(path)]
-    return str(near[0]) if near else name
+    path, _ = without_limit(name)  # that lengths may end in
+    near = [found for found in (folder / path, Path(path).absolute()) if os.path.isfile(found)]
+    return str(near[0]) + name[len(path) :] if near else name
 
 
 def _file_of(field: str, name: str | None) -> Path | None:
@@ -257,6 +259,8 @@ def _file_of(field: str, name: str | None) -> Path | None:
         return None
     if field == "trace":
         return locate(name)[0]
+    if field == "lengths":
+        name, _ = without_limit(name)
     path = Path(name)
     if field in ("lengths", "fit") and not os.path.isfile(path):
         return SHIPPED.get(name)

@@ -310,3 +310,16 @@ def test_a_cap_on_steps_holds_whatever_the_law_says() -> None:
     assert forwards(law, 2, 0, cap=16).tolist() == [16, 16]
     assert forwards(law, 1, 0, cap=1).tolist() == [1]
     assert forwards(law, 3, 0, cap=[60, 16, 1]).tolist() == [48, 16, 1]
+
+
+@pytest.mark.parametrize(
+    ("on_a_grid", "answer", "padding"), [(True, 20, 4), (True, 14, 5), (False, 20, 5), (False, 33, 4)]
+)
+def test_blocks_behind_the_one_that_an_answer_ends_in_are_padding(on_a_grid: bool, answer: int, padding: int) -> None:
+    # A prompt of 50 and a limit of 160 in blocks of 32: the last is number 6. On the grid an answer of 20 ends at 69,
+    # in number 2, and one of 14 in number 1; blocks that begin where the prompt ends hold 32 tokens of it each.
+    lengths = (np.array([n]) for n in (50, answer))
+    model = replace(PLAIN, block_length=32, pass_probability=(0.5,) * 32, padding_share=0.9)
+    draws = CommitDraws(model, 0, *lengths, 32, max_tokens=np.array([160]), on_a_grid=on_a_grid)
+    assert draws.arrays.requests["last_block"].tolist() == [6]
+    assert draws.num_padding.tolist() == [padding]

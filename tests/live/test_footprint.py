@@ -29,6 +29,7 @@ from .test_executor import LATENCY
 # PyTorch's plain operators on a CPU: a copy of the gate, and of fp32 logits three more until a token is chosen.
 PLAIN = Implementation(element=4, gate_copies=4, logit_bytes=4 * 4)
 WIDE = replace(SMALL, ffn=24 * SMALL.hidden)
+BROAD = replace(SMALL, hidden=768, ffn=768)
 MANY_WORDS = replace(SMALL, vocab=4096)
 
 
@@ -92,6 +93,7 @@ def forwards(config: ModelConfig, spec: str, max_num_logits: int) -> list[tuple[
     ("config", "spec", "max_num_logits", "largest"),
     [
         (WIDE, "lmdeploy-bd32", 4096, "activations of the feed-forward"),
+        (BROAD, "lmdeploy-bd32", 4096, "activations of attention"),
         (MANY_WORDS, "lmdeploy-bd32", 4096, "logits"),
         (MANY_WORDS, "lmdeploy-bd32", 16, "logits"),
         (MANY_WORDS, "dllm-serve,block_length=32,page_size=32", 4096, "logits"),

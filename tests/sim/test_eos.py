@@ -124,7 +124,9 @@ def test_a_scheduler_knows_the_limit_and_not_the_answer() -> None:
 
 
 def test_an_eos_in_the_prompts_block_is_missed_up_to_the_limit() -> None:
-    assert one(ALONE, 33, 5, 100)["num_tokens"] == 32
+    missed = one(ALONE, 33, 5, 100)
+    assert missed["num_tokens"] == 32
+    assert missed | {"max_tokens": 32} == one(ALONE, 33, 5, None, eos=True)  # the next block is padding here, too
     assert one(ALONE, 33, 5, 31)["num_tokens"] == 5  # the limit ends the block
     assert one(ALONE, 33, 5, 5, eos=True)["num_tokens"] == 5  # which no EOS did
     assert one(f"{ALONE},eos=token", 33, 5, 100)["num_tokens"] == 5
