@@ -72,11 +72,12 @@ trace() { # trace NAME RATE SEED: Poisson traffic
 }
 
 # Calibration: other requests than those that are predicted, light and heavy.
+seed=100
 for rate in $rates; do
-    trace "calibration-$rate" "$rate" 100
+    trace "calibration-$rate" "$rate" $((seed += 1))
     trace "load-$rate" "$rate" 0
 done
-trace calibration-burst 20 101
+trace calibration-burst 20 100
 
 DSIM_STEPLOG=$out/steps.jsonl "$venv/bin/vllm" serve "$out/model" --served-model-name tiny --enforce-eager \
     --max-num-seqs 32 --max-num-batched-tokens 1024 --no-enable-prefix-caching --max-model-len 4096 --dtype bfloat16 \

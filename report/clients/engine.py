@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from ...engine.errors import DsimError
 from ...engine.journal import STEP_COLUMNS, pack
+from ...engine.latency import Features
 from ...engine.step import Phase
 from ...profiler.logged import PHASES, Ints
 from ...profiler.steplog import StepLog
@@ -37,11 +38,11 @@ def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] 
     block = log.header.block_length
     window, commits = _marks(log)
     features = log.steps.features[s.line[known]]
-    names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "prefill_tokens", "num_forwards")
     columns: Columns = {name: np.zeros(int(known.sum()), kind) for name, kind in STEP_COLUMNS.items()}
-    values = dict(zip(names, features.T, strict=True))
-    for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards"):
-        columns[name][:] = values[name]
+    values = dict(zip(Features._fields, features.T, strict=True))
+    for name in Features._fields:
+        if name in columns:
+            columns[name][:] = values[name]
     columns["step"][:] = np.arange(len(columns["step"]))
     columns["start"][:] = s.start[known] - zero
     columns["latency"][:] = log.steps.latency[s.line[known]]

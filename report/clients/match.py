@@ -72,7 +72,8 @@ def _assign(
 
 
 def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
-    """The log's request that each of a client's is: the client's are so many in a row, told by their lengths.
+    """The log's request that each of a client's is: the client's are so many in a row, told by their lengths
+    and, of equal ones, by the gaps between them.
 
     Other traffic may lie before them and after them. A DsimError where the log has fewer requests.
     """
@@ -86,8 +87,12 @@ def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
     got = np.array([[s.input_length, s.output_length] for s in sent])
     known = np.array([not s.error for s in sent])
     lengths = np.stack([log.input_length, log.output_length], axis=1)
-    windows = np.lib.stride_tricks.sliding_window_view(lengths, n, axis=0)  # [begins, 2, n]
-    begin = int(np.abs(windows - got.T)[:, :, known].sum(axis=(1, 2)).argmin())
+    # [begins, 2, n] and [begins, n]: where lengths are alike, as of the same trace at another rate, the gaps decide.
+    windows = np.lib.stride_tricks.sliding_window_view(lengths, n, axis=0)
+    times = np.lib.stride_tricks.sliding_window_view(log.arrival, n)
+    off = times - times[:, :1] - (np.array([s.sent for s in sent]) - sent[0].sent)
+    wrong = np.abs(windows - got.T)[:, :, known].sum(axis=(1, 2))
+    begin = int(np.lexsort((np.abs(off).sum(axis=1), wrong))[0])
     arrival = log.arrival[begin : begin + n]
     part = Requested(log.name, arrival - arrival[0], *lengths[begin : begin + n].T)
     found = np.empty(n, np.int64)

@@ -191,6 +191,8 @@ def _engine_side(
     """The steps of an engine's log, as a journal of this run; adds the engine's own times to the request columns."""
     own = engine is log.steps
     r = engine.requests
+    if np.isnan(r.arrival).any():
+        raise DsimError(f"{log.path}: the engine's log does not say when requests arrived, expected one of version 2")
     asked = Requested("the engine's log", r.arrival, r.input_length, r.output_length)
     place = np.arange(len(rows)) if own else places(log, asked)
     index = np.full(len(r), -1)
