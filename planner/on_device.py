@@ -12,7 +12,7 @@ from ..engine.errors import DsimError, PolicyError, ProfileError
 from ..engine.policy import Policy, parse
 from ..files.read import cut
 from ..profiler.profile import Profile
-from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, limits_of, limits_on
+from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, law_of, limits_of, limits_on
 from ..traces import Trace
 from .agreement import Agreed, exact_of
 from .scenario import Scenario
@@ -78,9 +78,10 @@ def on_device(
     if scenario.eos:  # the weights say where an answer ends before its limit
         requests = replace(requests, output_length=requests.limit)
     model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
-    draws = None
+    draws = law = None
     if commits == "twin" and profile is not None:
-        draws = draws_of(policy, profile, model, scenario.seed, requests)
+        law = law_of(policy, profile, scenario.workload)
+        draws = draws_of(policy, profile, model, scenario.seed, requests, scenario.workload)
     ask = _asked(loaded, prompts, answers, scenario.seed)
     order = np.argsort(requests.arrival, kind="stable")
     done = run(
@@ -99,7 +100,9 @@ def on_device(
         eos=config.eos if scenario.eos else (),
         seed=scenario.seed,
     )
-    result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready)
+    result = Result(
+        policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready, law=law
+    )
     return result, done.failure
 
 
