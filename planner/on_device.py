@@ -194,6 +194,8 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
     from ..profiler.canvas import LoadedCanvas
 
     policy = scenario.parsed_policy()
+    if scenario.eos:
+        _check_eos(policy, loaded.model.config, commits)
     if commits not in COMMITS:
         raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
@@ -213,8 +215,6 @@ def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | N
 
     policy, config = scenario.parsed_policy(), loaded.model.config
     check_canvas(policy, config)
-    if scenario.eos:
-        _check_eos(policy, config, commits)
     if profile is not None:
         theirs = profile.model
         ours = {"layers": len(config.layers), "hidden": config.hidden, "heads": config.heads, "vocab": config.vocab}
@@ -238,8 +238,6 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
         from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
 
         check_runs(policy, config)
-    if scenario.eos:
-        _check_eos(policy, config, commits)
     if loaded.device.count > 1:
         _check_parallel(policy, loaded)
     if commits == "model" and not loaded.trained:
