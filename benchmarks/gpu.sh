@@ -52,7 +52,7 @@ case $stage in
       timeout "$2" "${@:3}" > "$out/smoke-$1.txt" 2>&1 || { status=1; echo "smoke: $1 FAILED, $out/smoke-$1.txt"; tail -5 "$out/smoke-$1.txt"; }
     }
     few=(azure-conv --lengths lognormal:96,48,64,32 --arrival poisson --rate 20 --num-requests 12 --device cuda --force)
-    blocks=(--policy lmdeploy-bd32 --policy sglang-bd32 --policy chunk:8 --policy delayed-cache-plus --policy focus)
+    blocks=(--policy lmdeploy-bd32 --policy sglang-bd32 --policy sglang-fdfo --policy sglang-joint --policy chunk:8 --policy delayed-cache-plus --policy focus)
     whole=(--policy vanilla --policy fast-dllm --policy sparse-dllm --policy dllm-cache --policy maskkv)
     part executor 90 "$python" -m pytest "$repository/tests/live/test_gpu.py" -m gpu -q --rootdir "$repository" -p no:cacheprovider
     part graphs 60 "$python" -m dsim live "${few[@]}" --model tiny --graphs "${blocks[@]}" -o "$out/smoke-graphs"

@@ -13,19 +13,26 @@ Floats = npt.NDArray[np.float32]
 def choose(
     rule: Unmasking, tokens: Ints, confidence: Floats, masked: Bools, block_length: int, mask_token: int, step: Ints,
     *, scheduled: bool, known: Bools | None = None, first: Bools | None = None, first_token: bool = False,
+    by_entropy: bool = False,
 ) -> tuple[Bools, Ints]:  # fmt: skip
     """The masks that commit, of the computed ones `masked`, and all positions' tokens, both [rows, width].
 
     step [rows]: steps that each row's block has had. scheduled: a full-sequence model, whose block is over after its
     steps. known: masks whose token is known without this step. first: rows whose block's first position commits, and
     nothing else; where it is given a block's last step commits all of it (Dream). first_token: see `unmask`.
+    by_entropy: as many commit as Dream's schedule says, and all that are left in a block's last step.
 
     A mask whose likeliest token is the mask stays one (LLaDA's loop; errata 8). So that a block ends, it counts as a
     token in the last of the block's steps: what is left of the masks then is the answer's, as in LLaDA's.
     """
     left = masked if known is None else masked & ~known
-    chosen = unmask(rule, confidence, left, block_length, step if scheduled else None, first_token) | (masked & ~left)
-    last = (step >= (rule.denoising_steps or block_length) - 1)[:, None]
+    steps = rule.denoising_steps or block_length
+    last = (step >= steps - 1)[:, None]
+    if by_entropy:
+        chosen = np.where(last, masked, surest(confidence, left, dreams_share(left.sum(axis=1), step, steps)))
+    else:
+        chosen = unmask(rule, confidence, left, block_length, step if scheduled else None, first_token)
+    chosen |= masked & ~left
     quota = scheduled and rule.strategy != "low_confidence_dynamic"
     if first is not None:
         begins = masked & (np.arange(masked.shape[1]) == 0)
@@ -36,3 +43,21 @@ def choose(
     if quota:
         return np.where(last, masked, chosen & ~unsettled), np.where(chosen, tokens, mask_token)
     return chosen & (~unsettled | last), tokens
+
+
+def dreams_share(masks: Ints, step: Ints, steps: int) -> Ints:
+    """How many of a block's masks a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
+
+    Rounded down, so that a step may commit none. The last step commits all that are left, which is not said here.
+    """
+    time = np.linspace(1.0, 1e-3, steps + 1)
+    now = np.minimum(step, steps - 1)
+    share: Ints = (masks * (1.0 - time[now + 1] / time[now])).astype(np.int64)
+    return share
+
+
+def surest(confidence: Floats, masked: Bools, num: Ints) -> Bools:
+    """The `num` [rows] most confident of the masks, of equal ones the leftmost."""
+    order = np.argsort(np.where(masked, -confidence, np.inf), axis=1, kind="stable")
+    best: Bools = masked & (np.argsort(order, axis=1) < num[:, None])
+    return best

@@ -51,6 +51,7 @@ class ModelConfig:
     rotary: int | None = None  # of a head's components, those that turn with the position, from the first on; None: all
     experts: Experts | None = None
     shifted: bool = False  # the row of a position says what comes after it
+    by_entropy: bool = False  # a scheduled step commits the masks whose rows are least in doubt, as many as Dream's has
     both_ways: bool = False  # a full-sequence model: positions see each other whatever block they are in
     eos: tuple[int, ...] = ()  # tokens that end an answer
     architecture: str = "SDARForCausalLM"  # as in config.json: its family

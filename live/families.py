@@ -168,7 +168,10 @@ FAMILIES: Mapping[str, Family] = {
     "DreamModel": Family(
         QWEN_NAMES, {k: v for k, v in KEYS.items() if k != "block_length"}, SWIGLU,
         {"mask_token": 151666, "eos": (151643, 151645)},
-        {"qkv_bias": True, "qk_norm": False, "shifted": True, "both_ways": True, "block_length": 32},
+        {
+            "qkv_bias": True, "qk_norm": False, "shifted": True, "by_entropy": True, "both_ways": True,
+            "block_length": 32,
+        },
         summary="the whole sequence in both directions; a row says the next position",
     ),
     "TinyBothWaysLM": Family(

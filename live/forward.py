@@ -64,6 +64,7 @@ class Forward:
         self.max_num_logits = max_num_logits  # rows of logits that may exist at once
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: tokens are the likeliest
+        self.by_entropy = False  # confidence is the negative entropy, not the token's probability
 
     @property
     def attended(self) -> tuple[Tensor, Tensor]:
@@ -127,9 +128,9 @@ class Forward:
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens of rows and how sure the model is of them; keys [rows]: by chance."""
-        if self.sampling is not None:
-            assert keys is not None, "chance is keyed"
-            return sample_of_hidden(hidden, self.model.head_weight, keys, self.sampling, self.max_num_logits)
+        if self.sampling is not None or self.by_entropy:
+            head, how = self.model.head_weight, self.sampling
+            return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy)
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
 
     def _upload(self, batch: Batch) -> Inputs:

@@ -209,7 +209,9 @@ class FullSequenceExecutor(ModelExecutor):
         self, forward: Forward, policy: Policy, prompts: Prompts,
         draws: CommitDraws | ScheduledCommits | None,
     ) -> None:  # fmt: skip
-        check_runs(policy, forward.model.config)
+        config = forward.model.config
+        check_runs(policy, config)
+        forward.by_entropy = config.by_entropy and policy.unmasking.scheduled(policy)
         super().__init__(forward, policy, prompts, None, policy.block_length)
         self._rule = cache_of(policy)
         self._passes = passes_of(policy)
@@ -345,6 +347,7 @@ class FullSequenceExecutor(ModelExecutor):
             committed, tokens = choose(
                 self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, step, scheduled=True,
                 first=first, first_token=self._policy.batching.first_token,
+                by_entropy=self._forward.by_entropy,
             )  # fmt: skip
         rows, columns = np.nonzero(committed)
         self._tokens[plan.slots[rows], plan.block_start[rows] + columns] = tokens[rows, columns]

@@ -32,13 +32,25 @@ class Sampling:
             raise ModelError(f"--top-p is {self.top_p}, and --gumbel draws from all tokens: expected 1")
 
 
-def sample(logits: Tensor, keys: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
-    """Tokens [rows] int64 and their confidences [rows] fp32, of logits [rows, vocab] and keys [rows] int64."""
+def sample(
+    logits: Tensor, keys: Tensor | None, how: Sampling | None, by_entropy: bool = False
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Tokens [rows] int64 and their confidences [rows] fp32, of logits [rows, vocab] and keys [rows] int64.
+
+    how: None takes the likeliest tokens. by_entropy: confidence is the negative entropy of what is drawn from, in nats
+    (Dream's "entropy").
+    """
+    if how is None:
+        probabilities = logits.float().softmax(dim=-1)
+        best, tokens = probabilities.max(dim=-1)
+        return tokens, certainty(probabilities) if by_entropy else best
     if how.gumbel:
+        assert keys is not None, "chance is keyed"
         # In fp64, as LLaDA has it: in fp32 noise near its bounds would favour some tokens.
         noisy = logits.double() / how.temperature + gumbel(keys, logits.shape[1])
         tokens = noisy.argmax(dim=-1)
-        return tokens, logits.float().softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+        probabilities = logits.float().softmax(dim=-1)
+        return tokens, certainty(probabilities) if by_entropy else probabilities.gather(1, tokens[:, None])[:, 0]
     probabilities = (logits.float() / how.temperature).softmax(dim=-1)
     if how.top_p < 1:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
@@ -46,8 +58,14 @@ def sample(logits: Tensor, keys: Tensor, how: Sampling) -> tuple[Tensor, Tensor]
         out = (ordered.cumsum(dim=-1) - ordered) >= how.top_p
         probabilities = torch.zeros_like(probabilities).scatter(1, order, ordered.masked_fill(out, 0.0))
         probabilities /= probabilities.sum(dim=-1, keepdim=True)
+    assert keys is not None, "chance is keyed"
     tokens = drawn(probabilities, keys)
-    return tokens, probabilities.gather(1, tokens[:, None])[:, 0]
+    return tokens, certainty(probabilities) if by_entropy else probabilities.gather(1, tokens[:, None])[:, 0]
+
+
+def certainty(probabilities: Tensor) -> Tensor:
+    """The negative entropy of each row, in nats: 0 where one token is sure."""
+    return probabilities.xlogy(probabilities).sum(dim=-1)
 
 
 def drawn(probabilities: Tensor, keys: Tensor) -> Tensor:
@@ -58,14 +76,17 @@ def drawn(probabilities: Tensor, keys: Tensor) -> Tensor:
 
 
 def sample_of_hidden(
-    hidden: Tensor, head: Tensor, keys: Tensor, how: Sampling, max_num_logits: int
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor, head: Tensor, keys: Tensor | None, how: Sampling | None, max_num_logits: int,
+    by_entropy: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; never more than max_num_logits rows of logits at once."""
     tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
     confidence = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     for low in range(0, len(hidden), max_num_logits):
         rows = slice(low, low + max_num_logits)
-        tokens[rows], confidence[rows] = sample((hidden[rows] @ head.T).float(), keys[rows], how)
+        tokens[rows], confidence[rows] = sample(
+            (hidden[rows] @ head.T).float(), None if keys is None else keys[rows], how, by_entropy
+        )
     return tokens, confidence
 
 

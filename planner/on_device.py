@@ -12,7 +12,7 @@ from ..engine.errors import DsimError, PolicyError, ProfileError
 from ..engine.policy import Policy, parse
 from ..files.read import cut
 from ..profiler.profile import Profile
-from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, limits_of, limits_on
+from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, law_of, limits_of, limits_on
 from ..traces import Trace
 from .agreement import Agreed, exact_of
 from .scenario import Scenario
@@ -78,9 +78,10 @@ def on_device(
     if scenario.eos:  # the weights say where an answer ends before its limit
         requests = replace(requests, output_length=requests.limit)
     model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
-    draws = None
+    draws = law = None
     if commits == "twin" and profile is not None:
-        draws = draws_of(policy, profile, model, scenario.seed, requests)
+        law = law_of(policy, profile, scenario.workload)
+        draws = draws_of(policy, profile, model, scenario.seed, requests, scenario.workload)
     ask = _asked(loaded, prompts, answers, scenario.seed)
     order = np.argsort(requests.arrival, kind="stable")
     done = run(
@@ -99,7 +100,9 @@ def on_device(
         eos=config.eos if scenario.eos else (),
         seed=scenario.seed,
     )
-    result = Result(policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready)
+    result = Result(
+        policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready, law=law
+    )
     return result, done.failure
 
 
@@ -191,6 +194,8 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
     from ..profiler.canvas import LoadedCanvas
 
     policy = scenario.parsed_policy()
+    if scenario.eos:
+        _check_eos(policy, loaded.model.config, commits)
     if commits not in COMMITS:
         raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
@@ -210,8 +215,6 @@ def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | N
 
     policy, config = scenario.parsed_policy(), loaded.model.config
     check_canvas(policy, config)
-    if scenario.eos:
-        _check_eos(policy, config, commits)
     if profile is not None:
         theirs = profile.model
         ours = {"layers": len(config.layers), "hidden": config.hidden, "heads": config.heads, "vocab": config.vocab}
@@ -235,8 +238,6 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
         from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
 
         check_runs(policy, config)
-    if scenario.eos:
-        _check_eos(policy, config, commits)
     if loaded.device.count > 1:
         _check_parallel(policy, loaded)
     if commits == "model" and not loaded.trained:

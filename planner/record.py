@@ -18,7 +18,7 @@ from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
 from ..sim.memory import StepMemory
-from ..sim.twin import Append, Progress, Result, law_of
+from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
 from .scenario import Scenario, arrived
 
@@ -115,7 +115,7 @@ def manifest_of(
         emit += f" ({AR_EMITS})"
     closed = scenario.concurrency is not None
     turns = ", turns of a session one after another" if scenario.sessions else ""
-    commits: list[CommitInfo] = [*_laws(scenario, profile, results)]
+    commits: list[CommitInfo] = [*_laws(results)]
     commits += [
         {
             "policy": result.policy.name,
@@ -159,10 +159,10 @@ def manifest_of(
     )
 
 
-def _laws(scenario: Scenario, profile: Profile, results: list[Result]) -> Iterator[CommitInfo]:
+def _laws(results: list[Result]) -> Iterator[CommitInfo]:
     """The laws that runs drew their blocks' forwards from."""
-    for policy in (result.policy for result in results):
-        law = law_of(policy, profile, scenario.workload)
+    for result in results:
+        policy, law = result.policy, result.law
         if law is None:
             continue
         told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)

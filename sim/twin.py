@@ -58,6 +58,7 @@ class Result:
     interrupted: bool
     num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
     cached_tokens: npt.NDArray[np.int64] | None = None  # [requests] of prompts, found in a prefix cache if there is one
+    law: CanvasLaw | None = None  # of how many forwards its blocks or canvases took; None: no law said so
 
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
@@ -287,7 +288,8 @@ def simulate(
     if recorder is not None:
         recorder.flush()
     cached = prefixes.cached if prefixes is not None and caches else None
-    return Result(policy, limits, commits, table, totals, env.now, interrupted, cached_tokens=cached)
+    law = law_of(policy, profile, workload)
+    return Result(policy, limits, commits, table, totals, env.now, interrupted, cached_tokens=cached, law=law)
 
 
 def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:

@@ -14,7 +14,7 @@ from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking
 from dsim.live import session
-from dsim.live.choice import choose
+from dsim.live.choice import choose, dreams_share
 from dsim.live.full_sequence import check_runs
 from dsim.live.loop import serve
 from dsim.live.model import Decoder
@@ -26,6 +26,7 @@ from .watched import PROMPTS, decoder
 from .watched import run as run_full_sequence
 
 SHIFTED = replace(SMALL, shifted=True)
+DREAM = replace(SHIFTED, by_entropy=True)
 LENGTHS = [(9, 11), (8, 16), (12, 3), (23, 16), (3, 9), (16, 8)]
 BLOCK = 4
 
@@ -146,9 +147,10 @@ def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str
 
             rows = model.logits(model(torch.tensor(text[first:last]), at, attend))
             shifted = torch.cat([rows[:1], rows[:-1]])[start - first : start - first + BLOCK]
-            best, token = shifted.softmax(-1).max(-1)
-            order = sorted(masks, key=lambda p: (-float(best[p - start]), p))
-            now = order if step == steps - 1 else order[: quota(BLOCK, steps, step)]
+            token, doubt = shifted.argmax(-1), torch.distributions.Categorical(logits=shifted).entropy()
+            order = sorted(masks, key=lambda p: (float(doubt[p - start]), p))
+            time = [1 - i * (1 - 1e-3) / steps for i in range(steps + 1)]
+            now = order if step == steps - 1 else order[: int(len(order) * (1 - time[step + 1] / time[step]))]
             for p in [start] if reuse and step == 0 else now:
                 text[p] = int(token[p - start])
     return text[: len(prompt) + output]
@@ -162,17 +164,39 @@ def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str
 )  # fmt: skip
 @pytest.mark.parametrize("steps", [4, 3])
 def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int) -> None:
-    model = decoder(SHIFTED)
+    model = decoder(DREAM)
     with torch.no_grad():
-        model.head.weight[SHIFTED.mask_token] = 0.0
+        model.head.weight[DREAM.mask_token] = 0.0
     pages = ",page_size=32" if spec.startswith("dllm-cache") else ",page_size=8"
     policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK}{pages}")
-    watched, table, *_ = run_full_sequence(policy, LENGTHS, config=SHIFTED, model=model)
+    watched, table, *_ = run_full_sequence(policy, LENGTHS, config=DREAM, model=model)
     assert (table["status"] == 0).all()
     for i, (p, o) in enumerate(LENGTHS):
         said = {at: token for step in watched.commits[i] for at, token in step.items()}
         expected = dream(model, PROMPTS(i, p).tolist(), o, steps, reuse)
         assert [said[at] for at in range(p, p + o)] == expected[p:], i
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(32, [1, 0, *[1] * 29, 2]), (16, [1, *[2] * 14, 3]), (8, [1, 4, 4, 4, 4, 4, 5, 6])],
+)  # fmt: skip
+def test_dreams_schedule_is_its_code_s(steps: int, expected: list[int]) -> None:
+    left, found = 32, []
+    for step in range(steps):
+        share = int(dreams_share(np.array([left]), np.array([step]), steps)[0])
+        found.append(1 if step == 0 else left if step == steps - 1 else share)
+        left -= found[-1]
+    assert found == expected
+
+
+def test_a_threshold_goes_by_the_tokens_probability_for_dream_too() -> None:
+    limits, requests = Limits(200, 256, 2), [Request(0, 0.0, 4, 4)]
+    for strategy, by_entropy in (("low_confidence_dynamic,threshold=0.5", False), ("low_confidence_static", True)):
+        policy = parse(f"fast-dllm,strategy={strategy},block_length={BLOCK},page_size=8")
+        forward = session.make_forward(decoder(DREAM), policy, limits, requests)
+        session.make_executor(forward, policy, limits, PROMPTS)
+        assert forward.by_entropy == by_entropy
 
 
 def test_maskkv_is_refused_for_shifted_rows() -> None:

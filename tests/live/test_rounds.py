@@ -1,5 +1,6 @@
 """SGLang's rounds on a decoder: prompts prefilled a block a round, and tokens that change until their block is done."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import session
 from dsim.live.executor import check_policy
 from dsim.live.model import Decoder
+from dsim.planner.record import _laws
+from dsim.sim.twin import Result
 
 from ..worlds import Collector
 from .dense import SMALL, logits
@@ -163,3 +166,14 @@ def test_what_no_decoder_executes_says_so_in_a_line() -> None:
     ):
         with pytest.raises(PolicyError, match=says):
             check_policy(parse(spec))
+
+
+def test_a_law_is_named_where_a_run_drew_from_it_and_nowhere_else() -> None:
+    policy, limits = small("sglang-joint"), Limits(40, 256, 3)
+    engine = Engine(policy, limits, RequestTable(1))
+    live = Result(policy, limits, None, engine.table, engine.totals, 0.0, False)
+    law = CanvasLaw("chat", BLOCK, 3.0, source="a log")
+    assert list(_laws([live])) == []
+    assert list(_laws([live, replace(live, law=law)])) == [
+        {"policy": policy.name, "workload": "chat", "median_steps": 3.0, "source": "a log", "block_length": BLOCK}
+    ]
