@@ -123,14 +123,14 @@ def capacity_command(
                 rate=rate, jobs=jobs, progress=bar.update,
             )  # fmt: skip
         data["ensemble"] = told.to_json()
+    if out is not None and not found.interrupted:  # at the rate that was found, or asked for
+        busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
+        data["spread"] = moved_by_spread([busy], busy.requests())
     if as_json:
         print(json.dumps(data, allow_nan=False))
     else:
         render(report.capacity_page(data), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
-        if not found.interrupted:  # at the rate that was found, or asked for
-            busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
-            data["spread"] = moved_by_spread([busy], busy.requests())
         report.write(out, data, force=force)
         screen.print(f"Wrote {out}/ ({', '.join(report.FILES)})", markup=False)
     if found.interrupted:

@@ -19,6 +19,7 @@ from . import choices
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..engine.part import Policy
     from ..planner.scenario import Scenario
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
@@ -235,15 +236,14 @@ def different(specs: list[str]) -> list[str]:
     return specs
 
 
-def warn(screen: "Console", scenario: "Scenario", specs: Iterable[str] = ()) -> None:
+def warn(screen: "Console", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:
     """Say what is odd about a scenario's trace: in itself, and for these policies or the scenario's own."""
-    from ..engine.policy import parse
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning
 
     source = scenario.source()
     others = scenario.lengths is not None or (scenario.num_requests or 0) > len(source)  # requests that are not its own
-    caches = any(caches_prefixes(parse(spec)) for spec in specs or [scenario.policy])
+    caches = any(map(caches_prefixes, policies or [scenario.parsed_policy()]))
     told = warning(replace(source, extras={}) if others else source, scenario.router, caches)
     for line in [*source.notes.warnings, *([told] if told else [])]:
         screen.print(f"Warning: {line}", style="yellow", markup=False)

@@ -89,6 +89,7 @@ def plan_command(
 
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 50ms/token --gpu-hour 2 -o runs/plan
     """
+    from ..engine.policy import parse
     from ..planner.plan import candidates_of, fingerprint, own_rate, plan
     from ..planner.quality import load_table, parse_share
     from ..planner.scenario import Scenario, asked
@@ -124,7 +125,7 @@ def plan_command(
     if out is not None:
         check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    options.warn(screen, scenario, specs)
+    options.warn(screen, scenario, [parse(spec) for spec in specs])
     try:
         with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting (the first run compiles)") as bar:
             taken = None if out is None else Taken(out, PLAN, force=force)

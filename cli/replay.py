@@ -84,7 +84,7 @@ def replay(
     for scenario in scenarios:  # every mistake is told before the work begins
         commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), scenario.workload)
     requests = first.requests()
-    options.warn(screen, first, specs)
+    options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")

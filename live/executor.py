@@ -57,11 +57,6 @@ class ModelExecutor(Texts):
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         if config.shifted and not (policy.full_sequence or policy.autoregressive):
             check_whole_blocks(policy, config)
-            if policy.batching.pieces:
-                raise PolicyError(
-                    f"{policy.name}: prefills a prompt in pieces, and a row of {config.name} says the position after "
-                    "its own, which is of the next piece: expected lmdeploy-bd32"
-                )
         super().__init__(policy, prompts, config.mask_token, eos)
         self._forward = forward
         self._cache = forward.cache
@@ -352,4 +347,9 @@ def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
             "say the position after theirs: expected whole blocks, as lmdeploy-bd32"
+        )
+    if policy.batching.pieces:
+        raise PolicyError(
+            f"{policy.name}: prefills a prompt in pieces, and a row of {config.name} says the position after its own, "
+            "which is of the next piece: expected lmdeploy-bd32"
         )

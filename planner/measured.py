@@ -23,6 +23,8 @@ def measured_points(
     A DsimError for a run of several policies, or of too few requests to have a rate, and for an SLO of a class, which
     no run's file holds.
     """
+    if not folders:
+        return []
     asked = [Slo.parse(text) for text in slos]
     for slo in asked:
         if slo.slo_class is not None:

@@ -73,7 +73,7 @@ def test_a_reader_that_leaves_early_is_no_error(command: str, reader: str) -> No
         ("dsim va", ["validate"]),
         ("dsim replay mo", ["mooncake-conv"]),
         ("dsim replay mooncake-conv --policy opt", ["optimus"]),
-        ("dsim capacity mooncake-conv --router ", ["round-robin", "least-tokens", "jsq"]),
+        ("dsim capacity mooncake-conv --router ", ["round-robin", "least-tokens", "jsq", "prefix"]),
         ("dsim tune mooncake-conv --profile l40s-llada", ["l40s-llada-8b"]),
         ("dsim replay mine.js", []),  # the shell completes a file
     ],

@@ -40,8 +40,8 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
         "weights  101,536 parameters, 0.000203 GB in bf16; 3 files of 0.000406 GB (float32), complete",
         "KV       384 bytes a token in bf16",
         "pages    2,783,845 of 64 tokens, 178,166,080 tokens in all, on H100 (85.5 GB)",
-        "runs     dsim live --policy lmdeploy-bd32, lmdeploy-0.18, sglang-bd32, chunk, optimus, delayed-cache, "
-        "delayed-cache-plus, focus",
+        "runs     dsim live --policy lmdeploy-bd32, lmdeploy-0.18, sglang-bd32, sglang-fdfo, sglang-sync, sglang-joint, "
+        "chunk, optimus, delayed-cache, delayed-cache-plus, focus",
     ]
 
 
@@ -147,7 +147,7 @@ def test_agreement_is_printed_and_written_as_scores(folder: Path) -> None:
     assert refused(dsim(*command, "--temperature", "1")).startswith("--agreement is of the likeliest tokens")
 
 
-def test_a_diffusion_gemma_is_described_and_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diffusion_gemma_is_described_with_the_policies_that_serve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = {
         "hidden_size": 2816, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
@@ -163,9 +163,9 @@ def test_a_diffusion_gemma_is_described_and_not_served(tmp_path: Path, monkeypat
     # production-dllm-serving.md 1.1
     assert (found["kv_bytes_per_token"], found["kv_bytes_per_token_in_window"]) == (20480, 204800)
     assert found["weight_bytes"] == pytest.approx(2 * 25.2e9, rel=0.01)
-    assert found["lines"]["runs"].startswith("not under dsim live yet")
+    assert found["lines"]["runs"] == "dsim live --policy sglang-gemma or vllm-diffusion"
     assert "canvas of 256" in found["lines"]["tokens"]
-    assert "DiffusionGemmaForBlockDiffusion" in refused(dsim("live", "azure-conv", "--model", "."))
+    assert "neither model.safetensors" in refused(dsim("live", "azure-conv", "--model", "."))
 
 
 def test_requests_of_conversations_are_as_long_as_what_they_ask(folder: Path) -> None:

@@ -60,7 +60,7 @@ from replica.engine.state import Own, World
 one = np.ones(1)
 w = World(*[one] * len(World._fields))._replace(
     f=np.ones(1, [("block", "i8"), ("state_tokens", "i8"), ("page", "i8")]),
-    r=np.full(1, 1000, [("input_length", "i8"), ("output_length", "i8")]),
+    r=np.full(1, 1000, [("input_length", "i8"), ("output_length", "i8"), ("max_tokens", "i8")]),
 )
 print(bind(pages_of_canvas, {held: plugin.mine})(w, Own(one, one, one, one), 0, 0, 0))
 """

@@ -39,7 +39,7 @@ class FocusWorld(World):
             kept[rows[request]] = False
             kept[rows[request], list(columns)] = True
         outcome = StepOutcome(1.0, committed, retained=None if retained is None else kept)
-        self.left = () if retained is None else tuple(int(v) for v in features_left(plan, kept))
+        self.left = () if retained is None else tuple(int(v) for v in features_left(plan, kept)[:8])
         self.now += 1.0
         done = self.engine.commit(outcome, self.now)
         self.recorder.record(0, plan, outcome, done)

@@ -20,7 +20,7 @@ from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, SECOND, Collector, table_bytes, toy_profile, toy_trace
 
-COMPLETED, REJECTED, UNFINISHED = range(len(STATUSES))
+COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(name) for name in ("completed", "rejected", "unfinished"))
 PROFILE = toy_profile()
 SMALL = ",max_batch=4,num_pages=40,page_size=8"
 
