@@ -15,7 +15,7 @@ LEFT, SCALE, TOP, ROW = 150, 330, 60, 62  # pixels; SCALE is the dearest fleet's
 
 
 def title(plan: dict[str, Any]) -> str:
-    """What the picture shows, for who cannot see it."""
+    """The picture in words, for those who cannot see it."""
     fleets = " and ".join(f"{f['policy']} needs {f['gpus']} for {f['per_hour']:g} dollars" for f in plan["ranking"])
     return f"What meets the target at {plan['rate']:g} requests a second costs an hour, in A100s: {fleets}"
 

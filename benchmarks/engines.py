@@ -225,7 +225,7 @@ def fdfo() -> None:
 
 
 def prefill() -> None:
-    """What one block a round costs prompts of 4,096 tokens, and what more give."""
+    """The cost of one block a round to prompts of 4,096 tokens, and the gain of more."""
     print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), prompts of 4,096, ShareGPT's outputs: predicted\n")
     rows = []
     for n in (1, 16, 64):
@@ -241,7 +241,7 @@ def prefill() -> None:
 
 
 def mixed() -> None:
-    """What prefill and decode in one forward give."""
+    """The gain of prefill and decode in one forward."""
     print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), ShareGPT's outputs: tok/s and ttft p50, predicted\n")
     rows = []
     for prompt in (None, 4096):
@@ -261,7 +261,7 @@ def mixed() -> None:
 
 
 def steps() -> None:
-    """What several forwards a round give where the host's time shows."""
+    """The gain of several forwards a round where the host's time shows."""
     print(f"`sglang-fdfo` on `{SDAR}` (estimated), ShareGPT's lengths: tok/s and ttft p50, predicted\n")
     rows = []
     for host in HOST:

@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Size:
-    """What makes a case large, or small enough for the interpreter."""
+    """The sizes of a case: large, or small enough for the interpreter."""
 
     device: str
     batch: int
@@ -337,7 +337,7 @@ def scatter(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """What lies between a layer's matrix products, beside PyTorch's own steps to the same."""
+    """The work between a layer's matrix products, beside PyTorch's own steps to the same."""
     from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.add_rms_norm import reference as normed
     from dsim.kernels.qk_norm_rope import qk_norm_rope

@@ -1,4 +1,4 @@
-"""What the live driver costs: the host's time a step, the device's left out. `python benchmarks/live.py`.
+"""The cost of the live driver: the host's time a step, the device's left out. `python benchmarks/live.py`.
 
 The engine plans, the executor lays out the batch, reads back, unmasks and commits as in any run; only the forward
 is not computed. On a GPU this is time in which the device waits, unless a forward takes longer to launch than to run.

@@ -1,4 +1,4 @@
-"""What prefix caching finds and buys on Mooncake's conversation trace: `python benchmarks/prefix.py [NAME ...]`.
+"""The gain of prefix caching on Mooncake's conversation trace: `python benchmarks/prefix.py [NAME ...]`.
 
 The tables of docs/prefix.md, predicted: nothing here was measured.
 """

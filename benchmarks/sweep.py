@@ -57,7 +57,7 @@ def spin(count: int) -> float:
 
 
 def ceiling() -> float:
-    """What share of twice the speed two plain processes reach here and now."""
+    """The share of twice the speed that two plain processes reach here and now."""
     with Parallel(2, backend="loky") as parallel:
         parallel(delayed(spin)(1000) for _ in range(2))
         alone = parallel(delayed(spin)(50_000_000) for _ in range(1))[0]

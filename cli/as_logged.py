@@ -27,7 +27,7 @@ class AsLogged:
 
 
 def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None, profile: str) -> AsLogged:
-    """What a step log says of a replay of its own requests; what is given on the command line is taken instead."""
+    """A step log's settings for a replay of its own requests; what the command line gives is taken instead."""
     from ..profiler.as_logged import policy_of
     from ..profiler.profile import load, save, to_json
     from ..profiler.steplog import profile_of_log, read_log

@@ -1,4 +1,4 @@
-"""What options take by name, and their defaults: copies, so that help and a mistyped option load none of the parts.
+"""Names that options take, and their defaults: copies, so that help and a mistyped option load none of the parts.
 
 tests/cli/test_start.py holds each to the part that it is copied from.
 """

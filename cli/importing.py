@@ -114,7 +114,7 @@ def _named(log: "StepLog | None") -> str:
 
 
 def requested(trace: str, time_unit: str | None = None, columns: str | None = None) -> "Requested":
-    """What a trace asks."""
+    """The lengths that a trace asks for."""
     from ..report.clients.match import Requested
     from ..traces import load
 

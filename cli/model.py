@@ -47,7 +47,7 @@ def info(
 
 
 def describe(model: str, gpu: str | None, mask_token_id: int | None, block_length: int | None) -> dict[str, Any]:
-    """What `model info` says, as numbers and as lines. Raises ModelError or ProfileError."""
+    """The answer of `model info`, as numbers and as lines. Raises ModelError or ProfileError."""
     from ..live import weights
     from ..live.canvas_model import is_canvas
     from ..live.config_file import Given

@@ -49,7 +49,7 @@ def profiles() -> Iterable[str]:
 
 def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     def begun(incomplete: str) -> list[str]:
-        """What begins so; where nothing does, the shell completes a file."""
+        """Names that begin so; where none does, the shell completes a file."""
         return [value for value in values() if value.startswith(incomplete)]
 
     return begun

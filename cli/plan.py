@@ -186,7 +186,7 @@ def _from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -
 
 
 def _prices(text: str | None, profiles: "Sequence[Profile]") -> "Callable[[Profile], float | None]":
-    """What an hour of a profile's GPU costs: one price for all, or one for each by the beginning of its name."""
+    """The price of an hour of a profile's GPU: one for all, or one for each by the beginning of its name."""
     if text is None:
         return lambda profile: None
     named: dict[str, float] = {}

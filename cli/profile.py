@@ -198,7 +198,7 @@ def profiles_command(
 
 
 def _facts(profile: "Profile", knee: float) -> dict[str, object]:
-    """What was derived, in the units of the profile."""
+    """The derived values, in the units of the profile."""
     from ..profiler import roofline as rooflines
 
     latency, memory = profile.latency, profile.memory
@@ -242,7 +242,7 @@ def _lines(profile: "Profile", facts: dict[str, object]) -> list[str]:
 
 
 def _fitted(profile: "Profile") -> dict[str, object]:
-    """What was fitted, in the units of the profile."""
+    """The fitted values, in the units of the profile."""
     fit = profile.fit
     return {
         "name": profile.name,

@@ -162,7 +162,7 @@ def fetch(
 
 
 def table(facts: dict[str, Any]) -> str:
-    """What `info` prints."""
+    """The lines that `info` prints."""
     out = [f"{facts['name']}  ({facts['format']})", ""]
     rows = [("requests", f"{facts['num_requests']:,}")]
     for name, key in (("failed", "failed_in_trace"), ("bad rows", "num_skipped"), ("unsorted", "num_unsorted")):
@@ -219,7 +219,7 @@ def wrote(path: Path, trace: "Trace", how: str) -> None:
 
 
 def dropped(trace: "Trace") -> str:
-    """What was left out of a trace on loading."""
+    """The requests that were left out of a trace on loading."""
     notes = trace.notes
     counts = {
         "failed dropped": notes.failed_in_trace,

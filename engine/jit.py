@@ -108,7 +108,7 @@ _INNER: dict[Any, Any] = {}  # by a rule and what its names stand for; themselve
 
 
 def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> dict[str, Any]:
-    """What a rule's names stand for, where that is a rule: what is bound in its place."""
+    """The rules that a rule's names stand for, each with what is bound in its place."""
     return {
         name: _bound(answers.get(id(value), value), answers, made)
         for name, value in _globals(getattr(function, "py_func", function)).items()

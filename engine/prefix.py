@@ -48,7 +48,7 @@ COUNTS = np.dtype(
 
 
 class Prefixes:
-    """What the requests of a run begin with: a name for each `block` tokens, the same for the same tokens up to there.
+    """The beginnings of a run's requests: a name for each `block` tokens, the same for the same tokens up to there.
 
     names: of each request, from 0 on. named [requests]: its first tokens that have one: those of the prompt, and of the
     answer where later requests repeat it. cached [requests]: prompt tokens that were found in a replica's pool when the
@@ -139,7 +139,7 @@ def caches_prefixes(policy: Policy) -> bool:
 
 @rule
 def _key(w: Any, x: Any, request: Any, page: Any) -> Any:
-    """What a request's page is known by: the name of the tokens that it ends in, and its place among the pages there.
+    """The key of a request's page: the name of the tokens that it ends in, and its place among the pages there.
 
     A name stands for all tokens up to its end, and so does the key.
     """

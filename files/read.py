@@ -119,13 +119,13 @@ def printable(name: str) -> str:
 
 
 def fault(path: object, error: OSError, doing: str = "written", kind: Kind = DsimError) -> DsimError:
-    """What the system says of a path: the user's to mend where another path would do, the machine's otherwise."""
+    """The system's error about a path: the user's to mend where another path would do, the machine's otherwise."""
     line = f"{path}: cannot be {doing}: {error.strerror or error}"
     return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
 
 
 def described(mode: int) -> str:
-    """What kind of thing a path is."""
+    """The kind of thing that a path is."""
     kinds = {
         stat.S_ISDIR: "a directory", stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe",
         stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",

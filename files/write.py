@@ -84,7 +84,7 @@ def beside(path: Path) -> Path:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """What was being written to a place, finished or not: hidden names beside it."""
+    """Files that were being written to a place, finished or not: hidden names beside it."""
     prefix = f".{_stem(path)}.{NEW}."
     with suppress(OSError):
         return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(prefix))

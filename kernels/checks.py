@@ -1,4 +1,4 @@
-"""What the launchers check, each in one line that names the value found and the value expected."""
+"""The launchers' checks, each in one line that names the value found and the value expected."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a launch wants to know of the device; under the interpreter, that it is small."""
+"""The facts of the device that a launch needs; under the interpreter, that it is small."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""What an approximation is worth on a model that learned something: its tokens beside the exact run's, same weights."""
+"""Agreement of an approximation with the exact run of the same weights, on a model that learned something."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .session import make_executor, make_forward
 
 @dataclass(frozen=True)
 class Answer:
-    """What a policy made of a request."""
+    """A policy's answer to a request."""
 
     prompt: int  # tokens
     tokens: Tokens  # prompt and answer

@@ -20,7 +20,7 @@ from .canvas_model import CanvasModel, Renoise
 
 
 class Chance(Protocol):
-    """What a canvas draws."""
+    """The random numbers of a canvas."""
 
     def noise(self, num: int, vocab: int) -> Tensor:
         """Uniform tokens, [num]."""
@@ -31,7 +31,7 @@ class Chance(Protocol):
 
 @dataclass(frozen=True)
 class PageShape:
-    """What a PagedCache is told of the layers of one kind."""
+    """The layers of one kind, as a PagedCache needs to know them."""
 
     layers: int
     kv_heads: int
@@ -175,7 +175,7 @@ class Canvas:
 
     @property
     def answer(self) -> Tensor:
-        """What the canvas became: the likeliest tokens of its last step, not those drawn."""
+        """The finished canvas: the likeliest tokens of its last step, not those drawn."""
         return self.likeliest[-1]
 
 

@@ -29,7 +29,7 @@ NOT_TEXT = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")  # pic
 
 @dataclass(frozen=True)
 class CanvasLayer:
-    """What differs from layer to layer."""
+    """The settings that differ from layer to layer."""
 
     sliding: bool
     kv_heads: int
@@ -86,7 +86,7 @@ class CanvasConfig:
 
 
 class Attend(Protocol):
-    """What a layer's queries see: it keeps keys and values where later steps find them, and attends."""
+    """A layer's attention: it keeps keys and values where later steps find them, and attends."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]; no scaling."""
@@ -113,11 +113,11 @@ class CanvasModel:
         return self._layers(x, positions, attend, DECODER)
 
     def signal_of(self, soft: Tensor) -> Tensor:
-        """What a step's logits [rows, vocab] say of its rows to the next step, [rows, hidden]."""
+        """The input that a step's logits [rows, vocab] give its rows in the next step, [rows, hidden]."""
         return (soft.softmax(dim=-1, dtype=torch.float32).to(self.embedding) @ self.embedding) * self._scale
 
     def no_signal(self, rows: int) -> Tensor:
-        """What is said of a canvas before its first step, [rows, hidden]."""
+        """The same input of a canvas's first step, [rows, hidden]."""
         return torch.zeros(rows, self.config.hidden, dtype=self.embedding.dtype, device=self.embedding.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class CanvasModel:
         return rotate(q, cos, sin), rotate(k, cos, sin), self._norm(v)
 
     def _experts(self, x: Tensor, at: str) -> Tensor:
-        """What a row's experts say of it; their router reads the stream itself."""
+        """The output of a row's experts; their router reads the stream itself."""
         c, w = self.config, self._weights
         routed = self._norm(x) * w[at + "router.scale"] * c.hidden**-0.5
         scores = self._linear(routed, at + "router.proj").softmax(dim=-1, dtype=torch.float32)

@@ -26,7 +26,7 @@ FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from 
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says of a checkpoint where its directory does not, or to run it otherwise; None: as it says."""
+    """The user's settings of a checkpoint where its directory lacks them, or to run it otherwise; None: as it says."""
 
     mask_token: int | None = None
     block_length: int | None = None
@@ -151,7 +151,7 @@ def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
 
 
 def _rope(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of RoPE, of old in several places."""
+    """The settings of RoPE, of old in several places."""
     own = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if found.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
         said = found.get(key) or {}

@@ -30,7 +30,7 @@ def check_evicts(policy: Policy) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evict:
-    """What FOCUS goes by in a batch of decode rows, each of them sampled (focus.md 3.4)."""
+    """The input of FOCUS's decision for a batch of decode rows, each of them sampled (focus.md 3.4)."""
 
     rule: Focus
     masked: Array  # [M], the rows that are masks, ascending

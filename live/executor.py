@@ -202,7 +202,7 @@ class ModelExecutor(Texts):
     def _evict(
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]
     ) -> tuple[Evict | None, Bools | None]:
-        """What the forward needs to evict, and the commits where the twin's draws decide both."""
+        """The forward's input for an eviction, and the commits where the twin's draws decide both."""
         evicting, forced, drawn = plan.evicting, None, None
         n = len(plan.requests)
         if evicting is None:
@@ -260,7 +260,7 @@ class ModelExecutor(Texts):
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
         confidence: npt.NDArray[np.float32],
     ) -> tuple[Bools, npt.NDArray[np.int64]]:  # fmt: skip
-        """What the weights commit, and the sampled positions' tokens."""
+        """The positions that the weights commit, and the sampled positions' tokens."""
         shape = plan.window.shape
         said, sure, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
         said[rows, columns], sure[rows, columns], sampled[rows, columns] = tokens, confidence, True
@@ -303,7 +303,7 @@ class ModelExecutor(Texts):
         self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
         confidence: npt.NDArray[np.float32],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:  # fmt: skip
-        """What each position of whole blocks is, where rows say what comes after theirs (Fast-dLLM v2).
+        """The token of each position of whole blocks, where a row predicts the position after its own (Fast-dLLM v2).
 
         The last row of a block without masks says the next block's first token, which is in its place from then on.
         """

@@ -45,7 +45,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """What a forward says of its sampled rows."""
+    """A forward's output for its sampled rows."""
 
     tokens: Array
     confidence: npt.NDArray[np.float32]
@@ -78,7 +78,7 @@ class Forward:
         return self._timed(lambda: self._answers(inputs, batch))
 
     def _timed(self, compute: Callable[[], tuple[list[Tensor], Tensor | None]]) -> Sampled:
-        """What `compute` launches, brought to the host, and how long the device took for it."""
+        """The outcome of what `compute` launches, brought to the host, and how long the device took for it."""
         if self.device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()

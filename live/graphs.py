@@ -278,7 +278,7 @@ class GraphForward(Forward):
 
 
 class _Clock:
-    """What the device takes, from here to `stop`."""
+    """The device's time from here to `stop`."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

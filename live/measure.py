@@ -67,7 +67,7 @@ class Measured:
 
 
 def features_of(shape: Shape, block: int) -> Features:
-    """What a step of a shape will cost by, nearly: a chunk's visible keys change by a few as it moves on."""
+    """The features of a step of a shape, nearly: a chunk's visible keys change by a few as it moves on."""
     n, keys = shape.batch, shape.context + (shape.window or 0)
     if shape.window == 0:
         qk_pairs = n * shape.context * (shape.context + block) // 2

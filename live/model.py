@@ -13,7 +13,7 @@ from .experts import MixedFeedForward
 
 
 class Attend(Protocol):
-    """What a layer's queries see: it keeps keys and values where later steps find them, and attends."""
+    """A layer's attention: it keeps keys and values where later steps find them, and attends."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]."""
@@ -123,7 +123,7 @@ class Layer(nn.Module):
         return x, self._fed(normed)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """What the feed-forward adds to a stream that attention has been added to."""
+        """The feed-forward's output for a stream that attention has been added to."""
         return self._fed(self.ffn_norm(x)[1])
 
     def _fed(self, normed: Tensor) -> Tensor:

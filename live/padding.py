@@ -21,7 +21,7 @@ def shape_of(batch: Batch) -> Shape:
 
 
 def padded_shape(rows: int, sequences: int) -> Shape:
-    """What so many rows of so many sequences are padded to. Padding rows need a sequence of their own."""
+    """The size that so many rows of so many sequences are padded to. Padding rows need a sequence of their own."""
     padded = bucket(rows)
     return padded, bucket(sequences + (padded > rows))
 

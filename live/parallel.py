@@ -39,7 +39,7 @@ START = timedelta(minutes=10)  # by when all have loaded their weights
 
 @dataclass
 class Traffic:
-    """What a process has sent to the others."""
+    """The message of a process to the others."""
 
     reduces: int = 0  # sums over all processes
     reduced: int = 0  # bytes of what was summed
@@ -77,7 +77,7 @@ class Ranks:
         self.send(header)
 
     def hear(self) -> list[int]:
-        """What rank 0 tells."""
+        """The next message of rank 0."""
         header = torch.zeros(2 + 3 * len(NAMES), dtype=torch.int64)
         return self.send(header).tolist()
 

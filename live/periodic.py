@@ -88,7 +88,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step computes. Its rows are positions from `first` on."""
+    """The rows that a step computes: positions from `first` on."""
 
     first: int
     prompt: bool  # all of the prompt
@@ -116,7 +116,7 @@ class PeriodicForward(Forward):
         return self._keys, self._values
 
     def prepare(self, prompts: Prompts) -> None:
-        """What is found offline, before the first request (3.3)."""
+        """The budgets found offline, before the first request (3.3)."""
         if self._rule.votes and self.importance is None:
             self.importance = importance_of(self.model, prompts)
 
@@ -218,7 +218,7 @@ class PeriodicForward(Forward):
         return least_alike(fresh, old, num)
 
     def _read(self, q: Tensor, keys: Seen | None, start: Tensor, nowhere: Tensor) -> Tensor:
-        """What queries read, [rows, heads x head_dim]; those of a KV head are a sequence."""
+        """The values that queries read, [rows, heads x head_dim]; those of a KV head are a sequence."""
         assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
@@ -229,7 +229,7 @@ class PeriodicForward(Forward):
         return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
 
     def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-        """What a half of the layer adds to all rows: `fresh` of those computed, and what is kept of the others."""
+        """The output of a half of the layer for all rows: `fresh` of those computed, and the kept one of the others."""
         # Rows without a state, the prompt's, come first and are computed.
         without = num_rows - len(cache.states)
         states = store.view(-1, store.shape[-1])

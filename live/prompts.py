@@ -1,4 +1,4 @@
-"""What requests ask: a trace has lengths, not words, so prompts are cut from a text or made up of random tokens."""
+"""The prompts of requests: a trace has lengths, not words, so they are cut from a text or made of random tokens."""
 
 import json
 from collections.abc import Callable

@@ -37,7 +37,7 @@ BATCH = 256  # steps handed on at a time: the device is slow, and what is handed
 
 @dataclass(frozen=True)
 class LiveRun:
-    """What became of a live run."""
+    """The outcome of a live run."""
 
     table: RequestTable
     totals: StepTotals
@@ -207,7 +207,7 @@ def make_executor(
     draws: Commits | None = None, watch: Callable[[ImportanceDelta], None] | None = None,
     eos: Sequence[int] = (),
 ) -> ModelExecutor:  # fmt: skip
-    """What runs the policy's plans; PolicyError where a policy asks for what no executor does."""
+    """The executor of the policy's plans; PolicyError where a policy asks for what no executor does."""
     check_policy(policy)
     assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
     assert not isinstance(draws, TokenDraws), "of policies refused above"

@@ -14,7 +14,7 @@ Messages = list[dict[str, Any]]
 
 
 def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str]:
-    """What makes a text of a conversation, up to where the answer begins. Raises whatever a program may."""
+    """A function from a conversation to its text, up to where the answer begins. Raises whatever a program may."""
     from jinja2.exceptions import TemplateError  # imported here: only chats need it
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

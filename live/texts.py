@@ -13,7 +13,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Texts:
-    """What an executor keeps of tokens, whatever it computes them by.
+    """The tokens that an executor keeps, whatever it computes them by.
 
     unknown: the token where none is known. eos: tokens that end a request once all before them are known. One in a
     block that holds some of the prompt is missed, as LMDeploy misses it and as the twin has it (block-diffusion.md

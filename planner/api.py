@@ -53,7 +53,7 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class Replay(Showable):
-    """What became of a replay: one entry a policy, in the order in which they were given."""
+    """The outcome of a replay: one entry a policy, in the order in which they were given."""
 
     results: list[Result]  # request tables and totals
     summaries: list[Summary]  # metrics

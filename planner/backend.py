@@ -35,7 +35,7 @@ STARVED = 60.0  # s without a CPU left in the cluster
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """What became of a cell: its value, or why there is none, in one line."""
+    """The outcome of a cell: its value, or why there is none, in one line."""
 
     key: str
     value: R | None = None

@@ -66,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the fleet costs, in the currency of the price."""
+    """The fleet's cost, in the currency of the price."""
 
     gpus: int
     per_hour: float
@@ -136,7 +136,7 @@ class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
 
 @dataclass(frozen=True)
 class Search:
-    """What a search needs to know, in values that travel to another process."""
+    """The input of a search, in values that travel to another process."""
 
     scenario: Scenario
     policy: str  # as it was given
@@ -305,7 +305,7 @@ class _Run:
             raise self.interrupt() from None
 
     def interrupt(self) -> Interrupted:
-        """What is known so far, without a curve."""
+        """The result so far, without a curve."""
         return Interrupted(None if len(self.found) < 2 else _result(self, {}, Limit("unknown"), (), {}))
 
     def tell(self) -> None:
@@ -423,7 +423,7 @@ def _never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
 
 
 def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:
-    """What limits at capacity, the curve around it and the cost."""
+    """The result: what limits at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
         [(shares, limit, latency)] = run.pool.map(partial(_at_capacity, search), [rate])

@@ -1,4 +1,4 @@
-"""What a chosen policy is in its engine's own words: the command that serves a model so, and what it cannot say."""
+"""A chosen policy in its engine's own words: the command that serves a model so, and what it cannot say."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Effect:
-    """What one cause does to a metric, alone: the metric one standard deviation below and above what is known."""
+    """The effect of one cause on a metric, alone: the metric one standard deviation below and above what is known."""
 
     cause: str
     why: str
@@ -61,7 +61,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Uncertain:
-    """What an ensemble says of policies on the same traffic."""
+    """An ensemble's findings about policies on the same traffic."""
 
     num: int
     level: float  # of the intervals
@@ -87,7 +87,7 @@ def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
 
 
 def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
-    """What the scenario's profile does not know that its policy depends on."""
+    """The unknowns of the scenario's profile that its policy depends on."""
     profile = scenario.loaded_profile()
     return causes(profile, commit_model_of(scenario.parsed_policy(), profile, scenario.workload))
 

@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a configuration asks for, checked: its cells in the order of the table."""
+    """A configuration, checked: its cells in the order of the table."""
 
     title: str
     varied: tuple[str, ...]
@@ -229,7 +229,7 @@ def scenario_of(folder: Path, given: Json) -> Scenario:
 
 
 def check_values(scenario: Scenario) -> None:
-    """What neither a policy, a profile nor a trace checks before it is simulated."""
+    """Check the fields that neither a policy, a profile nor a trace checks before it is simulated."""
     if scenario.router not in ROUTERS:
         raise DsimError(f"router is {cut(scenario.router)}, expected one of: {', '.join(ROUTERS)}")
     if scenario.emit not in EMIT:

@@ -1,4 +1,4 @@
-"""What limits a replica: which pool the waiting requests wait for, or else where its busy time goes."""
+"""The limit of a replica: the pool that the waiting requests wait for, or else where its busy time goes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ EVICTED = {
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits, and for a pool the setting that makes it as large as it is."""
+    """A limit, and for a pool the setting that makes it as large as it is."""
 
     name: str  # one of the four above
     setting: str = ""
@@ -113,7 +113,7 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
 
 
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """What each step's tokens and rows would take in a step so large that its fixed costs vanish (s)."""
+    """The time of each step's tokens and rows in a step so large that its fixed costs vanish (s)."""
     tokens = steps["tokens"] - (1.0 - model.early) * steps["evicted"]
     total: npt.NDArray[np.float64] = model.slope * tokens + _beside_layers(model, steps)
     return total + model.host_request * steps["batch"]

@@ -1,4 +1,4 @@
-"""What a replica's memory holds, and which part of it binds where requests wait for room."""
+"""The parts of a replica's memory, and which of them binds where requests wait for room."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a setting is worth: its replay on a part of the trace, the objectives' values, and the SLOs it missed."""
+"""The worth of a setting: its replay on a part of the trace, the objectives' values, and the SLOs it missed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a replay showed: the objectives' values, and by how much the worst SLO on the run was missed."""
+    """The outcome of a replay: the objectives' values, and by how much the worst SLO on the run was missed."""
 
     values: tuple[float, ...]
     violation: float = 0.0  # relative to the bound; 0 where all hold

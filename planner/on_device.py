@@ -29,7 +29,7 @@ COMMITS = ("model", "twin")
 
 @dataclass(frozen=True)
 class Answers:
-    """What requests ask and how they are answered, beyond the prompts' file."""
+    """The requests' texts and how they are answered, beyond the prompts' file."""
 
     tokenizer: str | None = None  # a folder or its tokenizer.json; None: the model's
     sampling: Sampling | None = None  # None: tokens are the likeliest
@@ -107,7 +107,7 @@ def on_device(
 
 
 def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Callable[[int, int], Any]:
-    """What requests ask, by request and length."""
+    """The prompt of a request, by its index and length."""
     from ..live.prompts import (  # imported here: they load PyTorch
         conversations,
         prompts_from,
@@ -161,7 +161,7 @@ def agreement(
 def about_live(
     loaded: Opened, profile: Profile | None, commits: str, prompts: str | None, answers: Answers = LIKELIEST
 ) -> Callable[[Sequence[Result]], dict[str, Any]]:
-    """What the manifest of a live run says of the device, its settings and the host's time.
+    """The manifest's entries on the device, its settings and the host's time in a live run.
 
     The device is asked now, before anything is served: what it cannot answer must cost no measurement.
     """

@@ -67,7 +67,7 @@ class Candidate:
 
     @property
     def weight(self) -> float:
-        """What fleets are ranked by, for each replica."""
+        """The value that fleets are ranked by, for each replica."""
         return self.gpus * (1.0 if self.price is None else self.price)
 
 
@@ -101,7 +101,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Risk:
-    """What a change of the world does to the answer."""
+    """The effect of a change of the world on the answer."""
 
     change: str
     values: Mapping[str, Interval]  # of the recommended fleet's criteria, as it is; empty where none is left
@@ -369,7 +369,7 @@ class _Run:
         return found
 
     def risks(self, best: Sequence[Lane], spread: float) -> list[Risk]:
-        """What more traffic, a replica lost and a slower profile do to the best two.
+        """The effect of more traffic, a lost replica and a slower profile on the best two.
 
         spread: of severities between replications.
         """
@@ -448,7 +448,7 @@ class _Run:
         return self._values(lane, seen), bool(verdict(lane.severities[replicas], 1, spread))
 
     def _seen(self, lane: Lane, replicas: int, rate: float, slower: float = 1.0) -> list[Json]:
-        """What the race saw of a lane's fleet."""
+        """The race's readings of a lane's fleet."""
         many = range(len(lane.severities[replicas]))
         return self.replays(Task("replay", lane.candidate, rate, replicas, slower, index) for index in many)
 

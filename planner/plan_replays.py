@@ -55,7 +55,7 @@ class Task:
 
     @property
     def key(self) -> str:
-        """What tells it from the plan's others."""
+        """The key that tells it from the plan's others."""
         return f"{self.kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
 
 
@@ -72,7 +72,7 @@ class Replays:
         self._known: dict[str, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
-        """What each task found, in their order; `error` in place of it where dsim refuses."""
+        """The finding of each task, in their order; `error` in place of it where dsim refuses."""
         tasks = list(tasks)
         for task in tasks:
             if task.key not in self._known and task.key in self._kept:

@@ -1,4 +1,4 @@
-"""What a policy's answers are worth beside the full cache's: published scores and a user's own, never a guess."""
+"""The quality of a policy's answers beside the full cache's: published scores and a user's own, never a guess."""
 
 import csv
 import io
@@ -146,7 +146,7 @@ def parse_share(text: str | float) -> float:
 
 
 def factors_of_row(score: Score, where: str) -> dict[str, Any]:
-    """What a row speaks about: its preset's fields with its own cells. Blank cells are any value."""
+    """The settings that a row speaks about: its preset's fields with its own cells. Blank cells are any value."""
     spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
     try:
         factors = quality_factors(parse(spec))

@@ -149,6 +149,6 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:
-    """What the second cheapest of the fleets that are known to be enough costs; infinite while there are fewer."""
+    """The cost of the second cheapest fleet that is known to be enough; infinite while there are fewer."""
     known = sorted(lane.price * lane.high for lane in lanes if lane.high is not None)
     return known[1] if len(known) > 1 else math.inf

@@ -32,7 +32,7 @@ Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a policy's n
 
 @dataclass(frozen=True)
 class Record:
-    """What became of the scenarios that were begun."""
+    """The outcomes of the scenarios that were begun."""
 
     results: list[Result]
     summaries: list[Summary]
@@ -95,7 +95,7 @@ def in_twin(
 
 
 def memory_of(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """What a replica of each policy holds at its largest forward; GPUs and model are the profile's."""
+    """The memory of a replica of each policy at its largest forward; GPUs and model are the profile's."""
     return [
         StepMemory(scenario.loaded_profile(), result.policy, result.limits).to_json(requests)
         for scenario, result in zip(scenarios, results, strict=False)
@@ -105,7 +105,7 @@ def memory_of(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[
 def manifest_of(
     scenarios: Sequence[Scenario], requests: Trace, results: list[Result], summaries: list[Summary]
 ) -> Manifest:
-    """What the run was. Nothing of when or where it ran: the same inputs give the same bytes."""
+    """The run's manifest. Nothing of when or where it ran: the same inputs give the same bytes."""
     scenario = scenarios[0]
     profiles = [s.loaded_profile() for s in scenarios[: len(results)]]
     source, profile = scenario.source(), profiles[0]
@@ -171,7 +171,7 @@ def _laws(results: list[Result]) -> Iterator[CommitInfo]:
 
 
 def _under(profile: Profile, model: CommitModel) -> CommitInfo:
-    """What a run's steps commit, where its profile was calibrated under another yield."""
+    """The tokens that a run's steps commit, where its profile was calibrated under another yield."""
     with_ = calibrated_under(profile)
     if with_ is None or (model.workload, model.threshold) == (with_.workload, with_.threshold):
         return {}
@@ -181,7 +181,7 @@ def _under(profile: Profile, model: CommitModel) -> CommitInfo:
 
 
 def _info(profile: Profile) -> ProfileInfo:
-    """What a report says of a profile."""
+    """A profile's part of a report."""
     return {
         "name": profile.name,
         "device": profile.device.name,

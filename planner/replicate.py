@@ -28,7 +28,7 @@ REJECTED = 1  # index into STATUSES
 
 @dataclass(frozen=True)
 class Criterion:
-    """What must hold of a run: a statistic within a bound, or enough arrivals that meet every one of some bounds."""
+    """A condition on a run: a statistic within a bound, or enough arrivals that meet every one of some bounds."""
 
     slos: tuple[Slo, ...]  # one, where it has a statistic
     share: float | None  # of arrivals that must meet all; None: a statistic

@@ -201,7 +201,7 @@ class Scenario:
 
 
 def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:
-    """What a page and its JSON say of the question: inputs, SLOs, price, version. Nothing of when or where it ran."""
+    """The question as a page and its JSON give it: inputs, SLOs, price, version. Nothing of when or where it ran."""
     source, profile = scenario.source(), scenario.loaded_profile()
     trace = f"{source.name}, {len(source):,} requests"
     if scenario.arrival != "trace":

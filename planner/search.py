@@ -117,12 +117,12 @@ class Search:
         self.progress("searching", trials, trials, self.best_text())
 
     def ranked(self) -> list[tuple[Candidate, Outcome]]:
-        """What was replayed whole in a trial, best first in the first objective; equals by latency, then by trial."""
+        """The settings replayed whole, best first in the first objective; equals by latency, then by trial."""
         tried = dict.fromkeys(self._candidate_of(t) for t in self._counted() if t.state == TrialState.COMPLETE)
         return sorted(((c, self.seen[c]) for c in tried), key=lambda item: self.order(item[1]))
 
     def order(self, outcome: Outcome) -> tuple[float, float]:
-        """What outcomes are ranked by, best first."""
+        """The key that ranks outcomes, best first."""
         return -self.signs[0] * outcome.values[0], outcome.latency
 
     def best_text(self) -> str:

@@ -84,7 +84,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What each field of each preset may be."""
+    """The values that each field of each preset may take."""
 
     dimensions: Mapping[str, Mapping[str, Dimension]]  # by preset, by field
     notes: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ def candidate_of(spec: str, replicas: int = 1) -> Candidate:
 
 
 def default_space(profile: Profile, workload: str | None, also: Sequence[str] = ()) -> Space:
-    """What is worth trying on any traffic, of what the profile can run, and of presets from outside (`also`)."""
+    """The space worth trying on any traffic, of what the profile can run, and of presets from outside (`also`)."""
     name = workload or (profile.commits[0].workload if profile.commits else "")
     held = [m for m in profile.commits if m.workload == name]
     fitted: dict[str, Any] = {
@@ -333,7 +333,7 @@ def _in_file(name: Any) -> bool:
 
 
 def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a preset's fields may be; None where it does not say, and its parts, if from outside, declare nothing."""
+    """The values of a preset's fields; None where it does not say, and its parts, if from outside, declare nothing."""
     if preset.space is None:
         declared: dict[str, Any] = {}
         for part in preset.policy.parts():
@@ -346,7 +346,7 @@ def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def _declared(part: Part, policy: Policy) -> dict[str, Any]:
-    """What the fields of a part from outside may be: a range with both ends, words, true or false."""
+    """The values of the fields of a part from outside: a range with both ends, words, true or false."""
     table: dict[str, Any] = {}
     if is_shipped(part):
         return table

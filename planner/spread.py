@@ -26,7 +26,7 @@ class Moved:
 
 
 def moved_by_spread(scenarios: Sequence[Scenario], requests: Trace) -> dict[str, Any] | None:
-    """What run.json holds of it: replays of the first requests at other spreads; None where no policy draws any."""
+    """The entry of run.json: replays of the first requests at other spreads; None where no policy draws any."""
     few = requests.head(min(MOST, len(requests)))
     found = [told for scenario in scenarios if (told := _of_policy(scenario, few)) is not None]
     if not found:

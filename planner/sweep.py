@@ -273,7 +273,7 @@ def _check_version(folder: Path) -> None:
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """What stays the same in every cell, as the configuration has it; not where its files lie."""
+    """The fields that stay the same in every cell, as the configuration has them; not where its files lie."""
     base = plan.config.get("base", {})
     return tuple(
         (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))

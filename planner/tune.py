@@ -122,7 +122,7 @@ def _result(
     allow_unknown: bool,
     replications: int,
 ) -> Tuned:
-    """What came out of it all."""
+    """The result of the whole search."""
     winner, default = finalists[best[0]], finalists[search.default]
     ok, notes = verdict(search.objectives[0], winner, default, min_quality, allow_unknown)
     found, base = winner.search[0], default.search[0]

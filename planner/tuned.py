@@ -1,4 +1,4 @@
-"""What a search ends in: the recommended policy, its gain with an interval, the runner-up, and what was tried."""
+"""The result of a search: the recommended policy, its gain with an interval, the runner-up, and what was tried."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -36,7 +36,7 @@ def toml_of(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Tuned(Showable):
-    """What a search found, and how sure that is."""
+    """The finding of a search, and how sure it is."""
 
     objectives: tuple[str, ...]
     recommended: Candidate  # the winner where its gain is confirmed, else the default

@@ -61,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Validated:
-    """What a validation found."""
+    """The result of a validation."""
 
     capacities: dict[str, float]  # predicted, req/s, by policy
     cells: list[Cell]

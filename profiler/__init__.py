@@ -1,1 +1,1 @@
-"""What a step costs and yields: profiles measured, calibrated from published figures, or derived from data sheets."""
+"""The cost and the yield of a step: profiles measured, calibrated from published figures, or from data sheets."""

@@ -28,7 +28,7 @@ class LoadedCanvas:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the figures of a run depend on besides the policy."""
+        """The settings that a run's figures depend on besides the policy."""
         return settings_of(self.device, self.model.config.name, self.model.embedding, graphs=False)
 
 

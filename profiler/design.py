@@ -55,7 +55,7 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
 
 
 def _rows(found: Solution, features: Floats) -> Floats:
-    """What each coefficient adds to each shape's latency, relative to it."""
+    """The share of each coefficient in each shape's latency."""
     none = np.full(len(features), np.nan)
     ones = np.ones(len(features), np.int64)
     shapes = Points(features, np.ones(len(features)), none, ones, none)

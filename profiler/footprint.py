@@ -16,7 +16,7 @@ LOGIT_BYTES = BYTES + 4 + 4
 
 @dataclass(frozen=True)
 class Implementation:
-    """What an executor keeps alive. The default serves in bf16."""
+    """The tensors that an executor keeps alive. The default serves in bf16."""
 
     element: int = BYTES  # bytes of an activation
     gate_copies: int = 3  # of the feed-forward's width: gate and up, and their product

@@ -1,4 +1,4 @@
-"""What a profile says of its own limits: the yield behind its step times, and host terms that nobody knows."""
+"""A profile's own limits: the yield behind its step times, and host terms that nobody knows."""
 
 from dataclasses import dataclass
 

@@ -118,7 +118,7 @@ class Likelihood:
         return self._upwards(table, variances).requests
 
     def _upwards(self, table: Floats, variances: Variances) -> "_Upwards":
-        """What is left to integrate at each level, scaled to at most 1."""
+        """The factor left to integrate at each level, scaled to at most 1."""
         step, block = _kernel(len(self.grid), variances.step), _kernel(len(self.grid), variances.block)
         row_top = table.max(axis=1, keepdims=True)
         row = np.exp(table - row_top)

@@ -1,4 +1,4 @@
-"""What a step log says of its requests: when they arrived, when tokens came out, and how many steps a canvas took."""
+"""A step log's requests: when they arrived, when tokens came out, and how many steps a canvas took."""
 
 from dataclasses import dataclass
 

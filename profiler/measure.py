@@ -95,12 +95,12 @@ class Loaded:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the figures of a run depend on besides the policy."""
+        """The settings that a run's figures depend on besides the policy."""
         return settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs)
 
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool) -> dict[str, Any]:
-    """What the figures of a run depend on besides the policy; weight: any of the model's."""
+    """The settings that a run's figures depend on besides the policy; weight: any of the model's."""
     found: dict[str, Any] = {
         "device": device.name, "model": model, "torch": torch.__version__,
         "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
@@ -343,7 +343,7 @@ def serve_journal(
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
-    """What shapes are measured through: its keys and values are no zeros, and what it captures is captured."""
+    """The forward to measure shapes with: its keys and values are no zeros, and its captures are made."""
     config, weight = loaded.model.config, loaded.model.embedding.weight
     cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
     cache.fill(seed)
@@ -469,7 +469,7 @@ OVERHEAD_STEPS = 8  # of a block
 def measure_cache_overhead(
     loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress | None = None
 ) -> tuple[CacheOverhead, ...]:
-    """What phases of full-sequence caches cost beyond what `latency` says, measured in about `budget` seconds.
+    """The cost of full-sequence caches' phases beyond what `latency` says, measured in about `budget` seconds.
 
     Requests of three lengths are served alone; a phase's medians are fitted by a line in the length, nowhere below 0.
     """
@@ -501,7 +501,7 @@ def measure_cache_overhead(
 
 
 def _said(latency: LatencyModel, policy: Policy, features: Features, length: int) -> float:
-    """What a latency model says of a step of one request of so many tokens."""
+    """A latency model's prediction of a step of one request of so many tokens."""
     first = None
     if policy.cache.first_layer_whole and features.tokens < length:
         first = features._replace(tokens=length, sum_q_kv=length**2, sum_kv=length)
@@ -545,7 +545,7 @@ OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 @dataclass(frozen=True)
 class Taken:
-    """What a profile was fitted to."""
+    """The data that a profile was fitted to."""
 
     steps: Samples
     logs: dict[tuple[str, float], CommitLog]  # by workload and threshold

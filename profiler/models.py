@@ -141,7 +141,7 @@ def embedding_params(m: ModelShape) -> int:
 
 
 def active_params(m: ModelShape) -> int:
-    """What model cards call active: the layers' share of a token, and the embeddings."""
+    """The active parameters of model cards: the layers' share of a token, and the embeddings."""
     return active_layer_params(m) + embedding_params(m)
 
 
@@ -231,7 +231,7 @@ def family(m: ModelShape, architecture: str = "") -> str:
 
 
 def architecture_of(name: str) -> str:
-    """What the config.json of that path says of its architecture; empty for a known model's name."""
+    """The keys of that path's config.json about its architecture; empty for a known model's name."""
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     return _architecture(read_json(path, kind=ProfileError)) if path.is_file() else ""
 

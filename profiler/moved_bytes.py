@@ -1,4 +1,4 @@
-"""What keeping full-sequence caches costs by the bytes that it moves, for a roofline: seconds of a row by its phase.
+"""The cost of keeping full-sequence caches by the bytes that it moves, for a roofline: seconds of a row by phase.
 
 Counted in the public codes (full-sequence-diffusion.md 1.4, 2.4, 3.1), in units of a token's keys and values K (all
 layers) and of its cached outputs of attention and feed-forward O; a byte written and a byte read count one each. What

@@ -43,7 +43,7 @@ class Problem:
             self.linear["host_request"] = computed.column("batch")
 
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-        """What each coefficient adds to each point: base, a slope for each piece, `names`, launch."""
+        """The design matrix, a column a coefficient: base, a slope for each piece, `names`, launch."""
         rising = np.clip(self.tokens[:, None] - bends, 0.0, np.append(np.diff(bends), np.inf))
         device = np.column_stack([self.forwards, self.forwards[:, None] * rising])
         device[floor] = 0.0

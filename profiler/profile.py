@@ -68,7 +68,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """What the KV pages of a replica may take, summed over its GPUs (lmdeploy/pytorch/engine/executor/base.py)."""
+    """Memory for the KV pages of a replica, summed over its GPUs (lmdeploy/pytorch/engine/executor/base.py)."""
 
     capacity_bytes: int
     weight_bytes: int

@@ -1,4 +1,4 @@
-"""What published runs of diffusion models committed per step, each with its workload and its source.
+"""The yields of published runs of diffusion models per step, each with its workload and its source.
 
 Optimus's Table 2 gives a mean and a standard deviation that ordinary steps cannot have: both are those of a mixture
 with steps that commit a whole block at once, as blocks of padding after EOS do when generation runs on to a fixed
@@ -65,7 +65,7 @@ def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
 
 @dataclass(frozen=True)
 class Yield:
-    """What one workload's denoise steps commit."""
+    """The yield of one workload's denoise steps."""
 
     workload: str
     mean: float  # tokens committed by an ordinary denoise step

@@ -58,7 +58,7 @@ def roofline(
     generates: str | None = None,
     yields: tuple[CommitModel, ...] = (),
 ) -> Profile:
-    """What data sheets say a replica of `tp` GPUs does with the model; a ProfileError where it does not fit.
+    """The profile of a replica of `tp` GPUs with the model, from data sheets; a ProfileError where it does not fit.
 
     generates: the model's family, where its name does not tell. yields: commit models instead of the published ones.
     """

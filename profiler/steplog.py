@@ -50,7 +50,7 @@ LIMITS: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a log says of itself in its first line."""
+    """A log's first line."""
 
     synthetic: bool  # no device ran these steps
     engine: str

@@ -1,4 +1,4 @@
-"""What a profile does not know, cause by cause, and the profile that it would be if one of them were otherwise.
+"""A profile's unknowns, cause by cause, and the profile that it would be if one of them were otherwise.
 
 A cause is moved by a score: 0 leaves the profile as it is, ±1 is one standard deviation. docs/reproduce.md says where
 each width comes from; a width that nobody published is called assumed.
@@ -41,7 +41,7 @@ class Cause:
 
 
 def causes(profile: Profile, model: CommitModel | None) -> tuple[Cause, ...]:
-    """What the profile does not know; model: the commit model that a run draws from, None where it needs none."""
+    """The unknowns of the profile; model: the commit model that a run draws from, None where it needs none."""
     found: list[Cause] = []
     fit, unknown = profile.fit, unknown_host(profile)
     if fit.relative_uncertainty is not None:
@@ -135,7 +135,7 @@ def _varied_commits(
 
 
 def _rise(model: CommitModel) -> float:
-    """What a unit of log-odds adds to the mean."""
+    """The change of the mean by a unit of log-odds."""
     return (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)
 
 

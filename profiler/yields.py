@@ -1,4 +1,4 @@
-"""What blocks yield: figures of a commit log, and the log that a commit model's own draws would have left."""
+"""The yield of blocks: figures of a commit log, and the log that a commit model's own draws would have left."""
 
 from dataclasses import dataclass
 
@@ -95,7 +95,7 @@ def repeated(found: Blocks, times: int) -> Blocks:
 
 
 def figures(log: CommitLog) -> dict[str, float]:
-    """What a complete log yields, by name, in the order in which people read it."""
+    """The yields of a complete log, by name, in the order in which people read them."""
     commits = log.committed.sum(axis=1)
     steps = np.bincount(block_of(log))
     request = np.unique(log.request, return_inverse=True)[1]

@@ -41,7 +41,7 @@ def span(rate: Json) -> str:
 
 
 def warnings(found: Json) -> list[str]:
-    """What a reader must know before the number."""
+    """The warnings that a reader must have before the number."""
     lines = []
     if found["interrupted"]:
         lines.append(f"INTERRUPTED: this is what {len(found['replications'])} replications say")
@@ -56,7 +56,7 @@ def warnings(found: Json) -> list[str]:
 
 
 def facts(found: Json) -> list[tuple[str, str]]:
-    """What the capacity rests on, as (name, value)."""
+    """The basis of the capacity, as (name, value)."""
     lines = []
     if "traffic" in found:
         lines.append(("Trace", found["traffic"]))
@@ -105,7 +105,7 @@ def facts(found: Json) -> list[tuple[str, str]]:
 
 
 def capacity_page(found: Json) -> Page:
-    """What was found, for a terminal and for a page."""
+    """The findings, for a terminal and for a page."""
     curve = (_table(found),) if found["curve"] else ()
     charts = tuple(_chart(found, i, name) for i, name in enumerate(found["bounds"])) if found["curve"] else ()
     return Page(

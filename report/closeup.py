@@ -55,7 +55,7 @@ class Part:
 def parts(
     run: Run, policy: str, spans: Sequence[tuple[float, float]], of: Collection[int] | None = None
 ) -> Iterator[Part]:  # fmt: skip
-    """What rows did in the steps that meet one of these stretches of time (s), `of` these requests or of all.
+    """The rows of the steps that meet one of these stretches of time (s), `of` these requests or of all.
 
     Nothing where the journal keeps no rows.
     """
@@ -132,7 +132,7 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
 def stories(
     run: Run, policy: str, columns: Columns, rows: Sequence[int], block_length: int
 ) -> list[dict[str, list[Any]]]:  # fmt: skip
-    """What became of single requests, the rows of the request table: see `_story`."""
+    """The timelines of single requests, the rows of the request table: see `_story`."""
     ends = np.where(np.isnan(columns["finish"]), np.inf, columns["finish"])
     spans = [(float(columns["scheduled"][i]) - NEAR, float(ends[i]) + NEAR) for i in rows]
     own: dict[int, list[Part]] = {int(columns["request"][i]): [] for i in rows}

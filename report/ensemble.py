@@ -1,4 +1,4 @@
-"""What an answer hangs on, as a part of a page: intervals over drawn profiles, and a tornado of the causes."""
+"""The causes that an answer hangs on, as a part of a page: intervals over drawn profiles, and a tornado."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ TITLE = "What the answer hangs on"
 
 
 def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    """What an ensemble says in what a command found, where one was asked for.
+    """The ensemble's part of a command's findings, where one was asked for.
 
     Does the answer survive, within what bounds is each metric, and which cause moves it most.
     """

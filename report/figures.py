@@ -103,7 +103,7 @@ def attainment(
 
 
 def timeline(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges: Any) -> list[Figure]:
-    """What came, waited and ran, over time."""
+    """Requests that came, waited and ran, over time."""
     middle = (edges[:-1] + edges[1:]) / 2
     queue = Chart("time (s)", "requests")
     panels = {

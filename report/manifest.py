@@ -1,4 +1,4 @@
-"""What a run was: the keys of run.json that every report reads. A key that is absent is left unsaid."""
+"""A run's manifest: the keys of run.json that every report reads. A key that is absent is left unsaid."""
 
 from typing import Any, TypedDict
 

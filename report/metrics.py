@@ -22,7 +22,7 @@ ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Metric:
-    """What one number means."""
+    """The meaning of one number."""
 
     unit: str
     formula: str

@@ -92,7 +92,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Page:
-    """What a command found, in the order in which it is to be read."""
+    """A command's findings, in the order in which they are to be read."""
 
     name: str  # of the page, in a browser's tab
     question: str

@@ -16,7 +16,7 @@ QUESTION = "Which policy, on how many GPUs, at what cost?"
 
 
 def plan_page(info: Json) -> Page:
-    """What was found, for a terminal and for a page."""
+    """The findings, for a terminal and for a page."""
     best = info["recommended"]
     cautions = [estimate(info["profile"], "policies and fleets")] if info["estimated"] else []
     if best["quality"]["relative"] is None:
@@ -42,7 +42,7 @@ def plan_page(info: Json) -> Page:
 
 
 def words(info: Json) -> Page:
-    """What a prompt says of it: the answer, the ranking, what could change it, and how to deploy it."""
+    """The text for a terminal: the answer, the ranking, what could change it, and how to deploy it."""
     page = plan_page({"trace": "", "traffic": "", "profile": "", "estimated": False, "seed": None, **info})
     return replace(page, facts=(), cautions=())
 
@@ -62,7 +62,7 @@ def answer(info: Json) -> str:
 
 
 def why(info: Json, best: Json, second: Json) -> str:
-    """What the runner-up is, and why it lost."""
+    """The runner-up, and why it lost."""
     name = _name(second)
     if name in info["tied"]:
         return f"{name}, as dear, which these replays cannot tell from the best"
@@ -73,7 +73,7 @@ def why(info: Json, best: Json, second: Json) -> str:
 
 
 def _met(info: Json, fleet: Json) -> str:
-    """What the fleet attains, as a sentence."""
+    """The fleet's attainment, as a sentence."""
     parts = []
     for text, value in fleet["values"].items():
         share = text in info["share_criteria"]
@@ -206,7 +206,7 @@ def _left_out(info: Json) -> tuple[Table, ...]:
 
 
 def _risks(info: Json) -> Table:
-    """What each change does to the recommended fleet, and to the answer."""
+    """The effect of each change on the recommended fleet, and on the answer."""
     best = info["recommended"]
     rows = []
     for risk in info["risks"]:
@@ -236,7 +236,7 @@ def _deploy(info: Json) -> list[str]:
 
 
 def _costs(info: Json) -> Figure:
-    """What each fleet costs."""
+    """The cost of each fleet."""
     unit = f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"
     fleets = list(info["ranking"])
     chart = Chart(unit, "", height=max(150, 70 + 34 * len(fleets)))

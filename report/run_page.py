@@ -167,7 +167,7 @@ def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tup
 def _engine(
     run: Run, requests: dict[str, Columns], steps: dict[str, curves.Steps], edges: Floats
 ) -> list[Figure]:  # fmt: skip
-    """What the engine did where the queue was deepest, or else the batch greatest."""
+    """The engine's steps where the queue was deepest, or else the batch greatest."""
     found: list[Any] = []
     for i, (policy, columns) in enumerate(list(requests.items())[:MAX_CLOSEUPS]):
         waiting = curves.waiting(columns, edges)

@@ -1,4 +1,4 @@
-"""What counts as good enough: `[class/][stat:]metric=bound`, for each good request or, with a statistic, for the run.
+"""Targets to be met: `[class/][stat:]metric=bound`, for each good request or, with a statistic, for the run.
 
 `ttft=2s` judges each request. `p90:ttft=2s` judges the run: its p90; `95%:ttft=2s`: at least 95 % of arrivals meet it.
 `chat/p90:ttft=1s` and `chat/ttft=1s` judge the requests whose slo_class is chat, and no others. `50ms/token` is a plain

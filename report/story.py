@@ -1,4 +1,4 @@
-"""What a report says in words: its warnings first, then its answer, where its numbers come from, and what they omit."""
+"""A report in words: its warnings first, then its answer, where its numbers come from, and what they omit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ QUESTION = "Which scheduler settings meet the latency target for this traffic?"
 
 
 def words(policies: Sequence[Json], info: Manifest) -> Page:
-    """What a terminal says of a run: everything but the figures."""
+    """The text of a run for a terminal: everything but the figures."""
     return Page(
         name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
         question=info.get("question", QUESTION),
@@ -32,7 +32,7 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
 
 
 def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
-    """What a reader must know before any number: interrupted, overloaded, unfinished, rejected."""
+    """The warnings that a reader must have before any number: interrupted, overloaded, unfinished, rejected."""
     lines = []
     if manifest.get("interrupted"):
         lines.append("INTERRUPTED: the run was stopped; these are the requests and steps until then")
@@ -130,7 +130,7 @@ def profiles_of(manifest: Manifest) -> dict[str, ProfileInfo]:
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """What was left out, dropped or changed."""
+    """Requests that were left out, dropped or changed."""
     trace, lines = manifest.get("trace", {}), _of_profile(manifest)
     if trace.get("skipped_bad"):
         lines.append(
@@ -166,7 +166,7 @@ def _of_prefixes(manifest: Manifest) -> list[str]:
 
 
 def _of_profile(manifest: Manifest) -> list[str]:
-    """What a profile was calibrated under that the run is not, and what of its host nobody knows."""
+    """The conditions that a profile was calibrated under and the run is not, and what of its host nobody knows."""
     lines = []
     for policy, profile in profiles_of(manifest).items():
         models = [m for m in manifest.get("commit_models", []) if policy in ("", m.get("policy"))]
@@ -277,7 +277,7 @@ def front_end(seconds: float) -> str:
 
 
 def _commits(models: Sequence[CommitInfo]) -> list[str]:
-    """What the runs drew their yields from, each once, and whose it is where they differ."""
+    """The models that the runs drew their yields from, each once, and whose it is where they differ."""
     found: dict[str, list[str]] = {}
     for commit in models:
         found.setdefault(_commit(commit), []).append(commit.get("policy", ""))

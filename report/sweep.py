@@ -22,7 +22,7 @@ REPLICATION = "seed"  # cells that differ in nothing else are drawn as their mea
 
 @dataclass(frozen=True)
 class Swept:
-    """What the page shows: the rows of the results' table, by column."""
+    """The page's data: the rows of the results' table, by column."""
 
     title: str
     varied: tuple[str, ...]

@@ -17,7 +17,7 @@ GAIN = "A gain above zero is better: more goodput or throughput, less cost or la
 
 
 def tune_page(info: Json, trials: pd.DataFrame) -> Page:
-    """What was found, for a terminal and for a page."""
+    """The findings, for a terminal and for a page."""
     first = next(iter(info["objectives"]))
     chart, *rest = _figures(info, trials)
     cautions = [estimate(info["profile"])] if info.get("estimated") else []
@@ -40,7 +40,7 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
 
 
 def words(info: Json) -> Page:
-    """What a prompt says of it: the answer and what was confirmed."""
+    """The text for a terminal: the answer and what was confirmed."""
     return Page(
         name="dsim tune",
         question="Which settings serve this traffic best?",
@@ -134,7 +134,7 @@ def was_default(info: Json, finalist: Json) -> bool:
 
 
 def _table(info: Json) -> Table:
-    """What was confirmed; a column in which nobody has anything is left out."""
+    """The confirmed settings; a column in which nobody has anything is left out."""
     heads = ["", "quality"]
     for name, unit in info["objectives"].items():
         heads += [f"{name} ({_unit(info, unit)})", "gain over the default"]

@@ -43,7 +43,7 @@ class Series:
     why: str  # the constants, and what else sets the series apart
 
     def status(self, measure: str, published: float | None) -> str:
-        """What the prediction is worth beside a published value."""
+        """The prediction's error beside a published value."""
         if published is None:
             return UNPUBLISHED
         return CALIBRATED if measure in self.calibrated else PREDICTED

@@ -19,7 +19,7 @@ MASKKV_ACTIVATIONS = 0.25 * 2**20  # bytes a prompt token (MaskKV, Fig. 4)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one request's memory depends on."""
+    """The numbers that one request's memory depends on."""
 
     model: ModelShape
     prompt: int  # tokens

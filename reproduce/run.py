@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """What came of experiments, or of as much of them as an interrupt left."""
+    """The results of experiments, or of as much of them as an interrupt left."""
 
     experiments: tuple[Experiment, ...]
     rows: tuple[Row, ...]

@@ -25,7 +25,7 @@ ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What the routes go by."""
+    """The state that the routes share."""
 
     model: str  # the name that is served
     about: str  # what stands behind it, in a header of every reply

@@ -98,7 +98,7 @@ class Fleet:
             replica.start()
 
     def prompt(self, request: int, length: int) -> Ids:
-        """What a request asks, for an executor."""
+        """The prompt of a request, for an executor."""
         stream = self._streams.get(request)
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 

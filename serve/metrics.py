@@ -1,4 +1,4 @@
-"""What the server tells Prometheus, under vLLM's names, read off the journal's own table when it is asked."""
+"""The server's metrics for Prometheus, under vLLM's names, read off the journal's own table when it is asked."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What stands behind a server, opened and warm: the twin in real time, or the executor on a device."""
+"""The model behind a server, opened and warm: the twin in real time, or the executor on a device."""
 
 from __future__ import annotations
 

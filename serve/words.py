@@ -16,11 +16,11 @@ class Pieces(Protocol):
     """The text of one reply, growing."""
 
     def more(self, tokens: Sequence[int]) -> str:
-        """What these tokens add."""
+        """The text that these tokens add."""
 
 
 class Words(Protocol):
-    """What a server makes of text."""
+    """A server's words: text to tokens, and tokens to text."""
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt."""

@@ -1,4 +1,4 @@
-"""What a replica's memory holds beside each other in a step, and whether it fits: weights, pages, the step's tensors.
+"""A replica's memory in a step, and whether it fits: weights, pages and the step's tensors beside each other.
 
 Pages are sized as the engines do it (profiler/profile.py), before anybody has seen a step. What a step then takes more
 is counted here (profiler/footprint.py), and where both do not fit, which tensor is the one too many.
@@ -86,7 +86,7 @@ class StepMemory:
         )
 
     def to_json(self, requests: Trace) -> dict[str, Any]:
-        """What run.json holds of it: GB by what they are, of the largest forward that may come."""
+        """The entry of run.json: GB by what they are, of the largest forward that may come."""
         forward = self.largest(requests)
         held = {**self.standing, **self.of(forward)}
         return {

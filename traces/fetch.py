@@ -154,7 +154,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def by_hand(release: Release, file: str) -> str:
-    """What to do without a network."""
+    """The way to go without a network."""
     return (
         f"get {release.url} by other means as {file} (sha256 {release.sha256}), check it with "
         f"dsim trace fetch burstgpt --file {file} --from FILE, then dsim trace info FILE"

@@ -38,7 +38,7 @@ class Columns:
 
 
 class BadRowError(Exception):
-    """What is wrong with a row: the key, the value found and the value expected."""
+    """A row's fault: the key, the value found and the value expected."""
 
 
 def columns_of_frame(frame: pd.DataFrame, form: Format) -> Columns | None:

@@ -12,7 +12,7 @@ Names = list[int]
 
 
 def prefixes_of(trace: Trace) -> Prefixes:
-    """What each request begins with, and with which others: by hash_ids, or else by sessions; without both, nothing.
+    """The beginning of each request, and who shares it: by hash_ids, or else by sessions; without both, nothing.
 
     A hash id names a block of the prompt together with all before it, as an engine's hash does, whether or not the
     trace has chained them already. Of sessions it is assumed that a turn's prompt begins with the whole of the turn
@@ -34,7 +34,7 @@ def num_named(trace: Trace) -> int:
 
 
 def warning(trace: Trace, router: str, caches: bool) -> str | None:
-    """What to say of a run that goes by prefixes on a trace that has few or none; None where there is nothing."""
+    """A warning for a run that goes by prefixes on a trace that has few or none; None where there is nothing to say."""
     count = num_named(trace)
     if count == len(trace) or not (caches or router == "prefix"):
         return None

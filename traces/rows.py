@@ -49,7 +49,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def container(path: str, data: bytes) -> str:
-    """What holds the rows, told by the first bytes: parquet, json, jsonl or csv; an error for any other binary file."""
+    """The format of the rows by the first bytes: parquet, json, jsonl or csv; an error for any other binary file."""
     if data[:4] == b"PAR1":
         return "parquet"
     if b"\0" in data[:65536]:
@@ -179,7 +179,7 @@ def parse_object(line: str) -> Row | str:
 
 
 def complaint_about(found: object) -> str:
-    """What is wrong with a row that is no object."""
+    """The fault of a row that is no object."""
     return f"row is {json.dumps(found, default=str)[:40]}, expected an object"
 
 

@@ -37,6 +37,6 @@ def columns_of_conversations(found: Rows) -> Columns:
 
 
 def text_of(turn: object) -> str:
-    """What a turn says."""
+    """The text of a turn."""
     text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
     return text if isinstance(text, str) else ""

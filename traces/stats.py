@@ -1,4 +1,4 @@
-"""What a trace looks like: its rate, how bursty it is, how long its requests are."""
+"""A trace in numbers: its rate, how bursty it is, how long its requests are."""
 
 import math
 from typing import Any

@@ -30,7 +30,7 @@ HOW = "vllm serve --enable-log-requests --enable-log-outputs, with VLLM_LOGGING_
 
 @dataclass(slots=True)
 class Seen:
-    """What the log says of one request."""
+    """A request's part of the log."""
 
     line: int
     time: datetime | None = None

@@ -112,7 +112,7 @@ class StepLog:
                 yield {"kind": "finish", "request": self._ids[name], "time": start + latency}
 
     def sequence(self, step, name, block_start, committed, computed=None):
-        """What a step did to a sequence's block: positions in it, from 0."""
+        """The effect of a step on a sequence's block: positions in it, from 0."""
         if step is None or name not in self._ids:
             return
         line = {

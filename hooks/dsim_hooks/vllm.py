@@ -120,7 +120,7 @@ class Hooks:
         return rows
 
     def _told(self, scheduled, state, emitted, over):
-        """What StepLog.step_later asks, in the log's own thread."""
+        """The rows of a step for StepLog.step_later, in the log's own thread."""
         rows, prompts, pairs, heads = [], 0, 0, 0
         for name, n, keys, prompt in scheduled:
             of_prompt = max(0, min(n, prompt - (keys - n)))

@@ -1,4 +1,4 @@
-"""What a sub-layer adds to the residual stream, and the norm of the sum."""
+"""The residual stream with a sub-layer's output added, and the norm of the sum."""
 
 import torch
 

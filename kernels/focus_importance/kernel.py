@@ -95,7 +95,7 @@ def _column_sums(
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of keys draws from all queries of its sequence, for one head."""
+    """The attention that a tile of keys draws from all queries of its sequence, for one head."""
     i_head = tl.program_id(1)
     _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK)
     if first >= end:

@@ -81,7 +81,7 @@ def _down(
     WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """What an expert says of some of its pairs, weighted, at the pairs' own places."""
+    """An expert's weighted output for some of its pairs, at the pairs' own places."""
     i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
     if begin < end:
         o_r = begin + tl.arange(0, BLOCK_R)

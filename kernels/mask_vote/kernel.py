@@ -1,4 +1,4 @@
-"""What masked tokens attend to, summed over them, in Triton: rows first, then columns; no row of weights is stored."""
+"""The attention of masked tokens, summed, in Triton: rows first, then columns; no row of weights is stored."""
 
 # ruff: noqa: N803
 
@@ -93,7 +93,7 @@ def _column_sums(
     G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of keys draws from all masked queries of its sequence, over the query heads of one KV head."""
+    """The attention that a tile of keys draws from all masked queries of its sequence, over one KV head."""
     i_head = tl.program_id(1)
     i_s, _, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK_N)
     if first >= end:

@@ -1,4 +1,4 @@
-"""What masked tokens attend to, summed over them, in plain PyTorch and fp32: the specification."""
+"""The attention of masked tokens, summed over them, in plain PyTorch and fp32: the specification."""
 
 import torch
 

@@ -21,7 +21,7 @@ def ragged_paged_attention(
     *,
     check: bool = True,
 ) -> torch.Tensor:
-    """What every query reads, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
+    """The values that every query reads, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
 
     Key j of sequence s lies in page page_table[s, j // page_size] at slot j % page_size. A query at position p sees it
     iff j // block_length <= p // block_length and (j < history[s] or listed[s, j - history[s]]). A query that sees no

@@ -1,4 +1,4 @@
-"""What the tiny model is worth, `python -m dsim.live.tiny.evaluate`: held-out loss, yield by threshold, samples."""
+"""The quality of the tiny model, `python -m dsim.live.tiny.evaluate`: held-out loss, yield by threshold, samples."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -69,7 +69,7 @@ def hidden_suffix(chance: np.random.Generator, block: int) -> Tensor:
 
 
 def loss_of(model: Decoder, text: Tensor, masked: Tensor, hidden: Tensor, certainty: float) -> tuple[Tensor, Tensor]:
-    """What is minimised, and the cross-entropy alone (nats a byte), over the masked positions that are seen."""
+    """The loss, and the cross-entropy alone (nats a byte), over the masked positions that are seen."""
     block = model.config.block_length
     layout = Layout(len(text), block, hidden)
     copy = torch.where(masked, model.config.mask_token, text)

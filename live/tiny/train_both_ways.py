@@ -52,7 +52,7 @@ def masks(chance: np.random.Generator, batch: int, block: int) -> np.ndarray:
 
 
 def loss_of(model: Decoder, text: Tensor, masked: Tensor, certainty: float) -> tuple[Tensor, Tensor]:
-    """What is minimised, and the cross-entropy alone (nats a masked byte)."""
+    """The loss, and the cross-entropy alone (nats a masked byte)."""
     tokens = torch.where(masked, model.config.mask_token, text).reshape(-1)
     states = model(tokens, torch.arange(CONTEXT).repeat(len(text)), BothWays(len(text)))
     logs = functional.log_softmax(model.logits(states[masked.reshape(-1)]), dim=-1)

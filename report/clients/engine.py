@@ -100,7 +100,7 @@ def _marks(log: StepLog) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
 
 
 def frontend_of(log: StepLog, client: ClientLog) -> tuple[float, int]:
-    """What passes between a client and the engine, both ways (s), and the requests that it is the median of.
+    """The time between a client and the engine, both ways (s), and the requests that it is the median of.
 
     A client's time to its first token less the engine's own, from the request's arrival there.
     """

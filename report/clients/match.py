@@ -13,7 +13,7 @@ NEIGHBOURS = 0.05  # s: requests that follow each other so closely may have been
 
 @dataclass(frozen=True, eq=False)
 class Requested:
-    """What a trace asks, in order of arrival: one entry a request."""
+    """A trace's requests in order of arrival: one entry a request."""
 
     name: str
     arrival: Floats  # s

@@ -229,7 +229,7 @@ def _status(sent: Sent) -> int:
 
 
 def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, Any]:
-    """What run.json says of the client."""
+    """The client's part of run.json."""
     done = columns["status"] == COMPLETED
     ours = latencies(columns)
     own = {}

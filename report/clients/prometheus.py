@@ -57,7 +57,7 @@ def read_samples(path: str | Path) -> dict[str, float]:
 
 
 def summary_of(after: dict[str, float], before: dict[str, float] | None = None) -> dict[str, float]:
-    """What the server counted, between two readings where there are two; what it does not export is left out."""
+    """The server's counts, between two readings where there are two; what it does not export is left out."""
 
     def grown(name: str) -> float | None:
         if name not in after:

@@ -63,7 +63,7 @@ def read_client(path: str | Path) -> ClientLog:
 
 
 def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
-    """Who wrote the file, by the keys of its first object."""
+    """The client that wrote the file, by the keys of its first object."""
     head, _, rest = text.strip().partition("\n")
     whole = _object(head)
     if whole is None or not rest.strip():
@@ -220,7 +220,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
 
 
 def _engine(path: str, _text: str) -> ClientLog:
-    """What an engine saw: a request is sent when it reaches the engine, and a token is there when its step ends."""
+    """An engine's view: a request is sent when it reaches the engine, and a token is there when its step ends."""
     log = steplog.read_log(path)
     r = log.requests
     found = []

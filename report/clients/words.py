@@ -1,11 +1,11 @@
-"""What a client did, in words."""
+"""A client's run, in words."""
 
 from ..table import number
 from .measured import MeasuredRun
 
 
 def client_lines(run: MeasuredRun) -> list[str]:
-    """What the client did: its lateness, its failures, and its own figures where they are other than dsim's."""
+    """The client's run: its lateness, its failures, and its own figures where they are other than dsim's."""
     client = run.info["client"]
     lines = [f"Client: {client['tool']}, {client['failed']:,} requests failed"]
     lines += [f"  {count:,} x {error}" for error, count in client["errors"].items()]

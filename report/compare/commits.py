@@ -1,4 +1,4 @@
-"""What a recorded run committed, as a rule for any other schedule of the same requests.
+"""The commits of a recorded run, as a rule for any other schedule of the same requests.
 
 A masked position commits at its n-th evaluation, wherever that evaluation falls: n is what the recorded run showed. So
 is, where a policy evicts, at which of its evaluations it was evicted.

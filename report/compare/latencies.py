@@ -1,4 +1,4 @@
-"""What a recorded run's steps took, as a price for the steps of any other schedule on the same device."""
+"""The latencies of a recorded run's steps, as prices for any other schedule's steps on the same device."""
 
 import math
 from collections import defaultdict

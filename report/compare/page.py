@@ -15,7 +15,7 @@ PARTS = "The error of each mean, and its parts as shares of the second run's mea
 
 
 def spoken(found: Comparison) -> Page:
-    """What a terminal says: policy by policy, then the rankings."""
+    """The text for a terminal: policy by policy, then the rankings."""
     sections = [Section(cell.name, tuple(_said(found, cell)), spoken=True) for cell in found.cells]
     return _page(found, [*sections, *_rankings(found)])
 

@@ -25,14 +25,14 @@ Tick = Callable[[], None]
 
 
 class Price(Protocol):
-    """What a step takes, in seconds."""
+    """The latency of a step, in seconds."""
 
     def __call__(self, plan: StepPlan, left: Features | None = None) -> float: ...
 
 
 @dataclass(frozen=True)
 class World:
-    """What every engine of a run is built from."""
+    """The parts that every engine of a run is built from."""
 
     policy: Policy
     limits: Limits
@@ -83,7 +83,7 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
 
 
 def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
-    """What becomes of the requests on the twin's clock when steps take `price` and positions commit as in `commits`.
+    """The requests on the twin's clock when steps take `price` and positions commit as in `commits`.
 
     Each goes to the replica that `requests` says. `tick` is called once a step.
     """

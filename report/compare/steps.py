@@ -78,7 +78,7 @@ def compare_steps(
 
 
 def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
-    """What a latency model says of each step of a policy by its features and its rows' phases, in seconds."""
+    """A latency model's price of each step of a policy by its features and its rows' phases, in seconds."""
     features, left = features_of(steps, lists, policy), left_of(steps)
     if not policy.batching.hides_host:
         latency = latency.exposed()
@@ -115,7 +115,7 @@ def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
 
 
 def left_of(steps: Columns) -> list[Features | None]:
-    """What an eviction left of recorded steps; None of those that could not evict."""
+    """The features that an eviction left of recorded steps; None of those that could not evict."""
     left: list[Features | None] = [None] * len(steps["evicting"])
     for i in np.flatnonzero(steps["evicting"]).tolist():
         num, pairs, keys, sampled = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv", "_sampled"))

@@ -23,7 +23,7 @@ OF_REQUESTS = (
 
 
 def summary(run: Run, policy: str) -> dict[str, Any]:
-    """What run.json holds of a policy, what it lacks made good; a DsimError where it is not of the run's own requests.
+    """A policy's part of run.json, what it lacks made good; a DsimError where it is not of the run's own requests.
 
     Metrics of requests are worked out again, and steps are counted. What a run of before a metric was kept lacks is
     taken from there, or is null.

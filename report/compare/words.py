@@ -17,7 +17,7 @@ PARTS = {
 
 
 def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
-    """What the two columns of numbers are called: only a device's are measured."""
+    """The names of the two columns of numbers: only a device's are measured."""
     drivers = [side.driver for side in pair]
     return (
         ("predicted", "measured")
@@ -27,7 +27,7 @@ def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
 
 
 def about(side: Side) -> str:
-    """What made a run, in words."""
+    """The source of a run, in words."""
     if side.driver == "client":
         return f"{side.folder}: a server, measured by its client"
     what = f"{side.model} on {side.device}"
@@ -39,7 +39,7 @@ def about(side: Side) -> str:
 
 
 def warnings(found: Comparison) -> list[str]:
-    """What a reader must know before any number."""
+    """The warnings that a reader must have before any number."""
     lines = []
     for p, m in found.pairs:
         if m.driver == "twin":
@@ -143,7 +143,7 @@ def totals_table(found: Comparison, cell: Cell) -> Table:
 
 
 def parts_table(found: Comparison, cell: Cell) -> Table:
-    """What the error of each mean is made of, as shares of the measured mean."""
+    """The parts of each mean's error, as shares of the measured mean."""
     head = ["", "unit", "error", f"of {heads(found.pairs[cell.pair])[1]}", *PARTS.values(), "requests"]
     rows = []
     if cell.parts is not None:
@@ -157,7 +157,7 @@ def parts_table(found: Comparison, cell: Cell) -> Table:
 
 
 def ranking_table(found: Comparison, ranking: Ranking) -> Table:
-    """What each metric's ranking says."""
+    """The verdict of each metric's ranking."""
     head = ["", "tau", *(f"best, {name}" for name in heads(found.pairs[0])), "regret"]
     rows = [
         [name, "–" if math.isnan(v.tau) else f"{v.tau:.2f}", v.choice, v.best, share(v.regret)]
@@ -167,7 +167,7 @@ def ranking_table(found: Comparison, ranking: Ranking) -> Table:
 
 
 def step_lines(found: Comparison, cell: Cell) -> list[str]:
-    """What the steps say."""
+    """The steps' verdict."""
     steps, folder = cell.steps, found.pairs[cell.pair][1].folder
     if steps is None:
         return ["One of the runs has no step journal: steps are not compared."]
@@ -204,7 +204,7 @@ def part_lines(cell: Cell) -> list[str]:
 
 
 def definition_lines() -> list[str]:
-    """What the words mean."""
+    """The meaning of the words."""
     return [f"{name}: {text}" for name, text in DEFINITIONS.items()]
 
 

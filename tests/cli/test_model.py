@@ -40,8 +40,8 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
         "weights  101,536 parameters, 0.000203 GB in bf16; 3 files of 0.000406 GB (float32), complete",
         "KV       384 bytes a token in bf16",
         "pages    2,783,845 of 64 tokens, 178,166,080 tokens in all, on H100 (85.5 GB)",
-        "runs     dsim live --policy lmdeploy-bd32, lmdeploy-0.18, sglang-bd32, sglang-fdfo, sglang-sync, sglang-joint, "
-        "chunk, optimus, delayed-cache, delayed-cache-plus, focus",
+        "runs     dsim live --policy lmdeploy-bd32, lmdeploy-0.18, sglang-bd32, sglang-fdfo, sglang-sync, "
+        "sglang-joint, chunk, optimus, delayed-cache, delayed-cache-plus, focus",
     ]
 
 
@@ -147,7 +147,7 @@ def test_agreement_is_printed_and_written_as_scores(folder: Path) -> None:
     assert refused(dsim(*command, "--temperature", "1")).startswith("--agreement is of the likeliest tokens")
 
 
-def test_a_diffusion_gemma_is_described_with_the_policies_that_serve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = {
         "hidden_size": 2816, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
