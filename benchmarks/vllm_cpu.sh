@@ -14,7 +14,7 @@ count=${COUNT:-120}
 port=${PORT:-8211}
 lengths=${LENGTHS:-lognormal:150,100,60,40}
 python=${PYTHON:-python}
-docs=${DOCS:-$here/docs/validation.md}
+docs=${DOCS:-"$here"/docs/validation.md}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 export OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING
