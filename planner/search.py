@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
 from ..engine import chance
+from ..engine.policy import parse
 from ..files.interrupt import uninterrupted
 from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Outcome, Part
 from .quality import Quality
@@ -82,11 +83,15 @@ class Search:
             self.study.set_user_attr(FINGERPRINT, dict(fingerprint))
         if kept is not None:
             self._take_up(kept)
-        for trial in self.study.get_trials(deepcopy=False):
-            if trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs:
-                self.seen[self._candidate_of(trial)] = self._outcome_of(trial)
-            elif trial.state == TrialState.PRUNED:
-                self._pruned.add(self._candidate_of(trial))
+        for trial in self._finished():
+            if "refused" in trial.user_attrs:
+                continue
+            candidate = self._candidate_of(trial)
+            parse(candidate.spec)  # settings that go together, or else the file is damaged, and named
+            if trial.state == TrialState.COMPLETE:
+                self.seen[candidate] = self._outcome_of(trial)
+            else:
+                self._pruned.add(candidate)
         if not self.study.get_trials(deepcopy=False):
             for preset in self.space.dimensions:
                 start = self.default if self.default.preset == preset else Candidate(preset, (), self.default.replicas)

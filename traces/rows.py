@@ -185,14 +185,16 @@ def complaint_about(found: object) -> str:
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
     """Mostly an object itself; of an API's answer (`data`) its items, and of a bucket of OpenAI's usage its results."""
-    items = row["data"] if isinstance(row, dict) and isinstance(row.get("data"), list) else [row]
+    items = [row]
+    if isinstance(row, dict) and isinstance(row.get("data"), list):
+        items = [item if isinstance(item, dict) else complaint_about(item) for item in row["data"]]
     for item in items:
         if isinstance(item, dict) and item.get("object") == "bucket" and isinstance(item.get("results"), list):
             span = {"start_time": item.get("start_time"), "end_time": item.get("end_time")}
             for part in item["results"]:
                 yield {**part, **span} if isinstance(part, dict) else complaint_about(part)
         else:
-            yield from turns(item if isinstance(item, dict | str) else complaint_about(item))
+            yield from turns(item)
 
 
 def turns(row: Row | str) -> Iterator[Row | str]:

@@ -530,3 +530,18 @@ def test_a_data_sheet_s_number_beyond_all_floats_is_told_in_a_line() -> None:
     code, err = dsim("profile", "--roofline", "gpu.toml", "--model", "SDAR-8B", "-o", "p.json")
     assert (code, err.count("\n"), len(err) < 300) == (2, 1, True), err
     assert err.startswith("Error: gpu.toml: bf16_tflops is 999"), err
+
+
+def test_a_word_among_an_answer_s_rows_is_told_in_a_line() -> None:
+    sums = {"object": "bucket", "start_time": 0, "end_time": 60, "results": []}
+    Path("u.json").write_text(json.dumps({"object": "page", "data": [sums, "x" * 9000]}))
+    code, err = dsim("replay", "u.json")
+    assert (code, err.count("\n"), len(err) < 300) == (2, 1, True), err
+
+
+def test_trials_of_settings_that_do_not_go_together_are_refused_with_their_file(tmp_path: Path) -> None:
+    planning.make_search(tmp_path)
+    path = tmp_path / "study.journal"
+    path.write_text(path.read_text().replace('"policy"', '"other"'))
+    with pytest.raises(DsimError, match=re.escape(str(path))):
+        planning.search_of().open(path, planning.FINGERPRINT)
