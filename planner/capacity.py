@@ -45,7 +45,7 @@ FLOOD = 1e9  # req/s: all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, but not fewer; from all over the trace
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
-GRID_REPLICATIONS = 3  # at each of these rates
+GRID_REPLICATIONS = 2  # at each of these rates
 STABILITY = "stability"
 SEEN = ("ttft", "tpot_chunk")  # what clients see at capacity
 
@@ -426,20 +426,18 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
     """The result: what limits at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
-        [(shares, limit, latency)] = run.pool.map(partial(_at_capacity, search), [rate])
-        run.num_replays += 1
-        points = []
-        if curve:
-            grid = [(share * rate, k) for share in GRID for k in range(GRID_REPLICATIONS)]
-            readings = []
-            for reading in run.pool.map(partial(_one, search), grid):
-                readings.append(reading)
-                run.num_replays += 1
-                run.tell()
-            points = [
-                _point(search.criteria, readings[i : i + GRID_REPLICATIONS])
-                for i in range(0, len(readings), GRID_REPLICATIONS)
-            ]
+        grid = [(share * rate, k) for share in GRID for k in range(GRID_REPLICATIONS)] if curve else []
+        answers: list[Any] = []
+        # Together: no process waits for the one replay that is taken apart.
+        for answer in run.pool.map(partial(_last, search), [(rate, None), *grid]):
+            answers.append(answer)
+            run.num_replays += 1
+            run.tell()
+        (shares, limit, latency), *readings = answers
+        points = [
+            _point(search.criteria, readings[i : i + GRID_REPLICATIONS])
+            for i in range(0, len(readings), GRID_REPLICATIONS)
+        ]
     except KeyboardInterrupt:
         raise run.interrupt() from None
     found = _result(run, shares, limit, tuple(points), latency)
@@ -507,10 +505,10 @@ def _percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
     return {f"p{share}": float(np.percentile(known, share)) for share in (50, 90, 99)}
 
 
-def _one(search: Search, at: tuple[float, int]) -> Reading:
-    """A rate's reading in one replication."""
+def _last(search: Search, at: tuple[float, int | None]) -> Any:
+    """A rate's reading in one replication; without one, what `_at_capacity` says of the rate."""
     rate, index = at
-    return search.requests(index)(rate)
+    return _at_capacity(search, rate) if index is None else search.requests(index)(rate)
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:

@@ -302,6 +302,8 @@ def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[n
     partial, answer, limit = -trace.input_length % block, trace.output_length, trace.max_tokens
     ends = (limit > answer) | ((limit == 0) & eos)
     missed = ends & (partial > 0) & (answer > 0) & (answer <= partial) & ((limit == 0) | (limit > partial))
+    if not missed.any():
+        return trace, missed  # nothing is copied
     return replace(trace, output_length=np.where(missed, partial + 1, answer)), missed
 
 
