@@ -198,6 +198,11 @@ def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:
         raise ProfileError(
             f"{model.name} has {model.heads} heads and {model.kv_heads} KV heads, which {tp} GPUs cannot share evenly"
         )
+    if not model.full_layers:
+        raise ProfileError(
+            f"all {model.layers} layers of {model.name} have a window, expected at least one that sees all tokens: "
+            "pages are counted by those"
+        )
     where = f"{tp} x {gpu.name}"
     if model.weight_bytes >= tp * gpu.memory_bytes:
         raise ProfileError(

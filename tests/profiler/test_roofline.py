@@ -197,3 +197,11 @@ def test_a_full_sequence_rooflines_caches_cost_the_bytes_that_they_move() -> Non
     for part in graphs:
         assert part.cache in CACHES
         assert part.phase in PHASES
+
+
+def test_a_model_whose_layers_all_have_a_window_is_refused_in_a_line() -> None:
+    shape = model("DiffusionGemma-26B-A4B")
+    assert shape.windowed is not None
+    windows = dataclasses.replace(shape, windowed=dataclasses.replace(shape.windowed, layers=shape.layers))
+    with pytest.raises(ProfileError, match=f"all {shape.layers} layers of .* have a window, expected at least one"):
+        roofline(gpu("H200"), windows, 2)
