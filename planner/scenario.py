@@ -16,7 +16,7 @@ from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse, with_file
 from ..engine.prefix import caches_prefixes
-from ..files.read import quoted, read_toml
+from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
@@ -74,12 +74,13 @@ class Scenario:
         if self.frontend is not None and not 0 <= self.frontend < math.inf:
             raise DsimError(f"frontend is {self.frontend} s, expected at least 0 and finite")
         if self.replicas > MAX_REPLICAS:
-            raise DsimError(f"replicas is {self.replicas}, expected at most {MAX_REPLICAS}")
+            raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
         if needs > SMALL and needs > (free := free_memory()):
+            wanted = cut(f"{min(needs, 10**300) / 1e9:.1f}")
             raise DsimError(
-                f"{self.num_requests or 0} requests on {self.replicas} replicas need about {needs / 1e9:.1f} GB of "
-                f"memory, expected at most the {free / 1e9:.1f} GB that are free"
+                f"{cut(self.num_requests or 0)} requests on {self.replicas} replicas need about {wanted} GB of memory, "
+                f"expected at most the {free / 1e9:.1f} GB that are free"
             )
 
     def located(self) -> "Scenario":

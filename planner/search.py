@@ -110,7 +110,7 @@ class Search:
             self.study.sampler = self._sampler(len(self._finished()), idle)
             asked: list[tuple[optuna.Trial, Candidate]] = []
             size, self._cut_off = self._cut_off or min(self._jobs, trials - done), 0
-            with uninterrupted():
+            with uninterrupted(), readable(None if self._kept is None else self._kept.path):
                 for _ in range(size):
                     trial = self.study.ask()
                     asked.append((trial, self._suggest(trial)))

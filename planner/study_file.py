@@ -27,7 +27,7 @@ class Kept:
     """
 
     def __init__(self, path: str | Path) -> None:
-        path = Path(path)
+        self.path = path = Path(path)
         if path.is_dir() or not path.parent.is_dir():
             raise DsimError(f"{path}: expected a file in a folder that exists, to keep the trials in")
         try:

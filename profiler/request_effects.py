@@ -25,7 +25,7 @@ NUM_QUANTILES = 64
 RESAMPLES = 100
 SEED = 20260102
 BETTER = 2.0  # of log-likelihood, on requests kept from the fit: below it the normal distribution stays
-FEW_BLOCKS = 2000
+FEW_BLOCKS = 2000  # of 32 tokens or fewer; of longer ones fewer, which have as many steps
 TAILS = ((0.1, "request_p10"), (0.9, "request_p90"))
 
 
@@ -126,8 +126,9 @@ def shifted(model: CommitModel, by: float) -> CommitModel:
 @lru_cache(maxsize=1024)
 def mean_yield(model: CommitModel) -> float:
     """Tokens that an ordinary denoise step of whole blocks commits, to about 1 %; the same dice for every model."""
+    blocks = FEW_BLOCKS * 32 // max(32, model.block_length)
     return simulate(
-        model.pass_probability, model.request_spread, model.block_spread, model.step_spread, FEW_BLOCKS,
+        model.pass_probability, model.request_spread, model.block_spread, model.step_spread, blocks,
         effects=model.request_effects() if model.request_quantiles else None,
     )[0]  # fmt: skip
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -546,3 +547,21 @@ def test_trials_of_settings_that_do_not_go_together_are_refused_with_their_file(
     path.write_text(path.read_text().replace('"policy"', '"other"'))
     with pytest.raises(DsimError, match=re.escape(str(path))):
         planning.search_of().open(path, planning.FINGERPRINT)
+
+
+@pytest.mark.parametrize("field", ["replicas", "num_requests"])
+def test_a_number_beyond_all_memory_is_cut_in_its_refusal(field: str) -> None:
+    huge: Any = {field: 10**400}
+    with pytest.raises(DsimError) as told:
+        Scenario("azure-conv", **huge)
+    assert len(str(told.value)) < 300
+
+
+def test_trials_that_chose_among_other_values_are_refused_with_their_file(tmp_path: Path) -> None:
+    planning.make_search(tmp_path)
+    path = tmp_path / "study.journal"
+    path.write_text(path.read_text().replace('[\\"optimus\\", \\"chunk\\"]', '[\\"optimus\\", \\"other\\"]'))
+    found = planning.search_of()
+    with pytest.raises(DsimError, match=re.escape(str(path))), quiet():
+        found.open(path, planning.FINGERPRINT)
+        found.run(8, lambda _: "", None)
