@@ -561,7 +561,11 @@ def test_trials_that_chose_among_other_values_are_refused_with_their_file(tmp_pa
     planning.make_search(tmp_path)
     path = tmp_path / "study.journal"
     path.write_text(path.read_text().replace('[\\"optimus\\", \\"chunk\\"]', '[\\"optimus\\", \\"other\\"]'))
-    found = planning.search_of()
-    with pytest.raises(DsimError, match=re.escape(str(path))), quiet():
+
+    def go_on() -> None:
+        found = planning.search_of()
         found.open(path, planning.FINGERPRINT)
         found.run(8, lambda _: "", None)
+
+    with pytest.raises(DsimError, match=re.escape(str(path))), quiet():
+        go_on()
