@@ -13,8 +13,8 @@ def seconds_of(text: str) -> float:
     """Seconds of `90`, `90s`, `5m` or `1.5h`; a DsimError otherwise."""
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", text)
     seconds = float(found[1]) * UNITS[found[2]] if found else math.nan
-    if not seconds > 0:
-        raise DsimError(f"duration is {quoted(text)}, expected more than 0 as in 90s, 5m or 1h")
+    if not 0 < seconds < math.inf:
+        raise DsimError(f"duration is {quoted(text)}, expected more than 0 and finite, as in 90s, 5m or 1h")
     return seconds
 
 
