@@ -198,10 +198,10 @@ def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:
         raise ProfileError(
             f"{model.name} has {model.heads} heads and {model.kv_heads} KV heads, which {tp} GPUs cannot share evenly"
         )
-    if not model.full_layers:
+    if not model.kv_bytes_per_token:
         raise ProfileError(
-            f"all {model.layers} layers of {model.name} have a window, expected at least one that sees all tokens: "
-            "pages are counted by those"
+            f"{model.name} keeps 0 bytes of keys and values a token in its {model.full_layers} layers that see all "
+            "tokens, expected more: pages are counted by those"
         )
     where = f"{tp} x {gpu.name}"
     if model.weight_bytes >= tp * gpu.memory_bytes:
