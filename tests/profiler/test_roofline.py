@@ -203,5 +203,8 @@ def test_a_model_whose_layers_all_have_a_window_is_refused_in_a_line() -> None:
     shape = model("DiffusionGemma-26B-A4B")
     assert shape.windowed is not None
     windows = dataclasses.replace(shape, windowed=dataclasses.replace(shape.windowed, layers=shape.layers))
-    with pytest.raises(ProfileError, match="keeps 0 bytes of keys and values a token in its 0 layers that see all tokens, expected more"):
+    with pytest.raises(
+        ProfileError,
+        match="keeps 0 bytes of keys and values a token in its 0 layers that see all tokens, expected more",
+    ):
         roofline(gpu("H200"), windows, 2)
