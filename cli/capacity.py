@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,7 +126,8 @@ def capacity_command(
         data["ensemble"] = told.to_json()
     if out is not None and not found.interrupted:  # at the rate that was found, or asked for
         busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
-        data["spread"] = moved_by_spread([busy], busy.requests())
+        with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
+            data["spread"] = moved_by_spread([busy], busy.requests())
     if as_json:
         print(json.dumps(data, allow_nan=False))
     else:

@@ -26,7 +26,10 @@ class Moved:
 
 
 def moved_by_spread(scenarios: Sequence[Scenario], requests: Trace) -> dict[str, Any] | None:
-    """The entry of run.json: replays of the first requests at other spreads; None where no policy draws any."""
+    """The entry of run.json: replays of the first requests at other spreads; None where no policy draws any.
+
+    Ctrl-C raises KeyboardInterrupt: a part of a replay says nothing.
+    """
     few = requests.head(min(MOST, len(requests)))
     found = [told for scenario in scenarios if (told := _of_policy(scenario, few)) is not None]
     if not found:
@@ -47,7 +50,11 @@ def _of_policy(scenario: Scenario, requests: Trace) -> Moved | None:
     p90: dict[str, list[float]] = {name: [] for name in names if METRICS[name].unit == "ms"}
     for score in scores:
         moved = ((SPREAD, score),) if score else ()
-        summary = replace(scenario, variation=moved, slos=()).run(requests)
+        varied = replace(scenario, variation=moved, slos=())
+        result = varied.simulate(requests)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        summary = varied.summarize(result, requests)
         for name, values in p90.items():
             values.append(float(f"{getattr(summary, f'{name}_ms').p90:.4g}"))
     return Moved(scenario.policy, model.request_spread, p90)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -59,3 +61,12 @@ def test_a_long_trace_is_replayed_from_its_head(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_a_policy_that_draws_nothing_is_told() -> None:
     assert moved_by_spread([replace(ASKED, policy="ar")], ASKED.requests()) is None
+
+
+def test_an_interrupt_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(interrupted=True)
+
+    monkeypatch.setattr(Scenario, "simulate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        moved_by_spread([ASKED], ASKED.requests())
