@@ -68,7 +68,7 @@ BAD = [
     ((HEADER, {**STEP, "device": 0.03}), "log.jsonl:2: device is 0.03, expected more than 0 and at most latency, 0.02"),
     ((HEADER, {**STEP, "tokens": 1}), "log.jsonl:2: tokens is 1, expected at least batch, 2"),
     ((HEADER, {**STEP, "prefill_tokens": 9}), "log.jsonl:2: prefill_tokens is 9, expected at most tokens, 8"),
-    ((HEADER, {**STEP, "batch": 1.5}), "log.jsonl:2: batch is 1.5, expected an integer"),
+    ((HEADER, {**STEP, "batch": 1.5}), "log.jsonl:2: batch is 1.5, expected a whole number"),
     ((HEADER, STEP, FIRST), "log.jsonl:3: request is 5, expected one that a request line has named before"),
     ((HEADER, REQUEST, REQUEST), "log.jsonl:3: request 5 is given twice, expected one line a request"),
     (
