@@ -87,7 +87,7 @@ def prefill_length(w: Any, request: Any, slot: Any) -> Any:
     block = int(w.f[0].block)
     if slot >= 0:
         return int(w.q[slot].start) + block
-    return canvas(max(1, int(w.r[request].input_length)), block)
+    return canvas(max(1, int(w.asked.input_length[request])), block)
 
 
 @rule
@@ -97,14 +97,14 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
     if slot < 0:
         c.num_free -= 1
         slot = int(w.lists[FREE, c.num_free])
-        q, r, block = w.q[slot], w.r[request], int(w.f[0].block)
+        q, block, prompt = w.q[slot], int(w.f[0].block), int(w.asked.input_length[request])
         q.request = request
-        q.prompt = r.input_length
-        q.end = r.input_length + r.max_tokens
-        q.answer = r.input_length + r.output_length
+        q.prompt = prompt
+        q.end = prompt + w.asked.max_tokens[request]
+        q.answer = prompt + w.asked.output_length[request]
         q.stop = q.end if w.f[0].stops == IGNORED else q.answer
         q.start = length - block
-        known = int(r.input_length) - (length - block)
+        known = prompt - (length - block)
         for p in range(w.status.shape[1]):
             w.status[slot, p] = PENDING if p < known else MASKED
             w.evaluations[slot, p] = 0
@@ -274,7 +274,7 @@ def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], N
     else:
         return False
     if slot < 0:
-        c["outstanding_tokens"] -= int(w.r["input_length"][request]) + int(w.r["output_length"][request])
+        c["outstanding_tokens"] -= int(w.asked.input_length[request]) + int(w.asked.output_length[request])
         return True
     q = w.q[slot]
     c["outstanding_tokens"] -= (0 if q["prefilled"] else q["prompt"]) + q["answer"] - q["prompt"] - q["emitted"]

@@ -100,7 +100,7 @@ class Engine:
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, EOS.index(policy.unmasking.eos),
         )  # fmt: skip
-        self._w = new_world(fixed, table.rows)
+        self._w = new_world(fixed, table.rows, table.asked)
         self._x = Own(
             _as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
             policy.memory.cache(limits.num_pages, prefixes),
@@ -188,15 +188,11 @@ class Engine:
 
     def submit(self, request: Request) -> bool:
         """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""
-        t, i, c = self.table.columns, request.index, self._c
-        t["replica"][i] = self.replica
-        t["arrival"][i] = request.arrival
-        t["input_length"][i] = request.input_length
-        t["output_length"][i] = request.output_length
-        t["max_tokens"][i] = request.limit
+        i, c = request.index, self._c
+        self.table.enter(request, self.replica)
         c["submitted"] += 1
         if not self.fits(request):
-            t["status"][i] = REJECTED
+            self.table["status"][i] = REJECTED
             return False
         waiting = int(c["num_waiting"])
         # Beside those that wait there is always room for all that run: they may be preempted.
@@ -216,7 +212,7 @@ class Engine:
         where that is decided on.
         """
         assert self._c["kind"] == NOTHING, "a step is in flight"
-        t = self.table.columns
+        t = self.table
         if t["status"][request] != UNFINISHED or t["replica"][request] != self.replica:
             return False
         w, x = self._w, self._x

@@ -28,7 +28,7 @@ from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.request import Request
-from ..engine.state import UNFINISHED
+from ..engine.state import UNFINISHED, Asked
 from ..files.interrupt import asked_to_stop
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import MemoryModel, Profile
@@ -226,7 +226,8 @@ def simulate(
         # The block behind the EOS's is padding, beside those behind it of a known limit.
         draws.num_padding[missed] = np.where(trace.max_tokens > 0, draws.num_padding + 1, 1)[missed]
     step_model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
-    table = RequestTable(len(trace))
+    closed = concurrency is not None or sessions  # requests come when others have ended
+    table = RequestTable(len(trace), None if closed else trace.arrival, Asked(*trace.lengths))
     env = Clock()
     route = make_router(router, prefixes)
     recorder = None if append is None else StepRecorder(append, policy.width)
@@ -257,7 +258,6 @@ def simulate(
         # A router that looks at no replica sends each every n-th arrival.
         return partial(arrivals.next_time, r, replicas) if router == "round-robin" else arrivals.next_time
 
-    closed = concurrency is not None or sessions
     fleet: list[Replica] = []
     for r in range(replicas):
         engine = Engine(

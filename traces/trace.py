@@ -84,7 +84,12 @@ class Trace:
     @property
     def limit(self) -> Ints:
         """The same, where nobody says the length of the answer: what a scheduler knows of a request's length."""
-        return np.maximum(self.output_length, self.max_tokens)
+        return np.maximum(self.output_length, self.max_tokens) if "max_tokens" in self.extras else self.output_length
+
+    @property
+    def lengths(self) -> tuple[Ints, Ints, Ints]:
+        """What each request asks for: input_length, output_length and limit."""
+        return self.input_length, self.output_length, self.limit
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
         """The trace of these rows, in this order, at their own times or at others (s), shifted to start at 0."""

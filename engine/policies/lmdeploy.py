@@ -238,8 +238,8 @@ def admit(w: Any, x: Any, to: Any) -> int:
 @rule
 def pages_of_prefill(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any:
     """Pages for the prompt and for what a group may add, within the request's canvas."""
-    f, r = w.f[0], w.r[request]
-    whole = canvas(int(r.input_length) + int(r.max_tokens), f.block)
+    f, asked = w.f[0], w.asked
+    whole = canvas(int(asked.input_length[request]) + int(asked.max_tokens[request]), f.block)
     return -(-min(length + x.p[0].prefill_prealloc, whole) // f.page)
 
 

@@ -249,9 +249,9 @@ def _let_in(w: Any, x: Any) -> None:
         promised += -(-_canvas_end(w, x, slot) // int(f.page)) - w.q[slot].pages
     while c.num_waiting > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
-        block, prompt = int(f.block), int(w.r[request].input_length)
+        block, prompt = int(f.block), int(w.asked.input_length[request])
         behind = prompt // block * block if x.p[0].grid else prompt
-        whole = behind + canvas(prompt + int(w.r[request].max_tokens) - behind, block)
+        whole = behind + canvas(prompt + int(w.asked.max_tokens[request]) - behind, block)
         there, held = reusable(w, x, request, behind)
         promised += -(-whole // int(f.page)) - held
         if promised > f.num_pages:

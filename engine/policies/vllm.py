@@ -227,7 +227,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         num += 1
     while not some_preempted and c.num_waiting > 0 and budget > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
-        known = max(1, int(w.r[request].input_length)) if slot < 0 else int(x.s[slot].goal)
+        known = max(1, int(w.asked.input_length[request])) if slot < 0 else int(x.s[slot].goal)
         # The last token is always computed: the next one is sampled from it.
         there, held = reusable(w, x, request, known - 1)
         n = _most(known - there, budget, alone, p)
