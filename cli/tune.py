@@ -78,6 +78,7 @@ def tune_command(
     from ..planner.quality import load_table, parse_share
     from ..planner.scenario import Scenario, asked, replicas_of
     from ..planner.space import candidate_of, load_space, runs_on
+    from ..planner.spread import moved_by_spread
     from ..planner.tune import tune
     from ..report.text import render
     from ..report.tune import tune_page
@@ -131,6 +132,8 @@ def tune_command(
             info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
             if ensemble is not None:
                 info["ensemble"] = _ensemble(scenario, tuned, ensemble, jobs, bar)
+            if out is not None:
+                info["spread"] = moved_by_spread(_winner_and_default(scenario, tuned))
             page = tune_page(info, tuned.trials)
             if taken:
                 taken[0].settle()
@@ -151,13 +154,17 @@ def _ensemble(scenario: "Scenario", tuned: "Tuned", num: int, jobs: int, bar: Ba
     """Whether the winner stays ahead of the default under drawn profiles, on the whole trace."""
     from ..planner.ensemble import ensemble
 
-    ahead = dict.fromkeys(f.candidate for f in (tuned.winner, tuned.default))
-    scenarios = [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
     found = ensemble(
-        scenarios, scenario.requests(), num, jobs=jobs,
+        _winner_and_default(scenario, tuned), scenario.requests(), num, jobs=jobs,
         progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
     )  # fmt: skip
     return found.to_json()
+
+
+def _winner_and_default(scenario: "Scenario", tuned: "Tuned") -> "list[Scenario]":
+    """Both, or the default alone where it won."""
+    ahead = dict.fromkeys(f.candidate for f in (tuned.winner, tuned.default))
+    return [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
 
 
 def _check_place(out: Path | None, storage: Path | None, force: bool) -> Path | None:
