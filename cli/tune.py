@@ -74,7 +74,8 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
-    from ..planner.ensemble import check_num
+    from ..planner.ensemble import check_num, of_objective
+    from ..planner.objective import parse_latency
     from ..planner.quality import load_table, parse_share
     from ..planner.scenario import Scenario, asked, replicas_of
     from ..planner.space import candidate_of, load_space, runs_on
@@ -131,9 +132,10 @@ def tune_command(
             told = options.command({"--backend": 1, "--address": 1})
             info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
             if ensemble is not None:
-                info["ensemble"] = _ensemble(scenario, tuned, ensemble, jobs, bar)
+                judged = of_objective(next(iter(tuned.objectives)), parse_latency(latency_metric))
+                info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar)
             if out is not None:
-                info["spread"] = moved_by_spread(_winner_and_default(scenario, tuned))
+                info["spread"] = moved_by_spread(_recommended_first(scenario, tuned))
             page = tune_page(info, tuned.trials)
             if taken:
                 taken[0].settle()
@@ -150,20 +152,25 @@ def tune_command(
         screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
 
 
-def _ensemble(scenario: "Scenario", tuned: "Tuned", num: int, jobs: int, bar: Bar) -> dict[str, Any]:
-    """Whether the winner stays ahead of the default under drawn profiles, on the whole trace."""
+def _ensemble(
+    scenario: "Scenario", tuned: "Tuned", judged: tuple[str, bool], num: int, jobs: int, bar: Bar
+) -> dict[str, Any]:
+    """Whether what is recommended, winner or default, stays ahead of the other under drawn profiles, on all the trace.
+
+    judged: the metric that the first objective is, and whether more of it is better.
+    """
     from ..planner.ensemble import ensemble
 
     found = ensemble(
-        _winner_and_default(scenario, tuned), scenario.requests(), num, jobs=jobs,
+        _recommended_first(scenario, tuned), scenario.requests(), num, judged=judged, recommended=True, jobs=jobs,
         progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
     )  # fmt: skip
     return found.to_json()
 
 
-def _winner_and_default(scenario: "Scenario", tuned: "Tuned") -> "list[Scenario]":
-    """Both, or the default alone where it won."""
-    ahead = dict.fromkeys(f.candidate for f in (tuned.winner, tuned.default))
+def _recommended_first(scenario: "Scenario", tuned: "Tuned") -> "list[Scenario]":
+    """Winner and default, the recommended one first; the default alone where it won."""
+    ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
     return [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
 
 
