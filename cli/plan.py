@@ -92,6 +92,7 @@ def plan_command(
     from ..engine.policy import parse
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
     from ..planner.quality import load_table, parse_share
+    from ..planner.record import profile_notes
     from ..planner.scenario import Scenario, asked
     from ..planner.spread import moved_by_spread
     from ..profiler.placed import placed
@@ -156,8 +157,9 @@ def plan_command(
                 info.pop(name, None)
             firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
             info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
+            ahead = best_fleets(scenario, candidates, planned)
+            info["notes"] += profile_notes(list(ahead.values()))
             if out is not None:
-                ahead = best_fleets(scenario, candidates, planned)
                 info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead))
             page = plan_page(info)
             if taken is not None:

@@ -77,6 +77,7 @@ def tune_command(
     from ..planner.ensemble import check_num, of_objective
     from ..planner.objective import parse_latency
     from ..planner.quality import load_table, parse_share
+    from ..planner.record import profile_notes
     from ..planner.scenario import Scenario, asked, replicas_of
     from ..planner.space import candidate_of, load_space, runs_on
     from ..planner.spread import moved_by_spread
@@ -134,6 +135,7 @@ def tune_command(
             if ensemble is not None:
                 judged = of_objective(next(iter(tuned.objectives)), parse_latency(latency_metric))
                 info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar)
+            info["notes"] += profile_notes(_recommended_first(scenario, tuned))
             if out is not None:
                 info["spread"] = moved_by_spread(_recommended_first(scenario, tuned))
             page = tune_page(info, tuned.trials)

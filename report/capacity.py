@@ -123,6 +123,7 @@ def capacity_page(found: Json) -> Page:
             *of_ensemble(found),
             *of_spread(found.get("spread")),
         ),
+        notes=tuple(found.get("notes", ())),
         command=found.get("command", ""),
         version=found.get("dsim", ""),
     )

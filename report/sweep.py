@@ -35,6 +35,7 @@ class Swept:
     command: str = ""
     version: str = ""
     spread: Mapping[str, Any] | None = None  # planner/spread.py
+    notes: tuple[str, ...] = ()  # on the cells' profiles
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def sweep_page(sweep: Swept) -> Page:
         notes=(
             "Cells that share a seed meet the same requests with the same luck: differences between them are theirs.",
             "Latencies cover completed requests.",
+            *sweep.notes,
         ),
         command=sweep.command,
         version=sweep.version,
