@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ..engine.errors import DsimError
 from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
 from ..files.place import Kind, Taken, check_folder, has_keys
 from ..files.write import write_whole
@@ -82,12 +83,16 @@ def tune_command(
     from ..planner.space import candidate_of, load_space, runs_on
     from ..planner.spread import moved_by_spread
     from ..planner.tune import tune
+    from ..profiler.placed import placed
     from ..report.text import render
     from ..report.tune import tune_page
 
     replicas, ensemble = replicas_of([policy or ""], given["replicas"]), given["ensemble"]
     if ensemble is not None:
         check_num(ensemble)
+    spec, own = placed(policy or "")
+    if own is not None:
+        raise DsimError(f"--policy is {policy}, and a search has one profile: expected --policy {spec} --profile {own}")
     scenario = options.scenario(given, trace=trace, policy=Scenario.policy, replicas=replicas)
     check = runs_on(scenario.loaded_profile(), scenario.workload)
     declared = None if space is None else load_space(space, check)

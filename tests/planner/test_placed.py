@@ -78,6 +78,8 @@ def test_a_plan_tries_a_placed_policy_on_its_own_profile_alone() -> None:
     assert (ran.code, ran.err) == (
         2, "Error: every policy names its own profile, expected none of --profile and --gpu: ar@h100-sdar-8b\n"
     )  # fmt: skip
+    ran = dsim("tune", "azure-conv", "--slo", "ttft=1s", "--policy", SPECS[1])
+    assert ran.err.endswith("a search has one profile: expected --policy ar --profile h100-sdar-8b\n")
 
 
 def test_a_profile_that_there_is_not_is_told_in_one_line() -> None:
