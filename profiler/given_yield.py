@@ -222,7 +222,12 @@ def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
     if len(rows) > 1:
         model = mixture(model, [row.mean for row in rows], shares)
         return replace(model, source=f"{where}: a mixture of {len(rows)} classes, {mean:.4g} tokens a denoise step")
-    return model if first.tail is None else with_tail(model, first.tail)
+    if first.tail is None:
+        return model
+    try:
+        return with_tail(model, first.tail)
+    except ProfileError as error:
+        raise ProfileError(f"{first.where}: {error}") from None
 
 
 @lru_cache(maxsize=8)

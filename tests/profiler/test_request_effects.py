@@ -101,6 +101,9 @@ def test_a_table_of_yields_has_tails_and_classes(tmp_path: Path) -> None:
     [model] = given_yield(str(table), 32, 0.9)
     assert model.request_spread != 0.35
     assert mean_yield(model) == pytest.approx(2.2, rel=0.03)
+    table.write_text("threshold,yield,p90_over_p50\n0.9,2.2,9.4\n")
+    with pytest.raises(ProfileError, match=r"yields\.csv:2: p90 over p50 is 9\.4, expected 1"):
+        given_yield(str(table), 32, 0.9)
     table.write_text("threshold,yield,class,share\n0.9,2.0,prose,0.5\n0.9,4.0,code,0.5\n")
     [model] = given_yield(str(table), 32, 0.9)
     # Over steps, of which prose has twice as many a token.
