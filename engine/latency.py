@@ -65,9 +65,18 @@ def _pieces(knots: Any, slope: Any, tokens: Any) -> Any:
 
 
 @rule
+def _attends(cost: Any, first: Any, dense: Any, qk_pairs: Any, keys: Any) -> Any:
+    """The time of query-key pairs: `first` for those of the first `dense_from` queries of a key, `dense` beyond."""
+    if cost.dense_from == 0:
+        return first * qk_pairs
+    short = min(qk_pairs, cost.dense_from * keys)
+    return first * short + dense * (qk_pairs - short)
+
+
+@rule
 def _layers(knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any) -> Any:
     pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards)
-    return pieces + cost.attention * qk_pairs + cost.kv_read * keys
+    return pieces + _attends(cost, cost.attention, cost.dense_attention, qk_pairs, keys) + cost.kv_read * keys
 
 
 @rule
@@ -85,7 +94,8 @@ def window_pairs(tokens: Any, keys: Any, window: Any, causal: Any) -> Any:
 
 @rule
 def _windows(cost: Any, f: Any) -> Any:
-    return cost.window_attention * f.window_q_kv + cost.window_kv_read * f.window_kv
+    pairs = _attends(cost, cost.window_attention, cost.window_dense_attention, f.window_q_kv, f.window_kv)
+    return pairs + cost.window_kv_read * f.window_kv
 
 
 @rule
@@ -165,8 +175,8 @@ class CacheOverhead:
 class LatencyModel:
     """A step's latency, in seconds, as the sum of what the host and the device do.
 
-    layers  = pieces(tokens) + attention * sum_q_kv + kv_read * sum_kv
-              + window_attention * window_q_kv + window_kv_read * window_kv
+    layers  = pieces(tokens) + attends(sum_q_kv) + kv_read * sum_kv
+              + attends(window_q_kv) + window_kv_read * window_kv
     device  = layers + head * head_rows + sample * sampled_rows
     latency = max(launch, device) + host_step + host_request * batch
 
@@ -174,6 +184,10 @@ class LatencyModel:
     memory-bound, transition and compute-bound (Optimus, section 5.2). `launch` is the host time to enqueue one
     forward, hidden whenever the device is slower: it is the floor that binds in an eager implementation.
     A step of several forwards pays pieces, launch and host_step once for each.
+
+    `attends` is `attention` (`window_attention`) for every query-key pair, unless kernels are faster over many queries:
+    then a pair beyond the first `dense_from` queries of each key takes `dense_attention`. How many queries a key has is
+    the mean of the step, sum_q_kv / sum_kv: exact where its rows are alike, too slow where few rows have many.
 
     Where positions are evicted on the way, a share `early` of the layers computes what was planned and the rest what
     was left; choosing takes `eviction` more, for the host waits for the choice. Decode steps of at most `graph_tokens`
@@ -205,6 +219,9 @@ class LatencyModel:
     window_attention: float = 0.0  # s per query-key pair, all layers with a window
     window_kv_read: float = 0.0  # s per key, all layers with a window
     window: int = 0  # tokens that layers with a window see, as the model has it; 0: it has none
+    dense_from: int = 0  # queries of a key; 0: pairs take as long however many there are
+    dense_attention: float = 0.0  # s per query-key pair beyond them, all layers that see all keys
+    window_dense_attention: float = 0.0  # the same of the layers with a window
 
     def exposed(self) -> "LatencyModel":
         """The model for an engine that decides on a step when the one before it is over: all host time shows."""
@@ -213,7 +230,7 @@ class LatencyModel:
     def scaled(self, factor: float) -> "LatencyModel":
         """The model of steps that take so many times as long."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
-                 "window_attention", "window_kv_read")  # fmt: skip
+                 "window_attention", "window_kv_read", "dense_attention", "window_dense_attention")  # fmt: skip
         return replace(
             self,
             knots=tuple((x, y * factor) for x, y in self.knots),
@@ -260,8 +277,9 @@ class Cost(NamedTuple):
 
 _COST = np.dtype(
     [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
-                               "host_request", "early", "eviction", "window_attention", "window_kv_read")]
-    + [("graph_tokens", "i8"), ("layers", "i8"), ("overlap", "?"), ("captured_evictions", "?")]
+                               "host_request", "early", "eviction", "window_attention", "window_kv_read",
+                               "dense_attention", "window_dense_attention")]
+    + [("graph_tokens", "i8"), ("layers", "i8"), ("dense_from", "i8"), ("overlap", "?"), ("captured_evictions", "?")]
 )  # fmt: skip
 
 

@@ -17,8 +17,9 @@ from ..profiler.profile import Profile
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
+from ..report.story import notes_on
 from ..sim.memory import StepMemory
-from ..sim.twin import Append, Progress, Result
+from ..sim.twin import Append, Progress, Result, commit_model_of
 from ..traces import Trace
 from .scenario import Scenario, arrived
 
@@ -168,6 +169,17 @@ def _laws(results: list[Result]) -> Iterator[CommitInfo]:
         told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
         told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
         yield told
+
+
+def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
+    """A line for each limit of the scenarios' profiles: a yield that is not the calibration's, host terms unknown."""
+    lines: list[str] = []
+    for scenario in scenarios:
+        profile = scenario.loaded_profile()
+        model = commit_model_of(scenario.parsed_policy(), profile, scenario.workload)
+        models = [] if model is None else [CommitInfo(workload=model.workload, **_under(profile, model))]
+        lines += notes_on(_info(profile), models)
+    return list(dict.fromkeys(lines))
 
 
 def _under(profile: Profile, model: CommitModel) -> CommitInfo:

@@ -1,5 +1,6 @@
 """Fit a latency model to measured steps, and say whether to believe it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .pieces import Problem, Solution, digits, search
+from .pieces import Problem, Solution, digits, search, split_pairs
 from .profile import Fit, HeldOut
 from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points
 from .stairs import Stairs, climb, traffic
@@ -122,9 +123,16 @@ def layer_times(model: LatencyModel, features: Floats) -> Floats:
     tokens = f["tokens"] / n
     x, y = np.array(model.knots).T
     pieces = np.interp(tokens, x, y) + model.slope * np.maximum(tokens - x[-1], 0.0)
-    full = model.attention * f["sum_q_kv"] + model.kv_read * f["sum_kv"]
-    windowed = model.window_attention * f["window_q_kv"] + model.window_kv_read * f["window_kv"]
-    return np.asarray(n * pieces + full + windowed, np.float64)
+    return np.asarray(n * pieces + key_times(model, f), np.float64)
+
+
+def key_times(model: LatencyModel, of: Mapping[str, Floats]) -> Floats:
+    """The time of attention and of reading its keys (s), for steps' sum_q_kv, sum_kv, window_q_kv and window_kv."""
+    short, dense = split_pairs(of["sum_q_kv"], of["sum_kv"], model.dense_from)
+    full = model.attention * short + model.dense_attention * dense + model.kv_read * of["sum_kv"]
+    short, dense = split_pairs(of["window_q_kv"], of["window_kv"], model.dense_from)
+    windowed = model.window_attention * short + model.window_dense_attention * dense
+    return np.asarray(full + windowed + model.window_kv_read * of["window_kv"], np.float64)
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:

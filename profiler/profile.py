@@ -18,7 +18,7 @@ from .hardware import default_max_batch
 from .models import Experts, ModelShape, Windowed
 
 SCHEMA = "dsim-profile"
-VERSION = 5
+VERSION = 6
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 REGIMES = ("memory-bound", "transition", "compute-bound")
@@ -355,6 +355,9 @@ def from_json(data: object, path: str) -> Profile:
                 "overlap": False, "captured_evictions": False, "window_attention": 0.0, "window_kv_read": 0.0,
                 **data["latency"],
             }  # fmt: skip
+    if version <= 5 and isinstance(data.get("latency"), dict):
+        new = {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}
+        data = data | {"latency": new | data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
     latency = top.section("latency", own + names(Fit))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engine.latency import LatencyModel
-from .pieces import Problem, Solution, _identified, _settle, digits
+from .pieces import SHORT, Problem, Solution, _identified, _settle, digits
 from .samples import Bools, Floats, Points, Samples, padded
 
 GRID = 64  # tokens: the least tile of a large matrix product
@@ -66,7 +66,7 @@ class StairSolution(Solution):
         return np.interp(every, seen, np.cumsum(self.values[: 1 + len(self.bends)]))
 
     def model(self, host_step: float, host_request: float) -> LatencyModel:
-        found, every, heights = self.coefficients(), levels(float(self.problem.tokens.max())), self.heights()
+        every, heights = levels(float(self.problem.tokens.max())), self.heights()
         knots: list[tuple[float, float]] = []
         for i, (level, height) in enumerate(zip(every.tolist(), heights.tolist(), strict=True)):
             first = every[i - 1] + 1.0 if i else 1.0
@@ -77,14 +77,9 @@ class StairSolution(Solution):
         return LatencyModel(
             knots=tuple(knots),
             slope=digits(slope),
-            launch=digits(self.values[-1]) if self.floored else 0.0,
             host_step=digits(host_step),
             host_request=digits(host_request),
-            attention=digits(found.get("attention", 0.0)),
-            kv_read=digits(found.get("kv_read", 0.0)),
-            head=digits(found.get("head", 0.0)),
-            sample=digits(found.get("sample", 0.0)),
-            graph_tokens=self.problem.graph_tokens,
+            **self.beside_layers(),
         )
 
     def jacobian(self) -> Floats:
@@ -106,7 +101,7 @@ class StairSolution(Solution):
             if level in seen:
                 up_to = (np.arange(table.shape[1]) <= np.searchsorted(seen, level)) & (np.arange(table.shape[1]) < num)
                 stated[f"knots[{place - 1}][1]"] = up_to.astype(float)
-        stated |= {name: np.eye(table.shape[1])[num + i] for i, name in enumerate(self.names)}
+        stated |= self.stated_beside(num, table.shape[1])
         if free[-1]:
             stated["launch"] = np.eye(table.shape[1])[-1]
         return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
@@ -120,7 +115,7 @@ def climb(problem: Stairs) -> StairSolution:
         StairSolution(s.problem, s.bends, s.names, s.values, s.unidentified) for s in _settle(problem, seen[:-1], names)
     ]
     best = min(found, key=lambda s: s.bic)
-    missing = [name for name in problem.linear if name not in names] + ([] if best.floored else ["launch"])
+    missing = [name for name in problem.linear if name not in (*names, SHORT)] + ([] if best.floored else ["launch"])
     return StairSolution(best.problem, best.bends, best.names, best.values, tuple(missing))
 
 

@@ -23,7 +23,8 @@ DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host t
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
-OF_DEVICE = ("slope", "attention", "kv_read", "head", "sample", "eviction", "window_attention", "window_kv_read")
+OF_DEVICE = ("slope", "attention", "kv_read", "head", "sample", "eviction", "window_attention", "window_kv_read",
+             "dense_attention", "window_dense_attention")  # fmt: skip
 # Where an eager engine's host terms are unknown, they lie between nothing and these: SGLang's host takes about 5.5 ms a
 # forward of 72 rows (LLaDA2.1-mini on an H20, sglang #33322), were it all a step's or all its rows'.
 MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
