@@ -14,7 +14,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
-from .part import Policy, Rows, numbers_of
+from .part import Policy, Rows, numbers_of, with_canvas
 from .prefix import Prefixes
 from .request import Request
 from .state import (
@@ -94,6 +94,7 @@ class Engine:
         self.table = table
         self.replica = replica
         self.emit = emit
+        self._narrows = policy.batching.narrows_canvases
         fixed = records(1, REPLICA)
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
@@ -194,6 +195,7 @@ class Engine:
         t["input_length"][i] = request.input_length
         t["output_length"][i] = request.output_length
         t["max_tokens"][i] = request.limit
+        self.table.rows["canvas_length"][i] = request.canvas_length if self._narrows else 0
         c["submitted"] += 1
         if not self.fits(request):
             t["status"][i] = REJECTED
@@ -240,7 +242,8 @@ class Engine:
             length = prompt + request.limit
             if not policy.batching.fits(policy, length):
                 return False
-            tokens = policy.batching.reserved(policy, prompt, request.limit)
+            own = request.canvas_length if self._narrows else 0
+            tokens = policy.batching.reserved(with_canvas(policy, own), prompt, request.limit)
         return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
 
     # ---- step by step ----------------------------------------------------------------------------------------

@@ -127,7 +127,11 @@ class StepTotals:
 
 # The same as records, larger fields first so that none is padded.
 REQUEST = np.dtype(
-    sorted(REQUEST_COLUMNS.items(), key=lambda column: -np.dtype(column[1]).itemsize), align=True
+    [
+        *sorted(REQUEST_COLUMNS.items(), key=lambda column: -np.dtype(column[1]).itemsize),
+        ("canvas_length", "int32"),  # Request.canvas_length, where the policy heeds it
+    ],
+    align=True,
 )  # fmt: skip
 STEP = np.dtype(list(STEP_COLUMNS.items()), align=True)
 ROW = np.dtype([(name, kind) for name, kind in STEP_LISTS.items() if kind != "uint64"], align=True)

@@ -122,6 +122,7 @@ def manifest_of(
             "workload": result.commit_model.workload,
             "block_length": result.commit_model.block_length,
             "threshold": result.commit_model.threshold,
+            **_in_place_of(result),
             "source": result.commit_model.source,
             "extrapolated_from": result.commit_model.extrapolated_from,
             **_under(profile, result.commit_model),
@@ -168,6 +169,12 @@ def _laws(results: list[Result]) -> Iterator[CommitInfo]:
         told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
         told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
         yield told
+
+
+def _in_place_of(result: Result) -> CommitInfo:
+    """The policy's threshold, where the yield of another stands in for it."""
+    asked, model = result.policy.unmasking.threshold, result.commit_model
+    return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
 
 
 def _under(profile: Profile, model: CommitModel) -> CommitInfo:

@@ -75,6 +75,7 @@ class TokenBudget(Scheduler):
     )  # fmt: skip
     pieces = True
     idles_finished = True
+    narrows_canvases = True
     columns = (
         ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
         ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled
@@ -204,7 +205,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         n = _most(asked, budget, alone, p)
         if n == 0 or (n < asked and f.block > 1 and not prefills):  # a canvas is computed whole
             continue
-        ahead = 0 if prefills else p.scratch
+        ahead = 0 if prefills else p.scratch if f.block == 1 else min(p.scratch, int(q.block))
         needed = max(int(q.pages), -(-(int(s.computed) + n + ahead) // int(f.page)))
         gone = False
         while not gone and needed - q.pages > f.num_pages - c.pages_held:

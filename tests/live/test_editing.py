@@ -25,7 +25,7 @@ def plainly(
     return new, not masks and new == text
 
 
-@pytest.mark.parametrize("rule", [JointThreshold(), JointThreshold(0.7, 0.6, 2), JointThreshold(0.99, 0.99, 0)])
+@pytest.mark.parametrize("rule", [JointThreshold(0.5, 0.0, 16), JointThreshold(0.7, 0.6, 2), JointThreshold(0.99, 0.99, 0)])
 def test_blocks_go_as_the_loop_has_them_to_their_end(rule: JointThreshold) -> None:
     chance = np.random.default_rng(3)
     rows = 5
