@@ -95,6 +95,7 @@ class Engine:
         self.replica = replica
         self.emit = emit
         self._narrows = policy.batching.narrows_canvases
+        self._prefixes = prefixes
         fixed = records(1, REPLICA)
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
@@ -200,6 +201,8 @@ class Engine:
         if not self.fits(request):
             t["status"][i] = REJECTED
             return False
+        if self._x.c and self._prefixes is not None and self._x.c.names is not self._prefixes.names:  # it has grown
+            self._x = self._x._replace(c=self._x.c._replace(names=self._prefixes.names))
         waiting = int(c["num_waiting"])
         # Beside those that wait there is always room for all that run: they may be preempted.
         if waiting + len(self._w.q) + 1 > len(self._w.queue):

@@ -380,7 +380,7 @@ class LookAhead(Scheduler):
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         # short_turns: prefills since the last chunk. after_chunk: the step decided on last was one that others follow.
-        # short_until: no prompt ahead of this place is a long one, places being counted on and on; head: the queue's then.
+        # short_until: no prompt ahead of this place is a long one, counting places on and on; head: the queue's then.
         return {"streak": 0, "short_turns": 0, "after_chunk": False, "short_until": 0, "head": 0}
 
     def shares_prefixes(self, policy: Policy) -> bool:
@@ -425,6 +425,8 @@ def decide_look_ahead(w: Any, x: Any) -> int:
 def _look(w: Any, x: Any, to: Any) -> int:
     """Choose the rows of a step: prompts, the chunk of one that is longer than a prefill, or all that decode."""
     c, m, p = w.c[0], x.m[0], x.p[0]
+    if c.num_waiting == 0:
+        m.streak = 0
     long = _half_prefilled(w, x)
     chunk_due = m.short_turns >= p.opt_ttft_short_turns
     last = long >= 0 and x.s[long].goal - x.s[long].computed <= _chunk(w)
@@ -475,7 +477,8 @@ def _look(w: Any, x: Any, to: Any) -> int:
     if not decodes:
         m.streak = 0
         return PREFILL_STEP
-    m.streak = m.streak + 1 if c.num_waiting > 0 else 0
+    if c.num_waiting > 0:
+        m.streak += 1
     return DECODE_STEP
 
 

@@ -107,6 +107,14 @@ def test_the_head_of_the_line_waits_for_pages_for_all_of_its_prompt_and_blocks_t
 # ---- preemption --------------------------------------------------------------------------------------------------
 
 
+def test_who_joins_others_leaves_the_watermark_free() -> None:
+    for watermark, steps in ((0.4, ["prefill 0P8/8", "decode 0D1/9"]), (0.0, ["prefill 0P8/8 1P8/8"])):
+        w = World(f"vllm-ar,page_size=4,watermark={watermark}" + SYNC, num_pages=5)
+        w.submit(0, 8, 3)
+        w.submit(1, 8, 3)
+        assert [w.step_tokens() for _ in steps] == steps
+
+
 def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_again_what_it_knew() -> None:
     w = World("vllm-ar,page_size=2" + SYNC, num_pages=4, max_batch=2)
     w.submit(0, 2, 4)
