@@ -341,7 +341,8 @@ def memory() -> None:
 
 def thrash() -> None:
     """Throughput and work done again where the KV pages are short."""
-    print(f"`vllm-diffusion` on `{FP8}`, eight clients, 1024/1024, law `mixed`: tok/s (preemptions a request), predicted\n")
+    told = "1024/1024, law `mixed`: tok/s (preemptions a request), predicted"
+    print(f"`vllm-diffusion` on `{FP8}`, eight clients, {told}\n")
     most, rows = 1280, []
     for share in (1.0, 0.75, 0.5, 0.25):
         cells = [f"{share * most:,.0f}"]
@@ -412,7 +413,8 @@ def settings() -> None:
         [f"`{s}`", f"`{w}`", *(f"**{v:,.0f}**" if v in best else f"{v:,.0f}" for v in runs)]
         for (s, w), runs in found.items()
     ))  # fmt: skip
-    print("\nBlock, chunk and threshold together, yields `sharegpt-focus` (temperature 0.8): the best by load, predicted\n")
+    of = "yields `sharegpt-focus` (temperature 0.8)"
+    print(f"\nBlock, chunk and threshold together, {of}: the best by load, predicted\n")
     table(("clients", "threshold", "best block", "tok/s", "best chunk of 32", "tok/s", "`optimus`"),
           (best_of(n, threshold) for n in loads for threshold in (0.9, 0.8)))  # fmt: skip
 

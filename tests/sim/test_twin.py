@@ -364,8 +364,8 @@ def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run
     assert (narrow["num_forwards"].tolist(), narrow["num_computed"].tolist()) == ([16, 8], [32, 32])
     assert warnings_of(policy, profile, None, bare) == []
     assert warnings_of(policy, profile, None, asked) == [
-        "vllm-diffusion,canvas_length=4,page_size=4: canvases of 1 of 2 requests (diffusion_canvas_length) take as many "
-        "steps as those of 4: no law of narrower ones is known"
+        "vllm-diffusion,canvas_length=4,page_size=4: canvases of 1 of 2 requests (diffusion_canvas_length) take as "
+        "many steps as those of 4: no law of narrower ones is known"
     ]
     gemma = parse("sglang-gemma,canvas_length=4,page_size=4")
     assert table_bytes(simulate(asked, profile, gemma).table) == table_bytes(simulate(bare, profile, gemma).table)
@@ -387,7 +387,7 @@ def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_anoth
             "0.9: blocks commit as they do there"
         ]
         assert warnings_of(parse(spec + ",threshold=0.9"), held, None, requests) == []
-        with pytest.raises(ProfileError, match="this run asks for 0.70"):
+        with pytest.raises(ProfileError, match=r"this run asks for 0\.70"):
             commit_model_of(parse(spec + ",threshold=0.7"), held, None)
     # One that was fitted there is taken as it is.
     there = replace(held, commits=tuple(replace(m, threshold=0.85) for m in held.commits))
