@@ -129,13 +129,20 @@ def validate_command(
         def told(what: str) -> None:
             bar.update(min(round(time.monotonic() - begin), round(total)), note=what)
 
+        by_confidence = [
+            policy.unmasking.threshold
+            for policy in map(parse, policies)
+            if not policy.autoregressive and policy.unmasking.strategy == "low_confidence_dynamic"
+        ]
+        thresholds = sorted(set(by_confidence)) or [0.9]
+
         def measure(within: float) -> "Profile":
             made, _ = profile_model(
                 loaded,
                 name=f"{out.name}-profile",
                 budget=within,
                 workloads={} if full_sequence else default_workloads(loaded, prompts),
-                thresholds=(0.9,),
+                thresholds=thresholds,
                 yields=load(yields).commits if yields else (),
                 full_sequence=full_sequence,
                 tokenizer=tokenizer,

@@ -130,10 +130,13 @@ class StepTotals:
 APART = ("request", "arrival", *Asked._fields)
 # The others as records, larger fields first so that none is padded.
 REQUEST = np.dtype(
-    sorted(
-        ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
-        key=lambda column: -np.dtype(column[1]).itemsize,
-    ),
+    [
+        *sorted(
+            ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
+            key=lambda column: -np.dtype(column[1]).itemsize,
+        ),
+        ("canvas_length", "int32"),  # Request.canvas_length, where the policy heeds it
+    ],
     align=True,
 )
 STEP = np.dtype(list(STEP_COLUMNS.items()), align=True)

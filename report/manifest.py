@@ -36,6 +36,7 @@ class CommitInfo(TypedDict, total=False):
     workload: str
     block_length: int
     threshold: float
+    asked_threshold: float  # the policy's, where nothing was fitted at it
     source: str
     extrapolated_from: int | None  # the block size that was fitted, where it is another
     canvas_length: int  # of a law of canvases, in place of block_length

@@ -126,6 +126,22 @@ def test_the_journal_replays_plan_for_plan(twin: Callable[..., Behind]) -> None:
             assert list(replay(fresh, r, columns, steps, lists)) == []
 
 
+def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[..., Behind]) -> None:
+    spec = "lmdeploy-0.18:4,threshold=0.9,max_batch=4,num_pages=64,page_size=8,prefix_caching=true"
+    behind = twin(policy=spec, replicas=2, router="prefix")
+    shared = list(range(40))
+    with serving(behind) as server:
+        for rest in ([1] * 10, [2] * 10, []):
+            assert server.complete(prompt=shared + rest, max_tokens=3).status == 200
+        assert server.complete(prompt=[9, *shared], max_tokens=3).status == 200  # another from its first token on
+    totals = server.totals
+    assert totals is not None
+    # Of the third prompt the last block is computed: it is the first denoising step.
+    assert (totals.prefix_queries, totals.prefix_hits) == (50 + 50 + 40 + 41, 40 + 32)
+    columns = behind.columns()
+    assert columns["replica"].tolist()[:3] == [0, 0, 0]
+
+
 def test_too_many_waiting_are_told_to_come_again(twin: Callable[..., Behind]) -> None:
     one = "chunk:2,block_length=4,max_batch=1,num_pages=64,page_size=8"
     with serving(twin(SLOW, policy=one, bounds=Bounds(max_waiting=2))) as server:
