@@ -175,11 +175,13 @@ def sglang(out: Path) -> None:
 
         for _ in range(40):
             rows = [req for req in scheduler.dllm_manager.waiting_queue if not req.finished()]
+            for req in rows:  # as `init_next_round_input` does, which also looks for a prefix
+                req._init_fill_ids_for_dllm()
+                req.prefix_len = past[req.rid]
+                req.determine_dllm_phase()
             rows = [req for req in rows if req.is_dllm_prefill()] or rows
             if not rows:
                 break
-            for req in rows:
-                req._init_fill_ids_for_dllm()
             batch = ScheduleBatch(reqs=rows, dllm_config=config)
             batch.forward_mode, batch.spec_algorithm = ForwardMode.DLLM_EXTEND, SpeculativeAlgorithm.NONE
             batch.prefix_lens = [past[req.rid] for req in rows]

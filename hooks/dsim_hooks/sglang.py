@@ -53,13 +53,13 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
     plan = None if log is None else _STATE["begun"].pop(id(result), None)
     if plan is None:
         return original(scheduler, batch, result, *args, **kwargs)
-    before = [len(req.output_ids) for req in batch.reqs]
+    before = [num_tokens(req) for req in batch.reqs]
     found = original(scheduler, batch, result, *args, **kwargs)
     end = log.now()
     begin, rows, state, forwards = plan
     # The time between two steps is the later one's.
     start = begin if _STATE["end"] is None else _STATE["end"]
-    emitted = {req.rid: len(req.output_ids) - had for req, had in zip(batch.reqs, before, strict=True)}
+    emitted = {req.rid: num_tokens(req) - had for req, had in zip(batch.reqs, before, strict=True)}
     forwards = forwards or [(end, rows, ())]
     for i, (until, rows, settled) in enumerate(forwards, 1):
         last = i == len(forwards)  # tokens leave when all of the batch's forwards are over
@@ -74,6 +74,12 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
             log.finished(req.rid)
     _STATE["end"] = end if has_work(scheduler, batch) else None
     return found
+
+
+def num_tokens(req):
+    """Tokens that a request was handed: a block may go on behind its end."""
+    num, end = len(req.output_ids), req.finished_len
+    return num if end is None else min(num, end)
 
 
 def has_work(scheduler, batch):

@@ -219,8 +219,8 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
 ) -> None:
     modules(monkeypatch, sglang={"__version__": "0.5.23"})
     sglang = hook("sglang")
-    reqs = [Asked(rid="a", output_ids=[], over=False, prefill=False),
-            Asked(rid="b", output_ids=[], over=False, prefill=False)]  # fmt: skip
+    reqs = [Asked(rid="a", output_ids=[], finished_len=None, over=False, prefill=False),
+            Asked(rid="b", output_ids=[], finished_len=None, over=False, prefill=False)]  # fmt: skip
     scheduler = types.SimpleNamespace(
         waiting_queue=[], dllm_manager=types.SimpleNamespace(waiting_queue=reqs), page_size=4, tp_size=1,
         max_total_num_tokens=400, chunked_prefill_size=64, max_prefill_tokens=1024,
