@@ -3,9 +3,10 @@
     VENV/bin/python benchmarks/hook_engines.py sglang|lmdeploy OUT
 
 VENV: an environment with torch and transformers, in which the engines lie beside them without what they need of a GPU:
-`pip install --no-deps sglang==0.5.23 lmdeploy==0.18.0`, then orjson and mmengine-lite. Whatever else is missing (kernels,
-device libraries) is replaced by names that answer to anything. The engine's scheduler, batches, requests, algorithms and
-sequences are its own; the model is a table of logits, and no page is allocated. Writes a log a scenario into OUT.
+`pip install --no-deps sglang==0.5.23 lmdeploy==0.18.0`, then orjson and mmengine-lite. Whatever else is missing
+(kernels, device libraries) is replaced by names that answer to anything. The engine's scheduler, batches, requests,
+algorithms and sequences are its own; the model is a table of logits, and no page is allocated. Writes a log a scenario
+into OUT.
 """
 
 import asyncio
@@ -16,7 +17,6 @@ import sys
 import types
 import warnings
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -89,7 +89,7 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Stub(types.ModuleType):
-    __path__: list[str] = []
+    __path__ = ()  # type: ignore[assignment]
     __version__ = "99.0"
 
     def __getattr__(self, name: str) -> Any:
@@ -198,7 +198,9 @@ def sglang(out: Path) -> None:
             )  # fmt: skip
             with patch.object(ForwardBatch, "init_new", return_value=made):
                 scheduler.__dict__["model_worker"] = types.SimpleNamespace(
-                    forward_batch_generation=lambda b, made=made, **k: worker._forward_batch_generation_dllm(made, b)
+                    forward_batch_generation=lambda b, made=made, worker=worker, **k: (
+                        worker._forward_batch_generation_dllm(made, b)
+                    )
                 )
                 result = scheduler.run_batch(batch)
             with patch.object(mixin, "release_kv_cache"), patch.object(Scheduler, "_record_step_counters"):
@@ -211,15 +213,107 @@ def sglang(out: Path) -> None:
         print(case, {req.rid: len(req.output_ids) for req in asked})
 
 
+# ---- LMDeploy -------------------------------------------------------------------------------------------------------
+
+
+def lmdeploy(out: Path) -> None:
+    """Two requests: a prefill whose last block has masks, then a block a step until each has its tokens."""
+    import torch
+    from dsim_hooks import lmdeploy as hooks
+    from lmdeploy.pytorch.config import DLLMConfig, UnmaskingStrategy
+    from lmdeploy.pytorch.engine.engine_loop import EngineLoop
+    from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent, BatchedOutputs
+    from lmdeploy.pytorch.messages import MessageStatus, SamplingParam, SchedulerSession, SequenceManager, SequenceMeta
+    from lmdeploy.pytorch.strategies.dllm.model_agent import DLLMExtraOutputs
+    from lmdeploy.pytorch.strategies.dllm.sequence import DLLMSequenceStrategy
+    from lmdeploy.pytorch.strategies.dllm.unmasking import UnmaskingProcessor
+
+    with patch.object(BaseModelAgent, "__init__", lambda self, **given: self.__dict__.update(given)):
+        hooks.patch()
+        dllm = DLLMConfig(
+            block_length=BLOCK, unmasking_strategy=UnmaskingStrategy.LOW_CONFIDENCE_DYNAMIC, confidence_threshold=0.5
+        )
+        agent = BaseModelAgent(
+            model_config=types.SimpleNamespace(hf_config=MODEL),
+            cache_config=types.SimpleNamespace(
+                block_size=64, num_gpu_blocks=32, max_batches=8, max_prefill_token_num=8192
+            ),
+            misc_config=types.SimpleNamespace(dllm_config=dllm), dist_config=types.SimpleNamespace(attn_tp=1),
+        )  # fmt: skip
+    agent.spec_agent = types.SimpleNamespace(update_main_model_outputs=lambda ret, inputs: (None, ret))
+    agent.get_logits = lambda hidden_states: None
+    strategy = DLLMSequenceStrategy(BLOCK, MASK)
+    manager = SequenceManager(SequenceMeta(block_size=64, strategy=strategy, sampling_strategy=MagicMock()))
+
+    class Runs:
+        """The state of a sequence that waits for no page."""
+
+        status = MessageStatus.RUNNING
+
+        def finish(self) -> None:
+            self.status = MessageStatus.STOPPED
+
+    life = types.SimpleNamespace(
+        new_sequence_id=manager.new_sequence_id, add_sequence=lambda seq, status: seq.set_state(Runs())
+    )
+    asked = [
+        SchedulerSession(i, manager.seq_meta, life).add_sequence(list(range(prompt)), SamplingParam(max_new_tokens=6))
+        for i, prompt in enumerate((6, 8))
+    ]
+    for seq in asked:
+        seq.resp = MagicMock()
+    loop: Any = EngineLoop.__new__(EngineLoop)
+    loop.scheduler, loop.resp_queue, loop.seq_strategy = MagicMock(), MagicMock(), strategy
+    loop.config = types.SimpleNamespace(num_speculative_tokens=None, enable_metrics=False)
+    unmask = UnmaskingProcessor(dllm)
+    torch.manual_seed(0)
+    table = torch.randn(64, VOCAB) * 2
+    running, decoding = list(asked), False
+    while running:
+        lengths = [seq.num_token_ids for seq in running]
+        past = [seq.num_history_ids for seq in running]
+        inputs = types.SimpleNamespace(
+            is_dummy=False, is_decoding=decoding, seq_length=torch.tensor(lengths), history_lengths=torch.tensor(past),
+            is_chunk=False, logits_indices=None,
+        )  # fmt: skip
+        with patch.object(BaseModelAgent, "async_forward", new=_nothing):
+            asyncio.run(agent._async_model_forward(inputs, return_logits=True))
+        # The last block of each row is sampled and unmasked.
+        ends = [begin + n for begin, n in zip(past, lengths, strict=True)]
+        ids = torch.tensor(array("q", b"".join(seq.history_cache[end - BLOCK : end].astype("int64").tobytes()
+                                               for seq, end in zip(running, ends, strict=True))))  # fmt: skip
+        masks = torch.cat([torch.tensor(seq.dllm_mask[-BLOCK:].copy()) for seq in running])
+        logits = torch.cat([table[end - BLOCK : end] for end in ends])
+        masks, ids = unmask(logits, ids, logits.argmax(dim=-1), masks)
+        # What each will have when its block is whole; the criterion for stopping is not the engine's own here.
+        whole = (masks.view(-1, BLOCK) == 1).all(dim=1).tolist()
+        new = [seq.num_new_tokens + BLOCK - seq.num_valid_ids % BLOCK if done else 0
+               for seq, done in zip(running, whole, strict=True)]  # fmt: skip
+        out = BatchedOutputs(
+            next_token_ids=ids, stopped=torch.tensor([n >= 6 for n in new]), extra_outputs=DLLMExtraOutputs(masks),
+            stop_pos=torch.tensor([BLOCK - 1 - (n - 6) for n in new]),
+        )  # fmt: skip
+        loop._finish_forward_output(out, running, inputs, None)
+        decoding = True
+        running = [seq for seq in running if seq.status is MessageStatus.RUNNING]
+    hooks._STATE["log"].close()
+    print({seq.seq_id: seq.num_new_tokens for seq in asked})
+
+
+async def _nothing(*args: object, **kwargs: object) -> dict[str, object]:
+    """A forward that nobody computes."""
+    return {}
+
+
 def main() -> None:
     engine, folder = sys.argv[1:]
     warnings.simplefilter("ignore")
     sys.path[0] = str(Path(__file__).parents[1] / "hooks")  # in place of this folder, whose names others have, too
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
-    os.environ.update(DSIM_STEPLOG=str(out / "log.jsonl"), DSIM_STEPLOG_SKIP="0")
+    os.environ.update(DSIM_STEPLOG=str(out / f"{engine}.jsonl"), DSIM_STEPLOG_SKIP="0")
     Missing(engine)
-    {"sglang": sglang}[engine](out)
+    {"sglang": sglang, "lmdeploy": lmdeploy}[engine](out)
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ def main() -> None:
             found.append({"rows": rows, "engine_us": 1e6 * (with_it - without), "writer_us": 1e6 * writer})
             both = 1e6 * (with_it - without + writer)
             print(
-                f"{rows:4} rows: {1e6 * (with_it - without):5.1f} us a step of the engine's thread, {1e6 * writer:5.1f} "
-                f"us of the log's: {both / STEP / 1e4:.2f} % of a step of {1e3 * STEP:g} ms",
+                f"{rows:4} rows: {1e6 * (with_it - without):5.1f} us a step of the engine's thread, "
+                f"{1e6 * writer:5.1f} us of the log's: {both / STEP / 1e4:.2f} % of a step of {1e3 * STEP:g} ms",
                 flush=True,
             )
     if args.out is not None:

@@ -2,10 +2,12 @@
 
 import atexit
 import collections
+import contextlib
 import json
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 
@@ -158,6 +160,15 @@ class StepLog:
         for line in self._end(name, self.now()):
             self._lines.put(line)
 
+    @contextlib.contextmanager
+    def harmless(self):
+        """What goes wrong inside ends the log and leaves the engine alone."""
+        try:
+            yield
+        except Exception as error:
+            self.on = False
+            sys.stderr.write(f"dsim-hooks: no more steps are logged: {type(error).__name__}: {error}\n")
+
     def close(self):
         """Write what is left."""
         self._lines.put(None)
@@ -175,8 +186,9 @@ class StepLog:
                 if line is None:
                     self._file.close()
                     return
-                for each in self._made(*line) if isinstance(line, tuple) else (line,):
-                    self._file.write(encode(each) + b"\n")
+                with self.harmless():
+                    for each in self._made(*line) if isinstance(line, tuple) else (line,):
+                        self._file.write(encode(each) + b"\n")
                 num += 1
                 if num % TURN == 0:  # the engine's thread, where it wants the interpreter, waits for a few lines alone
                     time.sleep(0)

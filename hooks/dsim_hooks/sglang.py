@@ -56,6 +56,14 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
     before = [num_tokens(req) for req in batch.reqs]
     found = original(scheduler, batch, result, *args, **kwargs)
     end = log.now()
+    with log.harmless():
+        _write_steps(log, end, plan, batch, before)
+    _STATE["end"] = end if has_work(scheduler, batch) else None
+    return found
+
+
+def _write_steps(log, end, plan, batch, before):
+    """The steps of a batch that ended now. before: what each of its requests had been handed."""
     begin, rows, state, forwards = plan
     # The time between two steps is the later one's.
     start = begin if _STATE["end"] is None else _STATE["end"]
@@ -72,8 +80,6 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
     for req in batch.reqs:
         if req.finished():
             log.finished(req.rid)
-    _STATE["end"] = end if has_work(scheduler, batch) else None
-    return found
 
 
 def num_tokens(req):
@@ -106,8 +112,9 @@ def _hook_step(kind):
         before = forward_batch.input_ids.clone()
         done = step(self, forward_batch, *args, **kwargs)
         log = _STATE.get("log")
-        if log is not None:
-            _STATE["forwards"].append((log.now(), *blocks_of(self, forward_batch, before)))
+        if log is not None and log.on:
+            with log.harmless():
+                _STATE["forwards"].append((log.now(), *blocks_of(self, forward_batch, before)))
         return done
 
     hooked._dsim_hooked = True
