@@ -150,6 +150,7 @@ def manifest_of(
         replicas=scenario.replicas,
         router=scenario.router,
         emit=emit,
+        eos=scenario.eos,
         seed=scenario.seed,
         slos=list(scenario.slos),
         missing_passes=scenario.missing_passes,

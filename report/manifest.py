@@ -76,6 +76,7 @@ class Manifest(TypedDict, total=False):
     replicas: int
     router: str
     emit: str
+    eos: bool  # requests ended at an EOS, which nobody foresaw
     seed: int
     slos: list[str]
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency

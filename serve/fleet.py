@@ -19,7 +19,8 @@ from ..engine.request import Request
 from ..engine.step import StepPlan
 from ..live.loop import Executor
 from ..sim.router import Router
-from .driver import Clock, Replica
+from .driver import Clock
+from .replica import Replica
 
 Ids = npt.NDArray[np.int32]
 # The tokens of a row's request that its slot holds, up to a length; the twin has none.
@@ -131,13 +132,13 @@ class Fleet:
             self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
         stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop())
         self._streams[index] = stream
-        replica.submit(request)
+        replica.inbox.submit(request)
         return stream
 
     def cancel(self, stream: Stream) -> None:
         """The client of a request that is not over has gone."""
         if self._streams.pop(stream.index, None) is not None:
-            stream.replica.cancel(stream.index)
+            stream.replica.inbox.cancel(stream.index)
 
     def stop(self) -> StepTotals:
         """End every replica after its step in flight, and add up what they did."""

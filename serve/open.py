@@ -29,8 +29,8 @@ from ..sim.router import router
 from ..sim.step_model import StepModel
 from ..sim.twin import commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
-from .driver import PacedTwin
 from .fleet import Fleet, Text
+from .paced import PacedTwin
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
 from dsim.report.clients.prometheus import read_samples, summary_of
 from dsim.report.run import read_run
-from dsim.serve import driver
+from dsim.serve.driver import Inbox
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
+from dsim.serve.replica import Replica
 
 from ..worlds import TOY_MODEL, toy_profile
 from .serving import Journal, Running, serving
@@ -202,14 +203,13 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
 ) -> None:
     behind = twin()
     (engine,) = behind.fleet.engines
-    replica = driver.Replica(engine, behind.executors[0], lambda: 0.0, lambda plan, done: None, lambda: None)
-    replica.submit(Request(0, 1.0, 4, 4))
-    replica.cancel(0)
-    replica._cancel(0.5)
-    assert behind.fleet.table["status"][0] == UNFINISHED
-    engine.submit(replica._inbox.popleft())
-    replica._cancel(1.0)
-    assert behind.fleet.table["status"][0] == CANCELLED
+    inbox = Inbox()
+    inbox.submit(Request(0, 1.0, 4, 4))
+    inbox.cancel(0)
+    inbox.deliver(engine, 0.5)
+    assert (behind.fleet.table["status"][0], inbox.num_requests) == (UNFINISHED, 1)
+    inbox.deliver(engine, 1.0)
+    assert (behind.fleet.table["status"][0], inbox.num_requests) == (CANCELLED, 0)
 
 
 def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
@@ -357,7 +357,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_a_replica_alone_serves_an_engine() -> None:
-    """The driver needs no server: what is submitted is told of as it is committed."""
+    """It needs no server: what is submitted is told of as it is committed."""
     policy, table = parse(CHUNK), RequestTable(1)
     engine = Engine(policy, Limits(64, 256, 4), table)
     told, over = [], threading.Event()
@@ -374,11 +374,9 @@ def test_a_replica_alone_serves_an_engine() -> None:
         if len(done):
             over.set()
 
-    replica = driver.Replica(engine, AllAtOnce(), time.monotonic, tell, lambda: None)
+    replica = Replica(engine, AllAtOnce(), time.monotonic, tell, lambda: None)
     replica.start()
-    from dsim.engine.request import Request
-
-    replica.submit(Request(0, time.monotonic(), 4, 8))
+    replica.inbox.submit(Request(0, time.monotonic(), 4, 8))
     assert over.wait(60)
     replica.stop()
     assert told[-1] == 8
