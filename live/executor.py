@@ -171,7 +171,9 @@ class ModelExecutor(Texts):
         start = plan.block_start.astype(np.int64)
         slots = plan.slots[rows]
         positions = start[rows] + columns
-        reach = start + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
+        listed = visible(plan.status, window, self._listed)
+        # Keys behind the window are seen, too: those that a step out of the block has cached.
+        reach = start + window.shape[1] - np.argmax((window | listed)[:, ::-1], axis=1)
         if self._pieces:  # a prompt shorter than a block has had no prefill
             self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
@@ -184,7 +186,7 @@ class ModelExecutor(Texts):
             query_start=np.concatenate([[0], np.cumsum(counts)]),
             page_table=self._cache.tables(plan.slots, reach),
             history=start,
-            listed=visible(plan.status, window, self._listed),
+            listed=listed,
             block_length=self._block,
             sampled=np.arange(len(rows)),
             evict=evict,
