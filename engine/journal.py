@@ -154,7 +154,7 @@ class RequestTable:
         self.rows = np.zeros(num_requests, REQUEST)
         self._fields = {name: self.rows[name] for name in REQUEST.names or ()}
         for name, column in self._fields.items():
-            if REQUEST_COLUMNS[name] == "float64":
+            if REQUEST_COLUMNS.get(name) == "float64":
                 column[:] = np.nan
         self._fields["replica"][:] = -1
         self._fields["status"][:] = UNFINISHED
