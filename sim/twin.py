@@ -26,6 +26,7 @@ from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
+from ..engine.part import with_canvas
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.request import Request
@@ -506,7 +507,12 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
             f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length.min())} tokens, more "
             f"than a step of {policy.name} takes"
         )
-    pages = -(-policy.batching.reserved(policy, trace.input_length, trace.limit) // page)
+    reserved = policy.batching.reserved(policy, trace.input_length, trace.limit)
+    if policy.batching.narrows_canvases:
+        for own in np.unique(trace.canvas_length[trace.canvas_length > 0]).tolist():
+            rows, narrow = trace.canvas_length == own, with_canvas(policy, own)
+            reserved[rows] = policy.batching.reserved(narrow, trace.input_length, trace.limit)[rows]
+    pages = -(-reserved // page)
     if ((pages > limits.num_pages) | (length > limits.context_limit)).all():
         i = int(np.argmin(length))
         raise TraceError(

@@ -258,7 +258,7 @@ class Driver(PlainLoop):
             if policy.width > 1:
                 draws = TokenDraws(policy.granularity.acceptances, seed)
         elif policy.unmasking.strategy == "law":
-            draws = LawDraws(TOY_LAW, seed, len(trace))
+            draws = LawDraws(TOY_LAW, seed, len(trace), canvas_length=trace.canvas_length)
         else:
             model = model.for_block(policy.block_length)
             draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
@@ -274,6 +274,7 @@ class Driver(PlainLoop):
         # Every position computed lies on a page that is held, but where the next step has been given it already.
         width = np.arange(plan.window.shape[1]) + 1
         last = plan.block_start + np.where(plan.window, width, 0).max(axis=1)
+        last = np.where(plan.phases == Phase.PREFILL, plan.num_keys, last)  # a chunk ends before its last block
         assert -(-last // page)[~np.isin(plan.requests, plan.preempted)].sum() <= plan.pages
         self._check_pages_ahead(plan)
         if plan.prefill:

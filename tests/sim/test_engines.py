@@ -198,6 +198,8 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(
     policy = parse(spec)
     if eos and policy.granularity.on_a_grid:
         return  # requests go on past an EOS in their prompt's block there
+    narrow: list[Any] = [i % 5 or None for i in range(len(trace))]
+    trace = replace(trace, extras={"diffusion_canvas_length": narrow})
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
     num_pages = -(-int(reserved.max()) // policy.memory.page_size) + more
     policy = parse(sized(spec, rows, 16, num_pages))
