@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..engine.part import Policy
     from ..planner.scenario import Scenario
+    from ..profiler.profile import Profile
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 # Options that say where results go and how fast, not what they are, with the values that follow each.
@@ -249,12 +250,11 @@ def warn(screen: "Console", scenario: "Scenario", policies: Iterable["Policy"] =
         screen.print(f"Warning: {line}", style="yellow", markup=False)
 
 
-def warn_of_yields(screen: "Console", scenarios: Iterable["Scenario"]) -> None:
-    """Say what scenarios ask for that their profiles know nothing of."""
+def warn_of_yields(screen: "Console", scenario: "Scenario", runs: Iterable[tuple["Policy", "Profile"]] = ()) -> None:
+    """Say what these policies, or the scenario's own, ask for that their profiles know nothing of."""
     from ..sim.twin import warnings_of
 
-    for scenario in scenarios:
-        policy, profile = scenario.parsed_policy(), scenario.loaded_profile()
+    for policy, profile in runs or [(scenario.parsed_policy(), scenario.loaded_profile())]:
         for line in warnings_of(policy, profile, scenario.workload, scenario.source()):
             screen.print(f"Warning: {line}", style="yellow", markup=False)
 
