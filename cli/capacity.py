@@ -93,6 +93,7 @@ def capacity_command(
         search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     options.warn(screen, scenario)
+    options.warn_of_yields(screen, [scenario])
     found: Capacity | None
     try:
         with Bar(screen, "capacity", "replays", note="starting (the first run compiles)") as bar:

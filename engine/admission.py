@@ -67,6 +67,17 @@ def unqueue(w: Any, slot: Any) -> None:
 
 
 @rule
+def bring_forward(w: Any, at: Any) -> None:
+    """Put the request at a place in the queue before all others, which keep their order."""
+    first, last = w.c[0].queue_head, len(w.queue) - 1
+    for k in range(2):
+        kept = w.queue[(first + at) & last, k]
+        for i in range(at):
+            w.queue[(first + at - i) & last, k] = w.queue[(first + at - i - 1) & last, k]
+        w.queue[first & last, k] = kept
+
+
+@rule
 def head(w: Any) -> Any:
     """The request that is next in the queue, and the slot of its progress or -1."""
     at = w.c[0].queue_head & (len(w.queue) - 1)
@@ -87,7 +98,7 @@ def prefill_length(w: Any, request: Any, slot: Any) -> Any:
     block = int(w.f[0].block)
     if slot >= 0:
         return int(w.q[slot].start) + block
-    return canvas(max(1, int(w.r[request].input_length)), block)
+    return canvas(max(1, int(w.asked.input_length[request])), block)
 
 
 @rule
@@ -97,14 +108,16 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
     if slot < 0:
         c.num_free -= 1
         slot = int(w.lists[FREE, c.num_free])
-        q, r, block = w.q[slot], w.r[request], int(w.f[0].block)
+        q, block, prompt = w.q[slot], int(w.f[0].block), int(w.asked.input_length[request])
         q.request = request
-        q.prompt = r.input_length
-        q.end = r.input_length + r.max_tokens
-        q.answer = r.input_length + r.output_length
+        q.prompt = prompt
+        q.end = prompt + w.asked.max_tokens[request]
+        q.answer = prompt + w.asked.output_length[request]
         q.stop = q.end if w.f[0].stops == IGNORED else q.answer
         q.start = length - block
-        known = int(r.input_length) - (length - block)
+        narrower = w.r[request].canvas_length
+        q.block = narrower if 0 < narrower < block else block
+        known = prompt - (length - block)
         for p in range(w.status.shape[1]):
             w.status[slot, p] = PENDING if p < known else MASKED
             w.evaluations[slot, p] = 0
@@ -274,7 +287,7 @@ def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], N
     else:
         return False
     if slot < 0:
-        c["outstanding_tokens"] -= int(w.r["input_length"][request]) + int(w.r["output_length"][request])
+        c["outstanding_tokens"] -= int(w.asked.input_length[request]) + int(w.asked.output_length[request])
         return True
     q = w.q[slot]
     c["outstanding_tokens"] -= (0 if q["prefilled"] else q["prompt"]) + q["answer"] - q["prompt"] - q["emitted"]

@@ -14,7 +14,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
-from .part import Policy, Rows, numbers_of
+from .part import Policy, Rows, numbers_of, with_canvas
 from .prefix import Prefixes
 from .request import Request
 from .state import (
@@ -94,13 +94,15 @@ class Engine:
         self.table = table
         self.replica = replica
         self.emit = emit
+        self._narrows = policy.batching.narrows_canvases
+        self._prefixes = prefixes
         fixed = records(1, REPLICA)
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, EOS.index(policy.unmasking.eos),
         )  # fmt: skip
-        self._w = new_world(fixed, table.rows)
+        self._w = new_world(fixed, table.rows, table.asked)
         self._x = Own(
             _as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
             policy.memory.cache(limits.num_pages, prefixes),
@@ -188,16 +190,15 @@ class Engine:
 
     def submit(self, request: Request) -> bool:
         """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""
-        t, i, c = self.table.columns, request.index, self._c
-        t["replica"][i] = self.replica
-        t["arrival"][i] = request.arrival
-        t["input_length"][i] = request.input_length
-        t["output_length"][i] = request.output_length
-        t["max_tokens"][i] = request.limit
+        i, c = request.index, self._c
+        self.table.enter(request, self.replica)
+        self.table.rows["canvas_length"][i] = request.canvas_length if self._narrows else 0
         c["submitted"] += 1
         if not self.fits(request):
-            t["status"][i] = REJECTED
+            self.table["status"][i] = REJECTED
             return False
+        if self._x.c and self._prefixes is not None and self._x.c.names is not self._prefixes.names:  # it has grown
+            self._x = self._x._replace(c=self._x.c._replace(names=self._prefixes.names))
         waiting = int(c["num_waiting"])
         # Beside those that wait there is always room for all that run: they may be preempted.
         if waiting + len(self._w.q) + 1 > len(self._w.queue):
@@ -216,7 +217,7 @@ class Engine:
         where that is decided on.
         """
         assert self._c["kind"] == NOTHING, "a step is in flight"
-        t = self.table.columns
+        t = self.table
         if t["status"][request] != UNFINISHED or t["replica"][request] != self.replica:
             return False
         w, x = self._w, self._x
@@ -240,7 +241,8 @@ class Engine:
             length = prompt + request.limit
             if not policy.batching.fits(policy, length):
                 return False
-            tokens = policy.batching.reserved(policy, prompt, request.limit)
+            own = request.canvas_length if self._narrows else 0
+            tokens = policy.batching.reserved(with_canvas(policy, own), prompt, request.limit)
         return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
 
     # ---- step by step ----------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
-from .state import PREFILL_STEP, ROWS, UNFINISHED, records
+from .request import Request
+from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, records
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
@@ -125,30 +126,77 @@ class StepTotals:
         self.end = max(self.end, other.end)
 
 
-# The same as records, larger fields first so that none is padded.
+# A column apart from the records: the trace's own where there is one, so that nothing is copied.
+APART = ("request", "arrival", *Asked._fields)
+# The others as records, larger fields first so that none is padded.
 REQUEST = np.dtype(
-    sorted(REQUEST_COLUMNS.items(), key=lambda column: -np.dtype(column[1]).itemsize), align=True
-)  # fmt: skip
+    [
+        *sorted(
+            ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
+            key=lambda column: -np.dtype(column[1]).itemsize,
+        ),
+        ("canvas_length", "int32"),  # Request.canvas_length, where the policy heeds it
+    ],
+    align=True,
+)
 STEP = np.dtype(list(STEP_COLUMNS.items()), align=True)
 ROW = np.dtype([(name, kind) for name, kind in STEP_LISTS.items() if kind != "uint64"], align=True)
 WORDS = tuple(name for name, kind in STEP_LISTS.items() if kind == "uint64")
 
 
 class RequestTable:
-    """The fate of every request of a run: a record a request, written by the engine; `columns` are its fields."""
+    """The fate of every request of a run: a record a request, written by the engine, and what each asked for.
 
-    def __init__(self, num_requests: int) -> None:
+    arrival and asked: columns of them that are known before, a trace's: they are read, and never copied.
+    """
+
+    def __init__(self, num_requests: int, arrival: Any = None, asked: Asked | None = None) -> None:
         self.rows = np.zeros(num_requests, REQUEST)
-        self.columns: dict[str, npt.NDArray[Any]] = {name: self.rows[name] for name in REQUEST_COLUMNS}
-        for name, kind in REQUEST_COLUMNS.items():
-            if kind == "float64":
-                self.columns[name][:] = np.nan
-        self.columns["request"][:] = np.arange(num_requests)
-        self.columns["replica"][:] = -1
-        self.columns["status"][:] = UNFINISHED
+        self._fields = {name: self.rows[name] for name in REQUEST.names or ()}
+        for name, column in self._fields.items():
+            if REQUEST_COLUMNS.get(name) == "float64":
+                column[:] = np.nan
+        self._fields["replica"][:] = -1
+        self._fields["status"][:] = UNFINISHED
+        self._known = arrival is not None, asked is not None
+        self._arrival = np.full(num_requests, np.nan) if arrival is None else arrival
+        self._asked = Asked(*np.zeros((len(Asked._fields), num_requests), np.int64)) if asked is None else asked
+
+    @property
+    def columns(self) -> "dict[str, npt.NDArray[Any]]":
+        """The columns as they are now, those of REQUEST_COLUMNS."""
+        return {name: self[name] for name in REQUEST_COLUMNS}
 
     def __getitem__(self, name: str) -> "npt.NDArray[Any]":
-        return self.columns[name]
+        if name in self._fields:
+            return self._fields[name]
+        if name == "request":
+            return np.arange(len(self.rows), dtype=np.int32)
+        return self._arrival if name == "arrival" else getattr(self._asked, name).astype(REQUEST_COLUMNS[name])
+
+    @property
+    def asked(self) -> Asked:
+        """What the requests ask for, to be read."""
+        return Asked(*(_read_only(column) for column in self._asked))
+
+    def enter(self, request: Request, replica: int) -> None:
+        """A request is submitted to a replica."""
+        i = request.index
+        self._fields["replica"][i] = replica
+        arrival_known, asked_known = self._known
+        if not arrival_known:
+            self._arrival[i] = request.arrival
+        if not asked_known:
+            self._asked.input_length[i] = request.input_length
+            self._asked.output_length[i] = request.output_length
+            self._asked.max_tokens[i] = request.limit
+
+
+def _read_only(column: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
+    """The same memory, which nobody writes to through it: the one type of array that rules are compiled for."""
+    column = column.view()
+    column.setflags(write=False)
+    return column
 
 
 def pack(marks: "npt.NDArray[np.bool_]") -> "npt.NDArray[np.uint64]":

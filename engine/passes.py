@@ -109,9 +109,8 @@ def check_logits(logits: str) -> None:
 @rule
 def pages_of_canvas(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any:
     """Pages of a request from beginning to end."""
-    f, r = w.f[0], w.r[request]
-    prompt = int(r.input_length)
-    tokens = held(prompt, prompt + canvas(int(r.max_tokens), int(f.block)), int(f.state_tokens), x.p[0])
+    f, prompt = w.f[0], int(w.asked.input_length[request])
+    tokens = held(prompt, prompt + canvas(int(w.asked.max_tokens[request]), int(f.block)), int(f.state_tokens), x.p[0])
     return -(-tokens // f.page)
 
 
@@ -128,7 +127,7 @@ def let_head_in(w: Any, x: Any) -> int:
     request, slot = head(w)
     pages = pages_to_admit(w, x, request, slot, 0)
     pop(w)
-    slot = place(w, request, slot, int(w.r[request].input_length) + int(w.f[0].block), pages)
+    slot = place(w, request, slot, int(w.asked.input_length[request]) + int(w.f[0].block), pages)
     placed(w, x, slot)
     return slot
 

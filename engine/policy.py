@@ -19,6 +19,7 @@ from typing import Any
 
 from .errors import SHOWN, PolicyError, cut, quoted
 from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
+from .plain import WORDS, plain
 from .policies import SHIPPED
 
 __all__ = [
@@ -258,23 +259,20 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     try:
         if kind is bool:
-            return {"true": True, "false": False}[str(value).lower()]
+            return plain({"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value, bool)
         if typing.get_origin(kind) is tuple:
             return tuple(min(int(v), MAX_NUMBER) for v in (value.split("/") if isinstance(value, str) else value))
-        if kind in (int, float) and not isinstance(value, bool):
-            number = kind(value)
-            if kind is int and not isinstance(value, str) and number != value:
-                raise ValueError
+        if kind is str:
+            if len(plain(value, str)) <= SHOWN:  # no word is longer
+                return value
+        else:
+            number = kind(value) if isinstance(value, str) else plain(value, kind)
             if abs(number) > MAX_NUMBER:
                 raise PolicyError(f"policy {_said(spec)}: {name} is {cut(value)}, expected at most {MAX_NUMBER}")
             return number
-        if kind is str and isinstance(value, str) and len(value) <= SHOWN:  # no word is longer
-            return value
-    except (KeyError, ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         pass
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
-        kind, "whole numbers such as 2/8/32"
-    )
+    wanted = (WORDS | {str: "a word"}).get(kind, "whole numbers such as 2/8/32")
     raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {wanted}")
 
 

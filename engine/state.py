@@ -31,6 +31,7 @@ SEQUENCE = np.dtype(
         ("answer", "i4"),  # prompt + tokens of the answer, which is handed out
         ("stop", "i4"),  # where it is over: at the end of its answer, or at its limit where an EOS is ignored
         ("start", "i4"),  # first position of the current block: all before it has its KV
+        ("block", "i4"),  # positions of its blocks: the policy's, or of the narrower canvas that it asks for
         ("pages", "i4"),  # KV pages held
         ("emitted", "i4"),  # tokens handed out
         ("steps", "i4"),  # of a full-sequence model: steps taken
@@ -104,6 +105,14 @@ STEP_BINS, GAP_BINS = 0, 1  # rows of World.bins
 BATCHES, CHUNKS = 0, 1  # rows of World.counts
 
 
+class Asked(NamedTuple):
+    """What each request asks for: tokens."""
+
+    input_length: Any  # [requests] int64: of the prompt
+    output_length: Any  # ... of the answer
+    max_tokens: Any  # ... of the answer at most, as far as a scheduler knows
+
+
 class World(NamedTuple):
     """One replica's arrays."""
 
@@ -116,6 +125,7 @@ class World(NamedTuple):
     committed: Any  # ... committed
     retained: Any  # ... that went through all layers
     r: Any  # [requests] journal.REQUEST
+    asked: Any  # Asked: what they ask for, to be read
     lists: Any  # [NUM_LISTS, slots] int32
     queue: Any  # [a power of two, 2] int32: request, and the slot that holds a preempted one's progress or -1
     bins: Any  # [2, NUM_BINS] int64: step latencies and gaps between emissions
@@ -143,7 +153,7 @@ def as_records(array: Any) -> Any:
     return array if JIT else array.view(np.recarray)
 
 
-def new_world(fixed: Any, requests: Any) -> World:
+def new_world(fixed: Any, requests: Any, asked: Asked) -> World:
     """A replica without sequences."""
     c = records(1, COUNTERS)
     c["num_group"] = -1
@@ -153,7 +163,7 @@ def new_world(fixed: Any, requests: Any) -> World:
     cells = ((0, width), np.uint8), ((0, width), np.uint16), *(((0, width), np.bool_),) * 3
     return World(  # type: ignore[call-arg]  # it counts no starred ones
         c, fixed, records(0, SEQUENCE), *(np.zeros(shape, kind) for shape, kind in cells), as_records(requests),
-        np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 2), np.int32), np.zeros((2, NUM_BINS), np.int64),
+        asked, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 2), np.int32), np.zeros((2, NUM_BINS), np.int64),
         np.zeros((2, width + 1), np.int64),
     )  # fmt: skip
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.errors import DsimError
+from ..engine.plain import plain
 from .read import shown
-
-WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def check_shape(value: object, hint: Any, where: str) -> None:
@@ -50,16 +49,14 @@ def _needed(hint: Any) -> list[str]:
 
 
 def _check_plain(value: object, hint: Any, where: str) -> None:
-    if hint is types.NoneType:
-        right = value is None
-    elif hint is float:
-        right = value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300)
-    elif hint is int:
-        right = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-    else:
-        right = isinstance(value, hint)
-    if not right:
-        raise DsimError(f"{where} is {shown(value)}, expected {WORDS.get(hint, 'null')}")
+    if value is None and hint in (float, types.NoneType):
+        return
+    try:
+        if hint is types.NoneType:
+            raise ValueError("null")
+        plain(value, hint)
+    except ValueError as error:
+        raise DsimError(f"{where} is {shown(value)}, expected {error}") from None
 
 
 def _check_any(value: object, hints: tuple[Any, ...], where: str) -> None:

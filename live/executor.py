@@ -68,7 +68,10 @@ class ModelExecutor(Texts):
         self._shifted = config.shifted
         self._watch = watch
         self._pieces = policy.batching.pieces
-        self._editing = JointThreshold() if isinstance(policy.unmasking, EditingUnmasking) else None
+        edits = policy.unmasking if isinstance(policy.unmasking, EditingUnmasking) else None
+        self._editing = (
+            None if edits is None else JointThreshold(edits.threshold, edits.edit_threshold, edits.max_post_edit_steps)
+        )
         self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
 
     def step(self, plan: StepPlan) -> StepOutcome:
@@ -94,9 +97,15 @@ class ModelExecutor(Texts):
             self._open(plan, ends)
             *_, device = self._run_prefill(plan, ends - plan.num_tokens, ends, int(plan.num_tokens.min()))
             return StepOutcome(0.0, np.zeros_like(plan.window), device)
-        lengths = plan.num_tokens.astype(np.int64)
+        lengths = plan.num_keys.astype(np.int64)
         self._open(plan, lengths)
-        if len(lengths) == 1 and lengths[0] > self._longest:
+        begins = lengths - plan.num_tokens
+        if begins.any() or not plan.window.any():  # a long prompt's chunk: with its last block it is a denoising step
+            num_sampled = self._block if plan.window.any() else 0
+            rows, columns, tokens, confidence, device = self._run_prefill(plan, begins, lengths, num_sampled)
+            if not num_sampled:
+                return StepOutcome(0.0, np.zeros_like(plan.window), device)
+        elif len(lengths) == 1 and lengths[0] > self._longest:
             device = 0.0
             for begin in range(0, int(lengths[0]), self._longest):
                 end = min(begin + self._longest, int(lengths[0]))
@@ -162,7 +171,9 @@ class ModelExecutor(Texts):
         start = plan.block_start.astype(np.int64)
         slots = plan.slots[rows]
         positions = start[rows] + columns
-        reach = start + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
+        listed = visible(plan.status, window, self._listed)
+        # Keys behind the window are seen, too: those that a step out of the block has cached.
+        reach = start + window.shape[1] - np.argmax((window | listed)[:, ::-1], axis=1)
         if self._pieces:  # a prompt shorter than a block has had no prefill
             self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
@@ -175,7 +186,7 @@ class ModelExecutor(Texts):
             query_start=np.concatenate([[0], np.cumsum(counts)]),
             page_table=self._cache.tables(plan.slots, reach),
             history=start,
-            listed=visible(plan.status, window, self._listed),
+            listed=listed,
             block_length=self._block,
             sampled=np.arange(len(rows)),
             evict=evict,

@@ -17,6 +17,7 @@ from typing import Any
 from .. import __version__
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
+from ..engine.plain import plain
 from ..engine.policy import PRESETS, file_of, settings_of, with_file
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed
@@ -35,7 +36,6 @@ MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 SECTIONS = ("title", "base", "grid", "list")
 PATHS = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
-KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of SLOs"}
 TYPES: dict[str, Any] = typing.get_type_hints(Scenario)
 
 
@@ -155,11 +155,12 @@ def value_of(place: str, name: str, value: Any) -> Any:
             return tuple(str(Slo.parse(item)) for item in value)
         except DsimError as error:
             raise DsimError(f"{place}: {error}") from None
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
-        return float(value)
-    if isinstance(value, kind) and isinstance(value, bool) == (kind is bool) and kind is not float:
-        return value
-    raise DsimError(f"{place} is {quoted(value)}, expected {KINDS[kind]}")
+    try:
+        if kind is tuple:
+            raise ValueError("a list of SLOs")
+        return plain(value, kind)
+    except ValueError as error:
+        raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None
 
 
 def _policy_value(place: str, value: Any) -> Any:

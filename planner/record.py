@@ -123,6 +123,7 @@ def manifest_of(
             "workload": result.commit_model.workload,
             "block_length": result.commit_model.block_length,
             "threshold": result.commit_model.threshold,
+            **_in_place_of(result),
             "source": result.commit_model.source,
             "extrapolated_from": result.commit_model.extrapolated_from,
             **_under(profile, result.commit_model),
@@ -149,6 +150,7 @@ def manifest_of(
         replicas=scenario.replicas,
         router=scenario.router,
         emit=emit,
+        eos=scenario.eos,
         seed=scenario.seed,
         slos=list(scenario.slos),
         missing_passes=scenario.missing_passes,
@@ -180,6 +182,12 @@ def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
         models = [] if model is None else [CommitInfo(workload=model.workload, **_under(profile, model))]
         lines += notes_on(_info(profile), models)
     return list(dict.fromkeys(lines))
+
+
+def _in_place_of(result: Result) -> CommitInfo:
+    """The policy's threshold, where the yield of another stands in for it."""
+    asked, model = result.policy.unmasking.threshold, result.commit_model
+    return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
 
 
 def _under(profile: Profile, model: CommitModel) -> CommitInfo:

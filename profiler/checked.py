@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from ..engine.errors import ProfileError
+from ..engine.plain import plain
 from ..files import read
 from ..files.read import cut, shown
 
@@ -34,33 +35,23 @@ class Section:
                 raise ProfileError(f"{path}: {self._key(cut(key))} is unknown, expected keys {', '.join(keys)}")
 
     def text(self, key: str, *choices: str) -> str:
-        value = self.values[key]
-        if not isinstance(value, str):
-            raise self.error(key, value, "a string")
+        value: str = self._plain(key, self.values[key], str)
         if choices and value not in choices:
             raise self.error(key, value, "one of " + ", ".join(choices))
         return value
 
     def flag(self, key: str) -> bool:
-        value = self.values[key]
-        if not isinstance(value, bool):
-            raise self.error(key, value, "true or false")
-        return value
+        return bool(self._plain(key, self.values[key], bool))
 
     def integer(self, key: str, least: int = 0) -> int:
-        value = self.values[key]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self.error(key, value, "an integer")
-        if not least <= value < 2**63:
-            raise self.error(key, value, f"at least {least}" if value < least else f"at most {2**63 - 1}")
-        return value
+        return int(self._plain(key, self.values[key], int, least))
 
     def number(self, key: str, least: float = 0.0, most: float = math.inf) -> float:
-        return self._number(key, self.values[key], least, most)
+        return float(self._plain(key, self.values[key], float, least, most))
 
     def numbers(self, key: str, least: float = 0.0, most: float = math.inf, length: int | None = None) -> list[float]:
         values = self.items(key, length)
-        return [self._number(f"{key}[{i}]", value, least, most) for i, value in enumerate(values)]
+        return [self._plain(f"{key}[{i}]", value, float, least, most) for i, value in enumerate(values)]
 
     def texts(self, key: str, *choices: str, length: int | None = None) -> list[str]:
         values = self.items(key, length)
@@ -121,8 +112,8 @@ class Section:
             if self.is_null(key):
                 return None
             [hint] = (arm for arm in get_args(hint) if arm is not types.NoneType)
-        if hint in self._PLAIN:
-            return self._PLAIN[hint](self, key, *limit)
+        if hint in self._READ:
+            return self._READ[hint](self, key, *limit)
         if isinstance(hint, type) and is_dataclass(hint):
             return self.section(key, names(hint)).read(cast(type[Any], hint), limits)
         if get_origin(hint) is dict:
@@ -139,18 +130,13 @@ class Section:
     def error(self, key: str, value: object, expected: str) -> ProfileError:
         return ProfileError(f"{self.path}: {self._key(key)} is {shown(value)}, expected {expected}")
 
-    _PLAIN: ClassVar[dict[Any, Any]] = {str: text, bool: flag, int: integer, float: number}
+    _READ: ClassVar[dict[Any, Any]] = {str: text, bool: flag, int: integer, float: number}
 
-    def _number(self, key: str, value: object, least: float, most: float) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.error(key, value, "a number")
-        if not abs(value) < 1e300:
-            raise self.error(key, value, "a finite number")
-        if value < least:
-            raise self.error(key, value, f"at least {least:g}")
-        if value > most:
-            raise self.error(key, value, f"at most {most:g}")
-        return float(value)
+    def _plain(self, key: str, value: object, kind: type, *limit: float) -> Any:
+        try:
+            return plain(value, kind, *limit)
+        except ValueError as error:
+            raise self.error(key, value, str(error)) from None
 
     def _key(self, key: str) -> str:
         return cut(f"{self.name}.{key}" if self.name else key)

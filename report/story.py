@@ -297,6 +297,8 @@ def _commit(commit: CommitInfo) -> str:
         text += f", a law of {commit['median_steps']:.3g} forwards (median)"
     if "threshold" in commit:
         text += f", threshold {commit['threshold']:g}"
+    if "asked_threshold" in commit:
+        text += f" in place of the policy's {commit['asked_threshold']:g}"
     fitted = commit.get("extrapolated_from")
     return text + (f": extrapolated from block {fitted}, nothing was fitted here" if fitted else "")
 

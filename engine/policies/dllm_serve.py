@@ -134,8 +134,7 @@ def _let_in(w: Any, x: Any, num: Any, used: Any, budget: Any, most: Any) -> int:
         _count_loads(w, x, loads)
     while c.num_waiting > 0 and num + new < most:
         request, _ = head(w)
-        r = w.r[request]
-        length = int(r.input_length) + canvas(int(r.max_tokens), int(f.block))
+        length = int(w.asked.input_length[request]) + canvas(int(w.asked.max_tokens[request]), int(f.block))
         if used + length > budget or not can_let_in(w, x):
             break
         if p.look_ahead and not _has_room(w, x, request, length, budget, loads):
@@ -166,10 +165,9 @@ def _count_loads(w: Any, x: Any, loads: Any) -> None:
 @rule
 def _has_room(w: Any, x: Any, request: Any, length: Any, budget: Any, loads: Any) -> bool:
     """Whether every step has room for a request that is let in now; if so its tokens are added to the loads."""
-    r = w.r[request]
-    prompt = int(r.input_length)
+    prompt = int(w.asked.input_length[request])
     # One for no tokens is over with its first step.
-    lasts = 1 if r.max_tokens == 0 else len(loads)
+    lasts = 1 if w.asked.max_tokens[request] == 0 else len(loads)
     for add in (False, True):
         for h in range(len(loads)):
             tokens = 0

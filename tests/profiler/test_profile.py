@@ -204,16 +204,16 @@ BAD = [
         "p.json: latency.cache_overhead[0].token is missing, expected keys cache, phase, row, token",
     ),
     (("origin",), "guessed", 'p.json: origin is "guessed", expected one of measured, calibrated, roofline'),
-    (("family",), 3, "p.json: family is 3, expected a string"),
+    (("family",), 3, "p.json: family is 3, expected a text"),
     (("device",), [1], "p.json: device is a list of 1, expected an object"),
     (("device", "count"), 0, "p.json: device.count is 0, expected at least 1"),
-    (("device", "count"), True, "p.json: device.count is true, expected an integer"),
+    (("device", "count"), True, "p.json: device.count is true, expected a whole number"),
     (
         ("device", "memory_bytes"),
         10**400,
         "p.json: device.memory_bytes is " + "1" + "0" * 76 + "..., expected at most 9223372036854775807",
     ),
-    (("model", "layers"), 1.5, "p.json: model.layers is 1.5, expected an integer"),
+    (("model", "layers"), 1.5, "p.json: model.layers is 1.5, expected a whole number"),
     (("model", "tied"), 0, "p.json: model.tied is 0, expected true or false"),
     (
         ("model", "experts"),
@@ -252,7 +252,7 @@ BAD = [
         "p.json: provenance.settings.page is a list of 0, expected a text, a number, true, false or null",
     ),
     (("focus",), 1, "p.json: focus is 1, expected an object"),
-    (("provenance", "sources"), [1], "p.json: provenance.sources[0] is 1, expected a string"),
+    (("provenance", "sources"), [1], "p.json: provenance.sources[0] is 1, expected a text"),
 ]
 
 
