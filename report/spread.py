@@ -28,4 +28,4 @@ def of_spread(found: Mapping[str, Any] | None) -> tuple[Section, ...]:
         f"forwards a block takes, of the logarithm of those: {widths}."
     )
     head = ("policy", "metric", *(f"x {factor:g}" for factor in found.get("factors", [])))
-    return (Section(TITLE, (Table(head, rows, caption=caption, left=frozenset({0, 1})),)),)
+    return (Section(TITLE, (Table(head, rows, caption=caption, left=frozenset({0, 1})),), spoken=True),)
