@@ -21,9 +21,7 @@ class Moved:
     """A policy's 90th percentiles in ms, by metric, at each of FACTORS."""
 
     policy: str
-    spread: (
-        float  # standard deviation between requests, at 1: of the log-odds, or by a law of the logarithm of forwards
-    )
+    spread: float  # standard deviation between requests, at 1, as the commit model or law has it
     p90_ms: dict[str, list[float]]
     num_requests: int  # that were replayed, of
     of: int
