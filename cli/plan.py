@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -162,7 +162,8 @@ def plan_command(
             ahead = best_fleets(scenario, candidates, planned)
             info["notes"] += profile_notes(list(ahead.values()))
             if out is not None:
-                info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead))
+                with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
+                    info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead))
             page = plan_page(info)
             if taken is not None:
                 taken.settle()

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,7 +142,8 @@ def tune_command(
                 info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar)
             info["notes"] += profile_notes(_recommended_first(scenario, tuned))
             if out is not None:
-                info["spread"] = moved_by_spread(_recommended_first(scenario, tuned))
+                with suppress(KeyboardInterrupt):  # the search is over, and its result is written all the same
+                    info["spread"] = moved_by_spread(_recommended_first(scenario, tuned))
             page = tune_page(info, tuned.trials)
             if taken:
                 taken[0].settle()

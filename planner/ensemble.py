@@ -15,7 +15,7 @@ from ..engine.errors import DsimError
 from ..profiler.uncertainty import Cause, causes
 from ..report.metrics import Summary, no_nan
 from ..report.slo import Slo
-from ..sim.twin import commit_model_of
+from ..sim.twin import drawn_from
 from ..traces import Trace
 from .backend import Pool
 from .capacity import capacity
@@ -90,7 +90,7 @@ def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
 def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     """The unknowns of the scenario's profile that its policy depends on."""
     profile = scenario.loaded_profile()
-    return causes(profile, commit_model_of(scenario.parsed_policy(), profile, scenario.workload))
+    return causes(profile, drawn_from(scenario.parsed_policy(), profile, scenario.workload))
 
 
 def ensemble(

@@ -22,7 +22,7 @@ from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
-from ..sim.twin import Append, Progress, Result, commit_model_of, simulate
+from ..sim.twin import Append, Progress, Result, drawn_from, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.lengths import without_limit
@@ -146,7 +146,7 @@ class Scenario:
             return profile
         from ..profiler.uncertainty import varied
 
-        return varied(profile, self.variation, commit_model_of(self.parsed_policy(), profile, self.workload))
+        return varied(profile, self.variation, drawn_from(self.parsed_policy(), profile, self.workload))
 
     def behind_front_end(self, profile: Profile) -> Profile:
         """The profile with the front end that is given in place of its own."""

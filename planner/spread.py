@@ -7,11 +7,11 @@ from typing import Any
 from ..profiler.uncertainty import SPREAD, score_of_spread
 from ..report.metrics import METRICS, no_nan
 from ..report.slo import Slo
-from ..sim.twin import commit_model_of
+from ..sim.twin import drawn_from
 from ..traces import Trace
 from .scenario import Scenario
 
-FACTORS = (0.5, 1.0, 1.5)  # of the commit model's spread, its mean yield kept
+FACTORS = (0.5, 1.0, 1.5)  # of the spread of the commit model or law, its mean yield kept
 MOST = 200  # requests of a replay: it is to cost no more than a glance
 USUAL = ("ttft", "norm_latency", "e2el")  # where no SLO names a metric
 
@@ -21,7 +21,7 @@ class Moved:
     """A policy's 90th percentiles in ms, by metric, at each of FACTORS."""
 
     policy: str
-    spread: float  # standard deviation of the log-odds between requests, at 1
+    spread: float  # standard deviation between requests, at 1, as the commit model or law has it
     p90_ms: dict[str, list[float]]
     num_requests: int  # that were replayed, of
     of: int
@@ -46,7 +46,7 @@ def moved_by_spread(
 
 def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved | None:
     profile = scenario.loaded_profile()
-    model = commit_model_of(scenario.parsed_policy(), profile, scenario.workload)
+    model = drawn_from(scenario.parsed_policy(), profile, scenario.workload)
     if model is None or not model.request_spread:
         return None
     scores = [score for factor in FACTORS if (score := score_of_spread(profile, model, factor)) is not None]

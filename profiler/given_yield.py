@@ -6,21 +6,18 @@ differ, and how requests do, is assumed as for published means (calibrate.py).
 
 import csv
 import io
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-from scipy.special import ndtri
-
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
 from ..files.read import cut, parsing, quoted, read_text
 from .calibrate import calibrate_commits
+from .canvas_law import with_mean
 from .fit_commits import fit_commits
 from .profile import Profile
 from .published import per_denoise_step
@@ -87,24 +84,11 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
         raise ProfileError(
             f"yield is {cut(text)}, {forwards:.3g} forwards for {length} tokens, expected {like.least} to {like.most}"
         )
-    low, high = math.log(forwards) - 4.0, math.log(forwards) + 4.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if mean_forwards(replace(like, median=math.exp(middle))) < forwards else (low, middle)
-        )
     return replace(
-        like, workload="given", median=float(f"{math.exp(high):.5g}"), drift=1.0,
+        with_mean(replace(like, drift=1.0), forwards), workload="given",
         source=f"--yield {text}: {forwards:.4g} forwards for {length} tokens; how requests and blocks differ is as of "
         f"{like.workload}",
     )  # fmt: skip
-
-
-def mean_forwards(law: CanvasLaw) -> float:
-    """The mean of a request's first canvas."""
-    z = ndtri((np.arange(200) + 0.5) / 200)
-    steps = law.median * np.exp(law.request_spread * z[:, None] + law.canvas_spread * z)
-    return float(np.floor(steps + 0.5).clip(law.least, law.most).mean())
 
 
 def _processed(tokens: float, block_length: int) -> float:

@@ -27,6 +27,13 @@ def calibrated_under(profile: Profile) -> Under | None:
 
 
 def unknown_host(profile: Profile) -> tuple[str, ...]:
-    """Host terms of a profile that are 0 because nobody could tell them: of estimates, and those not identified."""
+    """Host terms of a profile that are 0 because nobody could tell them, and that no other constant holds.
+
+    Both of an estimate; of a fit host_request, where steps did not tell it. A host_step that a fit could not tell is in
+    the time of its smallest step: every measured latency has it.
+    """
     zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
-    return tuple(name for name in zero if profile.is_estimate or name in profile.fit.unidentified)
+    return tuple(
+        name for name in zero
+        if profile.is_estimate or (name == "host_request" and name in profile.fit.unidentified)
+    )  # fmt: skip

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from ..engine.commits import CommitModel
+from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
+from .canvas_law import mean_forwards, with_mean
 from .known import unknown_host
 from .profile import CommitFit, Profile
 from .request_effects import mean_yield, scaled, shifted
@@ -41,8 +42,11 @@ class Cause:
     assumed: bool  # nobody measured or published that width
 
 
-def causes(profile: Profile, model: CommitModel | None) -> tuple[Cause, ...]:
-    """The unknowns of the profile; model: the commit model that a run draws from, None where it needs none."""
+Yielding = CommitModel | CanvasLaw  # what says how fast blocks are done
+
+
+def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
+    """The unknowns of the profile; model: the commit model or law that a run draws from, None where it needs none."""
     found: list[Cause] = []
     fit, unknown = profile.fit, unknown_host(profile)
     if fit.relative_uncertainty is not None:
@@ -58,7 +62,12 @@ def causes(profile: Profile, model: CommitModel | None) -> tuple[Cause, ...]:
     for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
         if field in unknown:
             found.append(Cause(name, f"unknown: 0 to {1e3 * MOST_HOST[name]:.2g} ms", True))
-    if model is not None:
+    if isinstance(model, CanvasLaw):
+        if model.request_spread or model.canvas_spread:  # otherwise the number of forwards is given
+            found.append(Cause(YIELD, f"±{100 * PUBLISHED_YIELD:g} %, assumed: a law states no error", True))
+            widest = 2 * model.request_spread
+            found.append(Cause(SPREAD, f"unknown: 0 to {widest:.2g} of the logarithm of a block's forwards", True))
+    elif model is not None:
         of_fit = _fit_of(profile, model)
         if of_fit is None:
             found.append(Cause(YIELD, f"±{100 * PUBLISHED_YIELD:g} %, assumed of a published mean", True))
@@ -71,7 +80,7 @@ def causes(profile: Profile, model: CommitModel | None) -> tuple[Cause, ...]:
     return tuple(found)
 
 
-def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: CommitModel | None) -> Profile:
+def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding | None) -> Profile:
     """The profile with causes moved by their scores. model: the one that the run draws from, as `causes` has it."""
     scores = dict(moved)
     known = {cause.name for cause in causes(profile, model)}
@@ -95,12 +104,21 @@ def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: CommitMo
     found = replace(profile, latency=latency)
     if model is None or not {YIELD, SPREAD} & set(scores):
         return found
+    if isinstance(model, CanvasLaw):
+        return replace(found, canvas_laws=(_varied_law(model, scores.get(YIELD, 0.0), scores.get(SPREAD)),))
     of_fit = _fit_of(profile, model)
     errors = None if of_fit is None else of_fit.standard_errors
     return replace(found, commits=(_varied_commits(model, scores.get(YIELD, 0.0), scores.get(SPREAD), _plain(errors)),))
 
 
-def score_of_spread(profile: Profile, model: CommitModel, factor: float) -> float | None:
+def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLaw:
+    """The law at another yield, and at another spread between requests at the same mean."""
+    width = law.request_spread
+    new = width if spread is None else 2 * width * float(ndtr(spread))
+    return with_mean(replace(law, request_spread=new), mean_forwards(law) / float(np.exp(PUBLISHED_YIELD * yield_)))
+
+
+def score_of_spread(profile: Profile, model: Yielding, factor: float) -> float | None:
     """The score of SPREAD at which requests spread so many times as far; None where a fit is sure of their spread."""
     if factor == 1.0:
         return 0.0
@@ -111,8 +129,8 @@ def score_of_spread(profile: Profile, model: CommitModel, factor: float) -> floa
     return model.request_spread * (factor - 1.0) / error if error > 0 else None
 
 
-def _fit_of(profile: Profile, model: CommitModel) -> CommitFit | None:
-    return profile.commit_fit(model)
+def _fit_of(profile: Profile, model: Yielding) -> CommitFit | None:
+    return None if isinstance(model, CanvasLaw) else profile.commit_fit(model)
 
 
 def _plain(errors: Mapping[str, float] | None) -> tuple[float, float] | None:

@@ -23,9 +23,9 @@ def of_spread(found: Mapping[str, Any] | None) -> tuple[Section, ...]:
     replayed = dict.fromkeys((told.get("num_requests"), told.get("of")) for told in policies)
     of = " and ".join(f"{'all' if few == whole else f'the first {few} of'} {whole}" for few, whole in replayed)
     caption = (
-        f"Replays of {of} requests{found.get('which', '')} at half, once and one and a half times the commit model's "
-        "spread, its mean yield kept. The spread is the standard deviation of the log-odds between requests: "
-        f"{widths}."
+        f"Replays of {of} requests{found.get('which', '')} at half, once and one and a half times the spread between "
+        "requests, their mean yield kept. It is the standard deviation of the log-odds, or where a law says how many "
+        f"forwards a block takes, of the logarithm of those: {widths}."
     )
     head = ("policy", "metric", *(f"x {factor:g}" for factor in found.get("factors", [])))
-    return (Section(TITLE, (Table(head, rows, caption=caption, left=frozenset({0, 1})),)),)
+    return (Section(TITLE, (Table(head, rows, caption=caption, left=frozenset({0, 1})),), spoken=True),)

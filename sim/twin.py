@@ -190,6 +190,11 @@ def law_of(policy: Policy, profile: Profile, workload: str | None) -> CanvasLaw 
     return profile.canvas_law(workload, policy.block_length)
 
 
+def drawn_from(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | CanvasLaw | None:
+    """The commit model or the law that says how fast a run's blocks are done; None where neither does."""
+    return commit_model_of(policy, profile, workload) or law_of(policy, profile, workload)
+
+
 def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
     """The law by which a policy that evicts by importance draws it; ProfileError where the profile lacks it."""
     if not policy.eviction.by_importance:

@@ -31,13 +31,16 @@ def tune(*more: object) -> Ran:
 
 
 def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
-    ran = tune("-o", "tuned", "--policy", "ar")
+    ran = tune("-o", "tuned", "--policy", "ar", "--ensemble", 2)
     assert (ran.code, ran.err) == (0, "Wrote tuned/ (policy.toml, tune.json, trials.csv, report.html)\n")
     assert held(Path("tuned")) == FILES
     info = json.loads(Path("tuned/tune.json").read_text())
     assert ran.out.startswith(f"{info['winner']['policy']}: ")
     assert "Profile: a100-sdar-8b: estimated, not measured\n" in ran.out
     assert "Note: the quality of the recommended policy is unknown: no score is published for" in ran.out
+    asked = f"{info['recommended']['policy']}, the recommendation, is the best by goodput"
+    assert (info["ensemble"]["answer"], info["ensemble"]["metric"]) == (asked, "goodput")
+    assert f"{asked} under {100 * info['ensemble']['survives']:.0f} % of 2 drawn profiles." in ran.out
     replayed = dsim("replay", "trace.jsonl", "--policy", "tuned/policy.toml", "--json")
     spelt = dsim("replay", "trace.jsonl", "--policy", info["recommended"]["policy"], "--json")
     [by_file], [by_spec] = replayed.json["policies"], spelt.json["policies"]
@@ -54,6 +57,9 @@ def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
         "Quality unknown.",
         'id="history"',
         'id="gains"',
+        'id="tornado-0"',
+        "How P90 moves with the spread between requests",
+        "step times were calibrated under a yield of 2.28",
     ):
         assert part in page
 

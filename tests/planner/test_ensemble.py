@@ -21,6 +21,7 @@ from dsim.planner.ensemble import (
     of_objective,
 )
 from dsim.planner.scenario import Scenario
+from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load
 from dsim.profiler.request_effects import mean_yield
@@ -121,6 +122,22 @@ def test_yield_moves_by_its_width_and_a_spread_leaves_it() -> None:
         assert mean_yield(model) == pytest.approx(mean_yield(MODEL), rel=0.02)
 
 
+def test_a_law_of_forwards_moves_like_a_commit_model_and_a_given_number_does_not() -> None:
+    gemma = load("h200x2-diffusiongemma-vllm")
+    law, fixed = (gemma.canvas_law(workload, 256) for workload in ("mixed", "fixed-48"))
+    assert {YIELD, SPREAD} <= {c.name for c in causes(gemma, law)}
+    assert not {YIELD, SPREAD} & {c.name for c in causes(gemma, fixed)}
+    [more] = varied(gemma, ((YIELD, 1.0),), law).canvas_laws
+    assert mean_forwards(law) / mean_forwards(more) == pytest.approx(math.exp(0.1), rel=1e-3)
+    for score, spread in ((-8.0, 0.0), (8.0, 2 * law.request_spread)):
+        [moved] = varied(gemma, ((SPREAD, score),), law).canvas_laws
+        assert moved.request_spread == pytest.approx(spread, abs=1e-6)
+        assert mean_forwards(moved) == pytest.approx(mean_forwards(law), rel=1e-3)
+    asked = replace(ASKED, policy="vllm-diffusion", profile=gemma.name)
+    assert {YIELD, SPREAD} <= {c.name for c in known_causes(asked)}
+    assert replace(asked, variation=((YIELD, 1.0),)).loaded_profile().canvas_laws == (more,)
+
+
 def test_standard_errors_move_their_coefficient_and_none_below_what_can_be() -> None:
     profile = replace(SDAR, fit=replace(SDAR.fit, standard_errors=ERRORS, relative_uncertainty=None))
     assert [c.name for c in causes(profile, None)][:3] == [FIT + name for name in ERRORS]
@@ -135,8 +152,9 @@ def test_host_terms_that_nobody_measured_are_unknown() -> None:
     assert unknown_host(SDAR) == ("host_step", "host_request")
     assert unknown_host(load("h100-sdar-8b")) == ()
     assert unknown_host(replace(SDAR, origin="measured")) == ()
-    lacking = replace(SDAR, origin="measured", fit=replace(SDAR.fit, unidentified=("host_step",)))
-    assert unknown_host(lacking) == ("host_step",)
+    # A log of steps has its host's time in every latency; a row's share of it is what it may not tell.
+    lacking = replace(SDAR, origin="measured", fit=replace(SDAR.fit, unidentified=("host_request", "host_step")))
+    assert unknown_host(lacking) == ("host_request",)
 
 
 def test_draws_are_of_the_seed_and_the_cause_whatever_else_is_drawn() -> None:

@@ -7,7 +7,8 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
 from dsim.planner.scenario import Scenario
-from dsim.profiler.given_yield import given_yield, mean_forwards, with_yield
+from dsim.profiler.canvas_law import mean_forwards
+from dsim.profiler.given_yield import given_yield, with_yield
 from dsim.profiler.known import calibrated_under
 from dsim.profiler.profile import load
 from dsim.profiler.published import published_mean

@@ -272,9 +272,13 @@ def errors(spec: str, launch: float | None = None) -> list[float]:
     return out
 
 
-@pytest.mark.parametrize(("spec", "bound"), [("vanilla", 0.12), ("sparse-dllm", 0.04)])
-def test_throughput_predicted_from_data_sheets_is_close_to_what_was_published(spec: str, bound: float) -> None:
-    assert max(map(abs, errors(spec))) < bound
+def test_throughput_from_data_sheets_is_close_to_what_was_published() -> None:
+    assert max(map(abs, errors("sparse-dllm"))) < 0.025
+    of_length = dict(zip(LENGTHS, errors("vanilla"), strict=True))
+    # With the attention efficiency of a short window the longest pass was 10 % too slow.
+    assert all(abs(error) < 0.045 for length, error in of_length.items() if length > 600)
+    # Small products reach less of the card than long ones, and nothing published says by how much.
+    assert [length for length, error in of_length.items() if 0.11 < error < 0.13] == [354, 339]
 
 
 @pytest.mark.parametrize(("spec", "bound", "faster"), [("fast-dllm", 0.02, 0.6), ("dllm-cache", 0.10, 0.04)])
