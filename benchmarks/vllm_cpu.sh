@@ -66,18 +66,20 @@ bench() { # bench TRACE NAME: vLLM's load generator on a trace; its requests' na
         --result-filename "$2.json" >"$out/$2.log" 2>&1
 }
 
-trace() { # trace NAME RATE SEED: Poisson traffic
-    dsim trace synth "$out/$1.plain.jsonl" --rate "$2" --num-requests "$count" --lengths "$lengths" --seed "$3" >/dev/null
+trace() { # trace NAME RATE SEED COUNT: Poisson traffic
+    dsim trace synth "$out/$1.plain.jsonl" --rate "$2" --num-requests "$4" --lengths "$lengths" --seed "$3" >/dev/null
     dsim trace convert "$out/$1.plain.jsonl" "$out/$1.jsonl" --hash-ids >/dev/null
 }
 
-# Calibration: other requests than those that are predicted, light and heavy.
+# Calibration: other requests than those that are predicted, light and heavy, half of them before the first run of each load
+# and half before the second. A machine's steps grow slower or faster by a tenth within these minutes: a profile of an
+# earlier quarter of an hour would be of another machine.
 seed=100
-for rate in $rates; do
-    trace "calibration-$rate" "$rate" $((seed += 1))
-    trace "load-$rate" "$rate" 0
+for rate in $rates; do trace "load-$rate" "$rate" 0 "$count"; done
+for half in a b; do
+    for rate in $rates; do trace "calibration-$rate$half" "$rate" $((seed += 1)) $((count / 2)); done
+    trace "calibration-burst$half" 20 $((seed += 1)) $((count / 2))
 done
-trace calibration-burst 20 100
 
 DSIM_STEPLOG=$out/steps.jsonl "$venv/bin/vllm" serve "$out/model" --served-model-name tiny --enforce-eager \
     --max-num-seqs 32 --max-num-batched-tokens 1024 --no-enable-prefix-caching --max-model-len 4096 --dtype bfloat16 \
@@ -91,11 +93,12 @@ done
 # What compiles and allocates is over before the traffic: the hook leaves out the first 20 steps.
 curl -s -o /dev/null -H 'content-type: application/json' "localhost:$port/v1/completions" \
     -d '{"model":"tiny","prompt":[1,2,3,4,5,6,7,8],"max_tokens":40,"ignore_eos":true}'
-for rate in $rates burst; do bench "$out/calibration-$rate.jsonl" "calibration-$rate"; done
-# The two runs of a load are as far apart as they can be: what drifts is noise, too.
-for run in measured again; do
-    for rate in $rates; do bench "$out/load-$rate.jsonl" "$run-$rate"; done
-done
+calibrate() { for rate in $rates burst; do bench "$out/calibration-$rate$1.jsonl" "calibration-$rate$1"; done; }
+run() { for rate in $rates; do bench "$out/load-$rate.jsonl" "$1-$rate"; done; }
+calibrate a
+run measured
+calibrate b
+run again
 stop
 
 "$python" - "$out" <<'PY'
@@ -115,7 +118,7 @@ for name, held in runs.items():
 PY
 
 read -r _ middle _ <<<"$rates x x"
-dsim profile --from-log "$out/calibration.steps.jsonl" --client "$out/calibration-$middle.json" -o "$out/vllm-cpu.json" \
+dsim profile --from-log "$out/calibration.steps.jsonl" --client "$out/calibration-${middle}b.json" -o "$out/vllm-cpu.json" \
     || echo "the fit doubts itself: see above"
 policy=${POLICY:-$("$python" -c 'import sys
 from dsim.profiler.as_logged import policy_of

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
 from ..live.loop import Executor
-from .driver import Clock, Inbox, Told, drive
+from .driver import Clock, Told, drive
+from .inbox import Inbox
 
 
 class Replica:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.errors import DsimError
-from ...engine.journal import STEP_COLUMNS, pack
+from ...engine.journal import STEP_COLUMNS, STEP_LISTS, pack
 from ...engine.latency import Features
 from ...engine.step import Phase
 from ...profiler.logged import PHASES, Ints
@@ -60,7 +60,8 @@ def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] 
     phases = np.array([_PHASE[name] for name in PHASES], np.uint8)[s.phase[kept]]
     words = pack(window[kept]).shape[1]
     lists: Lists = {
-        "requests": (who[kept], offsets), "phases": (phases, offsets), "num_tokens": (s.tokens[kept], offsets),
+        "requests": (who[kept].astype(STEP_LISTS["requests"]), offsets), "phases": (phases, offsets),
+        "num_tokens": (s.tokens[kept].astype(STEP_LISTS["num_tokens"]), offsets),
         **{name: (pack(marks[kept]).reshape(-1), offsets * words)
            for name, marks in (("window", window), ("commits", commits), ("evictions", np.zeros_like(window)))},
     }  # fmt: skip

@@ -16,6 +16,7 @@ UNTIMED = (
     "knots",
     "early",
     "graph_tokens",
+    "dense_from",
     "cache_overhead",
     "overlap",
     "captured_evictions",

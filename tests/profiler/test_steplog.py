@@ -213,7 +213,7 @@ def test_one_value_is_that_of_all_rows(tmp_path: Path) -> None:
 
 
 BAD2 = [
-    ({**rows(0.0, [0], ["decode"], [1]), "emitted": 1.5}, "emitted[0] is 1.5, expected an integer"),
+    ({**rows(0.0, [0], ["decode"], [1]), "emitted": 1.5}, "emitted[0] is 1.5, expected a whole number"),
     ({**rows(0.0, [0], ["decode"], [1]), "requests": 0}, "requests is 0, expected a list"),
     (rows(0.0, [7], ["decode"], [1]), "requests[0] is 7, expected one that a request line has named before"),
     (rows(0.0, [0], ["dream"], [1]), 'phases[0] is "dream", expected one of prefill, decode, denoise, flush'),

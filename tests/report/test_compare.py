@@ -23,7 +23,7 @@ from dsim.report.compare.bounds import Bound
 from dsim.report.compare.comparison import Cell, Comparison, compare_runs
 from dsim.report.compare.files import write
 from dsim.report.files import RunWriter
-from dsim.report.metrics import summarize
+from dsim.report.metrics import CANCELLED, summarize
 from dsim.report.run import Run, read_run
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import commit_model_of, deltas_of, limits_of, simulate
@@ -98,7 +98,7 @@ def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model
 
 def twin(
     folder: Path, name: str = "twin", *, policies: tuple[str, ...] = (CHUNK,), trace: Trace | None = None,
-    seed: int = 0, replicas: int = 1, **manifest: Any,
+    seed: int = 0, replicas: int = 1, cancelled: tuple[int, ...] = (), **manifest: Any,
 ) -> Run:  # fmt: skip
     done = {}
     with RunWriter(folder) as writer:
@@ -108,6 +108,7 @@ def twin(
                 trace or traffic(), PROFILES[name], parse(policy), seed=seed, replicas=replicas, append=sink.append,
                 eos=manifest.get("eos", False),
             )  # fmt: skip
+            result.table["status"][list(cancelled)] = CANCELLED
             done[policy] = (result.table.columns, result.totals)
         finish(writer, done, PROFILES[name], seed=seed, replicas=replicas, **manifest)
     return read_run(folder)
@@ -380,6 +381,14 @@ def test_two_measured_runs_are_compared_without_parts(tmp_path: Path) -> None:
     found = compared(live(tmp_path / "a"), live(tmp_path / "b", factor=lambda i: 1.01))
     assert found.cells[0].parts is None
     assert found.cells[0].no_parts == f"{tmp_path}/a is a live run: there is no prediction to take apart"
+
+
+def test_a_run_whose_clients_went_away_is_compared_without_parts(tmp_path: Path) -> None:
+    p, m = twin(tmp_path / "a"), twin(tmp_path / "b", cancelled=(3, 5))
+    (cell,) = cells(p, m)
+    assert (cell.num_both, cell.left_out["not completed in both"]) == (38, 2)
+    assert (cell.totals["cancelled"].predicted, cell.totals["cancelled"].measured) == (0, 2)
+    assert cell.no_parts == f"clients of {tmp_path}/b cancelled requests, and re-runs serve all of them"
 
 
 def test_limits_that_a_run_kept_are_those_of_its_engine(tmp_path: Path) -> None:

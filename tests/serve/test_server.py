@@ -22,12 +22,14 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
-from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
+from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
+from dsim.engine.step import StepOutcome, StepPlan
 from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
 from dsim.report.clients.prometheus import read_samples, summary_of
 from dsim.report.run import read_run
-from dsim.serve.driver import Inbox
+from dsim.serve.driver import drive
+from dsim.serve.inbox import Inbox
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
 from dsim.serve.replica import Replica
 
@@ -356,18 +358,34 @@ def until(true: Callable[[], bool]) -> None:
     raise AssertionError("it never came")
 
 
+class AllAtOnce:
+    """Commits every mask that a step computes, in no time."""
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        return StepOutcome(0.0, plan.window & (plan.status == MASKED))
+
+
+def test_a_stop_comes_after_the_rows_of_requests_that_are_over() -> None:
+    """LMDeploy decides a step ahead: the last one is still to run when the last request ends."""
+    spec = "lmdeploy-bd32,block_length=4,max_batch=4,num_pages=64,page_size=8"
+    engine, inbox = Engine(parse(spec), Limits(64, 256, 4), RequestTable(1)), Inbox()
+    inbox.submit(Request(0, time.monotonic(), 4, 8))
+    idle = []
+
+    def tell(plan: StepPlan, done: Any) -> None:
+        idle.append(engine.idle)
+        if len(done):
+            inbox.stop()
+
+    drive(engine, AllAtOnce(), inbox, time.monotonic, tell)
+    assert idle[-2:] == [False, True]
+
+
 def test_a_replica_alone_serves_an_engine() -> None:
     """It needs no server: what is submitted is told of as it is committed."""
     policy, table = parse(CHUNK), RequestTable(1)
     engine = Engine(policy, Limits(64, 256, 4), table)
     told, over = [], threading.Event()
-
-    class AllAtOnce:
-        def step(self, plan: Any) -> Any:
-            from dsim.engine.state import MASKED
-            from dsim.engine.step import StepOutcome
-
-            return StepOutcome(0.0, plan.window & (plan.status == MASKED))
 
     def tell(plan: Any, done: Any) -> None:
         told.append(int(table["num_tokens"][0]))
