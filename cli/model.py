@@ -13,6 +13,7 @@ from .options import option
 
 if TYPE_CHECKING:
     from ..live.config import ModelConfig
+    from ..live.config_file import Given
 
 app = typer.Typer(help="Models: what a directory is, and what it needs.", no_args_is_help=True)
 
@@ -56,7 +57,7 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 
     given = Given(mask_token_id, block_length)
     if is_canvas(Path(model)):
-        return _describe_canvas(Path(model), gpu)
+        return _describe_canvas(model, gpu, given)
     config = weights.config_of(model, given)
     family = FAMILIES[config.architecture]
     device, capacity, element = _device(gpu)
@@ -86,12 +87,14 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
     }  # fmt: skip
 
 
-def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
+def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, Any]:
     """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
-    from ..live.canvas_model import ARCHITECTURE, num_params, read_canvas_config
+    from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
+    from ..profiler.canvas import check_asked
     from ..profiler.profile import gb
 
-    config = read_canvas_config(folder)
+    check_asked(model, given)
+    config, stored = read_canvas_config(Path(model)), check_canvas_model(Path(model))
     device, capacity, element = _device(gpu)
     params, rule = num_params(config), config.renoise
     full, sliding = (element * config.kv_elements(kind) for kind in (False, True))
@@ -104,7 +107,7 @@ def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
         f"{config.num_experts} experts of {config.expert_ffn:,}, {config.top_k} a token, beside {config.ffn:,}",
         "tokens": f"vocabulary {config.vocab:,}, canvas of {config.canvas_length} and no mask, at most "
         f"{rule.max_steps} steps, an answer ends at {' or '.join(map(str, config.eos)) or 'its limit'}",
-        "weights": f"{params:,} parameters, {gb(element * params)} in {kind}",
+        "weights": f"{params:,} parameters, {gb(element * params)} in {kind}{_files(stored)}",
         "KV": f"{full:,} bytes a token in {kind}, and {sliding:,} of those within the window and the canvas",
         "pages": f"{gb(max(0, left))} are left for keys, logits and all else on {device} ({gb(capacity)})",
         "runs": f"dsim live --policy {_canvas_policies(config.canvas_length)}",
@@ -112,7 +115,7 @@ def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
     return {
         "model": {"name": config.name, "architecture": ARCHITECTURE}, "weight_bytes": element * params,
         "kv_bytes_per_token": full, "kv_bytes_per_token_in_window": sliding, "device": device, "pages": None,
-        "lines": lines,
+        "stored": asdict(stored), "lines": lines,
     }  # fmt: skip
 
 
@@ -165,7 +168,7 @@ def _tokens(config: "ModelConfig") -> str:
 
 def _runs(config: "ModelConfig") -> str:
     """The presets that `dsim live` runs on such a model, of those that it was trained for."""
-    from ..engine.policy import PRESETS
+    from ..engine.policy import PRESETS, parse
     from ..live.executor import check_policy, check_whole_blocks
     from ..live.full_sequence import check_runs
 
@@ -174,7 +177,12 @@ def _runs(config: "ModelConfig") -> str:
         policy = preset.policy
         if policy.autoregressive != (config.block_length == 1) or policy.full_sequence != config.both_ways:
             continue
+        # A full-sequence policy's blocks are its own, and a canvas is no block.
+        blocks = policy.granularity.on_a_grid and not (policy.autoregressive or policy.full_sequence)
+        own = not blocks or policy.block_length == config.block_length
+        spec = name if own else f"{name},block_length={config.block_length}"
         try:
+            policy = parse(spec)
             check_policy(policy)
             if policy.full_sequence:
                 check_runs(policy, config)
@@ -182,8 +190,8 @@ def _runs(config: "ModelConfig") -> str:
                 check_whole_blocks(policy, config)
         except DsimError:
             continue
-        can.append(name)
-    return "dsim live --policy " + ", ".join(can)
+        can.append(spec)
+    return "dsim live --policy " + " or ".join(can)
 
 
 def _files(stored: Any) -> str:

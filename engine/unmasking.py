@@ -75,8 +75,8 @@ class Unmasking(Part):
             )
         if self.strategy == "entropy" and not policy.full_sequence:
             raise PolicyError(
-                f"{policy.name}: strategy is entropy, Dream's schedule, and it decodes blocks: expected a full-sequence "
-                "policy"
+                f"{policy.name}: strategy is entropy, Dream's schedule, and the policy decodes blocks: expected a "
+                "full-sequence policy"
             )
 
     def answers(self, policy: Policy) -> Answers:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+CANVAS = "DiffusionGemmaForBlockDiffusion"  # read by canvas_model.py: its layers are not a Decoder's
 Names = dict[str, str | tuple[str, ...]]
 
 

@@ -24,7 +24,8 @@ class Commits:
     """By request and absolute position, how often it was computed as a mask before the step that committed it.
 
     A position that the recorded run never committed takes the median of all. A step commits at least one mask of a row
-    that computes any, as every unmasking rule does but a law and Dream's schedule: where the record has none due, the one due soonest.
+    that computes any, as every unmasking rule does but a law and Dream's schedule: where the record has none due, the
+    one due soonest.
     """
 
     def __init__(self, requests: Columns, policy: Policy, width: int) -> None:

@@ -189,7 +189,7 @@ def test_dreams_schedule_is_its_code_s(steps: int, expected: list[int]) -> None:
 
 
 def test_dreams_schedule_is_of_full_sequence_policies() -> None:
-    with pytest.raises(PolicyError, match="strategy is entropy, Dream's schedule, and it decodes blocks: expected a full-"):
+    with pytest.raises(PolicyError, match="strategy is entropy, Dream's schedule, and the policy decodes blocks"):
         parse("lmdeploy-bd32,strategy=entropy")
 
 
