@@ -56,12 +56,13 @@ def measure_profile(
     from ..report.profile_page import write_page
 
     loaded = open_any(model, device, seed, graphs, Given(*given))
-    is_decoder = not isinstance(loaded, LoadedCanvas)
-    if not is_decoder:
+    workloads = {}
+    if isinstance(loaded, LoadedCanvas):
         for asked, option in ((full_sequence, "--full-sequence"), (yields, f"--yields {yields}"), (eos, "--eos")):
             if asked:
                 raise DsimError(f"{model}: denoises canvases, and {option} is of decoders: expected none")
-    workloads = default_workloads(loaded) if is_decoder and not prompts and not full_sequence else {}
+    elif not prompts and not full_sequence:
+        workloads = default_workloads(loaded)
     for text in prompts:
         name, equals, file = text.partition("=")
         workloads[name if equals else printable(Path(text).stem)] = file if equals else text

@@ -110,7 +110,7 @@ def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, A
         "weights": f"{params:,} parameters, {gb(element * params)} in {kind}{_files(stored)}",
         "KV": f"{full:,} bytes a token in {kind}, and {sliding:,} of those within the window and the canvas",
         "pages": f"{gb(max(0, left))} are left for keys, logits and all else on {device} ({gb(capacity)})",
-        "runs": f"dsim live --policy {_canvas_policies(config.canvas_length)}",
+        "runs": "dsim live --policy " + " or ".join(canvas_policies(config.canvas_length)),
     }
     return {
         "model": {"name": config.name, "architecture": ARCHITECTURE}, "weight_bytes": element * params,
@@ -119,18 +119,17 @@ def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, A
     }  # fmt: skip
 
 
-def _canvas_policies(canvas_length: int) -> str:
+def canvas_policies(canvas_length: int) -> list[str]:
     """The presets that denoise canvases, of this length."""
     from ..engine.policies.canvas import Canvas
     from ..engine.policy import PRESETS
 
     kinds = {name: preset.policy.granularity for name, preset in PRESETS.items()}
     found = {name: kind for name, kind in kinds.items() if isinstance(kind, Canvas)}
-    own = {
-        name: "" if kind.canvas_length == canvas_length else f",canvas_length={canvas_length}"
+    return [
+        name if kind.canvas_length == canvas_length else f"{name},canvas_length={canvas_length}"
         for name, kind in found.items()
-    }
-    return " or ".join(f"{name}{more}" for name, more in own.items())
+    ]
 
 
 def _device(gpu: str | None) -> tuple[str, int, int]:

@@ -1,7 +1,7 @@
 """Unmasking: which computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,8 @@ class Unmasking(Part):
 
     def quotas(self, policy: Policy) -> list[int]:
         """Masks that each step of a block commits, where a fixed number does."""
-        block, cache = policy.block_length, policy.cache
+        block = policy.block_length
+        cache: Any = policy.cache  # an ApproximateCache, as `scheduled` says
         if self.strategy == "entropy":
             alone = cache.packs or (cache.in_place and not cache.keeps_outputs)
             return dreams_quotas(block, self.denoising_steps or block, alone)

@@ -233,6 +233,10 @@ def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
                         yield path, key, shard.get_tensor(key)
         except SafetensorError as error:
             raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # no memory to map the file into
+            raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from .samples import Samples, samples
 
 POLICY = "sglang-gemma"  # its rounds prefill or denoise, and never both: each step is one forward
 STEPS = 4  # of a canvas while steps are measured
+FEWEST_STEPS = 64  # that are measured, however short the budget
 MOST_LOGGED = 400  # requests whose canvases are counted
 LOGGED_BATCH = 8
 Lists = Mapping[str, Any]
@@ -75,7 +77,7 @@ def profile_canvas(
     )
     latency, fit = fit_latency(steps)
     laws, doubts = [], list(fit.doubts)
-    wanted = dict(workloads) or {"random tokens": None}
+    wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
     for i, (workload, file) in enumerate(wanted.items()):
         share = (budget - for_steps) / len(wanted)
         told(f"canvases of {workload}", (for_steps + i * share) / budget)
@@ -131,24 +133,28 @@ def measure_steps(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
     )
     found: list[tuple[list[Features], Any, Any]] = []
-    over, begin = after(budget), time.monotonic()
-    while not over():
-        for batch in batches:
-            policy = policy_of(config, batch)
-            room = max(1, most_context - 2 * config.canvas_length)
-            requests = [
-                Request(i, 0.0, int(np.exp(chance.uniform(0.0, np.log(room)))), 2 * config.canvas_length)
-                for i in range(2 * batch)
-            ]
+    over, asked = after(budget), 0
+    begin = time.monotonic()
 
-            def take(columns: Mapping[str, Any], lists: Lists) -> None:
-                found.append((features_of(columns, lists), columns["latency"], columns["device"]))
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return over() and asked > FEWEST_STEPS
 
-            draws = LawDraws(law, seed, len(requests))
-            _served(loaded, policy, requests, random_prompts(config, seed), seed, take, over, draws, none)
-            on_progress(min(1.0, (time.monotonic() - begin) / budget))
-            if over():
-                break
+    def take(columns: Mapping[str, Any], lists: Lists) -> None:
+        found.append((features_of(columns, lists), columns["latency"], columns["device"]))
+
+    for batch in cycle(batches):
+        room = max(1, most_context - 2 * config.canvas_length)
+        requests = [
+            Request(i, 0.0, int(np.exp(chance.uniform(0.0, np.log(room)))), 2 * config.canvas_length)
+            for i in range(2 * batch)
+        ]
+        draws = LawDraws(law, seed, len(requests))
+        _served(loaded, policy_of(config, batch), requests, random_prompts(config, seed), seed, take, stop, draws, none)
+        on_progress(min(1.0, (time.monotonic() - begin) / budget))
+        if stop():
+            break
     features = [row for part, *_ in found for row in part]
     latency, device = (np.concatenate([part[i] for part in found]) for i in (1, 2))
     return samples(features, latency, device if loaded.on_gpu else None)

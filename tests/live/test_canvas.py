@@ -14,6 +14,7 @@ from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import ModelError, PolicyError
 from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
@@ -23,7 +24,15 @@ from dsim.live.canvas import Canvas, CanvasCache, accept, advance
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
 from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
 from dsim.live.loop import serve
+from dsim.planner.on_device import check_live
+from dsim.planner.scenario import Scenario
+from dsim.profiler.canvas import LoadedCanvas, open_any
+from dsim.profiler.measure_canvas import profile_canvas
+from dsim.profiler.models import Windowed
+from dsim.profiler.profile import load, save
+from dsim.serve.open import Bounds, open_live
 
+from ..serve.serving import serving
 from ..worlds import Collector
 from .checkpoints import rewrite, shaken
 
@@ -324,3 +333,40 @@ def test_a_policy_and_a_canvas_model_that_do_not_go_together_are_refused_in_a_li
     ):
         with pytest.raises(PolicyError, match=says):
             check_canvas(parse(spec), early.config)
+
+
+# ---- served and measured -------------------------------------------------------------------------------------------
+
+
+def opened(folder: Path, rule: Renoise) -> LoadedCanvas:
+    loaded: Any = open_any(str(folder), "cpu")
+    loaded.model.config = replace(loaded.model.config, renoise=rule)
+    return loaded  # type: ignore[no-any-return]
+
+
+def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path]) -> None:
+    loaded = opened(gemma[1], EARLY)
+    policy = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}"
+    with serving(open_live(loaded, Scenario("", policy, seed=3), Bounds(max_requests=4))) as server:
+        for i, (p, o) in enumerate(LENGTHS[:2]):
+            said = server.complete(prompt=prompt_of(i, p).tolist(), max_tokens=o).json["choices"][0]["text"]
+            assert list(said.encode()) == alone(loaded.model, i, p, o)[p:]
+    assert server.totals is not None
+
+
+def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, Path], tmp_path: Path) -> None:
+    # No canvas is ever sure, so that each has as many steps as it may.
+    loaded = opened(gemma[1], Renoise(max_steps=3, confidence=1e-9))
+    found, taken = profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
+    [law] = found.canvas_laws
+    assert (law.median, law.least, law.most, law.canvas_spread, law.drift) == (3.0, 3, 3, 0.0, 1.0)
+    assert (found.family, found.model.windowed, found.model.full_layers) == ("canvas", Windowed(2, 2, 8, WINDOW), 2)
+    columns = {name: taken.steps.column(name) for name in Features._fields}
+    denoises = columns["prefill_tokens"] == 0
+    assert 0 < denoises.sum() < len(denoises)
+    assert (columns["tokens"][denoises] == CANVAS * columns["batch"][denoises]).all()
+    assert (columns["window_kv"] > 0).all()
+    assert (columns["window_kv"] < columns["sum_kv"]).any()  # texts are longer than a window
+    save(found, tmp_path / "g.json")
+    assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
+    check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
