@@ -19,8 +19,9 @@ from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.live import canvas as canvas_module
 from dsim.live import session
-from dsim.live.canvas import Canvas, CanvasCache, accept, advance
+from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
 from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
 from dsim.live.loop import serve
@@ -81,7 +82,7 @@ class TorchsOwn:
     def noise(self, num: int, vocab: int) -> Tensor:
         return torch.randint(0, vocab, (1, num))[0]
 
-    def draw(self, probabilities: Tensor) -> Tensor:
+    def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
         return torch.multinomial(probabilities, 1)[:, 0]
 
 
@@ -133,7 +134,8 @@ def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], promp
         cache.encode({0: text})
         canvas = Canvas(chance.noise(CANVAS, VOCAB))
         while not canvas.done:
-            soft = advance(canvas, model.logits(cache.denoise({0: canvas})[0]), rule, chance)
+            said, soft = read(model.logits(cache.denoise({0: canvas})[0]), canvas, rule, chance)
+            settle(canvas, said, VOCAB, rule, chance)
             canvas.signal = model.signal_of(soft)
             torch.testing.assert_close(soft, seen.logits[step], rtol=2e-4, atol=2e-4)
             step += 1
@@ -156,7 +158,8 @@ def test_a_canvas_is_done_when_transformers_own_criterion_says_so(stability: int
             likeliest = torch.randint(0, VOCAB, (3,), generator=chance)
         sure = 12.0 * torch.rand(1, generator=chance)
         logits = sure * torch.nn.functional.one_hot(likeliest, VOCAB).float()
-        soft = advance(canvas, logits, rule, TorchsOwn())
+        said, soft = read(logits, canvas, rule, TorchsOwn())
+        settle(canvas, said, VOCAB, rule, TorchsOwn())
         expected = bool(theirs(soft.argmax(-1)[None], soft[None])[0])
         assert canvas.done == expected, step
         ended.append(canvas.done)
@@ -244,10 +247,10 @@ def alone(model: CanvasModel, request: int, prompt: int, output: int, eos: tuple
         chance = KeyedChance(3, request, begin, CANVAS, torch.device("cpu"))
         canvas = Canvas(chance.noise(CANVAS, VOCAB))
         while not canvas.done:
-            soft = advance(canvas, model.logits(cache.denoise({0: canvas})[0]), rule, chance)
+            said, soft = read(model.logits(cache.denoise({0: canvas})[0]), canvas, rule, chance)
+            settle(canvas, said, VOCAB, rule, chance)
             canvas.signal = model.signal_of(soft)
-        said = canvas.answer.tolist()
-        text += said
+        text += canvas.answer.tolist()
         if eos and (ends := [p for p in range(begin, begin + CANVAS) if text[p] in eos]):
             return text[: min(ends[0] + 1, prompt + output)]
         cache.encode({0: canvas.answer})
@@ -308,8 +311,16 @@ def early(gemma: tuple[Any, Path]) -> CanvasModel:
 
 @pytest.mark.parametrize("eos", [(), EOS])
 @pytest.mark.parametrize(("spec", "pages"), [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 14)])
-def test_plans_answer_as_the_loop_alone_does(early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...]) -> None:
+def test_plans_answer_as_the_loop_alone_does(
+    early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canvas_module, "TILE", 3)  # of a canvas of 8: logits are made in parts
+    rows: list[int] = []
+    logits = early.logits
+    monkeypatch.setattr(early, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
     watched = Watched(early, small(spec), pages, eos)
+    monkeypatch.undo()
+    assert set(rows) == {3, 2}
     ended = 0
     for i, (p, o) in enumerate(LENGTHS):
         expected = alone(early, i, p, o, eos)
