@@ -57,7 +57,7 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     vocab, mask = values["vocab"], values["mask_token"]
     if not 0 <= mask < vocab:
         raise ModelError(f"{path}: mask_token_id is {mask}, expected below vocab_size, {vocab}")
-    rotary = _rotary(path, values["head_dim"], _rope(path, found).get("partial_rotary_factor", 1.0))
+    rotary = _rotary(path, values["head_dim"], _rope(path, found).get("partial_rotary_factor", family.rotary))
     of_experts = {name.partition(".")[2]: values.pop(name) for name in list(values) if name.startswith("experts.")}
     config = ModelConfig(
         **values,
