@@ -14,6 +14,7 @@ from .options import option
 if TYPE_CHECKING:
     from ..live.config import ModelConfig
     from ..live.config_file import Given
+    from ..profiler.profile import MemoryModel
 
 app = typer.Typer(help="Models: what a directory is, and what it needs.", no_args_is_help=True)
 
@@ -63,12 +64,7 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
     device, capacity, element = _device(gpu)
     stored = weights.check_model(Path(model), given) if Path(model).is_dir() else None
     memory = MemoryModel(capacity, element * config.num_params, element * config.kv_elements, config.vocab)
-    pages: int | None = None
-    try:
-        fit = pages = memory.num_pages(PAGE, BATCH, PREFILL)
-        room = f"{fit:,} of {PAGE} tokens, {fit * PAGE:,} tokens in all, on {device} ({gb(capacity)})"
-    except DsimError as error:
-        room = f"none on {device}: {error}"
+    pages, room = _room(memory, device)
     runs = _runs(config)
     kind = {2: "bf16", 4: "fp32"}[element]
     lines = {
@@ -91,14 +87,15 @@ def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, A
     """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
     from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
     from ..profiler.canvas import check_asked
-    from ..profiler.profile import gb
+    from ..profiler.profile import MemoryModel, gb
 
     check_asked(model, given)
     config, stored = read_canvas_config(Path(model)), check_canvas_model(Path(model))
     device, capacity, element = _device(gpu)
     params, rule = num_params(config), config.renoise
     full, sliding = (element * config.kv_elements(kind) for kind in (False, True))
-    left = capacity - element * params
+    # As `dsim live` has it: both kinds of layers have as many pages, for what a window leaves behind is held at first.
+    pages, room = _room(MemoryModel(capacity, element * params, full + sliding, config.vocab), device)
     kind = {2: "bf16", 4: "fp32"}[element]
     lines = {
         "model": f"{config.name}: {ARCHITECTURE}, a canvas denoised in both directions over text read causally",
@@ -109,14 +106,26 @@ def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, A
         f"{rule.max_steps} steps, an answer ends at {' or '.join(map(str, config.eos)) or 'its limit'}",
         "weights": f"{params:,} parameters, {gb(element * params)} in {kind}{_files(stored)}",
         "KV": f"{full:,} bytes a token in {kind}, and {sliding:,} of those within the window and the canvas",
-        "pages": f"{gb(max(0, left))} are left for keys, logits and all else on {device} ({gb(capacity)})",
+        "pages": room,
         "runs": "dsim live --policy " + " or ".join(canvas_policies(config.canvas_length)),
     }
     return {
         "model": {"name": config.name, "architecture": ARCHITECTURE}, "weight_bytes": element * params,
-        "kv_bytes_per_token": full, "kv_bytes_per_token_in_window": sliding, "device": device, "pages": None,
-        "stored": asdict(stored), "lines": lines,
+        "kv_bytes_per_token": full, "kv_bytes_per_token_in_window": sliding, "device": device, "pages": pages,
+        "page_size": PAGE, "stored": asdict(stored), "lines": lines,
     }  # fmt: skip
+
+
+def _room(memory: "MemoryModel", device: str) -> tuple[int | None, str]:
+    """The KV pages that fit on a device, and that in words."""
+    from ..profiler.profile import gb
+
+    where = f"on {device} ({gb(memory.capacity_bytes)})"
+    try:
+        pages = memory.num_pages(PAGE, BATCH, PREFILL)
+    except DsimError as error:
+        return None, f"none {where.partition(' (')[0]}: {error}"
+    return pages, f"{pages:,} of {PAGE} tokens, {pages * PAGE:,} tokens in all, {where}"
 
 
 def canvas_policies(canvas_length: int) -> list[str]:

@@ -148,7 +148,8 @@ FAMILIES: Mapping[str, Family] = {
             "moe_router_enable_expert_bias": True,
         },
         {"mask_token": 156895, "block_length": 32, "eos": (156892,), "experts.normed": True, "experts.scale": 2.5},
-        rotary=0.5, experts={"scoring": "sigmoid", "bias": True}, summary="blocks of masks, block-causal, experts in groups",
+        rotary=0.5, experts={"scoring": "sigmoid", "bias": True},
+        summary="blocks of masks, block-causal, experts in groups",
     ),
     "Fast_dLLM_QwenForCausalLM": Family(
         QWEN_NAMES, KEYS | {"block_length": "bd_size"}, SWIGLU,

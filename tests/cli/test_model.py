@@ -174,6 +174,8 @@ def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monk
     assert found["weight_bytes"] == pytest.approx(2 * 25.2e9, rel=0.01)
     assert found["lines"]["runs"] == "dsim live --policy sglang-gemma or vllm-diffusion"
     assert "canvas of 256" in found["lines"]["tokens"]
+    assert found["pages"] > 0
+    assert "of 64 tokens" in found["lines"]["pages"]
     assert found["lines"]["weights"].endswith("; 31 files of 50.5 GB (bfloat16), complete")
     said["text_config"]["hidden_size"] = 2048
     Path("config.json").write_text(json.dumps(said))
