@@ -120,12 +120,12 @@ def _room(memory: "MemoryModel", device: str) -> tuple[int | None, str]:
     """The KV pages that fit on a device, and that in words."""
     from ..profiler.profile import gb
 
-    where = f"on {device} ({gb(memory.capacity_bytes)})"
     try:
         pages = memory.num_pages(PAGE, BATCH, PREFILL)
     except DsimError as error:
-        return None, f"none {where.partition(' (')[0]}: {error}"
-    return pages, f"{pages:,} of {PAGE} tokens, {pages * PAGE:,} tokens in all, {where}"
+        return None, f"none on {device}: {error}"
+    room = f"{pages:,} of {PAGE} tokens, {pages * PAGE:,} tokens in all"
+    return pages, f"{room}, on {device} ({gb(memory.capacity_bytes)})"
 
 
 def canvas_policies(canvas_length: int) -> list[str]:

@@ -121,9 +121,9 @@ def validate_command(
     answers = Answers(tokenizer, Sampling(temperature, top_p, seed=seed) if temperature else None)
     loaded = open_any(model, device, 0, graphs, Given(mask_token_id, block_length))
     if isinstance(loaded, LoadedCanvas):
-        if temperature:
-            own = "its canvases are drawn by the checkpoint's own rule"
-            raise DsimError(f"{model}: {own}, and --temperature is {temperature:g}: expected 0")
+        if temperature or yields:
+            asked = f"--yields is {yields}" if yields else f"--temperature is {temperature:g}"
+            raise DsimError(f"{model}: its canvases go by the checkpoint's own rule, and {asked}: expected none")
         policies = policy or canvas_policies(loaded.model.config.canvas_length)
     if eos:
         for spec in policies:
@@ -154,8 +154,8 @@ def validate_command(
                 "on_progress": lambda what, _: told(f"profile: {what}"),
             }  # fmt: skip
             if isinstance(loaded, LoadedCanvas):
-                asked = {} if prompts is None else {Path(prompts).stem: prompts}
-                return profile_canvas(loaded, workloads=asked, **said)[0]
+                workloads = {} if prompts is None else {Path(prompts).stem: prompts}
+                return profile_canvas(loaded, workloads=workloads, **said)[0]
             made, _ = profile_model(
                 loaded,
                 workloads={} if full_sequence else default_workloads(loaded, prompts),
