@@ -99,6 +99,13 @@ PUBLISHED = {  # what config.json says of the published checkpoints, and their p
         },
         16.2558e9, 40960, 156895, (156892,),
     ),
+    "Fast_dLLM_QwenForCausalLM": (
+        {
+            "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
+        },
+        7.6156e9, 57344, 151665, (151645,),
+    ),
     "LLaDA2MoeModelLM (flash)": (
         LLADA2
         | {
