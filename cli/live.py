@@ -20,7 +20,6 @@ from .options import INTERRUPTED, option
 if TYPE_CHECKING:
     from ..planner.on_device import Answers
     from ..planner.scenario import Scenario
-    from ..profiler.canvas import Opened
     from ..profiler.measure import Loaded
     from ..profiler.profile import Profile
     from ..traces import Trace
@@ -83,8 +82,7 @@ def live_command(
     from ..live.canvas_model import is_canvas  # imported here: they load PyTorch
     from ..live.config_file import Given
     from ..live.sampling import Sampling
-    from ..profiler.canvas import LoadedCanvas, open_canvas
-    from ..profiler.measure import open_model
+    from ..profiler.canvas import LoadedCanvas, open_any
 
     sampling = Sampling(temperature, top_p, gumbel, seed) if temperature else None
     if sampling is None and (gumbel or top_p != 1):
@@ -93,14 +91,10 @@ def live_command(
         raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
     if tp < 1:
         raise DsimError(f"--tp is {tp}, expected at least 1")
-    loaded: Opened
-    if is_canvas(Path(model)):
-        if sampling is not None or agreement:
-            asked = "--agreement" if agreement else f"--temperature {temperature:g}"
-            raise DsimError(f"{model}: its canvases are drawn by the checkpoint's own rule, and {asked} is of decoders")
-        loaded = open_canvas(model, device, Given(mask_token_id, block_length), graphs=graphs, tp=tp)
-    else:
-        loaded = open_model(model, device, seed, graphs, Given(mask_token_id, block_length), tp)
+    if is_canvas(Path(model)) and (sampling is not None or agreement):
+        asked = "--agreement" if agreement else f"--temperature {temperature:g}"
+        raise DsimError(f"{model}: its canvases are drawn by the checkpoint's own rule, and {asked} is of decoders")
+    loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length), tp)
     answers = Answers(tokenizer, sampling)
     requests = answers.conversations(loaded, prompts, requests)
     commits = commits or ("model" if loaded.trained else "twin")

@@ -1,6 +1,7 @@
 """`dsim profile --model M`: a model measured on this machine's device."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,29 +50,39 @@ def measure_profile(
     wanted = [_threshold(part) for part in thresholds.split(",")]
     held = load(yields).commits if yields else ()
     from ..live.config_file import Given  # imported here, as below: it loads PyTorch
-    from ..profiler.measure import default_workloads, open_model, profile_model
+    from ..profiler.canvas import LoadedCanvas, open_any
+    from ..profiler.measure import default_workloads, profile_model
+    from ..profiler.measure_canvas import profile_canvas
     from ..report.profile_page import write_page
 
-    loaded = open_model(model, device, seed, graphs, Given(*given))
-    workloads = default_workloads(loaded) if not prompts and not full_sequence else {}
+    loaded = open_any(model, device, seed, graphs, Given(*given))
+    workloads = {}
+    if isinstance(loaded, LoadedCanvas):
+        for asked, option in ((full_sequence, "--full-sequence"), (yields, f"--yields {yields}"), (eos, "--eos")):
+            if asked:
+                raise DsimError(f"{model}: denoises canvases, and {option} is of decoders: expected none")
+    elif not prompts and not full_sequence:
+        workloads = default_workloads(loaded)
     for text in prompts:
         name, equals, file = text.partition("=")
         workloads[name if equals else printable(Path(text).stem)] = file if equals else text
     with Bar(screen, "measuring", "s", round(total)) as bar:
-        profile, taken = profile_model(
-            loaded,
+        measure = (
+            partial(profile_canvas, loaded)
+            if isinstance(loaded, LoadedCanvas)
+            else partial(
+                profile_model, loaded, thresholds=wanted, temperature=temperature, yields=held,
+                full_sequence=full_sequence, eos=eos,
+            )
+        )  # fmt: skip
+        profile, taken = measure(
             name=printable(output.stem),
             budget=total,
             workloads=workloads,
-            thresholds=wanted,
-            temperature=temperature,
-            yields=held,
             max_batch=max_batch,
             max_context=max_context,
             seed=seed,
-            full_sequence=full_sequence,
             tokenizer=tokenizer,
-            eos=eos,
             on_progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
     save(profile, output, force)

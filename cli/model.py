@@ -13,6 +13,8 @@ from .options import option
 
 if TYPE_CHECKING:
     from ..live.config import ModelConfig
+    from ..live.config_file import Given
+    from ..profiler.profile import MemoryModel
 
 app = typer.Typer(help="Models: what a directory is, and what it needs.", no_args_is_help=True)
 
@@ -56,18 +58,13 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 
     given = Given(mask_token_id, block_length)
     if is_canvas(Path(model)):
-        return _describe_canvas(Path(model), gpu)
+        return _describe_canvas(model, gpu, given)
     config = weights.config_of(model, given)
     family = FAMILIES[config.architecture]
     device, capacity, element = _device(gpu)
     stored = weights.check_model(Path(model), given) if Path(model).is_dir() else None
     memory = MemoryModel(capacity, element * config.num_params, element * config.kv_elements, config.vocab)
-    pages: int | None = None
-    try:
-        fit = pages = memory.num_pages(PAGE, BATCH, PREFILL)
-        room = f"{fit:,} of {PAGE} tokens, {fit * PAGE:,} tokens in all, on {device} ({gb(capacity)})"
-    except DsimError as error:
-        room = f"none on {device}: {error}"
+    pages, room = _room(memory, device)
     runs = _runs(config)
     kind = {2: "bf16", 4: "fp32"}[element]
     lines = {
@@ -86,16 +83,19 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
     }  # fmt: skip
 
 
-def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
+def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, Any]:
     """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
-    from ..live.canvas_model import ARCHITECTURE, num_params, read_canvas_config
-    from ..profiler.profile import gb
+    from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
+    from ..profiler.canvas import check_asked
+    from ..profiler.profile import MemoryModel, gb
 
-    config = read_canvas_config(folder)
+    check_asked(model, given)
+    config, stored = read_canvas_config(Path(model)), check_canvas_model(Path(model))
     device, capacity, element = _device(gpu)
     params, rule = num_params(config), config.renoise
     full, sliding = (element * config.kv_elements(kind) for kind in (False, True))
-    left = capacity - element * params
+    # As `dsim live` has it: both kinds of layers have as many pages, for what a window leaves behind is held at first.
+    pages, room = _room(MemoryModel(capacity, element * params, full + sliding, config.vocab), device)
     kind = {2: "bf16", 4: "fp32"}[element]
     lines = {
         "model": f"{config.name}: {ARCHITECTURE}, a canvas denoised in both directions over text read causally",
@@ -104,30 +104,41 @@ def _describe_canvas(folder: Path, gpu: str | None) -> dict[str, Any]:
         f"{config.num_experts} experts of {config.expert_ffn:,}, {config.top_k} a token, beside {config.ffn:,}",
         "tokens": f"vocabulary {config.vocab:,}, canvas of {config.canvas_length} and no mask, at most "
         f"{rule.max_steps} steps, an answer ends at {' or '.join(map(str, config.eos)) or 'its limit'}",
-        "weights": f"{params:,} parameters, {gb(element * params)} in {kind}",
+        "weights": f"{params:,} parameters, {gb(element * params)} in {kind}{_files(stored)}",
         "KV": f"{full:,} bytes a token in {kind}, and {sliding:,} of those within the window and the canvas",
-        "pages": f"{gb(max(0, left))} are left for keys, logits and all else on {device} ({gb(capacity)})",
-        "runs": f"dsim live --policy {_canvas_policies(config.canvas_length)}",
+        "pages": room,
+        "runs": "dsim live --policy " + " or ".join(canvas_policies(config.canvas_length)),
     }
     return {
         "model": {"name": config.name, "architecture": ARCHITECTURE}, "weight_bytes": element * params,
-        "kv_bytes_per_token": full, "kv_bytes_per_token_in_window": sliding, "device": device, "pages": None,
-        "lines": lines,
+        "kv_bytes_per_token": full, "kv_bytes_per_token_in_window": sliding, "device": device, "pages": pages,
+        "page_size": PAGE, "stored": asdict(stored), "lines": lines,
     }  # fmt: skip
 
 
-def _canvas_policies(canvas_length: int) -> str:
+def _room(memory: "MemoryModel", device: str) -> tuple[int | None, str]:
+    """The KV pages that fit on a device, and that in words."""
+    from ..profiler.profile import gb
+
+    try:
+        pages = memory.num_pages(PAGE, BATCH, PREFILL)
+    except DsimError as error:
+        return None, f"none on {device}: {error}"
+    room = f"{pages:,} of {PAGE} tokens, {pages * PAGE:,} tokens in all"
+    return pages, f"{room}, on {device} ({gb(memory.capacity_bytes)})"
+
+
+def canvas_policies(canvas_length: int) -> list[str]:
     """The presets that denoise canvases, of this length."""
     from ..engine.policies.canvas import Canvas
     from ..engine.policy import PRESETS
 
     kinds = {name: preset.policy.granularity for name, preset in PRESETS.items()}
     found = {name: kind for name, kind in kinds.items() if isinstance(kind, Canvas)}
-    own = {
-        name: "" if kind.canvas_length == canvas_length else f",canvas_length={canvas_length}"
+    return [
+        name if kind.canvas_length == canvas_length else f"{name},canvas_length={canvas_length}"
         for name, kind in found.items()
-    }
-    return " or ".join(f"{name}{more}" for name, more in own.items())
+    ]
 
 
 def _device(gpu: str | None) -> tuple[str, int, int]:
@@ -165,7 +176,7 @@ def _tokens(config: "ModelConfig") -> str:
 
 def _runs(config: "ModelConfig") -> str:
     """The presets that `dsim live` runs on such a model, of those that it was trained for."""
-    from ..engine.policy import PRESETS
+    from ..engine.policy import PRESETS, parse
     from ..live.executor import check_policy, check_whole_blocks
     from ..live.full_sequence import check_runs
 
@@ -174,7 +185,12 @@ def _runs(config: "ModelConfig") -> str:
         policy = preset.policy
         if policy.autoregressive != (config.block_length == 1) or policy.full_sequence != config.both_ways:
             continue
+        # A full-sequence policy's blocks are its own, and a canvas is no block.
+        blocks = policy.granularity.on_a_grid and not (policy.autoregressive or policy.full_sequence)
+        own = not blocks or policy.block_length == config.block_length
+        spec = name if own else f"{name},block_length={config.block_length}"
         try:
+            policy = parse(spec)
             check_policy(policy)
             if policy.full_sequence:
                 check_runs(policy, config)
@@ -182,8 +198,8 @@ def _runs(config: "ModelConfig") -> str:
                 check_whole_blocks(policy, config)
         except DsimError:
             continue
-        can.append(name)
-    return "dsim live --policy " + ", ".join(can)
+        can.append(spec)
+    return "dsim live --policy " + " or ".join(can)
 
 
 def _files(stored: Any) -> str:

@@ -91,11 +91,11 @@ def serve_command(
         if twin is not None:
             behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append)
         else:
-            from ..profiler.measure import open_model  # imported here: it loads PyTorch
+            from ..profiler.canvas import open_any  # imported here: it loads PyTorch
 
             assert model is not None
             held = None if profile is None else load_profile(profile)
-            loaded = open_model(model, device, seed, graphs)
+            loaded = open_any(model, device, seed, graphs)
             behind = open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
         name = served_name or str(behind.manifest["live"]["model"])
         settings = Settings(name, behind.header, max_body, api_key or None)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
 from .duration import seconds_of, words_of
+from .model import canvas_policies
 from .options import option
 
 if TYPE_CHECKING:
@@ -111,12 +112,19 @@ def validate_command(
     from ..live.config_file import Given  # imported here, as below: they load PyTorch
     from ..live.sampling import Sampling
     from ..planner.on_device import Answers, check_eos
-    from ..profiler.measure import default_workloads, open_model, profile_model
+    from ..profiler.canvas import LoadedCanvas, open_any
+    from ..profiler.measure import default_workloads, profile_model
+    from ..profiler.measure_canvas import profile_canvas
 
     if not temperature and top_p != 1:
         raise DsimError(f"--temperature is {temperature:g}, and --top-p draws tokens: expected above 0")
     answers = Answers(tokenizer, Sampling(temperature, top_p, seed=seed) if temperature else None)
-    loaded = open_model(model, device, 0, graphs, Given(mask_token_id, block_length))
+    loaded = open_any(model, device, 0, graphs, Given(mask_token_id, block_length))
+    if isinstance(loaded, LoadedCanvas):
+        if temperature or yields:
+            asked = f"--yields is {yields}" if yields else f"--temperature is {temperature:g}"
+            raise DsimError(f"{model}: its canvases go by the checkpoint's own rule, and {asked}: expected none")
+        policies = policy or canvas_policies(loaded.model.config.canvas_length)
     if eos:
         for spec in policies:
             check_eos(parse(spec), loaded.model.config, commits)
@@ -141,17 +149,21 @@ def validate_command(
         thresholds = sorted(set(by_confidence)) or [0.9]
 
         def measure(within: float) -> "Profile":
+            said: Any = {
+                "name": f"{out.name}-profile", "budget": within, "tokenizer": tokenizer,
+                "on_progress": lambda what, _: told(f"profile: {what}"),
+            }  # fmt: skip
+            if isinstance(loaded, LoadedCanvas):
+                workloads = {} if prompts is None else {Path(prompts).stem: prompts}
+                return profile_canvas(loaded, workloads=workloads, **said)[0]
             made, _ = profile_model(
                 loaded,
-                name=f"{out.name}-profile",
-                budget=within,
                 workloads={} if full_sequence else default_workloads(loaded, prompts),
                 thresholds=thresholds,
                 yields=load(yields).commits if yields else (),
                 full_sequence=full_sequence,
-                tokenizer=tokenizer,
                 eos=eos,
-                on_progress=lambda what, _: told(f"profile: {what}"),
+                **said,
             )
             return made
 

@@ -20,6 +20,7 @@ from .errors import ProfileError
 from .jit import without_overflow_warnings
 from .state import as_records
 from .step import StepPlan
+from .unmasking import linear_quotas
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(102
 def _draws(num_requests: int, width: int, block: int) -> Draws:
     return Draws(
         as_records(np.zeros(num_requests, REQUEST_DRAW)), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
-        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.zeros(3),
+        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.full(1, width), np.zeros(3),
     )  # fmt: skip
 
 
@@ -146,15 +147,17 @@ class CanvasLaw:
 
 
 class ScheduledCommits:
-    """A fixed number of tokens a step, as LLaDA's schedule has it: the first steps of a block take what is left over.
+    """A fixed number of tokens a step: `quotas` of a block's steps, or where there are none by LLaDA's schedule.
 
     Which masks are the most confident is not known; a full-sequence step costs the same whichever they are, and the
     leftmost are taken.
     """
 
-    def __init__(self, block_length: int, denoising_steps: int | None) -> None:
-        least_and_more = divmod(block_length, denoising_steps or block_length)
-        self.arrays = NO_DRAWS._replace(schedule=np.array(least_and_more, np.int64))
+    def __init__(
+        self, block_length: int, denoising_steps: int | None, quotas: Sequence[int] | None = None
+    ) -> None:  # fmt: skip
+        schedule = linear_quotas(block_length, denoising_steps or block_length) if quotas is None else quotas
+        self.arrays = NO_DRAWS._replace(schedule=np.array(schedule, np.int64))
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""
@@ -213,7 +216,8 @@ class CommitDraws:
 
     What belongs to a request is drawn once, from `input_length`, `output_length` and `max_tokens` [requests], 20 bytes
     each. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. `deltas` is needed by a
-    policy that evicts by importance alone.
+    policy that evicts by importance alone. sub_block: of a block's parts of so many positions the first with a mask
+    commits alone; None: a block is not cut.
     """
 
     def __init__(
@@ -226,6 +230,7 @@ class CommitDraws:
         deltas: ImportanceDeltas | None = None,
         max_tokens: npt.NDArray[np.int64] | None = None,
         on_a_grid: bool = True,
+        sub_block: int | None = None,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
@@ -241,6 +246,8 @@ class CommitDraws:
             d.odds[:] = chance / (1.0 - chance)
         d.stage[:] = np.exp(model.stage_gain * np.arange(block + 1) / block)
         d.factors[:] = np.exp(model.block_spread * _QUANTILES), np.exp(model.step_spread * _QUANTILES), _QUANTILES
+        if sub_block is not None:
+            d.sub_block[0] = sub_block
         self._evicts = deltas is not None
         if deltas is not None:
             d.deltas[:] = astuple(deltas)

@@ -23,8 +23,7 @@ REQUEST_DRAW = np.dtype(
 
 
 class Draws(NamedTuple):
-    """A commit model and a seed as rules take them. Without one, `least` masks commit a step, one more in the first
-    `more` steps of a block."""
+    """A commit model and a seed as rules take them, or the numbers of masks that a schedule commits."""
 
     requests: Any  # [requests] REQUEST_DRAW
     streams: Any  # [4] uint64: a key each for what is drawn
@@ -32,7 +31,8 @@ class Draws(NamedTuple):
     stage: Any  # [block_length + 1] by committed positions of the block
     factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
     deltas: Any  # [5] ImportanceDeltas
-    schedule: Any  # [2] int64: least, more
+    schedule: Any  # [steps] int64: masks that each step of a block commits
+    sub_block: Any  # [1] int64: positions of a block's parts, of which the first with a mask commits alone
     law: Any  # [3] CanvasLaw: median, drift, least
 
 
@@ -56,12 +56,17 @@ def draw_row(
     best = -1.0
     best_p = -1
     passed = False
+    last = 0  # behind the part of the block that commits
     end = 0  # of the block that theta and padding are of
     theta = 0.0
     padding = False
     for p in range(frontier, width):
         if not (window[p] and status[p] == MASKED):
             continue
+        if last == 0:
+            last = (p // d.sub_block[0] + 1) * d.sub_block[0]
+        if p >= last:
+            break
         if p >= end:
             offset = p // block_length * block_length
             end = offset + block_length
@@ -199,7 +204,7 @@ def scheduled_row(status: Any, evaluations: Any, window: Any, committed: Any, d:
         committed[p] = False
         if window[p] and status[p] == MASKED:
             if quota < 0:  # every mask of the block has been computed in each of its steps
-                quota = d.schedule[0] + (1 if evaluations[p] < d.schedule[1] else 0)
+                quota = d.schedule[min(int(evaluations[p]), len(d.schedule) - 1)]
             if quota > 0:
                 committed[p] = True
                 quota -= 1

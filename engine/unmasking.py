@@ -1,7 +1,7 @@
 """Unmasking: which computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ from .hooks import draw_rows
 from .part import Answers, Choice, Part, Policy, Range
 
 EOS = ("block", "token", "ignored")
-STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "law")
+STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
+SCHEDULED = ("low_confidence_static", "entropy")  # of full-sequence models a fixed number commits each step
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Unmasking(Part):
     low_confidence_static: the n most confident. sequential: those among the n positions from the first mask on.
     n = max(1, block_length // denoising_steps), and 1 where denoising_steps is not given. Full-sequence models commit
     one more in the first block_length % denoising_steps steps of a block, so that it is whole after the last one.
+    entropy: those whose rows are least in doubt, as many as Dream's schedule says, which may be none; where keys are
+    cached a block's first step commits its first position alone (full-sequence models).
     sub_block: of a block's parts of so many positions the first with a mask commits alone (Fast-dLLM v2).
     """
 
@@ -70,6 +73,11 @@ class Unmasking(Part):
                 f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "
                 f"{policy.block_length}"
             )
+        if self.strategy == "entropy" and not policy.full_sequence:
+            raise PolicyError(
+                f"{policy.name}: strategy is entropy, Dream's schedule, and the policy decodes blocks: expected a "
+                "full-sequence policy"
+            )
 
     def answers(self, policy: Policy) -> Answers:
         """How the twin draws commits."""
@@ -83,7 +91,45 @@ class Unmasking(Part):
 
     def scheduled(self, policy: Policy) -> bool:
         """Whether a fixed number commits each step, whatever the confidences are."""
-        return policy.full_sequence and self.strategy == "low_confidence_static"
+        return policy.full_sequence and self.strategy in SCHEDULED
+
+    def quotas(self, policy: Policy) -> list[int]:
+        """Masks that each step of a block commits, where a fixed number does."""
+        block = policy.block_length
+        cache: Any = policy.cache  # an ApproximateCache, as `scheduled` says
+        if self.strategy == "entropy":
+            alone = cache.packs or (cache.in_place and not cache.keeps_outputs)
+            return dreams_quotas(block, self.denoising_steps or block, alone)
+        return linear_quotas(block, self.denoising_steps or block)
+
+
+def linear_quotas(block_length: int, steps: int) -> list[int]:
+    """LLaDA's: the same number in each step, the first ones take what is left over (1.1)."""
+    least, more = divmod(block_length, steps)
+    return [least + 1] * more + [least] * (min(steps, block_length) - more)
+
+
+def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]:
+    """Dream's, whose last step commits all that are left; first_alone: its first step commits one position."""
+    left, found = block_length, []
+    for step in range(steps):
+        share = int(dreams_share(np.array([left]), np.array([step]), steps)[0])
+        found.append(left if step == steps - 1 else 1 if first_alone and step == 0 else share)
+        left -= found[-1]
+    return found
+
+
+def dreams_share(
+    masks: npt.NDArray[np.int64], step: npt.NDArray[np.int64], steps: int
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """How many of a block's masks a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
+
+    Rounded down, so that a step may commit none. The last step commits all that are left, which is not said here.
+    """
+    time = np.linspace(1.0, 1e-3, steps + 1)
+    now = np.minimum(step, steps - 1)
+    share: npt.NDArray[np.int64] = (masks * (1.0 - time[now + 1] / time[now])).astype(np.int64)
+    return share
 
 
 def unmask(

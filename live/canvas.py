@@ -18,6 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from .cache import PagedCache
 from .canvas_model import CanvasModel, Renoise
 
+TILE = 64  # rows of logits, in fp32 and of a large vocabulary, that exist at once
+
 
 class Chance(Protocol):
     """The random numbers of a canvas."""
@@ -25,8 +27,8 @@ class Chance(Protocol):
     def noise(self, num: int, vocab: int) -> Tensor:
         """Uniform tokens, [num]."""
 
-    def draw(self, probabilities: Tensor) -> Tensor:
-        """A token of each row of [rows, vocab]."""
+    def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
+        """A token of each row of [rows, vocab], which are the canvas's from position `first` on."""
 
 
 @dataclass(frozen=True)
@@ -179,26 +181,51 @@ class Canvas:
         return self.likeliest[-1]
 
 
-def advance(canvas: Canvas, logits: Tensor, rule: Renoise, chance: Chance) -> Tensor:
-    """Take a step's logits [canvas, vocab] in: accept, renoise, and see whether the canvas is done (1.2).
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """What a step says of positions of a canvas, [rows] each."""
 
-    The logits at the step's temperature, which the next step is conditioned on (CanvasModel.signal_of).
+    drawn: Tensor
+    likeliest: Tensor
+    entropy: Tensor  # nats
+
+
+def read(logits: Tensor, canvas: Canvas, rule: Renoise, chance: Chance, first: int = 0) -> tuple[Said, Tensor]:
+    """Read a step's logits [rows, vocab] of positions from `first` on (1.2).
+
+    Also the logits at the step's temperature, which the next step is conditioned on (CanvasModel.signal_of).
     """
     remaining = max(0, rule.max_steps - canvas.steps)
     scaled = logits / (rule.t_min + (rule.t_max - rule.t_min) * (remaining / rule.max_steps))
     logs = scaled.log_softmax(dim=-1)
     probabilities = logs.exp()
-    drawn = chance.draw(probabilities)
+    drawn = chance.draw(probabilities, first)
     entropy = -(logs.clamp(min=torch.finfo(logs.dtype).min) * probabilities).sum(dim=-1)
-    accepted = accept(entropy, rule.entropy_bound)
-    noise = chance.noise(len(drawn), logits.shape[1])
-    canvas.tokens = torch.where(accepted, drawn, noise)
-    likeliest, before = scaled.argmax(dim=-1), canvas.likeliest[max(0, len(canvas.likeliest) - rule.stability) :]
+    return Said(drawn, scaled.argmax(dim=-1), entropy), scaled
+
+
+def settle(canvas: Canvas, said: Said, vocab: int, rule: Renoise, chance: Chance) -> None:
+    """Take in what a step says of a whole canvas: accept, renoise, and see whether it is done (1.2)."""
+    accepted = accept(said.entropy, rule.entropy_bound)
+    noise = chance.noise(len(said.drawn), vocab)
+    canvas.tokens = torch.where(accepted, said.drawn, noise)
+    likeliest, before = said.likeliest, canvas.likeliest[max(0, len(canvas.likeliest) - rule.stability) :]
     stable = len(before) >= rule.stability and all(torch.equal(likeliest, past) for past in before)
     canvas.likeliest = [*before, likeliest]
     canvas.steps += 1
-    canvas.done = canvas.steps >= rule.max_steps or bool(stable and entropy.mean() < rule.confidence)
-    return scaled
+    canvas.done = canvas.steps >= rule.max_steps or bool(stable and said.entropy.mean() < rule.confidence)
+
+
+def advance(canvas: Canvas, model: CanvasModel, hidden: Tensor, rule: Renoise, chance: Chance) -> None:
+    """Take a step's final states [canvas, hidden] in, never more than TILE rows of logits at once."""
+    said, signals = [], []
+    for first in range(0, len(hidden), TILE):
+        part, scaled = read(model.logits(hidden[first : first + TILE]), canvas, rule, chance, first)
+        said.append(part)
+        signals.append(model.signal_of(scaled))
+    whole = (torch.cat([getattr(part, name) for part in said]) for name in ("drawn", "likeliest", "entropy"))
+    settle(canvas, Said(*whole), model.config.vocab, rule, chance)
+    canvas.signal = torch.cat(signals)
 
 
 def accept(entropy: Tensor, bound: float) -> Tensor:

@@ -50,21 +50,22 @@ class KeyedChance:
 
     def __init__(self, seed: int, request: int, begin: int, length: int, device: torch.device) -> None:
         self._about = seed, TOKEN, request, np.arange(begin, begin + length)
-        self._device, self._turn = device, 0
+        self._device, self._noises = device, 0
 
     def noise(self, num: int, vocab: int) -> Tensor:
         """Uniform tokens, [num]."""
-        return (uniform(self._keys(num)) * vocab).long()
+        keys = self._keys(2 * self._noises)
+        assert len(keys) == num, "a token for each position of the canvas"
+        self._noises += 1
+        return (uniform(keys) * vocab).long()
 
-    def draw(self, probabilities: Tensor) -> Tensor:
-        """A token of each row of [rows, vocab]."""
-        return drawn(probabilities, self._keys(len(probabilities)))
+    def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
+        """A token of each row of [rows, vocab], which are the canvas's from position `first` on."""
+        keys = self._keys(2 * self._noises - 1)
+        return drawn(probabilities, keys[first : first + len(probabilities)])
 
-    def _keys(self, num: int) -> Tensor:
-        keys = key(*self._about, self._turn)
-        assert len(keys) == num, "a draw for each position of the canvas"
-        self._turn += 1
-        return torch.from_numpy(keys.view(np.int64)).to(self._device)
+    def _keys(self, turn: int) -> Tensor:
+        return torch.from_numpy(key(*self._about, turn).view(np.int64)).to(self._device)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,9 +154,7 @@ class CanvasExecutor(Texts):
 
     @torch.inference_mode()
     def _advance(self, denoised: Denoised, hidden: Tensor) -> None:
-        # A canvas's logits at a time: those of all of a step's together would be gigabytes.
-        model, canvas = self._cache.model, denoised.canvas
-        canvas.signal = model.signal_of(advance(canvas, model.logits(hidden), self._rule, denoised.chance))
+        advance(denoised.canvas, self._cache.model, hidden, self._rule, denoised.chance)
 
     def _commit(self, plan: StepPlan) -> Bools:
         """The canvases that are done, whole; their tokens are kept."""

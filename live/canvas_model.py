@@ -19,9 +19,10 @@ from ..engine.errors import ModelError
 from ..files.read import cut, parsing
 from ..kernels.qk_norm_rope.reference import rotate
 from .config_file import read_json
-from .weights import tensors_of
+from .families import CANVAS
+from .weights import NOWHERE, Stored, kept, stored_in, tensors_of
 
-ARCHITECTURE = "DiffusionGemmaForBlockDiffusion"
+ARCHITECTURE = CANVAS
 MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
 DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
 NOT_TEXT = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")  # pictures are not served
@@ -303,8 +304,21 @@ def is_canvas(folder: Path) -> bool:
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:
     """A directory's model; its pictures' part is left out. Raises ModelError as `read_model` does."""
     config = read_canvas_config(folder)
+    found, _ = _read(folder, config, device, dtype)
+    return CanvasModel(config, found)
+
+
+def check_canvas_model(folder: Path) -> Stored:
+    """Hold names and shapes of a directory's tensors against its config.json, reading none (`check_model`)."""
+    return _read(folder, read_canvas_config(folder), NOWHERE, torch.float32)[1]
+
+
+def _read(folder: Path, config: CanvasConfig, device: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Stored]:
+    """The text's weights by our names, and what the files hold."""
     wanted, found = shapes(config), dict[str, Tensor]()
+    stored = []
     for path, name, tensor in tensors_of(folder, device):
+        stored.append(kept(path, tensor))
         if name.startswith(NOT_TEXT):
             continue
         ours = name.removeprefix(DECODER)
@@ -317,10 +331,10 @@ def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasMo
         if tuple(tensor.shape) != wanted[ours]:
             raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(wanted[ours])} by config.json")
         tensor = tensor.to(dtype)
-        if ours in found and tensor.device.type != "meta" and not torch.equal(found[ours], tensor):
+        if ours in found and tensor.device.type != NOWHERE and not torch.equal(found[ours], tensor):
             raise ModelError(f"{path}: {name} is not {DECODER}{ours}, and config.json says that it is (tied)")
         found[ours] = tensor
     lacking = [name for name in wanted if name not in found]
     if lacking:
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
-    return CanvasModel(config, found)
+    return found, stored_in(stored)

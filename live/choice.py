@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.unmasking import Unmasking, unmask
+from ..engine.unmasking import Unmasking, dreams_share, unmask
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -43,17 +43,6 @@ def choose(
     if quota:
         return np.where(last, masked, chosen & ~unsettled), np.where(chosen, tokens, mask_token)
     return chosen & (~unsettled | last), tokens
-
-
-def dreams_share(masks: Ints, step: Ints, steps: int) -> Ints:
-    """How many of a block's masks a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
-
-    Rounded down, so that a step may commit none. The last step commits all that are left, which is not said here.
-    """
-    time = np.linspace(1.0, 1e-3, steps + 1)
-    now = np.minimum(step, steps - 1)
-    share: Ints = (masks * (1.0 - time[now + 1] / time[now])).astype(np.int64)
-    return share
 
 
 def surest(confidence: Floats, masked: Bools, num: Ints) -> Bools:

@@ -10,7 +10,7 @@ from ..engine.errors import ModelError
 from ..files import read
 from ..files.read import cut, shown
 from .config import Experts, ModelConfig
-from .families import FAMILIES, Family
+from .families import CANVAS, FAMILIES, Family
 
 NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields, and what an absent key means
 TRUTHS = ("tied", "experts.normed")  # false where absent
@@ -44,7 +44,8 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     named = found.get("architectures")
     architecture: Any = named[0] if isinstance(named, list) and named else None
     if not isinstance(architecture, str) or architecture not in FAMILIES:
-        raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {', '.join(FAMILIES)}")
+        known = ", ".join((*FAMILIES, CANVAS))
+        raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {known}")
     family = FAMILIES[architecture]
     _check_fixed(path, found, family)
     values = _values(path, found, family)
@@ -56,7 +57,7 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     vocab, mask = values["vocab"], values["mask_token"]
     if not 0 <= mask < vocab:
         raise ModelError(f"{path}: mask_token_id is {mask}, expected below vocab_size, {vocab}")
-    rotary = _rotary(path, values["head_dim"], _rope(path, found).get("partial_rotary_factor", 1.0))
+    rotary = _rotary(path, values["head_dim"], _rope(path, found).get("partial_rotary_factor", family.rotary))
     of_experts = {name.partition(".")[2]: values.pop(name) for name in list(values) if name.startswith("experts.")}
     config = ModelConfig(
         **values,
@@ -143,6 +144,11 @@ def _check_fixed(path: Path, found: Mapping[str, Any], family: Family) -> None:
 def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
     """The block length that the checkpoint was trained with: config.json's, or the user's where it has none."""
     block = values.get("block_length")
+    if given.block_length is not None and values.get("both_ways"):
+        raise ModelError(
+            f"{path}: was trained in both directions, and --block-length is {given.block_length}: expected none, for "
+            "the policy's block_length says how far it denoises at a time"
+        )
     if block is None and given.block_length is None:
         raise ModelError(f"{path}: has no block_size, which the checkpoint was trained with: say it (--block-length)")
     if block is not None and given.block_length not in (None, block):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+CANVAS = "DiffusionGemmaForBlockDiffusion"  # read by canvas_model.py: its layers are not a Decoder's
 Names = dict[str, str | tuple[str, ...]]
 
 
@@ -21,6 +22,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # key -> its only value; a key left out has it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # our fields, where config.json has no key
     trained: Mapping[str, Any] = field(default_factory=dict)  # our fields that no config.json says
+    rotary: float = 1.0  # share of a head's components that turn, where config.json has no key
     experts: Mapping[str, Any] | None = None  # of Experts, what no config.json says; None: all layers are dense
     summary: str = ""  # how it decodes
 
@@ -145,8 +147,9 @@ FAMILIES: Mapping[str, Family] = {
             "use_bias": False, "use_qkv_bias": False, "use_qk_norm": True, "score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
         },
-        {"mask_token": 156895, "block_length": 32, "eos": (156892,), "experts.normed": True},
-        experts={"scoring": "sigmoid", "bias": True}, summary="blocks of masks, block-causal, experts in groups",
+        {"mask_token": 156895, "block_length": 32, "eos": (156892,), "experts.normed": True, "experts.scale": 2.5},
+        rotary=0.5, experts={"scoring": "sigmoid", "bias": True},
+        summary="blocks of masks, block-causal, experts in groups",
     ),
     "Fast_dLLM_QwenForCausalLM": Family(
         QWEN_NAMES, KEYS | {"block_length": "bd_size"}, SWIGLU,

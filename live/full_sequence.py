@@ -211,7 +211,8 @@ class FullSequenceExecutor(ModelExecutor):
     ) -> None:  # fmt: skip
         config = forward.model.config
         check_runs(policy, config)
-        forward.by_entropy = config.by_entropy and policy.unmasking.scheduled(policy)
+        by_entropy = config.by_entropy or policy.unmasking.strategy == "entropy"
+        forward.by_entropy = by_entropy and policy.unmasking.scheduled(policy)
         super().__init__(forward, policy, prompts, None, policy.block_length)
         self._rule = cache_of(policy)
         self._passes = passes_of(policy)
@@ -343,7 +344,7 @@ class FullSequenceExecutor(ModelExecutor):
             step = steps_of(plan, masked)
             # A block alone cannot say its first position: the full pass that a cache is made of does.
             alone = self._rule.packs or (self._rule.in_place and not self._rule.keeps_outputs)
-            first = step == 0 if self._shifted and alone else None
+            first = step == 0 if alone and (self._shifted or self._forward.by_entropy) else None
             committed, tokens = choose(
                 self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, step, scheduled=True,
                 first=first, first_token=self._policy.batching.first_token,

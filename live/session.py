@@ -21,7 +21,7 @@ from .executor import ImportanceDelta, ModelExecutor, check_policy
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
 from .graphs import GraphForward
-from .loop import Executor, serve
+from .loop import serve
 from .model import Decoder
 from .parallel import ParallelForward
 from .periodic import PeriodicExecutor, PeriodicForward
@@ -32,6 +32,7 @@ from .warm import warm_kernels
 Computes = Forward | CanvasCache  # a model and its cache
 
 WARM_UP = 4  # requests served before the clock starts
+WARM_CANVASES = 4  # as many tokens have their prompts at most, where a model denoises canvases
 BATCH = 256  # steps handed on at a time: the device is slow, and what is handed on survives a crash of the process
 
 
@@ -145,16 +146,19 @@ def made_ready(forward: Computes) -> int:
 
 
 def open_executor(
-    model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts, *,
+    model: Decoder | CanvasModel, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts, *,
     draws: Commits | None = None, latency: LatencyModel | None = None, warm_up: Prompts,
-    max_num_logits: int = 8192, graphs: Kept | None = None,
-) -> ModelExecutor:  # fmt: skip
-    """An executor for requests that are yet to come, none of them larger than `requests`, on a model that is warm."""
-    forward = make_forward(model, policy, limits, requests, max_num_logits, graphs)
+    max_num_logits: int = 8192, graphs: Kept | None = None, seed: int = 0,
+) -> ModelExecutor | CanvasExecutor:  # fmt: skip
+    """An executor for requests that are yet to come, none of them larger than `requests`, on a model that is warm.
+
+    seed: see `run`.
+    """
+    forward = open_forward(model, policy, limits, requests, max_num_logits, graphs)
     if isinstance(forward, GraphForward):
         forward.prepare(policy, limits.max_batch, draws is not None)
     _warm_up(forward, policy, limits, latency, requests, warm_up)
-    return make_executor(forward, policy, limits, prompts, draws)
+    return open_steps(forward, policy, limits, prompts, draws, seed=seed)
 
 
 def open_forward(
@@ -173,7 +177,7 @@ def open_forward(
 def open_steps(
     forward: Computes, policy: Policy, limits: Limits, prompts: Prompts, draws: Commits | None = None,
     watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (), seed: int = 0,
-) -> Executor:  # fmt: skip
+) -> ModelExecutor | CanvasExecutor:  # fmt: skip
     """`make_executor` of a decoder's forward, or what runs a canvas model's plans."""
     if isinstance(forward, Forward):
         return make_executor(forward, policy, limits, prompts, draws, watch, eos)
@@ -238,8 +242,10 @@ def _warm_up(
     prompts: Prompts,
 ) -> None:  # fmt: skip
     """Serve some of the requests with the clock's hands off, so that the first measured step compiles nothing."""
+    # Attention of a canvas model is PyTorch's own, compiled for no length, and a long prompt's mask is its square.
+    longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
     few = [
-        Request(i, 0.0, r.input_length, min(r.output_length, 2 * policy.block_length))
+        Request(i, 0.0, min(r.input_length, longest), min(r.output_length, 2 * policy.block_length))
         for i, r in enumerate(requests[:WARM_UP])
     ]
     if isinstance(forward, Forward):

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,13 +97,25 @@ class Stored:
 def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
     """Hold names and shapes of a directory's tensors against its config.json, as `read_model` does, reading none."""
     config = read_config(folder, given)
-    found = _fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE)
+    return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE))
+
+
+Kept = tuple[Path, str, int]  # a tensor's file, dtype and bytes
+
+
+def kept(path: Path, tensor: Tensor) -> Kept:
+    """What a file holds a tensor as."""
+    return path, str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+
+
+def stored_in(found: Sequence[Kept]) -> Stored:
+    """The files that these tensors are in."""
     kinds = Counter(kind for _, kind, _ in found)
     names = tuple(kind for kind, _ in kinds.most_common())
     return Stored(len({path for path, _, _ in found}), sum(size for *_, size in found), names)
 
 
-def _fill(model: Decoder, folder: Path, device: str) -> list[tuple[Path, str, int]]:
+def _fill(model: Decoder, folder: Path, device: str) -> list[Kept]:
     """Copy a directory's tensors into a model; each one's file, dtype and bytes."""
     config = model.config
     parameters = dict(model.named_parameters())
@@ -113,7 +125,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[tuple[Path, str, in
     seen, stored = set(), []
     again: tuple[Path, Tensor] | None = None  # a tied model's head, if its files hold one
     for path, name, tensor in tensors_of(folder, device):
-        stored.append((path, str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()))
+        stored.append(kept(path, tensor))
         if name.endswith(COMPUTED):
             continue
         if name == head and config.tied:
@@ -221,6 +233,10 @@ def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
                         yield path, key, shard.get_tensor(key)
         except SafetensorError as error:
             raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # no memory to map the file into
+            raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -34,7 +34,7 @@ from .record import in_twin, record
 from .scenario import Scenario
 
 if TYPE_CHECKING:
-    from ..profiler.measure import Loaded
+    from ..profiler.canvas import Opened
 
 LOADS = (0.3, 0.6, 0.8)
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
@@ -134,7 +134,7 @@ def least_time(base: Scenario, policies: Sequence[str], loads: Sequence[float]) 
 def validate(
     out: Path,
     base: Scenario,
-    loaded: Loaded,
+    loaded: Opened,
     profile: Profile,
     *,
     policies: Sequence[str] = POLICIES,

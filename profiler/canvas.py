@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ..engine.errors import ModelError
-from ..live.canvas_model import CanvasModel, num_params, read_canvas_model
-from ..live.config_file import Given
-from .measure import Loaded, check_device, describe, select, settings_of
+from ..live.canvas_model import CanvasModel, is_canvas, num_params, read_canvas_model
+from ..live.config_file import AS_IT_SAYS, Given
+from .measure import Loaded, check_device, describe, open_model, select, settings_of
 from .profile import Device, MemoryModel
 
 
@@ -27,6 +27,10 @@ class LoadedCanvas:
     kept = None
 
     @property
+    def on_gpu(self) -> bool:
+        return bool(self.model.embedding.is_cuda)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings that a run's figures depend on besides the policy."""
         return settings_of(self.device, self.model.config.name, self.model.embedding, graphs=False)
@@ -35,13 +39,22 @@ class LoadedCanvas:
 Opened = Loaded | LoadedCanvas
 
 
+def open_any(
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
+    tp: int = 1,
+) -> Opened:  # fmt: skip
+    """A model of either kind on a device (`open_model`, `open_canvas`). Raises ModelError."""
+    if is_canvas(Path(name)):
+        return open_canvas(name, device, given, graphs=graphs, tp=tp)
+    return open_model(name, device, seed, graphs, given, tp)
+
+
 def open_canvas(
     name: str, device: str | None, given: Given, *, graphs: bool | None = None, tp: int = 1
 ) -> LoadedCanvas:
     """A DiffusionGemma's directory on a device, as `open_model` opens a decoder's. Raises ModelError."""
+    check_asked(name, given)
     for wanted, says, expected in (
-        (given.mask_token is None, f"--mask-token-id is {given.mask_token}", "none: it knows no mask"),
-        (given.block_length is None, f"--block-length is {given.block_length}", "the policy's canvas_length"),
         (not graphs, "--graphs is asked for", "none: its steps are not captured"),
         (tp == 1, f"--tp is {tp}", "1"),
     ):
@@ -60,3 +73,13 @@ def open_canvas(
         vocab=config.vocab,
     )
     return LoadedCanvas(name, model, found, memory)
+
+
+def check_asked(name: str, given: Given) -> None:
+    """ModelError where the user says what a canvas model does not have."""
+    for asked, option, expected in (
+        (given.mask_token, "--mask-token-id", "none: it knows no mask"),
+        (given.block_length, "--block-length", "the policy's canvas_length"),
+    ):
+        if asked is not None:
+            raise ModelError(f"{name}: denoises canvases, and {option} is {asked}: expected {expected}")

@@ -333,7 +333,7 @@ def serve_journal(
             loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
             draws=None if policy.autoregressive else CommitDraws(ordinary, seed, prompts, outputs, own),
             append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
-            stop=_after(budget / len(policies)),
+            stop=after(budget / len(policies)),
         )  # fmt: skip
         if done.failure is not None:
             raise done.failure
@@ -399,7 +399,7 @@ def log_commits(
     limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
     parts: list[Mapping[str, Any]] = []
     done = run(
-        loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=_after(budget),
+        loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=after(budget),
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
         graphs=loaded.kept, eos=config.eos if eos else (),
         watch=None if collected is None else lambda g: collected.append(
@@ -415,7 +415,7 @@ def log_commits(
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
 
 
-def _after(budget: float) -> Callable[[], bool]:
+def after(budget: float) -> Callable[[], bool]:
     """Whether so many seconds are over since the first step was planned: what is compiled before costs no budget."""
     begin: float | None = None
 
@@ -524,7 +524,7 @@ def _journal_of(
     done = run(
         loaded.model, policy, limits, requests, random_prompts(config, 0),
         draws=ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps),
-        append=append, stop=_after(budget),
+        append=append, stop=after(budget),
     )  # fmt: skip
     if done.failure is not None:
         raise done.failure

@@ -34,7 +34,7 @@ from .paced import PacedTwin
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
-    from ..profiler.measure import Loaded
+    from ..profiler.canvas import Opened
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def open_twin(
 
 
 def open_live(
-    loaded: Loaded, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
+    loaded: Opened, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
     append: Append | None = None,
 ) -> Behind:  # fmt: skip
     """A model on its device under a scenario's policy. profile: for commits that it draws and for elastic chunks."""
@@ -150,7 +150,7 @@ def open_live(
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(
         loaded.model, policy, limits, largest, fleet.prompt, draws=draws, latency=latency,
-        warm_up=random_prompts(config, scenario.seed), graphs=loaded.kept,
+        warm_up=random_prompts(config, scenario.seed), graphs=loaded.kept, seed=scenario.seed,
     )  # fmt: skip
     words: Words = Bytes() if config.vocab < 512 else Tokenized(_tokenizer_file(loaded.name))
     about = f"{config.name} on {device}, {scenario.policy}"

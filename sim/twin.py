@@ -110,7 +110,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
             f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: expected a {wanted} profile"
         )
     unmasking = policy.unmasking
-    if policy.autoregressive or (policy.full_sequence and unmasking.strategy == "low_confidence_static"):
+    if policy.autoregressive or unmasking.scheduled(policy):
         return None
     if law_of(policy, profile, workload) is not None:
         return None
@@ -118,11 +118,6 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
         raise PolicyError(
             f"{policy.name}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
             "the twin draws no other (dsim live runs it)"
-        )
-    if unmasking.sub_block is not None:
-        raise PolicyError(
-            f"{policy.name}: sub_block is {unmasking.sub_block}, and commit models are of whole blocks: expected none "
-            "(dsim live runs it)"
         )
     deltas_of(policy, profile)
     threshold = fitted_threshold(policy, profile, workload)
@@ -222,10 +217,11 @@ def draws_of(
         cap = caps_of(policy.unmasking.most_steps(policy.block_length), requests)
         return LawDraws(law, seed, len(requests), cap, requests.canvas_length)
     if commits is None:
-        return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
+        unmasking = policy.unmasking
+        return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
     return CommitDraws(
         commits, seed, requests.input_length, requests.output_length, policy.width, deltas_of(policy, profile),
-        requests.max_tokens, not policy.full_sequence,
+        requests.max_tokens, not policy.full_sequence, policy.unmasking.sub_block,
     )  # fmt: skip
 
 

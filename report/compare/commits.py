@@ -24,13 +24,15 @@ class Commits:
     """By request and absolute position, how often it was computed as a mask before the step that committed it.
 
     A position that the recorded run never committed takes the median of all. A step commits at least one mask of a row
-    that computes any, as every unmasking rule does but a law: where the record has none due, the one due soonest.
+    that computes any, as every unmasking rule does but a law and Dream's schedule: where the record has none due, the
+    one due soonest.
     """
 
     def __init__(self, requests: Columns, policy: Policy, width: int) -> None:
         block_length = policy.block_length
         self._autoregressive, self._on_a_grid = policy.autoregressive, policy.granularity.on_a_grid
-        self._by_law = policy.unmasking.strategy == "law"  # a block commits whole, in its last step
+        # A block commits whole in its last step, or by a schedule with steps of none.
+        self._may_wait = policy.unmasking.strategy in ("law", "entropy")
         self._columns = np.arange(width)
         size = int(requests["request"].max(initial=-1)) + 1
         prompt, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -112,7 +114,7 @@ class Commits:
         wait = np.where(unknown, self._typical, due) - plan.evaluations.astype(np.int64)
         committed: Bools = masks & (wait <= 0)
         some = masks.any(axis=1)
-        forced = np.flatnonzero(some & ~committed.any(axis=1) & (not self._by_law))
+        forced = np.flatnonzero(some & ~committed.any(axis=1) & (not self._may_wait))
         if len(forced):
             soonest = np.where(masks[forced], wait[forced], np.iinfo(np.int64).max).argmin(axis=1)
             committed[forced, soonest] = True

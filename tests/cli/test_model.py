@@ -1,10 +1,14 @@
 """dsim model info, and dsim live on checkpoints of several families: what is printed, and what is refused in a line."""
 
 import json
+import math
+import os
+import re
 from pathlib import Path
 
 import pytest
 
+from dsim.live.canvas_model import read_canvas_config, shapes
 from dsim.planner.quality import load_table
 
 from ..live.checkpoints import CHECKPOINTS, llada, llada2, rewrite, sdar, sdar_moe
@@ -40,8 +44,8 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
         "weights  101,536 parameters, 0.000203 GB in bf16; 3 files of 0.000406 GB (float32), complete",
         "KV       384 bytes a token in bf16",
         "pages    2,783,845 of 64 tokens, 178,166,080 tokens in all, on H100 (85.5 GB)",
-        "runs     dsim live --policy lmdeploy-bd32, lmdeploy-0.18, sglang-bd32, sglang-fdfo, sglang-sync, "
-        "sglang-joint, chunk, optimus, delayed-cache, delayed-cache-plus, focus",
+        "runs     dsim live --policy lmdeploy-bd32 or lmdeploy-0.18 or sglang-bd32 or sglang-fdfo or sglang-sync or "
+        "sglang-joint or chunk or optimus or delayed-cache or delayed-cache-plus or focus",
     ]
 
 
@@ -59,9 +63,12 @@ def test_a_preset_that_does_not_fit_says_so(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "policies"), [
-    ("LLaDAModelLM", "vanilla, fast-dllm, dllm-cache, sparse-dllm, maskkv, dllm-serve"),
-    ("DreamModel", "vanilla, fast-dllm, dllm-cache, sparse-dllm, dllm-serve"),
-    ("Fast_dLLM_QwenForCausalLM", "lmdeploy-bd32, lmdeploy-0.18, sglang-bd32"),
+    ("LLaDAModelLM", "vanilla or fast-dllm or dllm-cache or sparse-dllm or maskkv or dllm-serve"),
+    ("DreamModel", "vanilla or fast-dllm or dllm-cache or sparse-dllm or dllm-serve"),
+    (
+        "Fast_dLLM_QwenForCausalLM",
+        "lmdeploy-bd32,block_length=8 or lmdeploy-0.18,block_length=8 or sglang-bd32,block_length=8",
+    ),
 ])  # fmt: skip
 def test_it_names_the_policies_that_a_model_was_trained_for_and_that_run(
     folder: Path, name: str, policies: str
@@ -157,6 +164,8 @@ def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monk
     }  # fmt: skip
     said = {"architectures": ["DiffusionGemmaForBlockDiffusion"], "text_config": text, "canvas_length": 256}
     Path("config.json").write_text(json.dumps(said))
+    assert "neither model.safetensors" in refused(dsim("model", "info", ".", "--gpu", "H100"))
+    _claim({f"model.decoder.{name}": shape for name, shape in shapes(read_canvas_config(Path())).items()})
     ran = dsim("model", "info", ".", "--gpu", "H100", "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
@@ -165,7 +174,32 @@ def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monk
     assert found["weight_bytes"] == pytest.approx(2 * 25.2e9, rel=0.01)
     assert found["lines"]["runs"] == "dsim live --policy sglang-gemma or vllm-diffusion"
     assert "canvas of 256" in found["lines"]["tokens"]
-    assert "neither model.safetensors" in refused(dsim("live", "azure-conv", "--model", "."))
+    assert found["pages"] > 0
+    assert "of 64 tokens" in found["lines"]["pages"]
+    assert found["lines"]["weights"].endswith("; 31 files of 50.5 GB (bfloat16), complete")
+    said["text_config"]["hidden_size"] = 2048
+    Path("config.json").write_text(json.dumps(said))
+    assert re.search(r"is \[.*2816.*\], expected \[.*2048.*\] by config.json", refused(dsim("model", "info", ".")))
+    assert refused(dsim("model", "info", ".", "--mask-token-id", "4")).startswith(
+        ".: denoises canvases, and --mask-token-id is 4: expected none"
+    )
+
+
+def _claim(shapes: dict[str, tuple[int, ...]]) -> None:
+    """Safetensors files of such weights, one a layer, that take no room: holes of their sizes."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        found.setdefault(".".join(re.findall(r"layers\.\d+", name)) or "rest", {})[name] = shape
+    for file, part in found.items():
+        header, end = {}, 0
+        for name, shape in part.items():
+            begin, end = end, end + 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+        head = json.dumps(header).encode()
+        Path(file).write_bytes(len(head).to_bytes(8, "little") + head)
+        os.truncate(file, 8 + len(head) + end)
+    where = {name: file for file, part in found.items() for name in part}
+    Path("model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
 def test_requests_of_conversations_are_as_long_as_what_they_ask(folder: Path) -> None:

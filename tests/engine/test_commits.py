@@ -174,6 +174,17 @@ def test_padding_holds_in_the_next_block_of_a_streaming_window() -> None:
     assert not d.draw(plan(np.arange(200), 8))[:, :4].any()
 
 
+def test_of_a_block_in_parts_the_first_with_a_mask_commits_as_if_no_other_was_computed() -> None:
+    status = np.repeat([[0, 0, 0, 0], [1, 0, 0, 0], [1, 2, 0, 0], [2, 2, 1, 0]], 50, axis=0)
+    who = np.arange(len(status))
+    parts = CommitDraws(SPREAD, 0, np.full(len(who), 8), np.full(len(who), 40), 4, sub_block=2)
+    both, right = [True] * 2 + [False] * 2, [False] * 2 + [True] * 2
+    first = np.repeat([both, both, right, right], 50, axis=0)
+    found = parts.draw(plan(who, status=status))
+    assert np.array_equal(found, draws(SPREAD, len(who)).draw(plan(who, status=status, window=first)))
+    assert not np.array_equal(found, draws(SPREAD, len(who)).draw(plan(who, status=status)))
+
+
 def test_two_policies_draw_the_same_whatever_their_window_s_width() -> None:
     narrow, wide = draws(SPREAD, 1000), draws(SPREAD, 1000, width=8)
     who = np.arange(1000)

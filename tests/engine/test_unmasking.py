@@ -86,7 +86,7 @@ def test_only_computed_masks_commit_and_at_least_one_where_there_is_one(seed: in
 @pytest.mark.parametrize(
     ("given_", "says"),
     [
-        ({"strategy": "entropy"}, "strategy is 'entropy', expected one of low_confidence_dynamic, "),
+        ({"strategy": "margin"}, "strategy is 'margin', expected one of low_confidence_dynamic, "),
         ({"denoising_steps": 0}, "denoising_steps is 0, expected at least 1"),
         ({"threshold": 0.0}, "threshold is 0.0, expected more than 0"),
     ],

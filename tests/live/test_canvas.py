@@ -14,16 +14,26 @@ from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import ModelError, PolicyError
 from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.live import canvas as canvas_module
 from dsim.live import session
-from dsim.live.canvas import Canvas, CanvasCache, accept, advance
+from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
 from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
 from dsim.live.loop import serve
+from dsim.planner.on_device import check_live
+from dsim.planner.scenario import Scenario
+from dsim.profiler.canvas import LoadedCanvas, open_any
+from dsim.profiler.measure_canvas import profile_canvas
+from dsim.profiler.models import Windowed
+from dsim.profiler.profile import load, save
+from dsim.serve.open import Bounds, open_live
 
+from ..serve.serving import serving
 from ..worlds import Collector
 from .checkpoints import rewrite, shaken
 
@@ -72,7 +82,7 @@ class TorchsOwn:
     def noise(self, num: int, vocab: int) -> Tensor:
         return torch.randint(0, vocab, (1, num))[0]
 
-    def draw(self, probabilities: Tensor) -> Tensor:
+    def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
         return torch.multinomial(probabilities, 1)[:, 0]
 
 
@@ -124,7 +134,8 @@ def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], promp
         cache.encode({0: text})
         canvas = Canvas(chance.noise(CANVAS, VOCAB))
         while not canvas.done:
-            soft = advance(canvas, model.logits(cache.denoise({0: canvas})[0]), rule, chance)
+            said, soft = read(model.logits(cache.denoise({0: canvas})[0]), canvas, rule, chance)
+            settle(canvas, said, VOCAB, rule, chance)
             canvas.signal = model.signal_of(soft)
             torch.testing.assert_close(soft, seen.logits[step], rtol=2e-4, atol=2e-4)
             step += 1
@@ -147,7 +158,8 @@ def test_a_canvas_is_done_when_transformers_own_criterion_says_so(stability: int
             likeliest = torch.randint(0, VOCAB, (3,), generator=chance)
         sure = 12.0 * torch.rand(1, generator=chance)
         logits = sure * torch.nn.functional.one_hot(likeliest, VOCAB).float()
-        soft = advance(canvas, logits, rule, TorchsOwn())
+        said, soft = read(logits, canvas, rule, TorchsOwn())
+        settle(canvas, said, VOCAB, rule, TorchsOwn())
         expected = bool(theirs(soft.argmax(-1)[None], soft[None])[0])
         assert canvas.done == expected, step
         ended.append(canvas.done)
@@ -235,10 +247,10 @@ def alone(model: CanvasModel, request: int, prompt: int, output: int, eos: tuple
         chance = KeyedChance(3, request, begin, CANVAS, torch.device("cpu"))
         canvas = Canvas(chance.noise(CANVAS, VOCAB))
         while not canvas.done:
-            soft = advance(canvas, model.logits(cache.denoise({0: canvas})[0]), rule, chance)
+            said, soft = read(model.logits(cache.denoise({0: canvas})[0]), canvas, rule, chance)
+            settle(canvas, said, VOCAB, rule, chance)
             canvas.signal = model.signal_of(soft)
-        said = canvas.answer.tolist()
-        text += said
+        text += canvas.answer.tolist()
         if eos and (ends := [p for p in range(begin, begin + CANVAS) if text[p] in eos]):
             return text[: min(ends[0] + 1, prompt + output)]
         cache.encode({0: canvas.answer})
@@ -299,8 +311,16 @@ def early(gemma: tuple[Any, Path]) -> CanvasModel:
 
 @pytest.mark.parametrize("eos", [(), EOS])
 @pytest.mark.parametrize(("spec", "pages"), [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 14)])
-def test_plans_answer_as_the_loop_alone_does(early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...]) -> None:
+def test_plans_answer_as_the_loop_alone_does(
+    early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canvas_module, "TILE", 3)  # of a canvas of 8: logits are made in parts
+    rows: list[int] = []
+    logits = early.logits
+    monkeypatch.setattr(early, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
     watched = Watched(early, small(spec), pages, eos)
+    monkeypatch.undo()
+    assert set(rows) == {3, 2}
     ended = 0
     for i, (p, o) in enumerate(LENGTHS):
         expected = alone(early, i, p, o, eos)
@@ -324,3 +344,40 @@ def test_a_policy_and_a_canvas_model_that_do_not_go_together_are_refused_in_a_li
     ):
         with pytest.raises(PolicyError, match=says):
             check_canvas(parse(spec), early.config)
+
+
+# ---- served and measured -------------------------------------------------------------------------------------------
+
+
+def opened(folder: Path, rule: Renoise) -> LoadedCanvas:
+    loaded: Any = open_any(str(folder), "cpu")
+    loaded.model.config = replace(loaded.model.config, renoise=rule)
+    return loaded  # type: ignore[no-any-return]
+
+
+def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path]) -> None:
+    loaded = opened(gemma[1], EARLY)
+    policy = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}"
+    with serving(open_live(loaded, Scenario("", policy, seed=3), Bounds(max_requests=4))) as server:
+        for i, (p, o) in enumerate(LENGTHS[:2]):
+            said = server.complete(prompt=prompt_of(i, p).tolist(), max_tokens=o).json["choices"][0]["text"]
+            assert list(said.encode()) == alone(loaded.model, i, p, o)[p:]
+    assert server.totals is not None
+
+
+def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, Path], tmp_path: Path) -> None:
+    # No canvas is ever sure, so that each has as many steps as it may.
+    loaded = opened(gemma[1], Renoise(max_steps=3, confidence=1e-9))
+    found, taken = profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
+    [law] = found.canvas_laws
+    assert (law.median, law.least, law.most, law.canvas_spread, law.drift) == (3.0, 3, 3, 0.0, 1.0)
+    assert (found.family, found.model.windowed, found.model.full_layers) == ("canvas", Windowed(2, 2, 8, WINDOW), 2)
+    columns = {name: taken.steps.column(name) for name in Features._fields}
+    denoises = columns["prefill_tokens"] == 0
+    assert 0 < denoises.sum() < len(denoises)
+    assert (columns["tokens"][denoises] == CANVAS * columns["batch"][denoises]).all()
+    assert (columns["window_kv"] > 0).all()
+    assert (columns["window_kv"] < columns["sum_kv"]).any()  # texts are longer than a window
+    save(found, tmp_path / "g.json")
+    assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
+    check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")

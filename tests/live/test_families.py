@@ -99,6 +99,23 @@ PUBLISHED = {  # what config.json says of the published checkpoints, and their p
         },
         16.2558e9, 40960, 156895, (156892,),
     ),
+    "Fast_dLLM_QwenForCausalLM": (
+        {
+            "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
+        },
+        7.6156e9, 57344, 151665, (151645,),
+    ),
+    "LLaDA2MoeModelLM (flash)": (
+        LLADA2
+        | {
+            "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 4,
+            "head_dim": 128, "intermediate_size": 9216, "vocab_size": 157184, "max_position_embeddings": 32768,
+            "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "n_group": 8, "topk_group": 4,
+            "mask_token_id": None, "eos_token_id": None,
+        },
+        102.8897e9, 65536, 156895, (156892,),
+    ),
     "SDARMoeForCausalLM": (
         {
             "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
@@ -115,10 +132,24 @@ PUBLISHED = {  # what config.json says of the published checkpoints, and their p
 def test_the_published_checkpoints_have_their_sizes(tmp_path: Path, name: str) -> None:
     said, params, kv_bytes, mask, eos = PUBLISHED[name]
     (tmp_path / "config.json").write_text("{}")
-    rewrite(tmp_path, **said | {"architectures": [name]})
+    rewrite(tmp_path, **said | {"architectures": [name.partition(" ")[0]]})
     config = read_config(tmp_path)
     assert config.num_params == pytest.approx(params, rel=1e-4)
     assert (2 * config.kv_elements, config.mask_token, config.eos) == (kv_bytes, mask, eos)
+
+
+def test_a_llada_that_says_neither_has_the_base_and_the_epsilon_it_was_trained_with(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    rewrite(tmp_path, **PUBLISHED["LLaDAModelLM"][0] | {"architectures": ["LLaDAModelLM"]})
+    config = read_config(tmp_path)
+    assert (config.rope_theta, config.norm_eps, config.qk_norm, config.qkv_bias) == (5e5, 1e-5, False, False)
+
+
+def test_a_llada2_that_says_neither_turns_half_a_head_and_scales_its_experts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    rewrite(tmp_path, **LLADA2 | {"partial_rotary_factor": None, "routed_scaling_factor": None})
+    config = read_config(tmp_path)
+    assert (config.rotary, config.experts and config.experts.scale) == (8, 2.5)
 
 
 def test_every_family_is_held_against_an_independent_implementation() -> None:

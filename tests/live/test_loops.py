@@ -12,14 +12,12 @@ from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
-from dsim.engine.unmasking import Unmasking
+from dsim.engine.unmasking import Unmasking, dreams_quotas
 from dsim.live import session
-from dsim.live.choice import choose, dreams_share
+from dsim.live.choice import choose
 from dsim.live.full_sequence import check_runs
 from dsim.live.loop import serve
 from dsim.live.model import Decoder
-from dsim.profiler.profile import load
-from dsim.sim.twin import commit_model_of
 
 from .dense import SMALL, Dense, logits
 from .watched import PROMPTS, decoder
@@ -109,8 +107,6 @@ def test_small_blocks_are_parts_of_a_block_that_commit_by_their_confidence() -> 
         parse("lmdeploy-bd32,sub_block=3")
     with pytest.raises(PolicyError, match="sub_block is 8 and strategy sequential: expected low_confidence_dynamic"):
         parse("lmdeploy-bd32,sub_block=8,strategy=sequential")
-    with pytest.raises(PolicyError, match="sub_block is 8, and commit models are of whole blocks: expected none"):
-        commit_model_of(parse("lmdeploy-bd32,sub_block=8"), load("a100-sdar-8b"), None)
 
 
 def test_a_policy_that_leaves_positions_out_is_refused_for_shifted_rows() -> None:
@@ -162,19 +158,25 @@ def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str
      ("fast-dllm,logits=block", "dual"), ("dllm-cache,prompt_refresh=1,response_refresh=1", None),
      ("dllm-cache,prompt_refresh=1,response_refresh=1,logits=block", None)],
 )  # fmt: skip
-@pytest.mark.parametrize("steps", [4, 3])
-def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int) -> None:
-    model = decoder(DREAM)
+@pytest.mark.parametrize(("steps", "strategy"), [(4, None), (3, None), (3, "entropy")])
+def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int, strategy: str | None) -> None:
+    # The schedule is the checkpoint's, or the policy's, whatever the checkpoint is.
+    config = SHIFTED if strategy else DREAM
+    model = decoder(config)
     with torch.no_grad():
         model.head.weight[DREAM.mask_token] = 0.0
     pages = ",page_size=32" if spec.startswith("dllm-cache") else ",page_size=8"
-    policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK}{pages}")
-    watched, table, *_ = run_full_sequence(policy, LENGTHS, config=DREAM, model=model)
+    strategy = "" if strategy is None else f",strategy={strategy}"
+    policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK}{pages}{strategy}")
+    watched, table, *_ = run_full_sequence(policy, LENGTHS, config=config, model=model)
     assert (table["status"] == 0).all()
     for i, (p, o) in enumerate(LENGTHS):
         said = {at: token for step in watched.commits[i] for at, token in step.items()}
         expected = dream(model, PROMPTS(i, p).tolist(), o, steps, reuse)
         assert [said[at] for at in range(p, p + o)] == expected[p:], i
+        if strategy:  # and the twin's steps commit as many
+            quotas = policy.unmasking.quotas(policy)
+            assert [len(step) for step in watched.commits[i]] == quotas * -(-o // BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +184,13 @@ def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps
     [(32, [1, 0, *[1] * 29, 2]), (16, [1, *[2] * 14, 3]), (8, [1, 4, 4, 4, 4, 4, 5, 6])],
 )  # fmt: skip
 def test_dreams_schedule_is_its_code_s(steps: int, expected: list[int]) -> None:
-    left, found = 32, []
-    for step in range(steps):
-        share = int(dreams_share(np.array([left]), np.array([step]), steps)[0])
-        found.append(1 if step == 0 else left if step == steps - 1 else share)
-        left -= found[-1]
-    assert found == expected
+    assert dreams_quotas(32, steps, first_alone=True) == expected
+    assert dreams_quotas(32, 64, first_alone=True).count(0) == 33
+
+
+def test_dreams_schedule_is_of_full_sequence_policies() -> None:
+    with pytest.raises(PolicyError, match="strategy is entropy, Dream's schedule, and the policy decodes blocks"):
+        parse("lmdeploy-bd32,strategy=entropy")
 
 
 def test_a_threshold_goes_by_the_tokens_probability_for_dream_too() -> None:

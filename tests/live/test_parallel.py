@@ -19,7 +19,7 @@ from dsim.live import parallel, session
 from dsim.live.config_file import AS_IT_SAYS
 from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
-from dsim.live.weights import load
+from dsim.live.weights import config_of, load
 from dsim.planner.on_device import check_live
 from dsim.planner.scenario import Scenario
 from dsim.profiler import roofline
@@ -144,3 +144,51 @@ def test_what_one_device_alone_can_serve_is_refused(spec: str) -> None:
     two = Loaded(**{**vars(loaded), "device": replace(loaded.device, count=2)})
     with pytest.raises(DsimError, match=f"--tp is 2, and {spec} goes by what one device has: expected 1"):
         check_live(Scenario("azure-conv", spec), two, None, "model")
+
+
+class Meeting:
+    """Several GPUs and NCCL as a process would find them, faked: what was asked of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        patch.setattr(torch.cuda, "set_device", lambda index: self.asked.append(("set_device", index)))
+        patch.setattr(torch.Tensor, "cuda", lambda x: self.asked.append(("cuda", x.dtype)) or x)
+        for name, fake in (
+            ("init_process_group", lambda kind, **how: self.asked.append((kind, (how["rank"], how["world_size"])))),
+            ("get_backend", lambda: "nccl"),
+            ("broadcast", lambda x, source: self.asked.append(("broadcast", source))),
+        ):
+            patch.setattr(parallel.dist, name, fake)
+        for kind in (torch.nn.Module, torch.Tensor):  # what goes to a GPU stays where it is
+            patch.setattr(kind, "to", self._instead_of(kind.to))
+
+    def _instead_of(self, to: Any) -> Any:
+        def put(x: Any, *where: Any, **how: Any) -> Any:
+            if not str(where[:1]).startswith("('cuda"):
+                return to(x, *where, **how)
+            self.asked.append((type(x).__name__, where[0]))
+            return x
+
+        return put
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_on_gpus_each_process_takes_its_own_and_they_meet_by_nccl(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = parallel.Ranks(rank, 3, parallel.config_of_share(config_of("tiny"), 3))
+    with monkeypatch.context() as patch:
+        meeting = Meeting(patch)
+        model = parallel._enter(ranks, "where", "tiny", "cuda", torch.float32, 0, AS_IT_SAYS)
+        own = f"cuda:{rank}"
+        assert meeting.asked == [("set_device", rank), ("nccl", (rank, 3)), ("Decoder", own), ("Tensor", own)]
+        # What is told goes over the devices, for NCCL moves nothing else.
+        meeting.asked.clear()
+        assert ranks.send(torch.arange(3)).tolist() == [0, 1, 2]
+        assert meeting.asked == [("cuda", torch.int64), ("broadcast", 0)]
+    layer: Any = model.layers[0]
+    assert (layer.split, layer.down.share.weight.shape) == ((1, 1, 1), (192, 192))
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ModelError, match="--tp is 3, and there are 2 CUDA devices: expected one each"):
+        parallel.join("tiny", "cuda", torch.bfloat16, 0, AS_IT_SAYS, 3)

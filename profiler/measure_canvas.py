@@ -1,0 +1,224 @@
+"""A canvas model measured on its device: steps of SGLang's rounds, and how many denoising steps a canvas takes."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..engine.commits import CanvasLaw, LawDraws
+from ..engine.engine import Limits
+from ..engine.errors import ProfileError
+from ..engine.latency import Features, LatencyModel
+from ..engine.policy import Policy, parse
+from ..engine.request import Request
+from ..engine.step import Phase
+from ..live.canvas_model import CanvasConfig
+from ..live.prompts import prompts_from, random_prompts, read_tokens
+from ..live.session import run
+from .canvas import LoadedCanvas
+from .fit import fit_latency
+from .fit_canvas import fit_canvas_law
+from .hardware import default_max_batch
+from .logged import Canvases
+from .measure import PAGE, STEPS_SHARE, OnProgress, Taken, after
+from .models import Experts, ModelShape, Windowed
+from .profile import Profile, Provenance
+from .samples import Samples, samples
+
+POLICY = "sglang-gemma"  # its rounds prefill or denoise, and never both: each step is one forward
+STEPS = 4  # of a canvas while steps are measured
+FEWEST_STEPS = 64  # that are measured, however short the budget
+MOST_LOGGED = 400  # requests whose canvases are counted
+LOGGED_BATCH = 8
+Lists = Mapping[str, Any]
+
+
+def shape_of_canvas(config: CanvasConfig) -> ModelShape:
+    """A canvas model's dimensions as a profile holds them."""
+    sliding, full = ([layer for layer in config.layers if layer.sliding == kind] for kind in (True, False))
+    if not full:
+        raise ProfileError(
+            f"{config.name}: all of its {len(config.layers)} layers have a window, expected some without"
+        )
+    windowed = Windowed(len(sliding), sliding[0].kv_heads, sliding[0].head_dim, config.window) if sliding else None
+    # The dense feed-forward beside the experts is as much work as shared ones of the same width together.
+    shared = max(1, config.ffn // config.expert_ffn)
+    return ModelShape(
+        name=config.name, layers=len(config.layers), hidden=config.hidden, heads=config.heads,
+        kv_heads=full[0].kv_heads, head_dim=full[0].head_dim, ffn=config.ffn, vocab=config.vocab,
+        context_limit=config.context_limit, tied=True, qk_norm=True, windowed=windowed, value_is_key=True,
+        experts=Experts(config.num_experts, config.top_k, shared, config.expert_ffn, 0),
+    )  # fmt: skip
+
+
+def profile_canvas(
+    loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
+    max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
+) -> tuple[Profile, Taken]:  # fmt: skip
+    """Measure a canvas model on its device for about `budget` seconds and fit its profile.
+
+    workloads: prompts by the workload's name, on which the denoising steps of canvases are counted; of none, those of
+    prompts of random tokens are.
+    """
+    config = loaded.model.config
+    for prompts in workloads.values():  # read before anything is measured
+        read_tokens(prompts, loaded.name, config, tokenizer)
+    settings, shape = loaded.settings, shape_of_canvas(config)
+    batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else LOGGED_BATCH)
+    context = min(max_context or config.context_limit, config.context_limit)
+    for_steps = STEPS_SHARE * budget
+    told = on_progress or (lambda what, share: None)
+    steps = measure_steps(
+        loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget)
+    )
+    latency, fit = fit_latency(steps)
+    laws, doubts = [], list(fit.doubts)
+    wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
+    for i, (workload, file) in enumerate(wanted.items()):
+        share = (budget - for_steps) / len(wanted)
+        told(f"canvases of {workload}", (for_steps + i * share) / budget)
+        ask = random_prompts(config, seed) if file is None else prompts_from(
+            read_tokens(file, loaded.name, config, tokenizer), seed
+        )  # fmt: skip
+        counted = count_steps(loaded, ask, share, context, seed)
+        law, why = fit_canvas_law(
+            counted, workload=workload, canvas_length=config.canvas_length, late=False,
+            source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases",
+        )  # fmt: skip
+        laws.append(law)
+        doubts += [f"{workload}: {line}" for line in why]
+    profile = Profile(
+        name=name,
+        description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
+        origin="measured",
+        family="canvas",
+        implementation="dsim live",
+        device=loaded.device,
+        model=shape,
+        latency=latency,
+        fit=replace(fit, doubts=tuple(doubts)),
+        memory=loaded.memory,
+        commits=(),
+        provenance=Provenance(
+            sources=("measured by dsim profile",),
+            date=time.strftime("%Y-%m-%d"),
+            tool_version=__version__,
+            seed=seed,
+            torch=str(settings.pop("torch")),
+            driver=settings.pop("driver", None),
+            clocks=f"{settings.pop('clock_mhz')} MHz" if "clock_mhz" in settings else None,
+            prompts=", ".join(workloads.values()) or None,
+            settings=settings | {"strategy": "law", "page_size": PAGE, "block_length": config.canvas_length},
+        ),
+        canvas_laws=tuple(laws),
+    )  # fmt: skip
+    return profile, Taken(steps, {})
+
+
+def measure_steps(
+    loaded: LoadedCanvas, budget: float, most_batch: int, most_context: int, seed: int,
+    on_progress: Callable[[float], None],
+) -> Samples:  # fmt: skip
+    """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` seconds."""
+    config, chance = loaded.model.config, np.random.default_rng(seed)
+    batches = [1 << i for i in range(most_batch.bit_length()) if 1 << i <= most_batch]
+    law = CanvasLaw("steps to measure", config.canvas_length, STEPS, least=STEPS, most=STEPS)
+    # What a step computes in windowed layers is counted by the window of the latency model that it is planned with.
+    windowed = shape_of_canvas(config).windowed
+    none = LatencyModel(
+        ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
+    )
+    found: list[tuple[list[Features], Any, Any]] = []
+    over, asked = after(budget), 0
+    begin = time.monotonic()
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return over() and asked > FEWEST_STEPS
+
+    def take(columns: Mapping[str, Any], lists: Lists) -> None:
+        found.append((features_of(columns, lists), columns["latency"], columns["device"]))
+
+    for batch in cycle(batches):
+        room = max(1, most_context - 2 * config.canvas_length)
+        requests = [
+            Request(i, 0.0, int(np.exp(chance.uniform(0.0, np.log(room)))), 2 * config.canvas_length)
+            for i in range(2 * batch)
+        ]
+        draws = LawDraws(law, seed, len(requests))
+        _served(loaded, policy_of(config, batch), requests, random_prompts(config, seed), seed, take, stop, draws, none)
+        on_progress(min(1.0, (time.monotonic() - begin) / budget))
+        if stop():
+            break
+    features = [row for part, *_ in found for row in part]
+    latency, device = (np.concatenate([part[i] for part in found]) for i in (1, 2))
+    return samples(features, latency, device if loaded.on_gpu else None)
+
+
+def count_steps(loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int) -> Canvases:
+    """The denoising steps of canvases that the checkpoint's rule ends, of about `budget` seconds of serving."""
+    config, chance = loaded.model.config, np.random.default_rng([seed, 1])
+    most = max(1, min(256, most_context - 4 * config.canvas_length))
+    requests = [
+        Request(i, 0.0, int(chance.integers(1, most + 1)), int(chance.integers(1, 4)) * config.canvas_length)
+        for i in range(MOST_LOGGED)
+    ]
+    over = after(budget)
+    counts: dict[int, int] = {}
+    whose: list[int] = []
+    num: list[int] = []
+
+    def take(_: Mapping[str, Any], lists: Lists) -> None:
+        phases, who = lists["phases"][0], lists["requests"][0]
+        handed = lists["commits"][0].reshape(len(who), -1).any(axis=1)
+        for row in np.flatnonzero(phases == Phase.DENOISE).tolist():
+            request = int(who[row])
+            counts[request] = counts.get(request, 0) + 1
+            if handed[row]:
+                whose.append(request)
+                num.append(counts.pop(request))
+
+    _served(loaded, policy_of(config, LOGGED_BATCH), requests, ask, seed, take, over)
+    if not whose:
+        raise ProfileError(
+            f"{config.name}: no canvas was finished in {budget:.0f} s, expected some: give a longer --budget"
+        )
+    return Canvases(np.array(whose), np.array(num), np.zeros(len(num), np.bool_))
+
+
+def policy_of(config: CanvasConfig, batch: int) -> Policy:
+    """The policy whose steps are measured."""
+    return parse(f"{POLICY}:{batch},canvas_length={config.canvas_length},page_size={PAGE}")
+
+
+def features_of(columns: Mapping[str, Any], lists: Lists) -> list[Features]:
+    """The features of journal's steps, whose rows' phases say which tokens are of prompts."""
+    (tokens, offsets), phases = lists["num_tokens"], lists["phases"][0]
+    of_prompts = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[offsets])
+    named = {name: columns[name].tolist() for name in Features._fields if name != "prefill_tokens"}
+    named["prefill_tokens"] = of_prompts.tolist()
+    return [Features(**dict(zip(named, row, strict=True))) for row in zip(*named.values(), strict=True)]
+
+
+def _served(
+    loaded: LoadedCanvas, policy: Policy, requests: Sequence[Request], ask: Any, seed: int,
+    take: Callable[[Mapping[str, Any], Lists], None], stop: Callable[[], bool], draws: LawDraws | None = None,
+    latency: LatencyModel | None = None,
+) -> None:  # fmt: skip
+    """Serve requests and hand the journal's steps on."""
+    config = loaded.model.config
+    longest = max(r.input_length + r.limit for r in requests) + config.canvas_length
+    most = policy.batching.max_batch or 1
+    limits = Limits(most * -(-longest // PAGE), config.context_limit, most)
+    done = run(
+        loaded.model, policy, limits, requests, ask, draws=draws, latency=latency, append=take, seed=seed, stop=stop
+    )  # fmt: skip
+    if done.failure is not None:
+        raise done.failure
+    if done.interrupted:
+        raise KeyboardInterrupt
