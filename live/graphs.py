@@ -159,6 +159,7 @@ class GraphForward(Forward):
         clock = _Clock(self.device)
         captured.replay()
         clock.stop()
+        self._meanwhile()
         both = captured.answers[0].cpu().numpy()
         return Sampled(both[0, :num_rows].astype(np.int64), both[1, :num_rows].astype(np.float32), clock.seconds())
 
@@ -184,6 +185,7 @@ class GraphForward(Forward):
         rest = self._rest(padded, bucket(num_retained))
         rest.replay()
         clock.stop()
+        self._meanwhile()
         both = rest.answers[0][:, :num_retained].cpu().numpy()
         return Sampled(
             both[0].astype(np.int64), both[1].astype(np.float32), clock.seconds(),

@@ -140,7 +140,8 @@ def _served(
     parts: list[Mapping[str, Any]] = []
     recorder = StepRecorder(lambda columns, lists: parts.append(columns), engine.policy.block_length, batch=256)
     try:
-        serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= wanted)
+        serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= wanted,
+              meanwhile=forward.meanwhile)  # fmt: skip
     finally:
         forward.cache.clear()
     recorder.flush()

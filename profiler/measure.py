@@ -49,6 +49,7 @@ from ..live.padding import MAX_ROWS
 from ..live.parallel import join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, run
+from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
 from .fit import fit_latency
@@ -74,6 +75,7 @@ class Loaded:
     trained: bool  # whether its weights mean something
     graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
     captured: Kept = field(default_factory=Kept)  # where they are kept from one run to the next
+    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled while steps run
 
     @property
     def on_gpu(self) -> bool:
@@ -107,8 +109,6 @@ def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool) 
     }  # fmt: skip
     if weight.is_cuda:
         found |= {"cuda": torch.version.cuda, "driver": driver()}
-        if (clock := clock_mhz(weight.device)) is not None:
-            found["clock_mhz"] = clock
     return found
 
 
@@ -147,6 +147,7 @@ def open_model(
     return Loaded(
         name, model, found, shape_of(config), memory, weights.is_trained(name),
         device.startswith("cuda") and tp == 1 if graphs is None else graphs,
+        clocks=clocks_of(model.embedding.weight.device),
     )  # fmt: skip
 
 
@@ -199,14 +200,6 @@ def processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def clock_mhz(device: torch.device) -> int | None:
-    """The GPU's clock, where PyTorch can ask for it: that takes a package of NVIDIA's, and rights."""
-    try:
-        return int(torch.cuda.clock_rate(device))
-    except Exception:  # a missing package, a driver that refuses: whatever it is, it must cost no measurement
-        return None
 
 
 def driver() -> str | None:
@@ -333,7 +326,7 @@ def serve_journal(
             loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
             draws=None if policy.autoregressive else CommitDraws(ordinary, seed, prompts, outputs, own),
             append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
-            stop=_after(budget / len(policies)),
+            stop=_after(budget / len(policies)), sample=loaded.clocks.sample,
         )  # fmt: skip
         if done.failure is not None:
             raise done.failure
@@ -347,12 +340,13 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     config, weight = loaded.model.config, loaded.model.embedding.weight
     cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
     cache.fill(seed)
-    if not loaded.graphs:
-        return Forward(loaded.model, cache)
-    forward = GraphForward(loaded.model, cache, longest=longest)
-    forward.prepare(every_step({"max_batch": batch}, Autoregressive()), batch)
-    if (block := config.block_length) > 1:  # windows of every size
-        forward.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch)
+    forward = Forward(loaded.model, cache)
+    if loaded.graphs:
+        forward = captured = GraphForward(loaded.model, cache, longest=longest)
+        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch)
+        if (block := config.block_length) > 1:  # windows of every size
+            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch)
+    forward.meanwhile = [loaded.clocks.sample]
     return forward
 
 
@@ -654,7 +648,7 @@ def profile_model(
             seed=seed,
             torch=str(settings.pop("torch")),
             driver=settings.pop("driver", None),
-            clocks=f"{settings.pop('clock_mhz')} MHz" if "clock_mhz" in settings else None,
+            clocks=str(loaded.clocks) or None,
             prompts=", ".join(workloads.values()) or None,
             settings=settings
             | {

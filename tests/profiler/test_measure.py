@@ -17,16 +17,17 @@ from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.live.config import ModelConfig
+from dsim.live.measure import Shape
 from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
 from dsim.planner.on_device import about_live
 from dsim.profiler import measure
+from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (
     REPEATS,
     ROUND,
     Loaded,
     check_same_model,
-    clock_mhz,
     default_workloads,
     log_commits,
     measure_cache_overhead,
@@ -220,14 +221,13 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
             open_model("tiny", "cuda")
 
 
-def test_a_clock_that_cannot_be_asked_is_left_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(device: torch.device) -> int:
-        raise ModuleNotFoundError("pynvml does not seem to be installed")
-
-    monkeypatch.setattr(torch.cuda, "clock_rate", refuses)
-    assert clock_mhz(torch.device("cuda")) is None
-    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 1410)
-    assert clock_mhz(torch.device("cuda")) == 1410
+def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(lambda: (1410, 400_000))
+    forward = measure._forward(replace(loaded, clocks=clocks), 4, 16, 1, 0)
+    assert not clocks.mhz
+    measure.measure_shape(forward, Shape(1, 4, 4), 4, 1)
+    assert set(clocks.mhz) == {1410}
+    assert forward.meanwhile == [clocks.sample]  # the loop's own work is taken back
 
 
 def test_what_a_device_does_not_answer_is_found_out_before_anything_is_measured(
