@@ -96,12 +96,12 @@ PYTHON
     blocks=() whole=()
     for spec in lmdeploy-bd32 sglang-bd32 sglang-fdfo sglang-joint "$chunk" delayed-cache-plus focus; do blocks+=(--policy "$spec$own"); done
     for spec in vanilla fast-dllm sparse-dllm dllm-cache maskkv dllm-serve; do whole+=(--policy "$spec$own"); done
-    part executor 90 "$python" -m pytest "${executor[@]}" -q --rootdir "$repository" -p no:cacheprovider
-    part graphs "$(either 60 300)" "${dsim[@]}" live "${few[@]}" "${toy[@]}" --graphs "${blocks[@]}" --policy ar -o "$out/smoke-graphs"
-    part eager "$(either 40 300)" "${dsim[@]}" live "${few[@]}" "${toy[@]}" --no-graphs "${blocks[@]}" --policy ar -o "$out/smoke-eager"
-    part both-ways "$(either 60 300)" "${dsim[@]}" live "${few[@]}" "${both[@]}" "${whole[@]}" -o "$out/smoke-both-ways"
-    part profile 60 "$python" -m dsim profile --model tiny --device "$device" --budget 20s --max-batch 8 -o "$out/smoke-profile.json" --force
-    part validate "$(either 60 240)" "$python" -m dsim validate --model tiny --device "$device" --profile "$out/smoke-profile.json" \
+    part executor "$(either 90 300)" "$python" -m pytest "${executor[@]}" -q --rootdir "$repository" -p no:cacheprovider
+    part graphs "$(either 60 900)" "${dsim[@]}" live "${few[@]}" "${toy[@]}" --graphs "${blocks[@]}" --policy ar -o "$out/smoke-graphs"
+    part eager "$(either 40 900)" "${dsim[@]}" live "${few[@]}" "${toy[@]}" --no-graphs "${blocks[@]}" --policy ar -o "$out/smoke-eager"
+    part both-ways "$(either 60 900)" "${dsim[@]}" live "${few[@]}" "${both[@]}" "${whole[@]}" -o "$out/smoke-both-ways"
+    part profile "$(either 60 300)" "$python" -m dsim profile --model tiny --device "$device" --budget 20s --max-batch 8 -o "$out/smoke-profile.json" --force
+    part validate "$(either 60 600)" "$python" -m dsim validate --model tiny --device "$device" --profile "$out/smoke-profile.json" \
       --budget "$(either 20s 100s)" --lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --policy focus --load 0.5 --seed 1 -o "$out/smoke-validation"
     # No step may have compiled a kernel or captured a graph.
     part ready 20 "$python" -c '

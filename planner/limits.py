@@ -12,7 +12,7 @@ from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..profiler.fit import layer_times
 from ..profiler.profile import Profile, gb
-from ..profiler.samples import FEATURES, padded
+from ..profiler.samples import FEATURES, captured, padded, sequences
 from ..sim.twin import limits_of, memory_of
 from .memory import PAGES, ROWS, TOKENS, largest, parts
 
@@ -106,7 +106,9 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
     whole = np.where(evicting[:, None], planned, padded(planned, model.graph_tokens))
     left = whole - gone
     early = np.where(evicting, model.early, 1.0)
-    layers = early * layer_times(model, whole) + (1.0 - early) * layer_times(model, left)
+    graphs = captured(planned, model.graph_tokens) & ~evicting
+    layers = early * layer_times(model, whole, graphs) + (1.0 - early) * layer_times(model, left, graphs)
+    layers += model.sequence * sequences(planned, model.graph_tokens)
     head, sampled = (left[:, FEATURES.index(name)] for name in ("head_rows", "sampled_rows"))
     total: npt.NDArray[np.float64] = layers + model.head * head + model.sample * sampled
     return total
@@ -121,9 +123,14 @@ def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> np
 
 def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     late = 1.0 - model.early  # of the layers, those that what was evicted takes no part in
+    pairs, keys = (steps[name] - late * steps[EVICTED[name]] for name in ("sum_q_kv", "sum_kv"))
+    attended = model.attention * pairs + model.kv_read * keys
+    if model.larger:
+        of_prompts = np.maximum(model.dense_attention * pairs, model.dense_kv_read * keys)
+        attended = np.where(steps["prefill"], of_prompts, np.maximum(model.attention * pairs, model.kv_read * keys))
     total: npt.NDArray[np.float64] = (
-        model.attention * (steps["sum_q_kv"] - late * steps["evicted_q_kv"])
-        + model.kv_read * (steps["sum_kv"] - late * steps["evicted_kv"])
+        attended
+        + model.sequence * steps["batch"]
         + model.window_attention * steps["window_q_kv"]
         + model.window_kv_read * steps["window_kv"]
         + model.head * (steps["head_rows"] - steps["evicted"])

@@ -10,7 +10,7 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from .pieces import Problem, Solution, digits, search
 from .profile import Fit, HeldOut
-from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points
+from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points, sequences
 from .stairs import Stairs, climb, traffic
 
 MIN_POINTS = 4
@@ -106,23 +106,33 @@ def split(every: Points) -> Bools:
 
 def predict(model: LatencyModel, features: Floats) -> Floats:
     """`model.step` of many steps at once: features [steps, features] to seconds."""
-    table = padded(features, model.graph_tokens)
+    table, graphs = padded(features, model.graph_tokens), captured(features, model.graph_tokens)
     f = dict(zip(FEATURES, table.T, strict=True))
     n = f["num_forwards"]
-    device = layer_times(model, table) + model.head * f["head_rows"] + model.sample * f["sampled_rows"]
+    device = layer_times(model, table, graphs) + model.sequence * sequences(features, model.graph_tokens)
+    device += model.head * f["head_rows"] + model.sample * f["sampled_rows"]
     host = n * model.host_step + model.host_request * f["batch"]
-    launch = np.where(captured(features, model.graph_tokens), 0.0, model.launch)
+    launch = np.where(graphs, 0.0, model.launch)
     return np.asarray(np.maximum(n * launch, device) + host, np.float64)
 
 
-def layer_times(model: LatencyModel, features: Floats) -> Floats:
-    """Of the device's time, the layers' part (s), for features [steps, features] as the device computes them."""
+def layer_times(model: LatencyModel, features: Floats, graphs: Bools) -> Floats:
+    """Of the device's time, the layers' part (s), for features [steps, features] as the device computes them.
+
+    graphs [steps]: which are captured.
+    """
     f = dict(zip(FEATURES, features.T, strict=True))
     n = f["num_forwards"]
     tokens = f["tokens"] / n
-    x, y = np.array(model.knots).T
-    pieces = np.interp(tokens, x, y) + model.slope * np.maximum(tokens - x[-1], 0.0)
-    full = model.attention * f["sum_q_kv"] + model.kv_read * f["sum_kv"]
+    pieces = np.zeros(len(features))
+    for knots, rows in ((model.knots, ~graphs), (model.graph_knots or model.knots, graphs)):
+        x, y = np.array(knots).T
+        pieces[rows] = np.interp(tokens[rows], x, y) + model.slope * np.maximum(tokens[rows] - x[-1], 0.0)
+    pairs, keys = model.attention * f["sum_q_kv"], model.kv_read * f["sum_kv"]
+    full = pairs + keys
+    if model.larger:
+        of_prompts = np.maximum(model.dense_attention * f["sum_q_kv"], model.dense_kv_read * f["sum_kv"])
+        full = np.where(f["prefill_tokens"] == f["tokens"], of_prompts, np.maximum(pairs, keys))
     windowed = model.window_attention * f["window_q_kv"] + model.window_kv_read * f["window_kv"]
     return np.asarray(n * pieces + full + windowed, np.float64)
 
