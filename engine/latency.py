@@ -58,11 +58,12 @@ def _filled(num: Any) -> Any:
 
 
 @rule
-def _pieces(knots: Any, slope: Any, tokens: Any) -> Any:
-    x0, y0 = knots[0][0], knots[0][1]
+def _pieces(knots: Any, slope: Any, tokens: Any, first: Any, end: Any) -> Any:
+    """The layers' time by the knots `first` to `end`."""
+    x0, y0 = knots[first][0], knots[first][1]
     if tokens <= x0:
         return y0
-    for k in range(1, len(knots)):
+    for k in range(first + 1, end):
         x1, y1 = knots[k][0], knots[k][1]
         if tokens <= x1:
             return y0 + (y1 - y0) * ((tokens - x0) / (x1 - x0))
@@ -71,22 +72,19 @@ def _pieces(knots: Any, slope: Any, tokens: Any) -> Any:
 
 
 @rule
-def _layers(knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any, dense: Any) -> Any:
-    pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards)
+def _layers(
+    knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any, captured: Any, dense: Any
+) -> Any:
+    """The layers' time; `captured`: of a captured graph; `dense`: of prompts alone."""
+    first, end = 0, int(cost.num_knots)
+    if captured and len(knots) > end:  # captured steps have knots of their own, behind the others
+        first, end = end, len(knots)
+    pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards, first, end)
     if not cost.larger:
         return pieces + cost.attention * qk_pairs + cost.kv_read * keys
     if dense:
         return pieces + max(cost.dense_attention * qk_pairs, cost.dense_kv_read * keys)
     return pieces + max(cost.attention * qk_pairs, cost.kv_read * keys)
-
-
-@rule
-def _table(knots: Any, cost: Any, captured: Any) -> Any:
-    """The knots of captured steps, or of others: those of captured ones come behind, where there are any."""
-    num = int(cost.num_knots)
-    if captured and len(knots) > num:
-        return knots[num:]
-    return knots[:num]
 
 
 @rule
@@ -126,7 +124,7 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
         tokens += more
         launch = 0.0
     dense = f.prefill_tokens == tokens
-    layers = _layers(_table(knots, cost, captured), cost, tokens, f.sum_q_kv, f.sum_kv, n, dense) + _windows(cost, f)
+    layers = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n, captured, dense) + _windows(cost, f)
     device = layers + cost.sequence * sequences + cost.head * head + cost.sample * sampled
     if f.continues:
         return max(launch, device)
@@ -139,11 +137,10 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
 def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, keys: Any) -> Any:
     """The latency of a step of features `f` whose first layer computes so many tokens, qk_pairs, keys."""
     n = f.num_forwards
-    eager = _table(knots, cost, False)
-    first = _layers(eager, cost, tokens, qk_pairs, keys, n, False) / cost.layers
-    others = _layers(eager, cost, f.tokens, f.sum_q_kv, f.sum_kv, n, False) * (1.0 - 1.0 / cost.layers)
-    device = first + others + _windows(cost, f) + cost.sequence * f.batch
-    device += cost.head * f.head_rows + cost.sample * f.sampled_rows
+    first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
+    others = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n, False, False) * (1.0 - 1.0 / cost.layers)
+    device = first + others + _windows(cost, f) + cost.head * f.head_rows + cost.sample * f.sampled_rows
+    device += cost.sequence * f.batch
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
         return max(n * cost.launch + host, device)
@@ -162,9 +159,9 @@ def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, 
         sequences = _bucket(sequences + (_bucket(f.tokens) > f.tokens))
         planned, tokens, sampled = _bucket(f.tokens), tokens + more, sampled + more
         launch = 0.0
-    table = _table(knots, cost, captured)
-    before = _layers(table, cost, planned, f.sum_q_kv, f.sum_kv, n, False)
-    layers = cost.early * before + (1.0 - cost.early) * _layers(table, cost, tokens, qk_pairs, keys, n, False)
+    before = _layers(knots, cost, planned, f.sum_q_kv, f.sum_kv, n, captured, False)
+    after = _layers(knots, cost, tokens, qk_pairs, keys, n, captured, False)
+    layers = cost.early * before + (1.0 - cost.early) * after
     device = layers + _windows(cost, f) + cost.sequence * sequences + cost.head * tokens + cost.sample * sampled
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
@@ -281,7 +278,7 @@ class LatencyModel:
 
     def pieces(self, tokens: float) -> float:
         """Device time of the layers for `tokens` positions, in seconds."""
-        return float(_plain_pieces(self.knots, self.slope, tokens))
+        return float(_plain_pieces(self.knots, self.slope, tokens, 0, len(self.knots)))
 
     def step(self, f: Features, left: Features | None = None, first: Features | None = None) -> float:
         """The latency of a step, in seconds.

@@ -77,6 +77,8 @@ class ModelExecutor(Texts):
         self._mask = config.mask_token
         self._shifted = config.shifted
         self._watch = watch
+        self._masks_alone = policy.unmasking.head == "masks"
+        assert watch is None or not self._masks_alone, "who watches is told of all rows"
         self._pieces = policy.batching.pieces
         self._editing = JointThreshold() if isinstance(policy.unmasking, EditingUnmasking) else None
         self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
@@ -136,7 +138,10 @@ class ModelExecutor(Texts):
         if plan.prefill:
             return plan.num_tokens.astype(np.int64)
         window = self._window(plan)
-        return plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
+        reach: npt.NDArray[np.int64] = (
+            plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
+        )
+        return reach
 
     def _window(self, plan: StepPlan) -> Bools:
         """The positions of a decode step that are computed, [rows, width]."""
@@ -220,6 +225,12 @@ class ModelExecutor(Texts):
         self._cache.reserve(plan.slots, reach)
         counts = np.count_nonzero(window, axis=1)
         evict, drawn = self._evict(plan, rows, columns)
+        sampled = np.arange(len(rows))
+        if self._masks_alone:
+            idle = plan.phases == Phase.IDLE
+            sampled = np.flatnonzero((plan.status[rows, columns] == MASKED) & ~idle[rows])
+        chosen = rows[sampled]
+        evaluations = plan.evaluations[chosen, columns[sampled]]
         batch = Batch(
             tokens=self._tokens[slots, positions].astype(np.int64),
             positions=positions,
@@ -229,11 +240,12 @@ class ModelExecutor(Texts):
             history=start,
             listed=visible(plan.status, window, self._listed),
             block_length=self._block,
-            sampled=np.arange(len(rows)),
+            sampled=sampled,
             evict=evict,
-            keys=self._keys(plan.requests[rows], positions, 1 + plan.evaluations[rows, columns].astype(np.int64)),
+            own_head=self._masks_alone,
+            keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
-        return _Made(batch, rows, columns, drawn)
+        return _Made(batch, chosen, columns[sampled], drawn)
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
         batch, rows, columns, drawn = self._prepared_or_made(plan)
@@ -411,6 +423,10 @@ def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
             "say the position after theirs: expected whole blocks, as lmdeploy-bd32"
+        )
+    if policy.unmasking.head == "masks":
+        raise PolicyError(
+            f"{policy.name}: head is masks, and the row before a mask says what {config.name} has there: expected all"
         )
     if policy.batching.pieces:
         raise PolicyError(

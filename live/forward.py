@@ -40,6 +40,7 @@ class Batch:
     sampled: Array  # rows whose token and confidence are wanted
     evict: Evict | None = None  # None: all rows go through all layers
     prefill: bool = False  # of prompts
+    own_head: bool = False  # of decode rows those sampled alone go through the head: captured, a graph of its own
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], the chance by which tokens are drawn; None: the likeliest
 
 
@@ -124,12 +125,17 @@ class Forward:
         return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
 
     def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
+        return self._sample(self._hidden(inputs, block_length)[inputs["sampled"]], inputs.get("keys"))
+
+    def _hidden(self, inputs: Inputs, block_length: int) -> Tensor:
+        """The final hidden states of all rows, normed."""
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._keep(layer, k, v, inputs)
             return self._attend(layer, q, inputs, block_length)
 
-        hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
+        hidden: Tensor = self.model(inputs["tokens"], inputs["positions"], attend)
+        return hidden
 
     def _attending(self, block_length: int) -> Attend:
         return lambda layer, q, rows: self._attend(layer, q, rows, block_length)

@@ -46,16 +46,16 @@ class Clocks:
 
     def found(self) -> dict[str, list[float]]:
         """Least, median and most of what was sampled, by name; nothing where nothing was."""
-        each = {"clock_mhz": self.mhz, "power_w": self.watts}
+        each: dict[str, list[float]] = {"clock_mhz": [float(n) for n in self.mhz], "power_w": self.watts}
         return {name: [min(seen), median(seen), max(seen)] for name, seen in each.items() if seen}
 
     def __str__(self) -> str:
         """As a profile says it."""
-        words = []
-        for seen, unit in ((self.mhz, "MHz"), (self.watts, "W")):
-            if seen:
-                words.append(f"{median(seen):.0f} {unit} ({min(seen):.0f} to {max(seen):.0f})")
-        return ", ".join(words)
+        units = {"clock_mhz": "MHz", "power_w": "W"}
+        return ", ".join(
+            f"{middle:.0f} {units[name]} ({least:.0f} to {most:.0f})"
+            for name, (least, middle, most) in self.found().items()
+        )
 
 
 def clocks_of(device: torch.device, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:

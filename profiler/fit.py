@@ -109,8 +109,8 @@ def predict(model: LatencyModel, features: Floats) -> Floats:
     table, graphs = padded(features, model.graph_tokens), captured(features, model.graph_tokens)
     f = dict(zip(FEATURES, table.T, strict=True))
     n = f["num_forwards"]
-    device = layer_times(model, table, graphs) + model.sequence * sequences(features, model.graph_tokens)
-    device += model.head * f["head_rows"] + model.sample * f["sampled_rows"]
+    device = layer_times(model, table, graphs) + model.head * f["head_rows"] + model.sample * f["sampled_rows"]
+    device += model.sequence * sequences(features, model.graph_tokens)
     host = n * model.host_step + model.host_request * f["batch"]
     launch = np.where(graphs, 0.0, model.launch)
     return np.asarray(np.maximum(n * launch, device) + host, np.float64)

@@ -113,7 +113,8 @@ def padded(features: Floats, graph_tokens: int) -> Floats:
     given = features[rows]
     more = buckets(given[:, TOKENS]) - given[:, TOKENS]
     few = given[:, HEAD_ROWS] < given[:, TOKENS]  # a graph of their own
-    out[np.ix_(rows, ROWS)] = np.where(few[:, None], buckets(given[:, ROWS]), given[:, ROWS] + more[:, None])
+    for column in ROWS:
+        out[rows, column] = np.where(few, buckets(given[:, column]), given[:, column] + more)
     out[rows, TOKENS] += more
     return out
 

@@ -10,6 +10,7 @@ what its keys take, which are bytes; of prompts, whose keys are read in a row, a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -123,6 +124,7 @@ class StairSolution(Solution):
         half = int(np.searchsorted(every, every[-1] / 2))
         slope = (heights[-1] - heights[half]) / max(1.0, every[-1] - every[half])
         graph_knots = np.column_stack(self.table(graphs=True)).tolist() if captured.any() else []
+        terms: dict[str, Any] = {name: digits(found.get(name, 0.0)) for name in TERMS}
         return LatencyModel(
             knots=tuple(knots),
             slope=digits(slope),
@@ -132,7 +134,7 @@ class StairSolution(Solution):
             graph_tokens=self.problem.graph_tokens,
             larger=True,
             graph_knots=tuple((x, digits(y)) for x, y in graph_knots),
-            **{name: digits(found.get(name, 0.0)) for name in TERMS},
+            **terms,
         )
 
     def jacobian(self) -> Floats:
