@@ -296,10 +296,11 @@ def fits(shape: Shape, block: int, pages: int) -> bool:
 
 def serve_journal(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
-) -> Samples:  # fmt: skip
+) -> tuple[Samples, int]:  # fmt: skip
     """The steps of serving requests of any length, for about `budget` seconds: what a fit is judged by.
 
-    All requests arrive at once, so that batches shrink from the largest to one.
+    All requests arrive at once, so that batches shrink from the largest to one. Beside the steps, how many kernels were
+    compiled and graphs captured in them: none, or their latencies are of something else.
     """
     config = loaded.model.config
     block = config.block_length
@@ -312,6 +313,7 @@ def serve_journal(
         half = every_step(most_running, FixedChunk(max(2, block // 2), block), DelayedCache())
         policies = [parse(f"{BASELINE}:{block},max_batch={batch},page_size=64"), half]
     steps: list[Mapping[str, Any]] = []
+    late = 0
     for policy in policies:
         requests = [
             Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
@@ -330,9 +332,10 @@ def serve_journal(
         )  # fmt: skip
         if done.failure is not None:
             raise done.failure
+        late += done.num_made_ready
     columns = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
     features = [features_at(columns, i) for i in range(len(columns["latency"]))]
-    return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None)
+    return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None), late
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
@@ -593,7 +596,7 @@ def profile_model(
     )  # fmt: skip
     journal = None
     if loaded.on_gpu and not full_sequence:
-        journal = serve_journal(
+        journal, settings["made_ready"] = serve_journal(
             loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
         )
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)

@@ -106,7 +106,8 @@ def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Lo
 
 def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loaded) -> None:
     for given in (loaded, replace(loaded, graphs=True)):
-        found = serve_journal(given, 1e3, max_batch=3)
+        found, late = serve_journal(given, 1e3, max_batch=3)
+        assert late == 0
         assert set(found.column("batch").tolist()) == {1.0, 2.0, 3.0}
         assert (found.column("prefill_tokens") > 0).any()
         assert len(np.unique(found.column("tokens"))) > 8  # of no lattice
@@ -123,6 +124,7 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     # Of 200 seconds 30 are the journal's, half of them each policy's; a step is a second, and the last may begin at 15.
     assert profile.fit.held_out.num_points == 2 * 16
     assert profile.latency.captured_evictions
+    assert profile.provenance.settings["made_ready"] == 0
     tokens = [x for x, _ in profile.latency.knots]
     assert tokens == sorted(set(tokens))
     assert {1.0, 2.0, 4.0, 8.0, 16.0} <= set(tokens)
