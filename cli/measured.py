@@ -72,9 +72,9 @@ def measure_profile(
             full_sequence=full_sequence,
             tokenizer=tokenizer,
             eos=eos,
+            keep=lambda so_far: save(so_far, output, True),
             on_progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
-    save(profile, output, force)
     write_page(beside, profile, taken.steps, taken.logs, options.command())
     return profile
 

@@ -58,7 +58,7 @@ from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 from .pieces import digits
-from .profile import Device, MemoryModel, Profile, Provenance
+from .profile import CommitFit, Device, MemoryModel, Profile, Provenance
 from .samples import Samples, samples
 from .stairs import levels
 
@@ -563,14 +563,15 @@ def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, full_sequence: bool = False,
-    tokenizer: str | None = None, eos: bool = False,
+    tokenizer: str | None = None, eos: bool = False, keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
     weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
     full_sequence: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
-    tokenizer, eos: see log_commits.
+    tokenizer, eos: see log_commits. keep: given the profile of what is measured so far, as soon as its steps are fitted
+    and whenever there is more: what fails later must not cost it.
     """
     if full_sequence and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -603,6 +604,48 @@ def profile_model(
     latency = replace(
         latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
     )
+    logs = {}
+    seen: list[Deltas] = []
+    models: list[CommitModel] = list(yields)
+    fits: list[CommitFit] = []
+
+    of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
+    family = "full-sequence" if full_sequence else of_blocks
+
+    def so_far() -> Profile:
+        return Profile(
+            name=name,
+            description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
+            origin="measured",
+            family=family,
+            implementation="dsim live",
+            device=loaded.device,
+            model=loaded.shape,
+            latency=latency,
+            fit=fit,
+            memory=loaded.memory,
+            commits=tuple(models),
+            provenance=Provenance(
+                sources=("measured by dsim profile", *dict.fromkeys(m.source for m in yields)),
+                date=time.strftime("%Y-%m-%d"),
+                tool_version=__version__,
+                seed=seed,
+                torch=str(settings["torch"]),
+                driver=settings.get("driver"),
+                clocks=str(loaded.clocks) or None,
+                prompts=", ".join(workloads.values()) or None,
+                settings={key: value for key, value in settings.items() if key not in ("torch", "driver")}
+                | {
+                    "strategy": "low_confidence_dynamic",
+                    "page_size": PAGE,
+                    "block_length": config.block_length,
+                },
+            ),
+            commit_fits=tuple(fits),
+            focus=fit_focus(seen),
+        )  # fmt: skip
+
+    keep(so_far())
     if full_sequence:
         said = (
             None
@@ -612,10 +655,7 @@ def profile_model(
         latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, said))
     else:
         latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
-    logs = {}
-    seen: list[Deltas] = []
-    models: list[CommitModel] = list(yields)
-    fits = []
+    keep(so_far())
     wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
     for i, (workload, threshold) in enumerate(wanted):
         share = (budget - for_steps) / len(wanted)
@@ -632,35 +672,6 @@ def profile_model(
         )
         models += at_fixed_length(model, commit_fit)
         fits.append(commit_fit)
-    profile = Profile(
-        name=name,
-        description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
-        origin="measured",
-        family="full-sequence" if full_sequence else "block-diffusion" if config.block_length > 1 else "autoregressive",
-        implementation="dsim live",
-        device=loaded.device,
-        model=loaded.shape,
-        latency=latency,
-        fit=fit,
-        memory=loaded.memory,
-        commits=tuple(models),
-        provenance=Provenance(
-            sources=("measured by dsim profile", *dict.fromkeys(m.source for m in yields)),
-            date=time.strftime("%Y-%m-%d"),
-            tool_version=__version__,
-            seed=seed,
-            torch=str(settings.pop("torch")),
-            driver=settings.pop("driver", None),
-            clocks=str(loaded.clocks) or None,
-            prompts=", ".join(workloads.values()) or None,
-            settings=settings
-            | {
-                "strategy": "low_confidence_dynamic",
-                "page_size": PAGE,
-                "block_length": config.block_length,
-            },
-        ),
-        commit_fits=tuple(fits),
-        focus=fit_focus(seen),
-    )  # fmt: skip
+        keep(so_far())
+    profile = so_far()
     return profile, Taken(steps, logs)

@@ -24,6 +24,7 @@ from dsim.planner.on_device import about_live
 from dsim.profiler import measure
 from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (
+    FEWEST,
     REPEATS,
     ROUND,
     Loaded,
@@ -131,6 +132,21 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
     assert not np.isnan(taken.steps.device).any()
     assert set(taken.steps.column("tokens")) >= {1.0, 2.0, 4.0, 8.0}  # every level that fits
+
+
+@pytest.mark.usefixtures("two_seconds_a_shape")
+def test_what_fails_after_the_steps_are_measured_does_not_cost_them(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> float:
+        raise ModelError("the device is out of memory in a step of 64 tokens")
+
+    monkeypatch.setattr(measure, "measure_eviction", fails)
+    kept: list[Any] = []
+    with pytest.raises(ModelError, match="out of memory"):
+        profile_model(loaded, name="here", budget=60.0, workloads={}, thresholds=(), max_batch=2, keep=kept.append)
+    assert [profile.fit.num_points > FEWEST for profile in kept] == [True]
+    assert from_json(json.loads(json.dumps(to_json(kept[0]))), "here.json") == kept[0]
 
 
 def test_a_log_holds_whole_blocks_whose_every_step_commits(loaded: Loaded, folder: Path) -> None:
