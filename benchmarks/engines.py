@@ -339,6 +339,21 @@ def memory() -> None:
     table(("rows", "tok/s", "tok/s a client", "ttft p50"), rows)
 
 
+def thrash() -> None:
+    """Throughput and work done again where the KV pages are short."""
+    told = "1024/1024, law `mixed`: tok/s (preemptions a request), predicted"
+    print(f"`vllm-diffusion` on `{FP8}`, eight clients, {told}\n")
+    most, rows = 1280, []
+    for share in (1.0, 0.75, 0.5, 0.25):
+        cells = [f"{share * most:,.0f}"]
+        for field in ("watermark=0", "watermark=0.1", "watermark=0.2", "watermark=0.4", "async_scheduling=false"):
+            policy = f"vllm-diffusion:8,num_pages={share * most:.0f},{field}"
+            run = loop(FP8, policy, 8, alike(32, 1024, 1024), "mixed")
+            cells.append(f"{run.throughput:,.0f} ({run.result.totals.preemptions / 32:.1f})")
+        rows.append(cells)
+    table(("pages", "as it is", "watermark 0.1", "0.2", "0.4", "not looking ahead"), rows)
+
+
 AR_ALONE = 1 / 197  # s a token: AR Gemma 4 26B-A4B in FP8 on an H100, no drafts (6.1)
 
 
@@ -398,11 +413,29 @@ def settings() -> None:
         [f"`{s}`", f"`{w}`", *(f"**{v:,.0f}**" if v in best else f"{v:,.0f}" for v in runs)]
         for (s, w), runs in found.items()
     ))  # fmt: skip
+    of = "yields `sharegpt-focus` (temperature 0.8)"
+    print(f"\nBlock, chunk and threshold together, {of}: the best by load, predicted\n")
+    table(("clients", "threshold", "best block", "tok/s", "best chunk of 32", "tok/s", "`optimus`"),
+          (best_of(n, threshold) for n in loads for threshold in (0.9, 0.8)))  # fmt: skip
+
+
+def best_of(clients: int, threshold: float) -> list[str]:
+    """The best block and the best chunk of a block of 32 at a load, and what they give."""
+    given = f",temperature=0.8,threshold={threshold}"
+    cells = [str(clients), f"{threshold:g}"]
+    for preset, sizes in (("lmdeploy-0.18", (4, 8, 16, 32)), ("chunk", (4, 8, 16, 32))):
+        runs = {
+            size: loop(SDAR, f"{preset}:{size}{given}", clients, chats(clients), "sharegpt-focus").throughput
+            for size in sizes
+        }
+        size = max(runs, key=lambda s: runs[s])
+        cells += [str(size), f"{runs[size]:,.0f}"]
+    return [*cells, f"{loop(SDAR, 'optimus' + given, clients, chats(clients), 'sharegpt-focus').throughput:,.0f}"]
 
 
 ANSWERS: dict[str, Callable[[], None]] = {
     "calibration": calibration, "fdfo": fdfo, "prefill": prefill, "mixed": mixed, "steps": steps, "memory": memory,
-    "overtake": overtake, "settings": settings,
+    "thrash": thrash, "overtake": overtake, "settings": settings,
 }  # fmt: skip
 
 

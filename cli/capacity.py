@@ -66,6 +66,7 @@ def capacity_command(
     from ..planner.capacity import Interrupted, capacity, fewest_replicas
     from ..planner.ensemble import capacities, check_num
     from ..planner.measured import measured_points
+    from ..planner.record import profile_notes
     from ..planner.scenario import asked, replicas_of
     from ..planner.spread import moved_by_spread
     from ..report import capacity as report
@@ -92,6 +93,7 @@ def capacity_command(
         search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     options.warn(screen, scenario)
+    options.warn_of_yields(screen, [scenario])
     found: Capacity | None
     try:
         with Bar(screen, "capacity", "replays", note="starting (the first run compiles)") as bar:
@@ -114,6 +116,7 @@ def capacity_command(
             screen.print("Interrupted before two replications were done: nothing is known yet", style="bold red")
             raise typer.Exit(INTERRUPTED) from None
     data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
+    data["notes"] = profile_notes([scenario])
     if points:
         data["measured"] = points
     if ensemble is not None and not found.interrupted:

@@ -249,6 +249,16 @@ def warn(screen: "Console", scenario: "Scenario", policies: Iterable["Policy"] =
         screen.print(f"Warning: {line}", style="yellow", markup=False)
 
 
+def warn_of_yields(screen: "Console", scenarios: Iterable["Scenario"]) -> None:
+    """Say what scenarios ask for that their profiles know nothing of."""
+    from ..sim.twin import warnings_of
+
+    for scenario in scenarios:
+        policy, profile = scenario.parsed_policy(), scenario.loaded_profile()
+        for line in warnings_of(policy, profile, scenario.workload, scenario.source()):
+            screen.print(f"Warning: {line}", style="yellow", markup=False)
+
+
 def command(left_out: Mapping[str, int] | None = None) -> str:
     """The command as it was given, for a page: without the options that change nothing on it."""
     drop = PLACES if left_out is None else {**PLACES, **left_out}

@@ -90,9 +90,12 @@ def plan_command(
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 50ms/token --gpu-hour 2 -o runs/plan
     """
     from ..engine.policy import parse
-    from ..planner.plan import candidates_of, fingerprint, own_rate, plan
+    from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
     from ..planner.quality import load_table, parse_share
+    from ..planner.record import profile_notes
     from ..planner.scenario import Scenario, asked
+    from ..planner.spread import moved_by_spread
+    from ..profiler.placed import placed
     from ..profiler.profile import load
     from ..report.plan import plan_page
     from ..report.text import render
@@ -106,7 +109,11 @@ def plan_command(
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 50ms/token")
     specs = options.different(policy or [])
     sheets = [] if gpu is None else _from_sheets(gpu.split(","), model or "SDAR-8B", tp, yields)
-    profiles = sheets or [load(name) for name in options.different(profile or [choices.PROFILE])]
+    at_home = bool(specs) and all(placed(spec)[1] is not None for spec in specs)
+    if at_home and (gpu is not None or profile):
+        raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {', '.join(specs)}")
+    names = profile or ([] if at_home else [choices.PROFILE])
+    profiles = sheets or [load(name) for name in options.different(names)]
     scenario = options.scenario(
         given, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
     )
@@ -116,16 +123,17 @@ def plan_command(
         "num_requests": num_requests,
     }
     candidates, left_out = candidates_of(
-        scenario, specs, profiles, _prices(gpu_hour, profiles),
+        scenario, specs, profiles, _prices(gpu_hour),
         min_quality=None if min_quality is None else parse_share(min_quality),
         quality_table=None if quality_table is None else load_table(quality_table),
     )  # fmt: skip
+    profiles = list({c.profile.name: c.profile for c in candidates}.values())
     wanted = own_rate(scenario) if rate is None else rate
     key = fingerprint(scenario, candidates, wanted, options_asked)
     if out is not None:
         check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    options.warn(screen, scenario, [parse(spec) for spec in specs])
+    options.warn(screen, scenario, [parse(placed(spec)[0]) for spec in specs])
     try:
         with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting (the first run compiles)") as bar:
             taken = None if out is None else Taken(out, PLAN, force=force)
@@ -149,6 +157,10 @@ def plan_command(
                 info.pop(name, None)
             firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
             info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
+            ahead = best_fleets(scenario, candidates, planned)
+            info["notes"] += profile_notes(list(ahead.values()))
+            if out is not None:
+                info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead))
             page = plan_page(info)
             if taken is not None:
                 taken.settle()
@@ -185,7 +197,7 @@ def _from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -
     return found
 
 
-def _prices(text: str | None, profiles: "Sequence[Profile]") -> "Callable[[Profile], float | None]":
+def _prices(text: str | None) -> "Callable[[Profile], float | None]":
     """The price of an hour of a profile's GPU: one for all, or one for each by the beginning of its name."""
     if text is None:
         return lambda profile: None
@@ -209,8 +221,6 @@ def _prices(text: str | None, profiles: "Sequence[Profile]") -> "Callable[[Profi
                 return named[name]
         raise DsimError(f"--gpu-hour is {text}, which has no price for {profile.device.name}")
 
-    for profile in profiles:
-        price_of(profile)
     return price_of
 
 

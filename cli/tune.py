@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ..engine.errors import DsimError
 from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
 from ..files.place import Kind, Taken, check_folder, has_keys
 from ..files.write import write_whole
@@ -74,17 +75,24 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
-    from ..planner.ensemble import check_num
+    from ..planner.ensemble import check_num, of_objective
+    from ..planner.objective import parse_latency
     from ..planner.quality import load_table, parse_share
+    from ..planner.record import profile_notes
     from ..planner.scenario import Scenario, asked, replicas_of
     from ..planner.space import candidate_of, load_space, runs_on
+    from ..planner.spread import moved_by_spread
     from ..planner.tune import tune
+    from ..profiler.placed import placed
     from ..report.text import render
     from ..report.tune import tune_page
 
     replicas, ensemble = replicas_of([policy or ""], given["replicas"]), given["ensemble"]
     if ensemble is not None:
         check_num(ensemble)
+    spec, own = placed(policy or "")
+    if own is not None:
+        raise DsimError(f"--policy is {policy}, and a search has one profile: expected --policy {spec} --profile {own}")
     scenario = options.scenario(given, trace=trace, policy=Scenario.policy, replicas=replicas)
     check = runs_on(scenario.loaded_profile(), scenario.workload)
     declared = None if space is None else load_space(space, check)
@@ -130,7 +138,11 @@ def tune_command(
             told = options.command({"--backend": 1, "--address": 1})
             info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
             if ensemble is not None:
-                info["ensemble"] = _ensemble(scenario, tuned, ensemble, jobs, bar)
+                judged = of_objective(next(iter(tuned.objectives)), parse_latency(latency_metric))
+                info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar)
+            info["notes"] += profile_notes(_recommended_first(scenario, tuned))
+            if out is not None:
+                info["spread"] = moved_by_spread(_recommended_first(scenario, tuned))
             page = tune_page(info, tuned.trials)
             if taken:
                 taken[0].settle()
@@ -147,17 +159,26 @@ def tune_command(
         screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
 
 
-def _ensemble(scenario: "Scenario", tuned: "Tuned", num: int, jobs: int, bar: Bar) -> dict[str, Any]:
-    """Whether the winner stays ahead of the default under drawn profiles, on the whole trace."""
+def _ensemble(
+    scenario: "Scenario", tuned: "Tuned", judged: tuple[str, bool], num: int, jobs: int, bar: Bar
+) -> dict[str, Any]:
+    """Whether what is recommended, winner or default, stays ahead of the other under drawn profiles, on all the trace.
+
+    judged: the metric that the first objective is, and whether more of it is better.
+    """
     from ..planner.ensemble import ensemble
 
-    ahead = dict.fromkeys(f.candidate for f in (tuned.winner, tuned.default))
-    scenarios = [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
     found = ensemble(
-        scenarios, scenario.requests(), num, jobs=jobs,
+        _recommended_first(scenario, tuned), scenario.requests(), num, judged=judged, recommended=True, jobs=jobs,
         progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
     )  # fmt: skip
     return found.to_json()
+
+
+def _recommended_first(scenario: "Scenario", tuned: "Tuned") -> "list[Scenario]":
+    """Winner and default, the recommended one first; the default alone where it won."""
+    ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
+    return [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
 
 
 def _check_place(out: Path | None, storage: Path | None, force: bool) -> Path | None:

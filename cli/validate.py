@@ -44,6 +44,7 @@ def validate_command(
     tokenizer: options.Tokenizer = None,
     temperature: Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.")] = 0.0,
     top_p: options.TopP = 1.0,
+    eos: options.EndsAtEos = False,
     budget: Annotated[str, option("T", "About how long it may take: 90s, 20m, 1h.")] = "20m",
     profile: Annotated[
         str | None, option("P", "A measured profile of the model; by default one is measured.", "--profile")
@@ -109,25 +110,35 @@ def validate_command(
     full_sequence = all(kinds.values())
     from ..live.config_file import Given  # imported here, as below: they load PyTorch
     from ..live.sampling import Sampling
-    from ..planner.on_device import Answers
+    from ..planner.on_device import Answers, check_eos
     from ..profiler.measure import default_workloads, open_model, profile_model
 
     if not temperature and top_p != 1:
         raise DsimError(f"--temperature is {temperature:g}, and --top-p draws tokens: expected above 0")
     answers = Answers(tokenizer, Sampling(temperature, top_p, seed=seed) if temperature else None)
     loaded = open_model(model, device, 0, graphs, Given(mask_token_id, block_length))
+    if eos:
+        for spec in policies:
+            check_eos(parse(spec), loaded.model.config, commits)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     file = out / "profile.json" if profile is None else Path(profile)
     given = profile is not None or file.is_file()
     num_runs = len(policies) * (len(loads) + 1)  # the middle load's twice
     base = Scenario(
         trace=trace, policy=policies[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
-        columns=columns, seed=seed,
+        columns=columns, seed=seed, eos=eos,
     )  # fmt: skip
     with Bar(screen, "validate", "s", round(total)) as bar:
 
         def told(what: str) -> None:
             bar.update(min(round(time.monotonic() - begin), round(total)), note=what)
+
+        by_confidence = [
+            policy.unmasking.threshold
+            for policy in map(parse, policies)
+            if not policy.autoregressive and policy.unmasking.strategy == "low_confidence_dynamic"
+        ]
+        thresholds = sorted(set(by_confidence)) or [0.9]
 
         def measure(within: float) -> "Profile":
             made, _ = profile_model(
@@ -135,10 +146,11 @@ def validate_command(
                 name=f"{out.name}-profile",
                 budget=within,
                 workloads={} if full_sequence else default_workloads(loaded, prompts),
-                thresholds=(0.9,),
+                thresholds=thresholds,
                 yields=load(yields).commits if yields else (),
                 full_sequence=full_sequence,
                 tokenizer=tokenizer,
+                eos=eos,
                 on_progress=lambda what, _: told(f"profile: {what}"),
             )
             return made

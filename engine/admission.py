@@ -67,6 +67,17 @@ def unqueue(w: Any, slot: Any) -> None:
 
 
 @rule
+def bring_forward(w: Any, at: Any) -> None:
+    """Put the request at a place in the queue before all others, which keep their order."""
+    first, last = w.c[0].queue_head, len(w.queue) - 1
+    for k in range(2):
+        kept = w.queue[(first + at) & last, k]
+        for i in range(at):
+            w.queue[(first + at - i) & last, k] = w.queue[(first + at - i - 1) & last, k]
+        w.queue[first & last, k] = kept
+
+
+@rule
 def head(w: Any) -> Any:
     """The request that is next in the queue, and the slot of its progress or -1."""
     at = w.c[0].queue_head & (len(w.queue) - 1)
@@ -104,6 +115,8 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
         q.answer = prompt + w.asked.output_length[request]
         q.stop = q.end if w.f[0].stops == IGNORED else q.answer
         q.start = length - block
+        narrower = w.r[request].canvas_length
+        q.block = narrower if 0 < narrower < block else block
         known = prompt - (length - block)
         for p in range(w.status.shape[1]):
             w.status[slot, p] = PENDING if p < known else MASKED

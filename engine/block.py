@@ -204,7 +204,7 @@ def commit_block(w: Any, x: Any, now: Any) -> None:
     learn(w, x, prefill)
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
-        settle(w.status[slot], w.evaluations[slot], w.window[slot], block, own, prefill)
+        settle(w.status[slot], w.evaluations[slot], w.window[slot], int(w.q[slot].block), own, prefill)
         for p in range(width):
             w.status[slot, p] = PENDING if w.committed[slot, p] else w.status[slot, p]
         if own.final and w.q[slot].phase == DENOISE and not _any(w.status[slot], block, MASKED):
@@ -233,12 +233,13 @@ def _advance(w: Any, x: Any, now: Any) -> bool:
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        if not q.unpublished or q.finished or has_masks(w, slot, block):
+        # Of a prompt whose later chunks are to come, the last block is not reached.
+        if not q.unpublished or q.finished or q.left > 0 or has_masks(w, slot, q.block):
             continue
-        if x.p[0].late and _any_open(w.status[slot], block):
+        if x.p[0].late and _any_open(w.status[slot], q.block):
             continue
         gaps += publish(w, slot, now)
-        if q.start + block >= q.stop:
+        if q.start + q.block >= q.stop:
             finish(w, slot, now)
     c.gap_sum += gaps
     if width > block:
@@ -256,7 +257,7 @@ def _advance(w: Any, x: Any, now: Any) -> bool:
     moved = False
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
-        if not w.q[slot].finished and not _any_open(w.status[slot], block):
+        if not w.q[slot].finished and not _any_open(w.status[slot], w.q[slot].block):
             moved = True
             next_block(w, x, slot)
     return moved
@@ -266,7 +267,7 @@ def _advance(w: Any, x: Any, now: Any) -> bool:
 def next_block(w: Any, x: Any, slot: Any) -> None:
     """Close a sequence's block and open the next."""
     q, block, width = w.q[slot], int(w.f[0].block), int(w.f[0].width)
-    q.start += block
+    q.start += q.block
     for p in range(width - block):
         w.status[slot, p] = w.status[slot, p + block]
         w.evaluations[slot, p] = w.evaluations[slot, p + block]

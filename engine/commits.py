@@ -165,16 +165,21 @@ class ScheduledCommits:
 class LawDraws:
     """A law of steps a block and a seed: a block's masks commit all at once, in its last step.
 
-    cap: steps of a block at most, whatever the law says; a number, or one of each request.
+    cap: steps of a block at most, whatever the law says; a number, or one of each request. canvas_length [requests]:
+    that each asks for, 0 where it does not; their canvases take as many steps as wide ones.
     """
 
-    def __init__(self, law: CanvasLaw, seed: int, num_requests: int, cap: npt.ArrayLike | None = None) -> None:
+    def __init__(
+        self, law: CanvasLaw, seed: int, num_requests: int, cap: npt.ArrayLike | None = None,
+        canvas_length: npt.ArrayLike = 0,
+    ) -> None:  # fmt: skip
         d = self.arrays = _draws(num_requests, 1, 1)
         pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
         d.requests["factor"] = np.exp(law.request_spread * _QUANTILES)[pick]
         d.factors[0] = np.exp(law.canvas_spread * _QUANTILES)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         d.requests["most"] = law.most if cap is None else np.minimum(law.most, cap)
+        d.requests["canvas_length"] = canvas_length
         d.law[:] = law.median, law.drift, law.least
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:

@@ -17,6 +17,7 @@ REQUEST_DRAW = np.dtype(
         ("last_block", "i4"),  # of the request, from the start of its prompt
         ("num_padding", "i4"),  # blocks, the last ones, that are padding
         ("most", "i4"),  # where a law says how many: steps of a block at most
+        ("canvas_length", "i4"),  # ... and positions of its blocks; 0: the policy's
     ]
 )
 
@@ -147,12 +148,14 @@ def law_row(
 ) -> None:  # fmt: skip
     """Mark all masks of a row's window in the last step of its block, and none before."""
     width = len(status)
+    own = int(d.requests[request].canvas_length)
+    block = own if 0 < own < width else width
     steps = -1
     for p in range(width):
         committed[p] = False
         if window[p] and status[p] == MASKED:
             if steps < 0:
-                index = max(0, (start - prompt + width - 1) // width)
+                index = max(0, (start - prompt + block - 1) // block)
                 steps = steps_of_law(d, request, index) - 1 - int(evaluations[p])
             committed[p] = steps <= 0
 

@@ -96,7 +96,7 @@ def publish(w: Any, slot: Any, now: Any) -> Any:
     """Hand out the tokens of a sequence's block that has just become complete; the gap, or 0."""
     q, f = w.q[slot], w.f[0]
     q.unpublished = False
-    stop = min(int(q.answer), q.start + f.block)
+    stop = min(int(q.answer), q.start + q.block)
     tokens = stop - q.prompt - q.emitted
     gap = 0.0
     if f.emit != EMIT_END and tokens > 0:

@@ -14,7 +14,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
-from .part import Policy, Rows, numbers_of
+from .part import Policy, Rows, numbers_of, with_canvas
 from .prefix import Prefixes
 from .request import Request
 from .state import (
@@ -95,6 +95,8 @@ class Engine:
         self.table = table
         self.replica = replica
         self.emit = emit
+        self._narrows = policy.batching.narrows_canvases
+        self._prefixes = prefixes
         fixed = records(1, REPLICA)
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
@@ -191,10 +193,13 @@ class Engine:
         """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""
         i, c = request.index, self._c
         self.table.enter(request, self.replica)
+        self.table.rows["canvas_length"][i] = request.canvas_length if self._narrows else 0
         c["submitted"] += 1
         if not self.fits(request):
             self.table["status"][i] = REJECTED
             return False
+        if self._x.c and self._prefixes is not None and self._x.c.names is not self._prefixes.names:  # it has grown
+            self._x = self._x._replace(c=self._x.c._replace(names=self._prefixes.names))
         waiting = int(c["num_waiting"])
         # Beside those that wait there is always room for all that run: they may be preempted.
         if waiting + len(self._w.q) + 1 > len(self._w.queue):
@@ -237,7 +242,8 @@ class Engine:
             length = prompt + request.limit
             if not policy.batching.fits(policy, length):
                 return False
-            tokens = policy.batching.reserved(policy, prompt, request.limit)
+            own = request.canvas_length if self._narrows else 0
+            tokens = policy.batching.reserved(with_canvas(policy, own), prompt, request.limit)
         return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
 
     # ---- step by step ----------------------------------------------------------------------------------------

@@ -130,10 +130,13 @@ class StepTotals:
 APART = ("request", "arrival", *Asked._fields)
 # The others as records, larger fields first so that none is padded.
 REQUEST = np.dtype(
-    sorted(
-        ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
-        key=lambda column: -np.dtype(column[1]).itemsize,
-    ),
+    [
+        *sorted(
+            ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
+            key=lambda column: -np.dtype(column[1]).itemsize,
+        ),
+        ("canvas_length", "int32"),  # Request.canvas_length, where the policy heeds it
+    ],
     align=True,
 )
 STEP = np.dtype(list(STEP_COLUMNS.items()), align=True)
@@ -151,7 +154,7 @@ class RequestTable:
         self.rows = np.zeros(num_requests, REQUEST)
         self._fields = {name: self.rows[name] for name in REQUEST.names or ()}
         for name, column in self._fields.items():
-            if REQUEST_COLUMNS[name] == "float64":
+            if REQUEST_COLUMNS.get(name) == "float64":
                 column[:] = np.nan
         self._fields["replica"][:] = -1
         self._fields["status"][:] = UNFINISHED

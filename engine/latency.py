@@ -72,6 +72,15 @@ def _pieces(knots: Any, slope: Any, tokens: Any, first: Any, end: Any) -> Any:
 
 
 @rule
+def _attends(cost: Any, first: Any, dense: Any, qk_pairs: Any, keys: Any) -> Any:
+    """The time of query-key pairs: `first` for those of the first `dense_from` queries of a key, `dense` beyond."""
+    if cost.dense_from == 0:
+        return first * qk_pairs
+    short = min(qk_pairs, cost.dense_from * keys)
+    return first * short + dense * (qk_pairs - short)
+
+
+@rule
 def _layers(
     knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any, captured: Any, dense: Any
 ) -> Any:
@@ -81,9 +90,9 @@ def _layers(
         first, end = end, len(knots)
     pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards, first, end)
     if not cost.larger:
-        return pieces + cost.attention * qk_pairs + cost.kv_read * keys
+        return pieces + _attends(cost, cost.attention, cost.dense_attention, qk_pairs, keys) + cost.kv_read * keys
     if dense:
-        return pieces + max(cost.dense_attention * qk_pairs, cost.dense_kv_read * keys)
+        return pieces + max(cost.prompt_attention * qk_pairs, cost.prompt_kv_read * keys)
     return pieces + max(cost.attention * qk_pairs, cost.kv_read * keys)
 
 
@@ -102,7 +111,8 @@ def window_pairs(tokens: Any, keys: Any, window: Any, causal: Any) -> Any:
 
 @rule
 def _windows(cost: Any, f: Any) -> Any:
-    return cost.window_attention * f.window_q_kv + cost.window_kv_read * f.window_kv
+    pairs = _attends(cost, cost.window_attention, cost.window_dense_attention, f.window_q_kv, f.window_kv)
+    return pairs + cost.window_kv_read * f.window_kv
 
 
 @rule
@@ -198,8 +208,8 @@ class CacheOverhead:
 class LatencyModel:
     """A step's latency, in seconds, as the sum of what the host and the device do.
 
-    layers  = pieces(tokens) + attention * sum_q_kv + kv_read * sum_kv
-              + window_attention * window_q_kv + window_kv_read * window_kv
+    layers  = pieces(tokens) + attends(sum_q_kv) + kv_read * sum_kv
+              + attends(window_q_kv) + window_kv_read * window_kv
     device  = layers + head * head_rows + sample * sampled_rows
     latency = max(launch, device) + host_step + host_request * batch
 
@@ -208,13 +218,17 @@ class LatencyModel:
     forward, hidden whenever the device is slower: it is the floor that binds in an eager implementation.
     A step of several forwards pays pieces, launch and host_step once for each.
 
+    `attends` is `attention` (`window_attention`) for every query-key pair, unless kernels are faster over many queries:
+    then a pair beyond the first `dense_from` queries of each key takes `dense_attention`. How many queries a key has is
+    the mean of the step, sum_q_kv / sum_kv: exact where its rows are alike, too slow where few rows have many.
+
     Where positions are evicted on the way, a share `early` of the layers computes what was planned and the rest what
     was left; choosing takes `eviction` more, for the host waits for the choice. Decode steps of at most `graph_tokens`
     that evict nothing are captured graphs: their tokens and rows are padded to a bucket, and they have no launch. With
     `captured_evictions` those that evict are two graphs: what was planned and what was left are padded each.
 
     With `larger` attention takes the larger of what its pairs and its keys take, not both; then steps that compute
-    prompts alone have terms of their own, `dense_attention` and `dense_kv_read`. `graph_knots` is a table of captured
+    prompts alone have terms of their own, `prompt_attention` and `prompt_kv_read`. `graph_knots` is a table of captured
     steps by bucket, in place of `pieces`. A step's sequences cost `sequence` each, and in a captured one fill a bucket.
 
     Where the first layer computes more than the others, its share of the layers, one of `layers`, is as if all did.
@@ -242,9 +256,12 @@ class LatencyModel:
     window_attention: float = 0.0  # s per query-key pair, all layers with a window
     window_kv_read: float = 0.0  # s per key, all layers with a window
     window: int = 0  # tokens that layers with a window see, as the model has it; 0: it has none
+    dense_from: int = 0  # queries of a key; 0: pairs take as long however many there are
+    dense_attention: float = 0.0  # s per query-key pair beyond them, all layers that see all keys
+    window_dense_attention: float = 0.0  # the same of the layers with a window
     larger: bool = False  # attention costs the larger of its pairs and its keys; False: the sum
-    dense_attention: float = 0.0  # as attention, of steps of prompts alone; with `larger`
-    dense_kv_read: float = 0.0  # as kv_read, of the same
+    prompt_attention: float = 0.0  # as attention, of steps of prompts alone; with `larger`
+    prompt_kv_read: float = 0.0  # as kv_read, of the same
     sequence: float = 0.0  # s per sequence, of the device
     graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
 
@@ -255,7 +272,8 @@ class LatencyModel:
     def scaled(self, factor: float) -> "LatencyModel":
         """The model of steps that take so many times as long."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
-                 "window_attention", "window_kv_read", "dense_attention", "dense_kv_read", "sequence")  # fmt: skip
+                 "window_attention", "window_kv_read", "dense_attention", "window_dense_attention",
+                 "prompt_attention", "prompt_kv_read", "sequence")  # fmt: skip
         return replace(
             self,
             knots=tuple((x, y * factor) for x, y in self.knots),
@@ -314,9 +332,10 @@ class Cost(NamedTuple):
 _COST = np.dtype(
     [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
                                "host_request", "early", "eviction", "window_attention", "window_kv_read",
-                               "dense_attention", "dense_kv_read", "sequence")]
-    + [("graph_tokens", "i8"), ("layers", "i8"), ("num_knots", "i8"), ("overlap", "?"), ("captured_evictions", "?"),
-       ("larger", "?")]
+                               "dense_attention", "window_dense_attention", "prompt_attention", "prompt_kv_read",
+                               "sequence")]
+    + [("graph_tokens", "i8"), ("layers", "i8"), ("num_knots", "i8"), ("dense_from", "i8"),
+       ("overlap", "?"), ("captured_evictions", "?"), ("larger", "?")]
 )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ class Scheduler(Part):
     pieces = False  # whether a prompt may be prefilled in pieces, over several steps
     idles_finished = False  # whether a step decided on ahead may hold rows that are over when it begins
     hides_host = False  # whether the host's time passes while the device works on the step before
+    narrows_canvases = False  # whether a request may ask for canvases narrower than the policy's
 
     max_batch: int | None
     max_prefill_tokens: int
@@ -376,6 +377,14 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     for name, value in held.items():
         made[name] = value
     return made
+
+
+def with_canvas(policy: Policy, canvas_length: int) -> Policy:
+    """The policy as a request meets it that asks for canvases of such a length; 0, or a wider one: as it is."""
+    if not 0 < canvas_length < policy.block_length:
+        return policy
+    granularity: Any = policy.granularity
+    return dataclasses.replace(policy, granularity=dataclasses.replace(granularity, canvas_length=canvas_length))
 
 
 def check_block(block_length: int) -> None:

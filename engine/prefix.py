@@ -8,6 +8,7 @@ come idle last one first, so that a prefix outlives what follows it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
@@ -71,6 +72,37 @@ class Prefixes:
     def num_names(self) -> int:
         """Names are below this."""
         return int(self.names.max(initial=-1)) + 1
+
+
+class ToldPrefixes(Prefixes):
+    """The beginnings of a server's requests, told as they come: a name for each page of a prompt's tokens.
+
+    num_requests: that the server takes in its life. `names` is another array when it has grown.
+    """
+
+    def __init__(self, page: int, num_requests: int) -> None:
+        self.block = page
+        self.offsets = np.zeros(num_requests + 1, np.int64)
+        self.names = np.zeros(1 << 12, np.int64)
+        self.named = np.zeros(num_requests, np.int64)
+        self.cached = np.zeros(num_requests, np.int64)
+
+    @property
+    def num_names(self) -> int:
+        return 1 << 62
+
+    def tell(self, request: int, tokens: npt.NDArray[np.int32]) -> None:
+        """Name the full pages of the next request's prompt: each after its tokens and the name before it."""
+        begin, pages = int(self.offsets[request]), len(tokens) // self.block
+        while begin + pages > len(self.names):
+            self.names = np.concatenate([self.names, np.zeros_like(self.names)])
+        name = b""
+        for i in range(pages):
+            page = tokens[i * self.block : (i + 1) * self.block]
+            name = blake2b(name + page.tobytes(), digest_size=8).digest()
+            self.names[begin + i] = int.from_bytes(name, "little") >> 2
+        self.named[request] = pages * self.block
+        self.offsets[request + 1] = begin + pages
 
 
 class Cache(NamedTuple):

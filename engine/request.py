@@ -14,6 +14,7 @@ class Request:
     input_length: int  # prompt tokens
     output_length: int  # tokens of the answer, its EOS included: exactly so many are returned
     max_tokens: int = 0  # that the request asks for at most; 0: as many as its answer has
+    canvas_length: int = 0  # that it asks for where a policy lets it; 0, or more than the policy's: the policy's
 
     @property
     def limit(self) -> int:

@@ -31,6 +31,7 @@ SEQUENCE = np.dtype(
         ("answer", "i4"),  # prompt + tokens of the answer, which is handed out
         ("stop", "i4"),  # where it is over: at the end of its answer, or at its limit where an EOS is ignored
         ("start", "i4"),  # first position of the current block: all before it has its KV
+        ("block", "i4"),  # positions of its blocks: the policy's, or of the narrower canvas that it asks for
         ("pages", "i4"),  # KV pages held
         ("emitted", "i4"),  # tokens handed out
         ("steps", "i4"),  # of a full-sequence model: steps taken

@@ -1,7 +1,7 @@
 """Unmasking: which computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,8 @@ class Unmasking(Part):
     ] = "block"
 
     neutral = frozenset({"eos", "head"})
+    # The engine's own threshold: a run at it takes the nearest yield that a profile has, and says so.
+    own_threshold: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -85,6 +87,10 @@ class Unmasking(Part):
         if self.strategy == "law":
             return {draw_rows: draw_by_law}
         return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block}
+
+    def most_steps(self, block_length: int) -> int | None:
+        """Steps of a block at most, whatever a law says; None: the law says."""
+        return self.denoising_steps
 
     def scheduled(self, policy: Policy) -> bool:
         """Whether a fixed number commits each step, whatever the confidences are."""

@@ -17,12 +17,12 @@ Floats = npt.NDArray[np.float32]
 class JointThreshold:
     """A mask commits above `threshold`, the surest always; a settled token gives way above `edit_threshold`.
 
-    The numbers are SGLang's own; its policy in the engine is a law of forwards, and has none.
+    The numbers are those of the engine's policy of that name.
     """
 
-    threshold: float = 0.5
-    edit_threshold: float = 0.0
-    max_post_edit_steps: int = 16  # forwards after the last mask is gone
+    threshold: float
+    edit_threshold: float
+    max_post_edit_steps: int  # forwards after the last mask is gone
 
     def most(self, block_length: int) -> int:
         """Forwards of a block at most, were its likeliest token the mask for ever: its masks, the edits and the end."""

@@ -80,7 +80,10 @@ class ModelExecutor(Texts):
         self._masks_alone = policy.unmasking.head == "masks"
         assert watch is None or not self._masks_alone, "who watches is told of all rows"
         self._pieces = policy.batching.pieces
-        self._editing = JointThreshold() if isinstance(policy.unmasking, EditingUnmasking) else None
+        edits = policy.unmasking if isinstance(policy.unmasking, EditingUnmasking) else None
+        self._editing = (
+            None if edits is None else JointThreshold(edits.threshold, edits.edit_threshold, edits.max_post_edit_steps)
+        )
         self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
         self._prepared: tuple[StepPlan, _Made] | None = None  # the step decided on ahead
 
@@ -125,19 +128,22 @@ class ModelExecutor(Texts):
         """The batch of a step, its pages reserved."""
         if not plan.prefill:
             return self._decode_batch(plan)
-        lengths = plan.num_tokens.astype(np.int64)
-        self._open(plan, lengths)
-        return self._prefill_batch(plan, np.zeros_like(lengths), lengths, self._block)
+        ends = plan.num_keys.astype(np.int64)
+        self._open(plan, ends)
+        return self._prefill_batch(plan, ends - plan.num_tokens, ends, self._block if plan.window.any() else 0)
 
     def _in_chunks(self, plan: StepPlan) -> bool:
-        """Whether a prefill is one prompt too long for one forward."""
-        return len(plan.num_tokens) == 1 and int(plan.num_tokens[0]) > self._longest
+        """Whether a prefill is all of one prompt, and too long for one forward."""
+        whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
+        return bool(whole and plan.window.any() and plan.num_keys[0] > self._longest)
 
     def _reach(self, plan: StepPlan) -> npt.NDArray[np.int64]:
         """Tokens of each row that have pages once a step is computed."""
         if plan.prefill:
-            return plan.num_tokens.astype(np.int64)
+            return plan.num_keys.astype(np.int64)
+        # Keys behind the window are seen, too: those that a step out of the block has cached.
         window = self._window(plan)
+        window = window | visible(plan.status, window, self._listed)
         reach: npt.NDArray[np.int64] = (
             plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
         )
@@ -162,7 +168,7 @@ class ModelExecutor(Texts):
             return StepOutcome(0.0, np.zeros_like(plan.window), self._forward.run(made.batch).device)
         device = 0.0
         if self._in_chunks(plan):
-            length = int(plan.num_tokens[0])
+            length = int(plan.num_keys[0])
             self._open(plan, np.array([length]))
             for begin in range(0, length, self._longest):
                 end = min(begin + self._longest, length)
@@ -174,6 +180,8 @@ class ModelExecutor(Texts):
             made = self._prepared_or_made(plan)
             out = self._forward.run(made.batch)
             device = out.device
+        if not plan.window.any():  # of a long prompt a part without its last block, which is a denoising step
+            return StepOutcome(0.0, np.zeros_like(plan.window), device)
         return StepOutcome(0.0, self._commit(plan, made.rows, made.columns, out.tokens, out.confidence), device)
 
     def _open(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:

@@ -25,6 +25,7 @@ DRAW = 213  # purpose of draws, apart from the engine's and replicate.py's
 MAX_DRAWS = 1000
 LEVEL = 0.9
 CAPACITY = "capacity (req/s)"
+A_REPLICA = "goodput of a replica (req/s)"  # the cost of good requests is its inverse
 ROUGH = 0.05  # of a drawn capacity
 FEWEST = 19  # of which the least and the most hold a tenth apart: fewer give a narrower level
 # What is told of every run; the SLOs' own metrics come first.
@@ -97,24 +98,30 @@ def ensemble(
     requests: Trace,
     num: int,
     *,
+    judged: tuple[str, bool] | None = None,
+    recommended: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Uncertain:
-    """Replay each scenario (the same but for its policy) under `num` drawn profiles, and each cause alone at ±1.
+    """Replay each scenario (the same but for policy and replicas) under `num` drawn profiles, and each cause at ±1.
 
+    judged: the metric that decides, and whether more of it is better; None: as `deciding` has it. recommended: the
+    first scenario was, and the answer is whether it stays the best; otherwise the best as predicted is asked for.
     Every draw has the same luck and the same profile for all policies, so that what differs is what is not known.
     Ctrl-C is passed on: half an ensemble has no level.
     """
-    metric, higher = deciding(scenarios[0])
-    drawn_values, effects = _ask(partial(_replay, requests), scenarios, num, metric, jobs, progress)
+    metric, higher = judged or deciding(scenarios[0])
+    drawn_values, effects = _ask(partial(_replay, requests, metric), _called(scenarios), num, metric, jobs, progress)
     winners = [
         _best({p: values[i][metric] for p, values in drawn_values.items()}, higher) for i in range(num + 1)
     ]  # fmt: skip
     several = len(scenarios) > 1
+    held = next(iter(drawn_values)) if recommended else winners[0]
+    answer = f"{held}{', the recommendation,' if recommended else ''} is the best by {metric}"
     return Uncertain(
         num, level(num), metric, higher, _intervals(drawn_values), effects,
-        f"{winners[0]} is the best by {metric}" if several else "",
-        sum(w == winners[0] for w in winners[1:]) / num if several else None,
+        answer if several else "",
+        sum(w == held for w in winners[1:]) / num if several else None,
     )  # fmt: skip
 
 
@@ -134,7 +141,7 @@ def capacities(
     without end, the rate at which it does.
     """
     of = partial(_capacity, attainment, num_requests)
-    values, effects = _ask(of, [scenario], num, CAPACITY, jobs, progress)
+    values, effects = _ask(of, _called([scenario]), num, CAPACITY, jobs, progress)
     fleet = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''}"
     [own] = values.values()
     return Uncertain(
@@ -159,23 +166,30 @@ def sustained(scenario: Scenario, **how: Any) -> float:
         return 0.0 if grows is None else float(grows[1])
 
 
+def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
+    """The scenarios by their policies, and by their replicas where a policy is there twice."""
+    policies = [s.policy for s in scenarios]
+    return {
+        s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in scenarios
+    }  # fmt: skip
+
+
 def _ask(
-    evaluate: Callable[[Scenario], Values], scenarios: Sequence[Scenario], num: int, metric: str, jobs: int | None,
+    evaluate: Callable[[Scenario], Values], scenarios: Mapping[str, Scenario], num: int, metric: str, jobs: int | None,
     progress: Progress | None,
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
     """By policy: the values as predicted and of each draw, and what each cause alone does to the metric."""
     check_num(num)
-    known = {s.policy: known_causes(s) for s in scenarios}
+    known = {name: known_causes(s) for name, s in scenarios.items()}
     work: dict[str, Scenario] = {}
-    for scenario in scenarios:
-        own = known[scenario.policy]
-        work[f"{scenario.policy}|0"] = scenario
+    for policy, scenario in scenarios.items():
+        own = known[policy]
+        work[f"{policy}|0"] = scenario
         for i in range(1, num + 1):
-            work[f"{scenario.policy}|{i}"] = replace(scenario, variation=drawn(own, i, scenario.seed))
+            work[f"{policy}|{i}"] = replace(scenario, variation=drawn(own, i, scenario.seed))
         for cause in own:
             for sign in (-1, 1):
-                alone = replace(scenario, variation=((cause.name, float(sign)),))
-                work[f"{scenario.policy}|{cause.name}|{sign}"] = alone
+                work[f"{policy}|{cause.name}|{sign}"] = replace(scenario, variation=((cause.name, float(sign)),))
     found: dict[str, Values] = {}
     with Pool("local", jobs) as pool:
         outcomes = pool.run(evaluate, work)
@@ -237,14 +251,23 @@ def deciding(scenario: Scenario) -> tuple[str, bool]:
     return ("output_throughput", True) if scenario.concurrency is not None else ("norm_latency_ms.p90", False)
 
 
-def _replay(requests: Trace, scenario: Scenario) -> Values:
+def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
+    """The metric that an objective of `tune` is, and whether more of it is better; latency: statistic and metric."""
+    stat, metric = latency
+    return {
+        "goodput": ("goodput", True), "throughput": ("output_throughput", True), "cost": (A_REPLICA, True),
+        "latency": (f"{metric}_ms.{stat}", False),
+    }[objective]  # fmt: skip
+
+
+def _replay(requests: Trace, metric: str, scenario: Scenario) -> Values:
     """One draw, wherever it runs."""
     result = scenario.simulate(requests)
     if result.interrupted:
         raise KeyboardInterrupt
     summary = scenario.summarize(result, requests)
-    metric, _ = deciding(scenario)
-    return {name: _number(summary, name) for name in dict.fromkeys((metric, *TOLD))}
+    values = {name: _number(summary, name) for name in dict.fromkeys((metric, *TOLD)) if name != A_REPLICA}
+    return {A_REPLICA: summary.goodput / scenario.replicas, **values} if metric == A_REPLICA else values
 
 
 def _capacity(attainment: float, num_requests: int, scenario: Scenario) -> Values:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..engine.engine import Limits
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
-from ..profiler.fit import layer_times
+from ..profiler.fit import key_times, layer_times
 from ..profiler.profile import Profile, gb
 from ..profiler.samples import FEATURES, captured, padded, sequences
 from ..sim.twin import limits_of, memory_of
@@ -123,16 +123,15 @@ def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> np
 
 def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     late = 1.0 - model.early  # of the layers, those that what was evicted takes no part in
-    pairs, keys = (steps[name] - late * steps[EVICTED[name]] for name in ("sum_q_kv", "sum_kv"))
-    attended = model.attention * pairs + model.kv_read * keys
-    if model.larger:
-        of_prompts = np.maximum(model.dense_attention * pairs, model.dense_kv_read * keys)
-        attended = np.where(steps["prefill"], of_prompts, np.maximum(model.attention * pairs, model.kv_read * keys))
+    seen = {
+        "sum_q_kv": steps["sum_q_kv"] - late * steps["evicted_q_kv"],
+        "sum_kv": steps["sum_kv"] - late * steps["evicted_kv"],
+        "window_q_kv": steps["window_q_kv"],
+        "window_kv": steps["window_kv"],
+    }
     total: npt.NDArray[np.float64] = (
-        attended
+        key_times(model, seen, steps["prefill"])
         + model.sequence * steps["batch"]
-        + model.window_attention * steps["window_q_kv"]
-        + model.window_kv_read * steps["window_kv"]
         + model.head * (steps["head_rows"] - steps["evicted"])
         + model.sample * (steps["sampled_rows"] - steps["evicted_sampled"])
     )

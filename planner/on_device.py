@@ -198,7 +198,7 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
 
     policy = scenario.parsed_policy()
     if scenario.eos:
-        _check_eos(policy, loaded.model.config, commits)
+        check_eos(policy, loaded.model.config, commits)
     if commits not in COMMITS:
         raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
@@ -263,7 +263,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
         check_same_model(profile, config)
 
 
-def _check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) -> None:
+def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) -> None:
     """DsimError unless an EOS may end requests."""
     if not config.eos:
         raise DsimError(f"--eos ends requests, and {config.name} names no token that does: expected an eos_token_id")

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS
-from ..profiler.profile import Profile
+from ..profiler.placed import placed
+from ..profiler.profile import Profile, load
 from ..report.metrics import no_nan
 from ..report.page import Page
 from ..report.shown import Showable
@@ -168,21 +169,18 @@ def candidates_of(
 ) -> tuple[list[Candidate], list[Fleet]]:
     """The policies on the profiles that can run them, and those left out with the reason.
 
-    Without policies: every shipped preset of a profile's family that is no autoregressive model's. A DsimError for a
-    policy that no profile runs.
+    A policy that names a profile of its own (POLICY@PROFILE) is a candidate there and nowhere else. Without policies:
+    every shipped preset of a profile's family that is no autoregressive model's. A DsimError for a policy that no
+    profile runs.
     """
     found: list[Candidate] = []
     out: list[Fleet] = []
     runs: set[str] = set()
-    devices = {profile.device.name for profile in profiles}
-    for profile in profiles:
-        full = profile.family == "full-sequence"
-        own = list(policies) or [
-            name for name, preset in PRESETS.items()
-            if preset.policy.full_sequence == full and not preset.policy.autoregressive
-        ]  # fmt: skip
+    asked = _on_profiles(policies, profiles)
+    devices = {profile.device.name for profile, _ in asked}
+    for profile, own in asked:
         check = runs_on(profile, scenario.workload)
-        place = "" if len(profiles) == 1 else profile.name if len(devices) < len(profiles) else profile.device.name
+        place = "" if len(asked) == 1 else profile.name if len(devices) < len(asked) else profile.device.name
         for spec in own:
             policy = replace(scenario, policy=spec).parsed_policy()
             quality = quality_of(policy, profile.model.name, quality_table)
@@ -201,11 +199,37 @@ def candidates_of(
             else:
                 found.append(candidate)
     for row in out:
-        if row.policy in policies and row.policy not in runs:
+        if policies and row.policy not in runs:
             raise DsimError(row.dropped)
     if not found:
         raise DsimError(out[0].dropped if out else "no policy and no profile is given, expected one of each")
     return found, out
+
+
+def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
+    """The policies to be tried on each profile, those that they name themselves among them."""
+    asked: dict[str, tuple[Profile, list[str]]] = {}
+    for profile in profiles:
+        if profile.name in asked:
+            raise DsimError(f"two profiles are named {profile.name}, expected a name of its own for each")
+        asked[profile.name] = profile, [] if policies else _presets_of(profile)
+    for policy in policies:
+        spec, own = placed(policy)
+        homes = list(profiles) if own is None else [load(own)]
+        for profile in homes:
+            _, specs = asked.setdefault(profile.name, (profile, []))
+            if spec in specs:
+                raise PolicyError(f"policy {spec} is given twice on {profile.name}, expected once")
+            specs.append(spec)
+    return [(profile, specs) for profile, specs in asked.values() if specs]
+
+
+def _presets_of(profile: Profile) -> list[str]:
+    full = profile.family == "full-sequence"
+    return [
+        name for name, preset in PRESETS.items()
+        if preset.policy.full_sequence == full and not preset.policy.autoregressive
+    ]  # fmt: skip
 
 
 def fingerprint(scenario: Scenario, candidates: Sequence[Candidate], rate: float, options: Mapping[str, Any]) -> str:
@@ -279,10 +303,24 @@ def own_rate(scenario: Scenario) -> float:
     return source.rate
 
 
-def _search(scenario: Scenario, candidate: Candidate, attainment: float, num_requests: int | None) -> Search:
+def best_fleets(scenario: Scenario, candidates: Sequence[Candidate], planned: Planned) -> dict[str, Scenario]:
+    """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called."""
+    of = {(c.policy, c.place): c for c in candidates}
+    ahead = {str(of[f.policy, f.place]): (of[f.policy, f.place], f.replicas) for f in planned.ranking[:2]}
+    return {
+        name: _posed(replace(scenario, rate=planned.rate), candidate, replicas or 1)
+        for name, (candidate, replicas) in ahead.items()
+    }
+
+
+def _posed(scenario: Scenario, candidate: Candidate, replicas: int = 1) -> Posed:
     plain = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
-    posed = Posed(**{**plain, "policy": candidate.policy, "replicas": 1, "given_profile": candidate.profile})
-    return search_of(posed, 0.02, attainment, num_requests, None)
+    own = {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile}
+    return Posed(**{**plain, **own})
+
+
+def _search(scenario: Scenario, candidate: Candidate, attainment: float, num_requests: int | None) -> Search:
+    return search_of(_posed(scenario, candidate), 0.02, attainment, num_requests, None)
 
 
 class _Run:

@@ -35,9 +35,11 @@ class Posed(Scenario):
     given_profile: Profile | None = None
     slower: float = 1.0
 
+    def base_profile(self) -> Profile:
+        return super().base_profile() if self.given_profile is None else self.given_profile
+
     def loaded_profile(self) -> Profile:
-        held = self.given_profile
-        profile = super().loaded_profile() if held is None else self.behind_front_end(held)
+        profile = super().loaded_profile()
         return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
 
 

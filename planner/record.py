@@ -17,8 +17,9 @@ from ..profiler.profile import Profile
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
+from ..report.story import notes_on
 from ..sim.memory import StepMemory
-from ..sim.twin import Append, Progress, Result
+from ..sim.twin import Append, Progress, Result, commit_model_of
 from ..traces import Trace
 from .scenario import Scenario, arrived
 
@@ -122,6 +123,7 @@ def manifest_of(
             "workload": result.commit_model.workload,
             "block_length": result.commit_model.block_length,
             "threshold": result.commit_model.threshold,
+            **_in_place_of(result),
             "source": result.commit_model.source,
             "extrapolated_from": result.commit_model.extrapolated_from,
             **_under(profile, result.commit_model),
@@ -148,6 +150,7 @@ def manifest_of(
         replicas=scenario.replicas,
         router=scenario.router,
         emit=emit,
+        eos=scenario.eos,
         seed=scenario.seed,
         slos=list(scenario.slos),
         missing_passes=scenario.missing_passes,
@@ -168,6 +171,23 @@ def _laws(results: list[Result]) -> Iterator[CommitInfo]:
         told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
         told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
         yield told
+
+
+def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
+    """A line for each limit of the scenarios' profiles: a yield that is not the calibration's, host terms unknown."""
+    lines: list[str] = []
+    for scenario in scenarios:
+        profile = scenario.loaded_profile()
+        model = commit_model_of(scenario.parsed_policy(), profile, scenario.workload)
+        models = [] if model is None else [CommitInfo(workload=model.workload, **_under(profile, model))]
+        lines += notes_on(_info(profile), models)
+    return list(dict.fromkeys(lines))
+
+
+def _in_place_of(result: Result) -> CommitInfo:
+    """The policy's threshold, where the yield of another stands in for it."""
+    asked, model = result.policy.unmasking.threshold, result.commit_model
+    return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
 
 
 def _under(profile: Profile, model: CommitModel) -> CommitInfo:

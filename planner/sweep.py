@@ -23,7 +23,9 @@ from ..report.table import number
 from .backend import Outcome, Pool
 from .grid import Cell, Plan, read_plan
 from .ledger import Ledger
+from .record import profile_notes
 from .scenario import Scenario
+from .spread import moved_by_spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +37,7 @@ Rows = Sequence[Mapping[str, Any]]
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
 KEPT = "cells.jsonl"
+MOST_MOVED = 8  # policies that are replayed at other spreads, for the page
 SWEEP = Kind("a sweep", FILES, "sweep.json", has_schema(SCHEMA), kept=KEPT)
 # Of a cell's metrics, those that are shown where nobody chose.
 BRIEF = (
@@ -127,7 +130,12 @@ def sweep(
         finally:
             outcomes.close()
         columns = _columns(plan, done, quality)
-        journal.finish(plan, columns, interrupted, command)
+        spread, first = None, _of_each_policy(plan, done)
+        if out is not None and not interrupted:
+            with suppress(KeyboardInterrupt):  # the cells are finished, and are written all the same
+                spread = _moved_by_spread(first)
+        told = {(own.profile, own.workload, own.yields): own for own in first.values()}
+        journal.finish(plan, columns, interrupted, command, spread, profile_notes(list(told.values())))
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted)
 
 
@@ -138,6 +146,24 @@ def _run(scenario: Scenario) -> Json:
     if result.interrupted:  # the twin answers Ctrl-C with what it has: not what a cell asks for
         raise KeyboardInterrupt
     return scenario.summarize(result, requests).to_json()
+
+
+def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
+    """The first finished cell of each policy, and of each profile and yield that it has, by what they are called."""
+    first: dict[str, Scenario] = {}
+    for cell in plan.cells:
+        others = (str(cell.varied[name]) for name in ("profile", "workload", "yields") if name in cell.varied)
+        if "summary" in done.get(cell.key, {}):
+            first.setdefault(", ".join([cell.scenario.policy, *others]), cell.scenario)
+    return first
+
+
+def _moved_by_spread(first: Mapping[str, Scenario]) -> Json | None:
+    """How P90 moves with the spread between requests, in the first few of these cells."""
+    names = list(first)[:MOST_MOVED]
+    found = moved_by_spread([first[name] for name in names], names=names)
+    cells = "each policy" if len(names) == len(first) else f"the first {MOST_MOVED} of {len(first)} policies"
+    return None if found is None else found | {"which": f" of the first cell of {cells}"}
 
 
 def _entry(outcome: Outcome[Json], varied: Mapping[str, Any]) -> Json:
@@ -188,7 +214,10 @@ class _Journal:
             self._ledger.append(entry)
             self._taken.settle()
 
-    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str) -> None:
+    def finish(
+        self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str, spread: Json | None,
+        notes: Sequence[str],
+    ) -> None:  # fmt: skip
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
         if self._folder is None or self._taken is None or not self._taken.is_settled:
             return  # stopped before a cell was finished: what `force` was to replace is put back
@@ -198,7 +227,7 @@ class _Journal:
 
         swept = Swept(
             plan.title, plan.varied, _rows_of(columns), len(plan.cells), plan.estimated, interrupted, _facts(plan),
-            command, __version__,
+            command, __version__, spread, tuple(notes),
         )  # fmt: skip
         write_whole(self._folder / "results.csv", _csv(columns))
         write_whole(self._folder / "results.parquet", _parquet(columns))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
+from ..engine.state import COMPLETED
 from ..files.place import hold_folder
 from ..files.read import read_json, shown
 from ..files.write import write_whole
@@ -27,6 +28,7 @@ from ..report.compare.bounds import Bound
 from ..report.compare.comparison import Comparison, compare_runs
 from ..report.run import Run, read_run
 from ..sim.twin import Progress
+from ..traces import Trace
 from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
 from .record import in_twin, record
 from .scenario import Scenario
@@ -99,7 +101,9 @@ def predicted_capacity(scenario: Scenario) -> float:
 
 
 def _capacities(base: Scenario, policies: Sequence[str]) -> dict[str, float]:
-    return {policy: predicted_capacity(replace(base, policy=policy, arrival="trace")) for policy in policies}
+    """Of requests that have all they ask for: where an EOS ends them nobody knows before they are served."""
+    whole = replace(base, arrival="trace", eos=False)
+    return {policy: predicted_capacity(replace(whole, policy=policy)) for policy in policies}
 
 
 def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: float) -> list[Cell]:
@@ -145,6 +149,7 @@ def validate(
 ) -> Validated:
     """Measure every cell and compare; `base` says the trace, the profile's file, the workload and the seed.
 
+    Where requests end at an EOS a cell is measured first, and the twin is told where each one ended.
     A cell whose folders are in `out` is not measured again. more: asked before each cell but the first that is
     measured; False leaves the rest. Raises DsimError for settings that cannot run, before anything is measured.
     """
@@ -156,7 +161,7 @@ def validate(
         cells = plan_cells(capacities, loads, seconds)
         plan = {
             "trace": base.trace, "lengths": base.lengths, "profile": base.profile, "seed": base.seed,
-            "commits": commits, "capacities": capacities, "cells": [asdict(cell) for cell in cells],
+            "commits": commits, "eos": base.eos, "capacities": capacities, "cells": [asdict(cell) for cell in cells],
         }  # fmt: skip
         hold_folder(out).close()
         write_whole(out / PLAN, json.dumps(plan, indent=2) + "\n")
@@ -166,7 +171,7 @@ def validate(
             raise DsimError(
                 f"{out}: holds a validation of {', '.join(capacities)}, this one is of {', '.join(policies)}"
             )
-        for key in ("trace", "lengths", "seed", "commits"):
+        for key in ("trace", "lengths", "seed", "commits", "eos"):
             wanted = commits if key == "commits" else getattr(base, key)
             if held.values[key] != wanted:
                 raise DsimError(
@@ -181,8 +186,8 @@ def validate(
         requests = scenario.requests()
         folder = out / cell.name
         wanted = ["measured", *(["again"] if cell.again else [])]
-        if not _is_whole(folder / "predicted"):
-            record([scenario], requests, in_twin, out=folder / "predicted")
+        if not base.eos:
+            _predict(folder, scenario, requests)
         for name in wanted:
             if _is_whole(folder / name):
                 continue
@@ -198,6 +203,8 @@ def validate(
                 shutil.rmtree(folder / name)
                 raise KeyboardInterrupt
             any_measured = True
+        if base.eos and _is_whole(folder / "measured"):
+            _predict(folder, scenario, _ended(requests, read_run(folder / "measured"), cell.policy))
     pairs = [_pair(out / cell.name, "predicted", "measured") for cell in cells]
     again = [_pair(out / cell.name, "measured", "again") for cell in cells if cell.again]
     measured = [pair for pair in pairs if pair is not None]
@@ -207,13 +214,31 @@ def validate(
     return Validated(capacities, cells, comparison, noise, measured, left)
 
 
+def _predict(folder: Path, scenario: Scenario, requests: Trace) -> None:
+    """Replay a cell in the twin, unless that was done."""
+    if not _is_whole(folder / "predicted"):
+        record([scenario], requests, in_twin, out=folder / "predicted")
+
+
+def _ended(requests: Trace, measured: Run, policy: str) -> Trace:
+    """The requests, each with the answer that it was found to have: where its EOS is the weights alone can say.
+
+    Its limit stays the one that schedulers know.
+    """
+    found = measured.requests(policy)
+    done = found["status"] == COMPLETED
+    answers = requests.output_length.copy()
+    answers[found["request"][done]] = found["num_tokens"][done]
+    return replace(requests, output_length=answers, extras={**requests.extras, "max_tokens": requests.limit.tolist()})
+
+
 def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
     """Tell of a cell by its own name."""
     return watch(f"{cell.policy} at {cell.rate:.3g} req/s")
 
 
 def _pair(folder: Path, predicted: str, measured: str) -> tuple[Run, Run] | None:
-    if not _is_whole(folder / measured):
+    if not (_is_whole(folder / measured) and _is_whole(folder / predicted)):
         return None
     return read_run(folder / predicted), read_run(folder / measured)
 
@@ -225,8 +250,11 @@ def _plan(out: Path) -> Section | None:
         if out.is_dir() and any(out.iterdir()):
             raise DsimError(f"{out}: holds files and no {PLAN}: choose another folder")
         return None
-    keys = ("trace", "lengths", "profile", "seed", "commits", "capacities", "cells")
-    return Section(str(path), "", read_json(path), keys)
+    keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "capacities", "cells")
+    found = read_json(path)
+    if isinstance(found, dict):
+        found.setdefault("eos", False)  # older plans say nothing of it
+    return Section(str(path), "", found, keys)
 
 
 def _cells(plan: Section) -> list[Cell]:

@@ -7,7 +7,10 @@ that are cited, are production-dllm-serving.md's.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..engine.latency import LatencyModel
+from .fit import key_times
 from .hardware import gpu
 from .models import BYTES, model
 from .profile import Fit, Profile, Provenance
@@ -38,11 +41,11 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         gpu(device), model(shape), tp, name=said["name"], description=said["description"], date=said["date"]
     )
     roof = base.latency
-    if runs.attention is not None:
-        roof = replace(roof, attention=runs.attention)
+    if runs.attention is not None:  # of short windows; as much is taken of a dense pass
+        roof = replace(roof, attention=runs.attention, dense_from=0, dense_attention=0.0)
     seen = min(runs.keys, roof.window + runs.row)
-    per_token = roof.attention * runs.keys + roof.kv_read * runs.keys / runs.row
-    per_token += roof.window_attention * seen + roof.window_kv_read * seen / runs.row
+    row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
+    per_token = float(key_times(roof, {name: np.array(number) for name, number in row.items()})) / runs.row
     knots = tuple((x, float(f"{y - per_token * x:.6g}")) for x, y in runs.points)
     (x0, y0), (x1, y1) = runs.points[-2:]
     latency = LatencyModel(
@@ -52,6 +55,9 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         kv_read=roof.kv_read,
         window_attention=roof.window_attention,
         window_kv_read=roof.window_kv_read,
+        dense_from=roof.dense_from,
+        dense_attention=roof.dense_attention,
+        window_dense_attention=roof.window_dense_attention,
         host_step=runs.host_step,
         host_request=runs.host_request,
         early=roof.early,

@@ -1,5 +1,6 @@
 """Fit a latency model to measured steps, and say whether to believe it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .pieces import Problem, Solution, digits, search
+from .pieces import Problem, Solution, digits, search, split_pairs
 from .profile import Fit, HeldOut
 from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points, sequences
 from .stairs import Stairs, climb, traffic
@@ -128,13 +129,26 @@ def layer_times(model: LatencyModel, features: Floats, graphs: Bools) -> Floats:
     for knots, rows in ((model.knots, ~graphs), (model.graph_knots or model.knots, graphs)):
         x, y = np.array(knots).T
         pieces[rows] = np.interp(tokens[rows], x, y) + model.slope * np.maximum(tokens[rows] - x[-1], 0.0)
-    pairs, keys = model.attention * f["sum_q_kv"], model.kv_read * f["sum_kv"]
-    full = pairs + keys
+    prompts = f["prefill_tokens"] == f["tokens"]
+    return np.asarray(n * pieces + key_times(model, f, prompts), np.float64)
+
+
+def key_times(model: LatencyModel, of: Mapping[str, Floats], prompts: Bools | bool = False) -> Floats:
+    """The time of attention and of reading its keys (s), for steps' sum_q_kv, sum_kv, window_q_kv and window_kv.
+
+    prompts [steps]: which are of prompts alone.
+    """
+    short, dense = split_pairs(of["sum_q_kv"], of["sum_kv"], model.dense_from)
+    full = model.attention * short + model.dense_attention * dense + model.kv_read * of["sum_kv"]
     if model.larger:
-        of_prompts = np.maximum(model.dense_attention * f["sum_q_kv"], model.dense_kv_read * f["sum_kv"])
-        full = np.where(f["prefill_tokens"] == f["tokens"], of_prompts, np.maximum(pairs, keys))
-    windowed = model.window_attention * f["window_q_kv"] + model.window_kv_read * f["window_kv"]
-    return np.asarray(n * pieces + full + windowed, np.float64)
+        pairs, keys = (
+            np.where(prompts, getattr(model, f"prompt_{name}"), getattr(model, name)) * of[column]
+            for name, column in (("attention", "sum_q_kv"), ("kv_read", "sum_kv"))
+        )
+        full = np.maximum(pairs, keys)
+    short, dense = split_pairs(of["window_q_kv"], of["window_kv"], model.dense_from)
+    windowed = model.window_attention * short + model.window_dense_attention * dense
+    return np.asarray(full + windowed + model.window_kv_read * of["window_kv"], np.float64)
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:

@@ -6,13 +6,17 @@ differ, and how requests do, is assumed as for published means (calibrate.py).
 
 import csv
 import io
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..engine.commits import CommitModel
+import numpy as np
+from scipy.special import ndtri
+
+from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
 from ..files.read import cut, parsing, quoted, read_text
@@ -33,6 +37,8 @@ def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
     if policy.autoregressive:
         return profile
     unmasking = policy.unmasking
+    if unmasking.strategy == "law":
+        return replace(profile, canvas_laws=(given_law(text, policy, profile.canvas_laws),))
     models = given_yield(text, policy.block_length, unmasking.threshold, unmasking.temperature)
     return replace(profile, commits=models, commit_fits=())
 
@@ -54,6 +60,51 @@ def given_yield(
         return _log(text, os.stat(text).st_mtime_ns)
     mean = _mean(text, _number(text, text), block_length)
     return (_model(text, mean, block_length, threshold, temperature),)
+
+
+def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw:
+    """The law of forwards a canvas, or an edited block, whose mean gives that many tokens a forward.
+
+    A number counts the forwards that denoise, `per-forward:X` a canvas's last one too, which writes its KV. Spreads and
+    bounds are those of the first law of that length that the profile holds. ProfileError for other forms.
+    """
+    length = policy.block_length
+    like = next((law for law in held if law.canvas_length == length), None)
+    if like is None:
+        lengths = ", ".join(str(n) for n in sorted({law.canvas_length for law in held})) or "none"
+        raise ProfileError(f"--yield is {cut(text)} and the profile holds laws of {lengths} tokens, expected {length}")
+    kind, _, number = text.rpartition(":")
+    if kind not in ("", "per-forward"):
+        raise ProfileError(
+            f"yield is {cut(text)}, and {policy.name} takes as many forwards as a law says: expected tokens a forward "
+            "(3.2) or per-forward:X"
+        )
+    forwards = length / _number(text, number)
+    if kind and not policy.granularity.on_a_grid:
+        forwards -= 1.0
+    most = like.most - 0.5
+    if not like.least <= forwards < most:
+        raise ProfileError(
+            f"yield is {cut(text)}, {forwards:.3g} forwards for {length} tokens, expected {like.least} to {like.most}"
+        )
+    low, high = math.log(forwards) - 4.0, math.log(forwards) + 4.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if mean_forwards(replace(like, median=math.exp(middle))) < forwards else (low, middle)
+        )
+    return replace(
+        like, workload="given", median=float(f"{math.exp(high):.5g}"), drift=1.0,
+        source=f"--yield {text}: {forwards:.4g} forwards for {length} tokens; how requests and blocks differ is as of "
+        f"{like.workload}",
+    )  # fmt: skip
+
+
+def mean_forwards(law: CanvasLaw) -> float:
+    """The mean of a request's first canvas."""
+    z = ndtri((np.arange(200) + 0.5) / 200)
+    steps = law.median * np.exp(law.request_spread * z[:, None] + law.canvas_spread * z)
+    return float(np.floor(steps + 0.5).clip(law.least, law.most).mean())
 
 
 def _processed(tokens: float, block_length: int) -> float:

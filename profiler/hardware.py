@@ -20,6 +20,9 @@ from ..engine.errors import ProfileError
 from ..files.read import cut, quoted, read_toml
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak: short windows over paged keys
+# ... and of a dense pass, for the queries of a key beyond the first 64, more than a block has: FlashAttention-2 reaches
+# 0.5 to 0.73 of an A100's peak and 0.35 of an H100's, FlashAttention-3 0.75 of it (arXiv 2307.08691, 2407.08608).
+DENSE_EFFICIENCY, DENSE_FROM = 0.6, 64
 MOE_SHARE = 0.36  # of the dense efficiency: LLaDA2.0-mini's steps (FOCUS, Fig. 6) imply 0.27 of an A100's peak
 LINK_EFFICIENCY = 0.7
 MIB, GB = 2**20, 10**9

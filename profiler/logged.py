@@ -98,9 +98,12 @@ class Requests:
         self._starts.append(start)
         self._steps.append((s.integer("step"), line, *known))
         self._ends.append(self._ends[-1] + batch)
-        lists = {name: s.items(name, batch) for name in ("requests", "row_tokens", "row_keys", "emitted")}
+        lists = {"requests": s.items("requests", batch)}
+        for name in ("row_tokens", "row_keys", "emitted", "phases"):
+            value = s.values[name]  # one value: of all rows
+            lists[name] = s.items(name, batch) if isinstance(value, list) or value is None else [value] * batch
+        phases = s.part({"phases": lists.pop("phases")}).texts("phases", *PHASES)
         whole = s.part({f"{name}[{i}]": value for name, values in lists.items() for i, value in enumerate(values)})
-        phases = s.texts("phases", *PHASES, length=batch)
         for i, phase in enumerate(phases):
             request = whole.integer(f"requests[{i}]")
             tokens, keys = whole.integer(f"row_tokens[{i}]", 1), whole.integer(f"row_keys[{i}]", 1)

@@ -9,11 +9,13 @@ A captured graph is priced by what it computes, its bucket, and never runs into 
 
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from ..engine.latency import LatencyModel
+from .hardware import DENSE_FROM
 from .samples import Bools, Floats, Points, captured, padded
 
 MAX_PIECES = 3
@@ -25,6 +27,8 @@ SEARCHED = 1500  # most points that the grid looks at; the polish takes all
 COLLINEAR = 0.01  # of a column, what the columns before it must leave unexplained
 
 LINEAR = {"attention": "sum_q_kv", "kv_read": "sum_kv", "head": "head_rows", "sample": "sampled_rows"}
+# Kernels are faster over many queries: so much more takes a pair of a key's first DENSE_FROM than one beyond.
+SHORT = "short_attention"
 
 
 class Problem:
@@ -39,6 +43,9 @@ class Problem:
         self.weight = 1.0 / fitted.latency
         self.target = target * self.weight
         self.linear = {name: computed.column(of) for name, of in LINEAR.items()}
+        short, dense = split_pairs(self.linear["attention"], self.linear["kv_read"], DENSE_FROM)
+        if dense.any() and not dense.all():
+            self.linear[SHORT] = short
         if with_host:
             self.linear["host_request"] = computed.column("batch")
 
@@ -115,20 +122,33 @@ class Solution:
     def coefficients(self) -> dict[str, float]:
         return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
 
-    def model(self, host_step: float, host_request: float) -> LatencyModel:
+    def beside_layers(self) -> dict[str, Any]:
+        """The latency model's numbers but for its layers' own and the host's."""
         found = self.coefficients()
+        told = {name: digits(found.get(name, 0.0)) for name in LINEAR}
+        if SHORT in found:
+            told |= {"dense_from": DENSE_FROM, "dense_attention": told["attention"]}
+            told["attention"] = digits(found.get("attention", 0.0) + found[SHORT])
+        launch = digits(self.values[-1]) if self.floored else 0.0
+        return told | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
+
+    def stated_beside(self, first: int, size: int) -> dict[str, Floats]:
+        """By name in the profile, the shares of `size` coefficients in it; first: the place of the linear ones."""
+        unit = np.eye(size)
+        stated = {name: unit[first + i] for i, name in enumerate(self.names) if name != SHORT}
+        if SHORT in self.names:
+            stated["dense_attention"] = stated.get("attention", np.zeros(size))
+            stated["attention"] = stated["dense_attention"] + unit[first + self.names.index(SHORT)]
+        return stated
+
+    def model(self, host_step: float, host_request: float) -> LatencyModel:
         heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1 : len(self.bends)]))
         return LatencyModel(
             knots=tuple((digits(x), digits(y)) for x, y in zip(self.bends, heights, strict=True)),
             slope=digits(self.values[len(self.bends)]),
-            launch=digits(self.values[-1]) if self.floored else 0.0,
             host_step=digits(host_step),
             host_request=digits(host_request),
-            attention=digits(found.get("attention", 0.0)),
-            kv_read=digits(found.get("kv_read", 0.0)),
-            head=digits(found.get("head", 0.0)),
-            sample=digits(found.get("sample", 0.0)),
-            graph_tokens=self.problem.graph_tokens,
+            **self.beside_layers(),
         )
 
     def jacobian(self) -> Floats:
@@ -161,7 +181,7 @@ class Solution:
                 stated[f"knots[{k}][0]"] = unit[at]
             stated[f"knots[{k}][1]"] = height
         stated["slope"] = unit[num]
-        stated |= {name: unit[1 + num + i] for i, name in enumerate(self.names)}
+        stated |= self.stated_beside(1 + num, size)
         if free[len(self.values) - 1]:
             stated["launch"] = unit[len(self.values) - 1]
         return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
@@ -262,7 +282,7 @@ def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Soluti
     if names != solution.names:
         values = _solve(solution.problem, solution.bends, names, floor)
         solution = _polish(Solution(solution.problem, solution.bends, names, values))
-    missing = [name for name in wanted if name not in names] + ([] if solution.floor().any() else ["launch"])
+    missing = [name for name in wanted if name not in (*names, SHORT)] + ([] if solution.floor().any() else ["launch"])
     return Solution(solution.problem, solution.bends, names, solution.values, tuple(missing))
 
 
@@ -280,6 +300,12 @@ def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
             names.append(name)
             basis = np.column_stack([basis, rest / size])
     return tuple(names)
+
+
+def split_pairs(qk_pairs: Floats, keys: Floats, dense_from: int) -> tuple[Floats, Floats]:
+    """Each step's query-key pairs of the first `dense_from` queries of a key, and those beyond; 0: all are first."""
+    short = np.minimum(qk_pairs, dense_from * keys) if dense_from else qk_pairs
+    return short, qk_pairs - short
 
 
 def digits(value: float, num: int = 6) -> float:

@@ -18,7 +18,7 @@ from .hardware import default_max_batch
 from .models import Experts, ModelShape, Windowed
 
 SCHEMA = "dsim-profile"
-VERSION = 5
+VERSION = 6
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 REGIMES = ("memory-bound", "transition", "compute-bound")
@@ -261,7 +261,7 @@ SHARE = (0.0, 1.0)
 SIGNED = (-math.inf,)
 # Of a latency, what a file need not say.
 OPTIONAL: dict[str, Any] = {
-    "larger": False, "dense_attention": 0.0, "dense_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
+    "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
 }  # fmt: skip
 OF_MODEL = ("layers", "window")  # of a latency model's fields, those that its model says
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
@@ -361,6 +361,9 @@ def from_json(data: object, path: str) -> Profile:
                 "overlap": False, "captured_evictions": False, "window_attention": 0.0, "window_kv_read": 0.0,
                 **data["latency"],
             }  # fmt: skip
+    if version <= 5 and isinstance(data.get("latency"), dict):
+        new = {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}
+        data = data | {"latency": new | data["latency"]}
     if isinstance(data.get("latency"), dict):
         data = data | {"latency": OPTIONAL | data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))

@@ -10,7 +10,15 @@ from .. import __version__
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .hardware import ATTENTION_EFFICIENCY, GPUS, LINK_EFFICIENCY, MOE_SHARE, Gpu
+from .hardware import (
+    ATTENTION_EFFICIENCY,
+    DENSE_EFFICIENCY,
+    DENSE_FROM,
+    GPUS,
+    LINK_EFFICIENCY,
+    MOE_SHARE,
+    Gpu,
+)
 from .models import (
     BYTES,
     MODELS,
@@ -97,7 +105,8 @@ def roofline(
 def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[LatencyModel, tuple[str, ...]]:
     """The latency model, and the regime of each of its pieces."""
     peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
-    compute, attends = compute_slope(gpu, model, tp), tp * gpu.peak * ATTENTION_EFFICIENCY
+    compute = compute_slope(gpu, model, tp)
+    attends, dense = (tp * gpu.peak * share for share in (ATTENTION_EFFICIENCY, DENSE_EFFICIENCY))
     turn = knee(gpu, model, tp)
     start, end = max(1, round(turn / 2)), max(2, round(turn * 1.5))
     fixed, per_token = all_reduce(gpu, model, tp)
@@ -115,6 +124,9 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
         kv_read=_digits(_kv_bytes(model, tp) / bandwidth),
         window_attention=_digits(window_flops(model) / attends),
         window_kv_read=_digits(_window_bytes(model, tp) / bandwidth),
+        dense_from=DENSE_FROM,
+        dense_attention=_digits(attention_flops(model) / dense),
+        window_dense_attention=_digits(window_flops(model) / dense),
         head=_digits(head_flops(model) / peak + gather),
         # Every GPU of a replica samples all rows.
         sample=_digits(model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.latency import LatencyModel
-from .pieces import Problem, Solution, _identified, _settle, _solve, digits
+from .pieces import SHORT, Problem, Solution, _identified, _settle, _solve, digits
 from .samples import Bools, Floats, Points, Samples, buckets, captured, padded, sequences
 
 GRID = 64  # tokens: the least tile of a large matrix product
@@ -54,10 +54,11 @@ class Stairs(Problem):
         every = levels(float(self.tokens.max()))
         self.tokens = every[np.searchsorted(every, self.tokens)]
         self.at = self.tokens + CAPTURED * self.captured
+        self.linear.pop(SHORT, None)
         pairs, keys = (fitted.column(name) for name in ("sum_q_kv", "sum_kv"))
         self.dense = fitted.column("prefill_tokens") == fitted.column("tokens")
         self.by_pairs = np.ones(len(fitted), np.bool_) if by_pairs is None else by_pairs
-        for kind, prefix in ((~self.dense, ""), (self.dense, "dense_")):
+        for kind, prefix in ((~self.dense, ""), (self.dense, "prompt_")):
             self.linear[f"{prefix}attention"] = pairs * (kind & self.by_pairs)
             self.linear[f"{prefix}kv_read"] = keys * (kind & ~self.by_pairs)
         if not with_host:  # otherwise it cannot be told from what the host does for each
@@ -128,7 +129,6 @@ class StairSolution(Solution):
         return LatencyModel(
             knots=tuple(knots),
             slope=digits(slope),
-            launch=digits(self.values[-1]) if self.floored else 0.0,
             host_step=digits(host_step),
             host_request=digits(host_request),
             graph_tokens=self.problem.graph_tokens,
@@ -161,7 +161,7 @@ class StairSolution(Solution):
         return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
 
 
-TERMS = ("attention", "kv_read", "dense_attention", "dense_kv_read", "sequence", "head", "sample")
+TERMS = ("attention", "kv_read", "prompt_attention", "prompt_kv_read", "sequence", "head", "sample")
 
 
 def climb(problem: Stairs) -> StairSolution:
@@ -199,7 +199,7 @@ def _bound(problem: Stairs) -> Stairs:
                 best, least = now, squares
             found = dict(zip(names, values[1 + len(bends) : -1].tolist(), strict=True))
             a, k = (
-                np.where(problem.dense, found.get(f"dense_{name}", 0.0), found.get(name, 0.0))
+                np.where(problem.dense, found.get(f"prompt_{name}", 0.0), found.get(name, 0.0))
                 for name in ("attention", "kv_read")
             )
             again = a * pairs >= k * keys

@@ -27,7 +27,7 @@ from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Settin
 from .samples import Samples, samples
 
 SCHEMA = "dsim-steplog"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 KINDS = ("step", "request", "sequence", "finish")
 # What a line may leave out, and what it then means; None: worked out from the others, or not known.
 HEADER: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _header(where: str, values: dict[str, Any]) -> Header:
     if values.get("schema") != SCHEMA:
         raise ProfileError(f"{where}: schema is {cut(values.get('schema'))!r}, expected {SCHEMA!r} in the first line")
     if values.get("version") not in VERSIONS:
-        known = " and ".join(map(str, VERSIONS))
+        known = ", ".join(map(str, VERSIONS))
         raise ProfileError(f"{where}: version is {cut(values.get('version'))}, this dsim reads {known}")
     needed = (
         "schema", "version", "synthetic", "engine", "device", "memory_bytes", "model", "block_length", "threshold",

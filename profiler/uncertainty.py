@@ -25,7 +25,7 @@ FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
 OF_DEVICE = (
     "slope", "attention", "kv_read", "head", "sample", "eviction", "window_attention", "window_kv_read",
-    "dense_attention", "dense_kv_read", "sequence",
+    "dense_attention", "window_dense_attention", "prompt_attention", "prompt_kv_read", "sequence",
 )  # fmt: skip
 TABLES = ("knots", "graph_knots")  # of a latency model
 # Where an eager engine's host terms are unknown, they lie between nothing and these: SGLang's host takes about 5.5 ms a

@@ -121,8 +121,9 @@ def capacity_page(found: Json) -> Page:
             *((Section("The curve in numbers", curve),) if curve else ()),
             *((Section("Latency against rate", charts),) if charts else ()),
             *of_ensemble(found),
-            *((told,) if (told := of_spread(found.get("spread"))).blocks else ()),
+            *of_spread(found.get("spread")),
         ),
+        notes=tuple(found.get("notes", ())),
         command=found.get("command", ""),
         version=found.get("dsim", ""),
     )

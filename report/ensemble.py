@@ -37,6 +37,8 @@ def sentences(found: Json) -> list[str]:
                 f"{policy}: {found['metric']} hangs most on {first['cause']} ({number(first['low'])} to "
                 f"{number(first['high'])}{assumed})."
             )
+        else:
+            lines.append(f"{policy}: nothing that the profile does not know moves {found['metric']}.")
     return lines
 
 

@@ -36,6 +36,7 @@ class CommitInfo(TypedDict, total=False):
     workload: str
     block_length: int
     threshold: float
+    asked_threshold: float  # the policy's, where nothing was fitted at it
     source: str
     extrapolated_from: int | None  # the block size that was fitted, where it is another
     canvas_length: int  # of a law of canvases, in place of block_length
@@ -75,6 +76,7 @@ class Manifest(TypedDict, total=False):
     replicas: int
     router: str
     emit: str
+    eos: bool  # requests ended at an EOS, which nobody foresaw
     seed: int
     slos: list[str]
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency

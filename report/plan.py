@@ -8,6 +8,7 @@ from typing import Any
 from .capacity import money
 from .chart import COLOURS, Chart
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .spread import of_spread
 from .story import front_end
 from .table import number
 
@@ -34,6 +35,7 @@ def plan_page(info: Json) -> Page:
             Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
             Section("What could change it", (_risks(info),), spoken=True),
             Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),
+            *of_spread(info.get("spread")),
         ),
         notes=(*_notes(info), *info["notes"]),
         command=info.get("command", ""),

@@ -252,11 +252,12 @@ def _coefficients(profile: Profile) -> Table:
             values[f"{name}[{k}][0]"] = tokens, "tokens"
             values[f"{name}[{k}][1]"] = seconds, "s"
     units = {
-        "slope": "s/token", "attention": "s/pair", "kv_read": "s/key", "head": "s/row", "sample": "s/row",
+        "slope": "s/token", "attention": "s/pair", "dense_attention": "s/pair", "dense_from": "queries",
+        "kv_read": "s/key", "head": "s/row", "sample": "s/row",
         "launch": "s/forward", "host_step": "s/forward", "host_request": "s/row", "graph_tokens": "tokens",
     }  # fmt: skip
     if latency.larger:
-        units |= {"dense_attention": "s/pair", "dense_kv_read": "s/key", "sequence": "s/sequence"}
+        units |= {"prompt_attention": "s/pair", "prompt_kv_read": "s/key", "sequence": "s/sequence"}
     values |= {name: (getattr(latency, name), unit) for name, unit in units.items()}
     rows = [
         [name, unit, f"{value:.4g}", f"{errors[name]:.2g}" if name in errors else _why(profile, name)]
@@ -278,8 +279,10 @@ def _cache_overhead(profile: Profile) -> Table:
 
 
 def _why(profile: Profile, name: str) -> str:
-    if name == "graph_tokens":
+    if name in ("graph_tokens", "dense_from"):
         return "given"
+    if name == "dense_attention" and profile.latency.dense_from == 0:
+        return "as attention"
     return "not told by these steps" if name in profile.fit.unidentified else "as measured"
 
 

@@ -67,6 +67,7 @@ def _section(e: Json, rows: Sequence[Json]) -> Section:
         note = next(of_it)["note"]
         if note:
             notes.append(f"{name}: {note}")
+    notes += [f"{r['series']} at {r['at']}: {r['shortage']}" for r in rows if r["shortage"] is not None]
     notes += [
         f"{r['series']} at {r['at']}, {r['measure']}: {number(r['recorded'])} was recorded on {r['recorded_on']}"
         for r in rows

@@ -170,11 +170,12 @@ def _of_profile(manifest: Manifest) -> list[str]:
     lines = []
     for policy, profile in profiles_of(manifest).items():
         models = [m for m in manifest.get("commit_models", []) if policy in ("", m.get("policy"))]
-        lines += _of_one(profile, models)
+        lines += notes_on(profile, models)
     return list(dict.fromkeys(lines))
 
 
-def _of_one(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
+def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
+    """A profile's own limits: that these models commit otherwise than it was calibrated under, and unknown terms."""
     lines = []
     if "calibrated_with" in profile:
         others = dict.fromkeys(
@@ -296,6 +297,8 @@ def _commit(commit: CommitInfo) -> str:
         text += f", a law of {commit['median_steps']:.3g} forwards (median)"
     if "threshold" in commit:
         text += f", threshold {commit['threshold']:g}"
+    if "asked_threshold" in commit:
+        text += f" in place of the policy's {commit['asked_threshold']:g}"
     fitted = commit.get("extrapolated_from")
     return text + (f": extrapolated from block {fitted}, nothing was fitted here" if fitted else "")
 

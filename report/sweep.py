@@ -10,6 +10,7 @@ import numpy as np
 
 from .chart import COLOURS, LINES, Chart, colour
 from .page import Figure, Number, Page, Row, Section, Table, estimate
+from .spread import of_spread
 from .table import number
 
 Cell = Mapping[str, Any]  # a row of the results' table
@@ -33,6 +34,8 @@ class Swept:
     facts: tuple[tuple[str, str], ...] = ()
     command: str = ""
     version: str = ""
+    spread: Mapping[str, Any] | None = None  # planner/spread.py
+    notes: tuple[str, ...] = ()  # on the cells' profiles
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,12 @@ def sweep_page(sweep: Swept) -> Page:
         sections=(
             *(Section(title, shown) for title, shown in found.items() if shown),
             Section("Cells", (_cells(sweep),)),
+            *of_spread(sweep.spread),
         ),
         notes=(
             "Cells that share a seed meet the same requests with the same luck: differences between them are theirs.",
             "Latencies cover completed requests.",
+            *sweep.notes,
         ),
         command=sweep.command,
         version=sweep.version,

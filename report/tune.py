@@ -9,6 +9,7 @@ import pandas as pd
 from .chart import COLOURS, INK, Chart
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .spread import of_spread
 from .story import front_end
 
 Json = Mapping[str, Any]
@@ -32,7 +33,12 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
         numbers=_numbers(info, first),
         chart=chart,
         facts=tuple(_facts(info)),
-        sections=(_confirmed(info), *of_ensemble(info), Section("The search", tuple(rest))),
+        sections=(
+            _confirmed(info),
+            *of_ensemble(info),
+            *of_spread(info.get("spread")),
+            Section("The search", tuple(rest)),
+        ),
         notes=tuple(info["notes"]),
         command=info.get("command", ""),
         version=info.get("dsim", ""),

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..profiler.models import BYTES, ModelShape
+from ..profiler.profile import gb
 
 GIB = 2**30
 LOGIT_COPIES = 3  # LLaDA's loop: new logits beside the last ones and their soft-max
 FLOAT64 = 8  # bytes: Fast-dLLM casts the logits, and keeps their soft-max too
 CACHE_COPIES, CACHE_BYTES = 2, 12  # dLLM-Cache: bf16 logits of all rows, and three fp32 copies of the response's
+LOGITS, KEYS, OUTPUTS = "logits", "keys and values", "cached outputs"
 MASKKV_ACTIVATIONS = 0.25 * 2**20  # bytes a prompt token (MaskKV, Fig. 4)
 
 
@@ -45,51 +47,72 @@ class Sizes:
         return 2 * self.model.layers * tokens * self.model.hidden * BYTES
 
 
+Held = dict[str, float]  # bytes by tensor
+
+
+def held(run: str, sizes: Sizes) -> Held:
+    """Bytes by tensor at a request's peak under one of RUNS, weights first."""
+    return {"weights": sizes.model.weight_bytes, **RUNS[run](sizes)}
+
+
 def peak(run: str, sizes: Sizes) -> float:
     """Peak bytes of a request under one of RUNS, weights included."""
-    return sizes.model.weight_bytes + RUNS[run](sizes)
+    return sum(held(run, sizes).values())
 
 
-def _vanilla(s: Sizes) -> float:
-    return LOGIT_COPIES * s.logits(s.tokens)
+def shortage(run: str, sizes: Sizes, capacity: int) -> str | None:
+    """Why a request under one of RUNS runs out of so many bytes, and on which tensor; None where it fits."""
+    found = held(run, sizes)
+    more = sum(found.values()) - capacity
+    if more <= 0:
+        return None
+    tensor = max((name for name in found if name != "weights"), key=lambda name: found[name])
+    others = ", ".join(f"{name} {gb(size)}" for name, size in found.items() if name != tensor)
+    return f"out of memory by {gb(more)} of {gb(capacity)}: {tensor} take {gb(found[tensor])} beside {others}"
 
 
-def _sparse(s: Sizes) -> float:
-    return _vanilla(s) + s.keys(int(s.retention * (s.tokens - s.block)))
+def _vanilla(s: Sizes) -> Held:
+    return {LOGITS: LOGIT_COPIES * s.logits(s.tokens)}
 
 
-def _fast(s: Sizes) -> float:
-    return s.logits(s.tokens, BYTES + 2 * FLOAT64) + s.keys(s.tokens)
+def _sparse(s: Sizes) -> Held:
+    return _vanilla(s) | {KEYS: s.keys(int(s.retention * (s.tokens - s.block)))}
 
 
-def _cache(s: Sizes) -> float:
-    features = s.keys(s.tokens) + s.outputs(s.tokens)
-    return features + CACHE_COPIES * s.logits(s.tokens) + s.logits(s.output, CACHE_BYTES)
+def _fast(s: Sizes) -> Held:
+    return {LOGITS: s.logits(s.tokens, BYTES + 2 * FLOAT64), KEYS: s.keys(s.tokens)}
 
 
-def _long_cache(s: Sizes) -> float:
+def _cache(s: Sizes) -> Held:
+    logits = CACHE_COPIES * s.logits(s.tokens) + s.logits(s.output, CACHE_BYTES)
+    return {LOGITS: logits, KEYS: s.keys(s.tokens), OUTPUTS: s.outputs(s.tokens)}
+
+
+def _long_cache(s: Sizes) -> Held:
     """dLLM-Cache in MaskKV's harness, whose prompts are so long that activations count."""
-    return s.keys(s.tokens) + s.outputs(s.tokens) + CACHE_COPIES * s.logits(s.tokens) + MASKKV_ACTIVATIONS * s.prompt
+    logits = CACHE_COPIES * s.logits(s.tokens)
+    own = {LOGITS: logits, KEYS: s.keys(s.tokens), OUTPUTS: s.outputs(s.tokens)}
+    return own | {"activations": MASKKV_ACTIVATIONS * s.prompt}
 
 
-def _masks_only(s: Sizes) -> float:
+def _masks_only(s: Sizes) -> Held:
     """The LM head on masks alone."""
-    return _long_cache(s) - CACHE_COPIES * s.logits(s.prompt)
+    return _long_cache(s) | {LOGITS: CACHE_COPIES * s.logits(s.output)}
 
 
-def _no_prompt_outputs(s: Sizes) -> float:
+def _no_prompt_outputs(s: Sizes) -> Held:
     """... and no outputs kept of the prompt."""
-    return _masks_only(s) - s.outputs(s.prompt)
+    return _masks_only(s) | {OUTPUTS: s.outputs(s.output)}
 
 
-def _offline(s: Sizes) -> float:
+def _offline(s: Sizes) -> Held:
     """... and keys evicted layer by layer as the prompt is read: one layer holds all of them at a time."""
     kept = s.keys(min(s.budget, s.prompt)) + s.keys(s.prompt) / s.model.layers
-    return _no_prompt_outputs(s) - s.keys(s.prompt) + kept
+    return _no_prompt_outputs(s) | {KEYS: s.keys(s.output) + kept}
 
 
 # By the code that ran.
-RUNS: dict[str, Callable[[Sizes], float]] = {
+RUNS: dict[str, Callable[[Sizes], Held]] = {
     "vanilla": _vanilla,
     "sparse-dllm": _sparse,
     "fast-dllm": _fast,

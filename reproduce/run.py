@@ -29,7 +29,7 @@ from ..planner.scenario import Scenario
 from .experiment import PREDICTED, Experiment, Run
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
-from .memory import GIB, Sizes, peak
+from .memory import GIB, Sizes, peak, shortage
 
 SCHEMA, VERSION = "dsim-reproduce", 1
 FILES = ("reproduce.json", "cells.jsonl", "results.csv", "report.html")
@@ -57,6 +57,7 @@ class Row:
     note: str  # the constants behind it, or why there is no prediction
     recorded: float | None  # an earlier prediction of the same, made before anyone filled in what was published
     recorded_on: str  # its date and commit
+    shortage: str | None = None  # why a peak of memory is more than there is, and on which tensor
 
     @property
     def error(self) -> float | None:
@@ -233,15 +234,25 @@ def _values(point: Point) -> dict[str, float]:
 
 
 def _peak(run: Run, scenario: OnMachine) -> float:
-    requests, policy = scenario.requests(), scenario.parsed_policy()
     if run.memory is None:
         raise DsimError(f"{run.at}: peak_memory is asked for and memory does not say of which code")
+    return peak(run.memory, _sizes(scenario)) / GIB
+
+
+def _shortage(point: Point) -> str | None:
+    scenario = point.scenario
+    if point.run.memory is None:
+        return None
+    return shortage(point.run.memory, _sizes(scenario), scenario.loaded_profile().memory.capacity_bytes)
+
+
+def _sizes(scenario: OnMachine) -> Sizes:
+    requests, policy = scenario.requests(), scenario.parsed_policy()
     more = {name: getattr(policy.cache, name) for name in ("retention", "budget") if hasattr(policy.cache, name)}
-    sizes = Sizes(
+    return Sizes(
         scenario.loaded_profile().model, int(requests.input_length[0]), int(requests.output_length[0]),
         policy.block_length, **more,
     )  # fmt: skip
-    return peak(run.memory, sizes) / GIB
 
 
 def _rows(
@@ -273,10 +284,12 @@ def _rows(
                     place = (e.name, series.name, run.at, measure)
                     told = series.published.get(measure, {}).get(run.at)
                     was, when = recorded.get(place, (None, ""))
+                    lacking = measure == "peak_memory" and predicted is not None
                     yield Row(
                         *place, unit_of(measure), given.get(place, told), predicted, half,
                         series.status(measure, told) if place not in given or told is not None else PREDICTED,
                         errors.get((series.name, run.at), series.why), was, when,
+                        _shortage(Point(run, (), 0)) if lacking else None,
                     )  # fmt: skip
 
 
@@ -396,6 +409,7 @@ def to_csv(found: Reproduced) -> str:
     for row in found.rows:
         values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
         values |= {"error": row.error, "date": found.date, "commit": found.commit, "dsim": __version__}
+        values["note"] = "; ".join(filter(None, (row.note, row.shortage)))
         writer.writerow(
             ["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS]
         )

@@ -14,11 +14,13 @@ import numpy.typing as npt
 from ..engine.commits import CommitDraws
 from ..engine.engine import Engine
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
+from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepPlan
 from ..live.loop import Executor
 from ..sim.router import Router
-from .driver import Clock, Replica
+from .driver import Clock
+from .replica import Replica
 
 Ids = npt.NDArray[np.int32]
 # The tokens of a row's request that its slot holds, up to a length; the twin has none.
@@ -64,12 +66,12 @@ class Fleet:
     """Engines and executors of one policy, served in real time. Its methods are for the server's loop alone.
 
     table: room for as many requests as the server takes in its life. draws: told each request's lengths.
-    append: receives the journal's steps in batches, from one thread at a time.
+    append: receives the journal's steps in batches, from one thread at a time. prefixes: told each request's prompt.
     """
 
     def __init__(
         self, engines: Sequence[Engine], route: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
-        draws: CommitDraws | None = None, append: Append | None = None,
+        draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
     ) -> None:  # fmt: skip
         self.engines = list(engines)
         self.table = table
@@ -81,6 +83,7 @@ class Fleet:
         self._max_waiting = max_waiting
         self._draws = draws
         self._append = append
+        self._prefixes = prefixes
         self._one_at_a_time = threading.Lock()
         self._streams: dict[int, Stream] = {}
 
@@ -118,23 +121,24 @@ class Fleet:
             if waiting < self._max_waiting:
                 raise BusyError(f"the journal holds {index} requests and is full: restart the server")
             raise BusyError(f"{waiting} requests wait, expected fewer than {self._max_waiting}")
+        ids = np.asarray(prompt, np.int32)
+        if self._prefixes is not None:
+            self._prefixes.tell(index, ids)
         replica = self.replicas[self._route(self.engines, request)]
         if not replica.alive:
             raise BusyError("the server is stopping" if replica.failure is None else "the replica has failed")
         self.num_requests += 1
         if self._draws is not None:
             self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
-        stream = Stream(
-            index, len(prompt), output_length, np.asarray(prompt, np.int32), replica, asyncio.get_running_loop()
-        )
+        stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop())
         self._streams[index] = stream
-        replica.submit(request)
+        replica.inbox.submit(request)
         return stream
 
     def cancel(self, stream: Stream) -> None:
         """The client of a request that is not over has gone."""
         if self._streams.pop(stream.index, None) is not None:
-            stream.replica.cancel(stream.index)
+            stream.replica.inbox.cancel(stream.index)
 
     def stop(self) -> StepTotals:
         """End every replica after its step in flight, and add up what they did."""

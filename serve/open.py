@@ -16,6 +16,7 @@ from ..engine.engine import Engine, Limits
 from ..engine.errors import DsimError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.policy import Policy
+from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..live.loop import Executor
 from ..planner.on_device import check_live
@@ -28,8 +29,8 @@ from ..sim.router import router
 from ..sim.step_model import StepModel
 from ..sim.twin import commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
-from .driver import PacedTwin
 from .fleet import Fleet, Text
+from .paced import PacedTwin
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ def open_twin(
     limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, scenario.workload)
     draws = draws_of(policy, profile, commits, scenario.seed, _unknown(bounds), scenario.workload)
     table = RequestTable(bounds.max_requests)
+    asked = caches_prefixes(policy) or scenario.router == "prefix"
+    prefixes = ToldPrefixes(policy.memory.page_size, bounds.max_requests) if asked else None
     engines = [
-        Engine(policy, limits, table, replica=r, latency=profile.latency, emit=scenario.emit)
+        Engine(policy, limits, table, replica=r, latency=profile.latency, emit=scenario.emit, prefixes=prefixes)
         for r in range(_replicas(scenario))
     ]
     model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
@@ -105,8 +108,8 @@ def open_twin(
         return time.monotonic() - begin
 
     fleet = Fleet(
-        engines, router(scenario.router), table, clock, max_waiting=bounds.max_waiting,
-        draws=draws if isinstance(draws, CommitDraws) else None, append=append,
+        engines, router(scenario.router, prefixes), table, clock, max_waiting=bounds.max_waiting,
+        draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(_tokenizer_file(tokenizer)))
     about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"

@@ -1,5 +1,6 @@
 """The twin: a trace through replicas of a policy, priced by a profile."""
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -123,7 +124,59 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
             "(dsim live runs it)"
         )
     deltas_of(policy, profile)
-    return profile.commit_model(workload, policy.block_length, unmasking.threshold, unmasking.temperature)
+    threshold = fitted_threshold(policy, profile, workload)
+    return profile.commit_model(workload, policy.block_length, threshold, unmasking.temperature)
+
+
+def fitted_threshold(policy: Policy, profile: Profile, workload: str | None) -> float:
+    """The threshold whose yield a run takes: the policy's, or in place of an engine's own the nearest that was fitted.
+
+    An engine's default that no yield was fitted at refuses nobody; a threshold that someone asked for does.
+    """
+    wanted = float(policy.unmasking.threshold)
+    if wanted != policy.unmasking.own_threshold or not profile.commits:
+        return wanted
+    name = workload or profile.commits[0].workload
+    held = {m.threshold for m in profile.commits if m.workload == name}
+    return min(held, key=lambda threshold: (abs(threshold - wanted), -threshold), default=wanted)
+
+
+def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests: Trace) -> list[str]:
+    """Warnings of a run: what the policy or its requests ask for and the profile knows nothing of, a line each."""
+    found, unmasking, law = [], policy.unmasking, law_of(policy, profile, workload)
+    commits = commit_model_of(policy, profile, workload)
+    if commits is not None and commits.threshold != unmasking.threshold:
+        found.append(
+            f"{policy.name}: its threshold is {unmasking.threshold:g}, the engine's own, and {profile.name} holds "
+            f"yields for {commits.workload} at {commits.threshold:g}: blocks commit as they do there"
+        )
+    if law is not None and unmasking.own_threshold is not None:
+        asked = [f"{name} {given:g}" for name, given, own in _thresholds(unmasking) if given != own]
+        if asked:
+            found.append(
+                f"{policy.name}: {' and '.join(asked)} change nothing here: the law of {profile.name} for "
+                f"{law.workload} says how many forwards a block takes"
+            )
+    narrow = requests.canvas_length
+    narrow = narrow[(narrow > 0) & (narrow < policy.block_length)]
+    if len(narrow) and law is not None and not policy.granularity.on_a_grid:
+        if policy.batching.narrows_canvases:
+            does = f"take as many steps as those of {policy.block_length}: no law of narrower ones is known"
+        else:
+            does = f"are as wide as all others, {policy.block_length}: only vllm-diffusion narrows them"
+        found.append(
+            f"{policy.name}: canvases of {len(narrow)} of {len(requests)} requests (diffusion_canvas_length) {does}"
+        )
+    return found
+
+
+def _thresholds(unmasking: Any) -> list[tuple[str, float, float]]:
+    """The thresholds of blocks that are edited: name, value and the engine's own."""
+    fields = {f.name: f.default for f in dataclasses.fields(unmasking)}
+    return [
+        ("threshold", unmasking.threshold, unmasking.own_threshold),
+        *((name, getattr(unmasking, name), fields[name]) for name in ("edit_threshold",) if name in fields),
+    ]
 
 
 def law_of(policy: Policy, profile: Profile, workload: str | None) -> CanvasLaw | None:
@@ -160,7 +213,8 @@ def draws_of(
     if policy.autoregressive:
         return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
     if (law := law_of(policy, profile, workload)) is not None:
-        return LawDraws(law, seed, len(requests), caps_of(policy.unmasking.denoising_steps, requests))
+        cap = caps_of(policy.unmasking.most_steps(policy.block_length), requests)
+        return LawDraws(law, seed, len(requests), cap, requests.canvas_length)
     if commits is None:
         return ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
     return CommitDraws(
@@ -169,12 +223,12 @@ def draws_of(
     )  # fmt: skip
 
 
-def caps_of(denoising_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
+def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
     """The most steps that a block may take: the policy's, or of each request less where its trace says so."""
     asked = requests.extras.get(MAX_STEPS)
     if asked is None:
-        return denoising_steps
-    none = np.iinfo(np.int32).max if denoising_steps is None else denoising_steps
+        return most_steps
+    none = np.iinfo(np.int32).max if most_steps is None else most_steps
     return np.array([none if most is None else min(int(most), none) for most in asked], np.int64)
 
 

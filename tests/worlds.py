@@ -47,8 +47,8 @@ class World:
         self.now = 0.0
         self.plan: StepPlan | None = None
 
-    def submit(self, index: int, prompt: int, output: int) -> bool:
-        return self.engine.submit(Request(index, self.now, prompt, output))
+    def submit(self, index: int, prompt: int, output: int, canvas_length: int = 0) -> bool:
+        return self.engine.submit(Request(index, self.now, prompt, output, canvas_length=canvas_length))
 
     def schedule(self) -> str:
         """The next step in words: `decode 0D:PPMm 3F:ccPP`, a row's request, phase and cells.

@@ -13,7 +13,7 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 # Optional columns of the canonical file, under their own names.
 OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
-    "gen_length", "block_length", "steps", "diffusion_max_steps", "max_tokens",
+    "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
 )  # fmt: skip
 # What `--columns` names: the first three always.
 OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens")

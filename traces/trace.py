@@ -13,6 +13,7 @@ from ..engine.request import Request
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+CANVAS = "diffusion_canvas_length"  # the optional column of a request that asks for narrower canvases
 MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
 
 
@@ -40,7 +41,8 @@ class Trace:
     """Requests in order of arrival, one column a property; ties keep the order of the file.
 
     `extras` holds one list per optional column (session_id, delay, slo_class, hash_ids ...); None where a row lacks it.
-    One of them, max_tokens, is the limit of an answer that an EOS may end before it.
+    One of them, max_tokens, is the limit of an answer that an EOS may end before it; another, diffusion_canvas_length,
+    the positions of the canvases that a request asks for.
     """
 
     name: str
@@ -72,14 +74,23 @@ class Trace:
 
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
-        limit = self.extras["max_tokens"][i] if "max_tokens" in self.extras else None
-        return Request(i, float(self.arrival[i]), int(self.input_length[i]), int(self.output_length[i]), limit or 0)
+        limit, canvas = (self.extras[name][i] if name in self.extras else None for name in ("max_tokens", CANVAS))
+        lengths = int(self.input_length[i]), int(self.output_length[i])
+        return Request(i, float(self.arrival[i]), *lengths, limit or 0, canvas or 0)
 
     @property
     def max_tokens(self) -> Ints:
         """Tokens that each request asks for at most; 0 where nobody says."""
-        said = self.extras.get("max_tokens", [None] * len(self))
-        return np.array([limit or 0 for limit in said], np.int64)
+        return self._numbers("max_tokens")
+
+    @property
+    def canvas_length(self) -> Ints:
+        """Positions of the canvases that each request asks for; 0 where nobody says."""
+        return self._numbers(CANVAS)
+
+    def _numbers(self, name: str) -> Ints:
+        said = self.extras.get(name, [None] * len(self))
+        return np.array([number or 0 for number in said], np.int64)
 
     @property
     def limit(self) -> Ints:

@@ -73,9 +73,9 @@ def next_of_canvas(w: Any, x: Any, slot: Any) -> Any:
     if s.computed < s.goal:
         return int(s.goal) - int(s.computed)
     # The last canvas's pass is in flight: nothing is left to ask, which nobody knows of one that ends at an EOS.
-    if q.phase == FLUSH and whole(w.status[slot]) and q.start + w.f[0].block >= q.end and not w.f[0].eos:
+    if q.phase == FLUSH and whole(w.status[slot]) and q.start + q.block >= q.end and not w.f[0].eos:
         return 0
-    return int(w.f[0].block)
+    return int(q.block)
 
 
 @rule
@@ -89,7 +89,7 @@ def begin_canvas(w: Any, x: Any, slot: Any) -> None:
     computed = False
     if q.finished:
         q.phase = IDLE  # a canvas behind its last one, which was in flight as this was decided on
-        q.num_keys = q.start + n + (int(w.f[0].block) if whole(w.status[slot]) else 0)
+        q.num_keys = q.start + n + (int(q.block) if whole(w.status[slot]) else 0)
     elif before < s.goal:
         q.phase = PREFILL
         q.num_keys = before + n
@@ -103,7 +103,7 @@ def begin_canvas(w: Any, x: Any, slot: Any) -> None:
         q.num_keys = q.start + n
         computed = True
     for p in range(w.window.shape[1]):
-        w.window[slot, p] = computed
+        w.window[slot, p] = computed and p < q.block
 
 
 @rule
@@ -137,7 +137,7 @@ def plan_canvases(w: Any, x: Any) -> None:
 @rule
 def canvas_entered(w: Any, x: Any, slot: Any) -> None:
     """A canvas is committed: its keys and values are there, unless they were lost meanwhile."""
-    s, block = x.s[slot], w.f[0].block
+    s, block = x.s[slot], w.q[slot].block
     s.goal += block
     if w.q[slot].pages > 0:
         s.computed += block

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ..admission import canvas, copy_list, head, let_in, place, pop
 from ..emission import set_features
@@ -141,6 +141,10 @@ class Rounds(Scheduler):
         if policy.autoregressive or policy.eviction.evicts or not policy.granularity.whole_block:
             raise PolicyError(f"{policy.name}: SGLang's rounds compute whole blocks, without eviction")
 
+    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
+        # A request of no tokens at all decodes a block, too.
+        return super().reserved(policy, prompt, output + (prompt + output == 0))
+
     def shares_prefixes(self, policy: Policy) -> bool:
         return policy.granularity.on_a_grid  # SGLang serves DiffusionGemma without its radix cache
 
@@ -251,7 +255,7 @@ def _let_in(w: Any, x: Any) -> None:
         request, slot = head(w)
         block, prompt = int(f.block), int(w.asked.input_length[request])
         behind = prompt // block * block if x.p[0].grid else prompt
-        whole = behind + canvas(prompt + int(w.asked.max_tokens[request]) - behind, block)
+        whole = behind + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - behind, block)
         there, held = reusable(w, x, request, behind)
         promised += -(-whole // int(f.page)) - held
         if promised > f.num_pages:
@@ -268,7 +272,7 @@ def _let_in(w: Any, x: Any) -> None:
 def _canvas_end(w: Any, x: Any, slot: Any) -> Any:
     """Where a sequence's last block ends."""
     q = w.q[slot]
-    return int(q.start) + canvas(int(q.end) - int(q.start), int(w.f[0].block))
+    return int(q.start) + canvas(max(1, int(q.end)) - int(q.start), int(w.f[0].block))
 
 
 @rule
@@ -372,12 +376,42 @@ def step_of_round(w: Any, x: Any) -> None:
 
 
 @dataclass(frozen=True)
+class LowConfidence(Unmasking):
+    """SGLang's LowConfidence: masks above the threshold commit, 0.95 where nobody says another."""
+
+    own_threshold: ClassVar[float | None] = 0.95
+
+
+@dataclass(frozen=True)
 class JointThreshold(Unmasking):
-    """Tokens change until a forward changes none, which leaves their keys and values right: a law of such forwards."""
+    """Tokens change until a forward changes none, which leaves their keys and values right: a law of such forwards.
+
+    A mask commits above `threshold`, the surest always; a token that is there gives way to another above
+    `edit_threshold`. In the twin the law says how many forwards that takes, of whatever thresholds it was fitted at.
+    """
+
+    edit_threshold: Annotated[float, Range(0, 1), "probability above which a token gives way to another"] = 0.0
+    max_post_edit_steps: Annotated[int, Range(0, 4096), "forwards of a block without a mask, at most"] = 16
+
+    own_threshold: ClassVar[float | None] = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.edit_threshold <= 1:
+            raise PolicyError(f"edit_threshold is {self.edit_threshold}, expected 0 to 1")
+        if not 0 <= self.max_post_edit_steps <= 4096:
+            raise PolicyError(f"max_post_edit_steps is {self.max_post_edit_steps}, expected 0 to 4096")
+
+    def most_steps(self, block_length: int) -> int:
+        # A forward for each mask, the edits, and the one that changes nothing.
+        most = block_length + self.max_post_edit_steps + 1
+        return most if self.denoising_steps is None else min(most, self.denoising_steps)
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"final": True}
 
+
+_CONFIDENT = LowConfidence(threshold=0.95, strict=True)
 
 # The engine's command line (server_args.py), its flag for each of our fields, and the lines of its algorithm's file.
 SERVE = "python -m sglang.launch_server --model-path MODEL --trust-remote-code --dllm-algorithm {}"
@@ -386,6 +420,7 @@ FLAGS = {
 }  # fmt: skip
 CACHING = {**FLAGS, "prefix_caching": ""}  # its default
 IN_BLOCKS = {**CACHING, "block_length": "config:block_size", "threshold": "config:threshold"}
+EDITS = {name: f"config:{name}" for name in ("edit_threshold", "max_post_edit_steps")}
 LOW_CONFIDENCE = SERVE.format("LowConfidence --dllm-algorithm-config dllm.yaml")
 
 PRESETS = {
@@ -396,7 +431,7 @@ PRESETS = {
         "SGLang's first port, as FOCUS ran it (block-diffusion.md 2.3)",
     ),
     "sglang-fdfo": Preset(
-        Policy("sglang-fdfo", batching=Rounds(), memory=_PAGES),
+        Policy("sglang-fdfo", batching=Rounds(), unmasking=_CONFIDENT, memory=_PAGES),
         "max_running_requests",
         "SGLang 0.5.23 (LLaDA2, SDAR): rounds of prefill, a block a row, or of decode; done blocks go on at once",
         SOURCE,
@@ -404,7 +439,7 @@ PRESETS = {
         flags=IN_BLOCKS,
     ),
     "sglang-sync": Preset(
-        Policy("sglang-sync", batching=Rounds(dllm_fdfo=False), memory=_PAGES),
+        Policy("sglang-sync", batching=Rounds(dllm_fdfo=False), unmasking=_CONFIDENT, memory=_PAGES),
         "max_running_requests",
         "SGLang 0.5.23 with --no-dllm-fdfo: decode rounds last until all their blocks are done",
         SOURCE,
@@ -412,12 +447,14 @@ PRESETS = {
         flags=IN_BLOCKS,
     ),
     "sglang-joint": Preset(
-        Policy("sglang-joint", batching=Rounds(), unmasking=JointThreshold(strategy="law"), memory=_PAGES),
+        Policy(
+            "sglang-joint", batching=Rounds(), unmasking=JointThreshold(threshold=0.5, strategy="law"), memory=_PAGES
+        ),
         "max_running_requests",
         "SGLang 0.5.23, JointThreshold (LLaDA2.1): tokens of a block may change until its last forward",
         SOURCE,
-        serve=SERVE.format("JointThreshold"),
-        flags=CACHING,
+        serve=SERVE.format("JointThreshold --dllm-algorithm-config dllm.yaml"),
+        flags={**IN_BLOCKS, **EDITS},
     ),
     "sglang-gemma": Preset(
         Policy(

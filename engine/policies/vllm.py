@@ -65,16 +65,18 @@ class TokenBudget(Scheduler):
     scheduler_reserve_full_isl: Annotated[bool, "let a request in only where pages are free for all of its prompt"] = (
         True
     )
+    watermark: Annotated[float, Range(0, 1), "share of the pool left free by who joins others that run"] = 0.0
     async_scheduling: Annotated[bool, "decide on a step as the one before it begins, its outcome unknown"] = True
 
     neutral = frozenset(
         {
             "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
-            "scheduler_reserve_full_isl", "async_scheduling",
+            "scheduler_reserve_full_isl", "watermark", "async_scheduling",
         }
     )  # fmt: skip
     pieces = True
     idles_finished = True
+    narrows_canvases = True
     columns = (
         ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
         ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled
@@ -85,6 +87,8 @@ class TokenBudget(Scheduler):
         for name, least in (("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0)):
             if getattr(self, name) < least:
                 raise PolicyError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        if not 0 <= self.watermark <= 1:
+            raise PolicyError(f"watermark is {self.watermark}, expected 0 to 1")
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise PolicyError(
                 f"long_prefill_token_threshold is {self.long_prefill_token_threshold} and enable_chunked_prefill is "
@@ -204,7 +208,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         n = _most(asked, budget, alone, p)
         if n == 0 or (n < asked and f.block > 1 and not prefills):  # a canvas is computed whole
             continue
-        ahead = 0 if prefills else p.scratch
+        ahead = 0 if prefills else p.scratch if f.block == 1 else min(p.scratch, int(q.block))
         needed = max(int(q.pages), -(-(int(s.computed) + n + ahead) // int(f.page)))
         gone = False
         while not gone and needed - q.pages > f.num_pages - c.pages_held:
@@ -234,6 +238,8 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         if n < known - there and not p.enable_chunked_prefill:
             break
         free = f.num_pages - c.pages_held + held
+        if num > 0:
+            free -= int(p.watermark * f.num_pages)
         pages = -(-(there + n) // int(f.page))
         if pages > free or (p.scheduler_reserve_full_isl and -(-known // int(f.page)) > free):
             break

@@ -11,7 +11,7 @@ from collections import deque
 
 from . import log as steplog
 
-_STATE = {"log": None, "end": None, "forwards": deque(), "unmasked": deque()}
+_STATE = {"log": None, "end": None, "forwards": deque()}
 MASKED = 0  # lmdeploy.pytorch.consts.DLLM_MASKED
 OVER = ("STOPPED", "TO_BE_MIGRATED")
 
@@ -71,18 +71,20 @@ async def _forward(agent, original, inputs, *args, **kwargs):
     """A forward is queued: what it computes is read when its output is here, not now."""
     log = _STATE["log"]
     if log is not None and not inputs.is_dummy:
-        _STATE["forwards"].append((log.now(), inputs.is_decoding, inputs.seq_length, inputs.history_lengths))
+        record = {"begin": log.now(), "decoding": inputs.is_decoding, "masks": None}
+        _STATE["forwards"].append(record | {"tokens": inputs.seq_length, "past": inputs.history_lengths})
     return await original(agent, inputs, *args, **kwargs)
 
 
 def _unmask(processor, original, logits, input_ids, token_ids, dllm_mask):
     """The masks of each row's block before and after a step; copies stay on the device until its output is here."""
-    if _STATE["log"] is None:
+    if _STATE["log"] is None or not _STATE["forwards"]:
         return original(processor, logits, input_ids, token_ids, dllm_mask)
     before = dllm_mask.clone()
     found = original(processor, logits, input_ids, token_ids, dllm_mask)
     after = found[0] if isinstance(found, tuple) else found
-    _STATE["unmasked"].append((before, after.clone(), processor.dllm_config.block_length))
+    # Forwards run one after another, and one's masks are settled before the next begins.
+    _STATE["forwards"][-1]["masks"] = before, after.clone(), processor.dllm_config.block_length
     return found
 
 
@@ -91,34 +93,40 @@ def _output(loop, original, out, running, model_inputs, delta):
     log = _STATE["log"]
     if log is None or out is None or out.next_token_ids is None or not _STATE["forwards"]:
         return original(loop, out, running, model_inputs, delta)
-    began, decoding, lengths, history = _STATE["forwards"].popleft()
+    forward = _STATE["forwards"].popleft()
     before = [seq.num_new_tokens for seq in running]
     found = original(loop, out, running, model_inputs, delta)
     end = log.now()
-    begin = began if _STATE["end"] is None else _STATE["end"]
-    masks = _STATE["unmasked"].popleft() if _STATE["unmasked"] else None
-    block = 1 if masks is None else masks[2]
-    rows, heads = [], 0
-    for seq, n, past, had in zip(running, lengths.tolist(), history.tolist(), before, strict=True):
-        phase = "prefill" if not decoding else "decode" if masks is None else "denoise"
-        rows.append((seq.seq_id, phase, n, past + n, max(0, seq.num_new_tokens - had)))
-        heads += min(n, block)
-    qk_pairs = sum(n * keys if masks is not None else n * (2 * keys - n + 1) // 2 for _, _, n, keys, _ in rows)
-    number = log.step(
-        begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
-        head_rows=heads, sampled_rows=heads, running=len(running),
-    )  # fmt: skip
-    if masks is not None:
-        was, now = (m.view(len(rows), block).tolist() for m in masks[:2])
-        for row, one, other in zip(rows, was, now, strict=True):
-            settled = [i for i in range(block) if one[i] == MASKED and other[i] != MASKED]
-            if MASKED in one:
-                log.sequence(number, row[0], row[3] - block, settled)
+    begin = forward["begin"] if _STATE["end"] is None else _STATE["end"]
+    with log.harmless():
+        _write_step(log, begin, end, forward, running, before)
     over = [seq for seq in running if seq.status.name in OVER]
     for seq in over:
         log.finished(seq.seq_id)
     _STATE["end"] = end if loop.scheduler.has_unfinished() or len(over) < len(running) else None
     return found
+
+
+def _write_step(log, begin, end, forward, running, before):
+    """The line of a step, and those of its blocks. before: what each sequence had been handed."""
+    decoding, masks = forward["decoding"], forward["masks"]
+    block, num = 1 if masks is None else masks[2], len(running)
+    was, now = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
+    rows, heads = [], 0
+    lengths = zip(running, forward["tokens"].tolist(), forward["past"].tolist(), before, was, strict=True)
+    for seq, n, past, had, marks in lengths:
+        decoded = "decode" if masks is None else "denoise" if MASKED in marks else "flush"
+        rows.append((seq.seq_id, decoded if decoding else "prefill", n, past + n, max(0, seq.num_new_tokens - had)))
+        heads += min(n, block)
+    qk_pairs = sum(n * keys if masks is not None else n * (2 * keys - n + 1) // 2 for _, _, n, keys, _ in rows)
+    number = log.step(
+        begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
+        head_rows=heads, sampled_rows=heads, running=num,
+    )  # fmt: skip
+    for row, one, other in zip(rows, was, now, strict=True):
+        settled = [i for i in range(len(one)) if one[i] == MASKED and other[i] != MASKED]
+        if MASKED in one:
+            log.sequence(number, row[0], row[3] - block, settled)
 
 
 def header(agent):

@@ -28,118 +28,136 @@ def register():
 def around_request(original, scheduler, request, *args, **kwargs):
     """A request's arrival."""
     if "log" not in _STATE:
-        _STATE.update(log=steplog.StepLog(steplog.wanted(), header(scheduler)), begun={}, end=None)
+        _STATE.update(log=steplog.StepLog(steplog.wanted(), header(scheduler)), begun={}, end=None, forwards=[])
     asked = request.sampling_params.max_new_tokens
     _STATE["log"].request(request.rid, len(request.input_ids or ()), asked)
     return original(scheduler, request, *args, **kwargs)
 
 
 def around_run(original, scheduler, batch, *args, **kwargs):
-    """A batch's begin: where the last one ended, or now."""
+    """A batch is run. Its result comes back later, with the batch or, where the scheduler overlaps, with a copy."""
     log = _STATE.get("log")
-    if log is not None:
-        now = log.now()
-        begin = now if _STATE["end"] is None else _STATE["end"]
-        _STATE["begun"][id(batch)] = (begin, rows_of(batch), {
-            "waiting": len(scheduler.waiting_queue), "running": len(batch.reqs),
-        })  # fmt: skip
-        _STATE.update(last=begin, forwards=0)
-    return original(scheduler, batch, *args, **kwargs)
+    if log is None:
+        return original(scheduler, batch, *args, **kwargs)
+    begin, rows = log.now(), rows_of(batch)
+    state = {"waiting": len(scheduler.waiting_queue), "running": len(batch.reqs)}
+    _STATE.update(forwards=[], rows=rows)
+    result = original(scheduler, batch, *args, **kwargs)
+    _STATE["begun"][id(result)] = begin, rows, state, _STATE["forwards"]
+    return result
 
 
 def around_result(original, scheduler, batch, result, *args, **kwargs):
     """A batch's end: its output has reached its requests."""
     log = _STATE.get("log")
-    plan = None if log is None else _STATE["begun"].pop(id(batch), None)
-    before = {} if plan is None else {req.rid: len(req.output_ids) for req in batch.reqs}
+    plan = None if log is None else _STATE["begun"].pop(id(result), None)
+    if plan is None:
+        return original(scheduler, batch, result, *args, **kwargs)
+    before = [num_tokens(req) for req in batch.reqs]
     found = original(scheduler, batch, result, *args, **kwargs)
-    if plan is not None:
-        end = log.now()
-        begin, rows, state = plan
-        if not batch.is_dllm():  # the forwards of blocks have told of themselves
-            emitted = {req.rid: len(req.output_ids) - before[req.rid] for req in batch.reqs}
-            write(log, begin, end, [(*row, max(0, emitted.get(row[0], 0))) for row in rows], **state)
-        for req in batch.reqs:
-            if req.finished():
-                log.finished(req.rid)
-        busy = bool(scheduler.waiting_queue) or not all(req.finished() for req in batch.reqs)
-        _STATE["end"] = end if busy else None
+    end = log.now()
+    with log.harmless():
+        _write_steps(log, end, plan, batch, before)
+    _STATE["end"] = end if has_work(scheduler, batch) else None
     return found
 
 
-def around_blocks(original, algorithm, runner, forward, *args, **kwargs):
-    """The forwards of a round of blocks: each is a step, told of as its masks are settled."""
-    log = _STATE.get("log")
-    if log is None:
-        return original(algorithm, runner, forward, *args, **kwargs)
+def _write_steps(log, end, plan, batch, before):
+    """The steps of a batch that ended now. before: what each of its requests had been handed."""
+    begin, rows, state, forwards = plan
+    # The time between two steps is the later one's.
+    start = begin if _STATE["end"] is None else _STATE["end"]
+    emitted = {req.rid: num_tokens(req) - had for req, had in zip(batch.reqs, before, strict=True)}
+    forwards = forwards or [(end, rows, ())]
+    for i, (until, rows, settled) in enumerate(forwards, 1):
+        last = i == len(forwards)  # tokens leave when all of the batch's forwards are over
+        until = end if last else until
+        told = [(*row, max(0, emitted.get(row[0], 0)) if last else 0) for row in rows]
+        number = write(log, start, until, told, **state)
+        for name, block_start, positions in settled:
+            log.sequence(number, name, block_start, positions)
+        start = until
+    for req in batch.reqs:
+        if req.finished():
+            log.finished(req.rid)
+
+
+def num_tokens(req):
+    """Tokens that a request was handed: a block may go on behind its end."""
+    num, end = len(req.output_ids), req.finished_len
+    return num if end is None else min(num, end)
+
+
+def has_work(scheduler, batch):
+    """Whether somebody waits or runs."""
+    blocks = getattr(scheduler, "dllm_manager", None)  # it holds the requests whose blocks are decoded
+    known = [*batch.reqs, *(blocks.waiting_queue if blocks is not None else ())]
+    return bool(scheduler.waiting_queue) or not all(req.finished() for req in known)
+
+
+def around_blocks(original, algorithm, *args, **kwargs):
+    """The forwards of a batch of blocks: one, or as many as the slowest block needs. Each is a step."""
     _hook_step(type(algorithm))
-    _STATE["forwards"] = 0
-    found = original(algorithm, runner, forward, *args, **kwargs)
-    if not _STATE["forwards"]:  # blocks of prompts alone: one forward, and nothing to settle
-        begin, end = _STATE["last"], log.now()
-        write(log, begin, end, [(*row, 0) for row in block_rows(algorithm, forward, None)], graph=bool(found[-1]))
-        _STATE["last"] = end
-    return found
+    return original(algorithm, *args, **kwargs)
 
 
 def _hook_step(kind):
-    """Wrap an algorithm's `step`, once a class."""
+    """Wrap an algorithm's `step`, which takes in a forward's logits, once a class."""
     if getattr(kind.step, "_dsim_hooked", False):
         return
     step = kind.step
 
     @functools.wraps(step)
-    def hooked(self, forward, logits, states):
-        masks = masks_of(self, forward)
-        _STATE["forwards"] += 1
-        if _STATE["forwards"] == 1:
-            _STATE["masks"] = masks
-        done = step(self, forward, logits, states)
-        settled = masks & (forward.input_ids.view(masks.shape).cpu() != self.mask_id)
-        log = _STATE["log"]
-        begin, end = _STATE["last"], log.now()
-        over = done if self.fdfo else [all(done)] * len(done)
-        emitted = [int(row.sum()) if last else 0 for row, last in zip(_STATE["masks"], over, strict=True)]
-        rows = block_rows(self, forward, masks)
-        number = write(log, begin, end, [(*row, n) for row, n in zip(rows, emitted, strict=True)])
-        for row, mask, positions in zip(rows, masks, settled, strict=True):
-            if mask.any():
-                log.sequence(number, row[0], row[3] - self.block_size, positions.nonzero().flatten().tolist())
-        _STATE["last"] = end
+    def hooked(self, forward_batch, *args, **kwargs):
+        before = forward_batch.input_ids.clone()
+        done = step(self, forward_batch, *args, **kwargs)
+        log = _STATE.get("log")
+        if log is not None and log.on:
+            with log.harmless():
+                _STATE["forwards"].append((log.now(), *blocks_of(self, forward_batch, before)))
         return done
 
     hooked._dsim_hooked = True
     kind.step = hooked
 
 
-def masks_of(algorithm, forward):
-    """Which positions of each block are masks, [rows, block], on the CPU."""
-    ids = forward.input_ids.view(forward.batch_size, algorithm.block_size)
-    masks = ids == algorithm.mask_id
-    prompt = forward.dllm_prompt_mask
-    return (masks if prompt is None else masks & ~prompt).cpu()
+def blocks_of(algorithm, forward, before):
+    """A forward's rows, (request, phase, tokens, keys), and the positions that each of its blocks settled.
 
+    before: the token ids that it computed. The step has waited for the device already.
+    """
+    import torch
 
-def block_rows(algorithm, forward, masks):
-    """(request, phase, tokens, keys) of each row of blocks."""
-    rows = []
-    for i, (rid, before) in enumerate(zip(forward.rids, forward.extend_prefix_lens_cpu, strict=True)):
-        phase = "prefill" if masks is None else "denoise" if masks[i].any() else "flush"
-        rows.append((rid, phase, algorithm.block_size, int(before) + algorithm.block_size))
-    return rows
+    size = algorithm.block_size
+    masks = (before == algorithm.mask_id).view(-1, size)
+    if forward.dllm_prompt_mask is not None:
+        masks &= ~forward.dllm_prompt_mask
+    settled = masks & (forward.input_ids.view(-1, size) != algorithm.mask_id)
+    masks, settled = torch.stack((masks, settled)).tolist()
+    prompts = {row[0] for row in _STATE["rows"] if row[1] == "prefill"}
+    rows, found = [], []
+    for name, past, left, now in zip(forward.rids, forward.extend_prefix_lens_cpu, masks, settled, strict=True):
+        # A block that is edited, or drawn anew, has tokens that may change until it is handed out.
+        decoded = any(left) or _STATE["by_law"]
+        phase = "prefill" if name in prompts else "denoise" if decoded else "flush"
+        rows.append((name, phase, size, int(past) + size))
+        if any(left) and not _STATE["by_law"]:
+            found.append((name, int(past), [i for i, yes in enumerate(now) if yes]))
+    return rows, found
 
 
 def rows_of(batch):
-    """(request, phase, tokens, keys) of each row of a batch of one token after another."""
+    """(request, phase, tokens, keys) of each row of a batch."""
     names = [req.rid for req in batch.reqs]
     if batch.forward_mode.is_extend():
-        lengths = zip(names, batch.extend_lens, batch.prefix_lens, strict=True)
-        return [(name, "prefill", int(n), int(before) + int(n)) for name, n, before in lengths]
+        phases = ["denoise" if batch.is_dllm() and not req.is_dllm_prefill() else "prefill" for req in batch.reqs]
+        lengths = zip(names, phases, batch.extend_lens, batch.prefix_lens, strict=True)
+        return [(name, phase, int(n), int(past) + int(n)) for name, phase, n, past in lengths]
     return [(name, "decode", 1, int(keys)) for name, keys in zip(names, batch.seq_lens_cpu.tolist(), strict=True)]
 
 
 def write(log, begin, end, rows, **more):
-    """A step's line."""
+    """A step's line; its number."""
     whole = ("denoise", "flush")  # a block sees itself whole, other queries what is before them
     qk_pairs = sum(n * keys if phase in whole else n * (2 * keys - n + 1) // 2 for _, phase, n, keys, _ in rows)
     heads = sum(n if phase in whole else 1 for _, phase, n, _, _ in rows)
@@ -160,21 +178,25 @@ def header(scheduler):
     settings = {} if dllm is None else dict(dllm.algorithm_config or {})
     shape = steplog.shape_of(model.hf_config, model.context_len)
     shape["name"] = str(args.served_model_name or args.model_path)
+    preset = None if dllm is None else preset_of(dllm)
+    _STATE["by_law"] = preset not in ("sglang-fdfo", "sglang-sync")
+    # What was not asked for the server works out: the scheduler has it, not the arguments.
+    rows = scheduler.max_running_requests if dllm is None else dllm.max_running_requests
     return {
         "synthetic": False, "engine": f"SGLang {sglang.__version__}", "device": device, "memory_bytes": memory,
-        "num_devices": args.tp_size, "model": shape, "block_length": 1 if dllm is None else dllm.block_size,
+        "num_devices": scheduler.tp_size, "model": shape, "block_length": 1 if dllm is None else dllm.block_size,
         "threshold": float(settings.get("threshold", 1.0 if dllm is None else 0.95)), "torch": torch.__version__,
-        "page_size": args.page_size or 1,
-        "preset": None if dllm is None else preset_of(dllm),
+        "page_size": scheduler.page_size, "num_pages": scheduler.max_total_num_tokens // scheduler.page_size,
+        "preset": preset,
         "settings": {
-            "max_running_requests": args.max_running_requests, "chunked_prefill_size": args.chunked_prefill_size,
-            "max_prefill_tokens": getattr(args, "max_prefill_tokens", None),
+            "max_running_requests": rows, "chunked_prefill_size": scheduler.chunked_prefill_size,
+            "max_prefill_tokens": scheduler.max_prefill_tokens,
         },
     }  # fmt: skip
 
 
 def preset_of(dllm):
-    """dsim's name of the scheduler and the algorithm."""
-    by_law = {"JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
+    """dsim's name of the scheduler and the algorithm; None where it has none."""
     usual = "sglang-fdfo" if dllm.first_done_first_out_mode else "sglang-sync"
-    return by_law.get(getattr(dllm, "algorithm", None), usual)
+    known = {"LowConfidence": usual, "JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
+    return known.get(dllm.algorithm)

@@ -84,7 +84,10 @@ class Hooks:
         begin = self.log.now()
         output = self._schedule(*args, **kwargs)
         if self.log.on and output.total_num_scheduled_tokens:
-            self._plans[id(output)] = (begin, self._rows(output), self._state(), self._device.begin())
+            num, requests = output.num_scheduled_tokens, self._scheduler.requests
+            # A scheduled request counts as computed.
+            rows = list(num), list(num.values()), [requests[name].num_computed_tokens for name in num]
+            self._plans[id(output)] = begin, rows, self._state(), self._device.begin()
         return output
 
     def update(self, output, model_output, *args, **kwargs):
@@ -100,6 +103,7 @@ class Hooks:
             device = self._device.end(events)
             if device is not None and 0 < device <= end - start:
                 state["device"] = device
+            # Numbers and names alone: an output that is kept for later is work for the garbage collector.
             emitted, over = {}, []
             for outputs in found.values():
                 for one in outputs.outputs:
@@ -110,30 +114,27 @@ class Hooks:
         self._end = end if self._scheduler.has_requests() else None
         return found
 
-    def _rows(self, output):
-        """(request, tokens, keys, tokens of the prompt) of each row. A scheduled request counts as computed."""
-        requests = self._scheduler.requests
-        rows = []
-        for name, n in output.num_scheduled_tokens.items():
-            request = requests[name]
-            rows.append((name, n, request.num_computed_tokens, request.num_prompt_tokens))
-        return rows
-
-    def _told(self, scheduled, state, emitted, over):
-        """The rows of a step for StepLog.step_later, in the log's own thread."""
-        rows, prompts, pairs, heads = [], 0, 0, 0
-        for name, n, keys, prompt in scheduled:
-            of_prompt = max(0, min(n, prompt - (keys - n)))
-            phase = "prefill" if of_prompt else "denoise" if self._diffusion else "decode"
+    def _told(self, rows, state, emitted, over):
+        """The columns of a step for StepLog.step_later, in the log's own thread."""
+        names, tokens, keys = rows
+        emitted = [emitted.get(name, 0) for name in names]
+        # Of a row that decodes one token; others are put right below.
+        phases, prompts, pairs, heads = ["decode"] * len(names), 0, sum(keys), len(names)
+        for i, (n, key, prompt) in enumerate(zip(tokens, keys, map(self.log.input_length, names), strict=True)):
+            if n == 1 and key > prompt and not self._diffusion:
+                continue
+            of_prompt = max(0, min(n, prompt - (key - n)))
             prompts += of_prompt
             # A canvas sees itself whole, and all of it goes through the LM head; other queries see what is before them.
-            pairs += n * keys if phase == "denoise" else n * (2 * keys - n + 1) // 2
-            heads += n if phase == "denoise" else 1
-            if phase == "denoise" and emitted.get(name):
-                phase = "flush"  # a canvas is handed out with the pass that leaves its keys and values
-            rows.append((name, phase, n, keys, emitted.get(name, 0)))
+            canvas = self._diffusion and not of_prompt
+            pairs += (n * key if canvas else n * (2 * key - n + 1) // 2) - key
+            heads += n - 1 if canvas else 0
+            if of_prompt:
+                phases[i] = "prefill"
+            elif canvas:  # it is handed out with the pass that leaves its keys and values
+                phases[i] = "flush" if emitted[i] else "denoise"
         more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": heads, **state}
-        return rows, more, over
+        return names, phases, tokens, keys, emitted, more, over
 
     def _state(self):
         scheduler = self._scheduler

@@ -296,6 +296,8 @@ def _shared_requests(
         if name in ("input_length", "max_tokens") and clients:
             continue  # a server counts a prompt's tokens in its own way; the import has told of it
         off = np.abs(x - y)
+        if name == "output_length":  # of a live request it is the limit, which an EOS may have ended it before
+            off = np.minimum(off, np.abs(_returned(a, i) - _returned(b, j)))
         other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
         if len(other):
             k = other[0]
@@ -318,6 +320,13 @@ def _shared_requests(
         "not arrived in both": len(a["request"]) + len(b["request"]) - 2 * len(index),
     }
     return index[warm].astype(np.int64), left_out, traffic, told
+
+
+def _returned(requests: Columns, rows: Any) -> Floats:
+    """Tokens of answers, those of requests that did not end as many as they asked for."""
+    done = requests["status"][rows] == COMPLETED
+    found: Floats = np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]).astype(np.float64)
+    return found
 
 
 def _check_pair(p: Run, m: Run, across: bool) -> None:

@@ -38,6 +38,7 @@ class World:
     limits: Limits
     profile: Profile
     emit: str
+    eos: bool = False  # requests end at an EOS, which the engine does not foresee
 
     @property
     def width(self) -> int:
@@ -48,6 +49,7 @@ class World:
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
     policy, emit = parse(placed(name)[0]), run.info.get("emit", "block").split(" ")[0]
+    eos = run.info.get("eos", False)
     if caches_prefixes(policy):
         raise DsimError(
             f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with (--no-parts "
@@ -56,7 +58,7 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     profile = replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0))
     for kept in run.info.get("limits", []):
         if kept["policy"] == name:
-            return World(policy, Limits(**{k: v for k, v in kept.items() if k != "policy"}), profile, emit)
+            return World(policy, Limits(**{k: v for k, v in kept.items() if k != "policy"}), profile, emit, eos)
     summary = next(p for p in run.info["policies"] if p["policy"] == name)
     num_pages = summary["kv_pages"] // max(1, run.info.get("replicas", 1))
     batching = policy.batching
@@ -67,7 +69,7 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     if policy.memory.num_pages is None:
         budget = profile.memory.fit(policy.memory.page_size, max_batch, budget)[1]
     limits = Limits(num_pages, profile.model.context_limit, max_batch, budget, profile.model.state_tokens)
-    return World(policy, limits, profile, emit)
+    return World(policy, limits, profile, emit, eos)
 
 
 def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> None:
@@ -120,5 +122,6 @@ def _serve(engine: Engine, requests: Columns, delay: float, price: Price, commit
 
 def _engine(world: World, table: RequestTable, replica: int) -> Engine:
     return Engine(
-        world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit
+        world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit,
+        eos=world.eos,
     )  # fmt: skip

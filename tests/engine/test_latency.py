@@ -1,6 +1,7 @@
 """What a step costs, by hand: before an eviction and after it, eager and captured."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,18 @@ def test_a_step_without_an_eviction_knows_nothing_of_its_cost() -> None:
     assert MODEL.step(BEFORE) == pytest.approx(device + 0.003 + 0.008, rel=1e-12)
     # An eviction that leaves all behind costs what choosing does.
     assert MODEL.step(BEFORE, BEFORE) == pytest.approx(MODEL.step(BEFORE) + 0.005, rel=1e-12)
+
+
+def test_pairs_beyond_the_first_queries_of_a_key_take_their_own_time() -> None:
+    dense = replace(MODEL, dense_from=10, dense_attention=1e-7, window_attention=1e-6, window_dense_attention=5e-7)
+    # 300 keys meet 5,000 queries, 16.7 each: 3,000 pairs of the first ten, and 2,000 beyond.
+    assert dense.step(BEFORE) == pytest.approx(MODEL.step(BEFORE) - 2000 * (1e-6 - 1e-7), rel=1e-12)
+    # 200 keys meet 1,000: a short window is what it was, to the bit.
+    assert dense.step(AFTER) == MODEL.step(AFTER)
+    # Layers with a window have keys of their own: 100 of 3,000 queries.
+    windows = BEFORE._replace(window_q_kv=3000, window_kv=100)
+    assert dense.step(windows) - dense.step(BEFORE) == pytest.approx(1000 * 1e-6 + 2000 * 5e-7, rel=1e-9)
+    assert replace(dense, dense_from=0).step(BEFORE) == MODEL.step(BEFORE)
 
 
 def test_a_captured_step_is_padded_to_its_bucket_and_an_evicting_one_is_not() -> None:

@@ -54,13 +54,94 @@ def test_as_many_waiting_tokens_as_a_prefill_takes_are_prefilled() -> None:
     assert w.step() == "prefill 4:PPPM 5:PMMM"
 
 
-def test_the_first_prompt_of_a_prefill_may_be_longer_than_it_and_runs_alone() -> None:
-    w = World(SMALL + ",max_prefill_tokens=8")
+def test_without_the_lane_the_first_prompt_of_a_prefill_may_be_longer_than_it_and_runs_alone() -> None:
+    w = World(SMALL + ",max_prefill_tokens=8,opt_ttft_short_turns=none")
     w.submit(0, 20, 4)
     w.submit(1, 4, 4)
     w.schedule()
     assert w.features() == (20, 4 * (4 + 8 + 12 + 16 + 20), 20, 4, 4, 1, 20, 3)
     w.commit()
+    assert w.step() == "prefill 1:PPPP"
+
+
+LANE = SMALL + ",max_prefill_tokens=8,opt_ttft_short_turns=2"
+
+
+def test_a_long_prompt_takes_turns_with_those_that_decode_a_chunk_at_a_time() -> None:
+    w = World(LANE, num_pages=20)
+    w.submit(0, 4, 40)
+    assert w.step() == "prefill 0:PPPP"
+    w.submit(1, 21, 4)  # 24 positions
+    assert w.step() == "decode 0D:MMMM"
+    assert w.schedule() == "prefill 1:pmmm"
+    assert w.features() == (8, 4 * (4 + 8), 8, 0, 0, 1, 8, 1)
+    w.commit()
+    assert w.step() == "decode 0D:MMMM"
+    assert w.schedule() == "prefill 1:pmmm"
+    assert w.features() == (8, 4 * (12 + 16), 16, 0, 0, 1, 8, 1)
+    w.commit()
+    assert w["scheduled"][1] == 2.0
+    # The last chunk is not put off, and is a denoising step of its block.
+    assert w.schedule() == "prefill 1:PMMM"
+    assert w.features() == (8, 4 * (20 + 24), 24, 4, 4, 1, 8, 1)
+    w.commit({1: [1, 2, 3]})
+    assert (w["num_tokens"][1], w["first_emission"][1]) == (3, 6.0)
+    assert w.step() == "decode 0D:MMMM 1F:PPPP"
+
+
+def test_where_nobody_decodes_behind_a_chunk_the_next_one_comes_at_once() -> None:
+    w = World(LANE)
+    w.submit(0, 20, 4)
+    assert [w.step() for _ in range(3)] == ["prefill 0:pppp", "prefill 0:pppp", "prefill 0:PPPP"]
+    assert w.step({0: ALL}) == "decode 0D:MMMM"
+    assert w.step() == "decode 0I:pppp"
+    assert w.schedule() == "nothing"
+    assert (w.engine.pages_held, w.engine.outstanding_tokens, w["num_tokens"][0]) == (0, 0, 4)
+
+
+def test_short_prompts_go_first_the_shortest_of_them_until_the_next_chunk_is_due() -> None:
+    w = World(LANE, max_batch=16)
+    w.submit(0, 20, 4)
+    for i, prompt in enumerate((8, 4, 8, 8), start=1):
+        w.submit(i, prompt, 40)
+    # Two prefills of short prompts are let by, the shortest first; then the long one is due.
+    assert w.step() == "prefill 2:PPPP"
+    assert w.step() == "prefill 1:PPPP"
+    assert w.step() == "prefill 0:pppp"
+    assert w.step() == "decode 2D:MMMM 1D:MMMM"
+    assert w.step() == "prefill 3:PPPP"
+    assert w.step() == "prefill 4:PPPP"
+    assert w.step() == "prefill 0:pppp"
+    assert w.step() == "prefill 0:PPPP"
+    assert w.step() == "decode 2D:MMMM 1D:MMMM 3D:MMMM 4D:MMMM 0D:MMMM"
+
+
+def test_a_chunk_without_room_lets_others_decode_until_there_is_some() -> None:
+    w = World(LANE, num_pages=8)
+    w.submit(0, 8, 8)
+    assert w.step() == "prefill 0:PPPP"
+    w.submit(1, 20, 4)
+    assert w.step() == "decode 0D:MMMM"
+    assert w.step() == "prefill 1:pppp"
+    assert w.step() == "decode 0D:MMMM"
+    assert w.step() == "prefill 1:pppp"
+    assert w.plan is not None
+    assert w.plan.pages == 8
+    # Its last chunk, a page more, would be due.
+    assert w.step({0: ALL}) == "decode 0D:MMMM"
+    assert w.step() == "decode 0F:PPPP"
+    assert w.step({0: ALL}) == "decode 0D:MMMM"
+    assert w.step() == "prefill 1:PPPP"
+
+
+def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_all() -> None:
+    w = World(LANE)
+    w.submit(0, 20, 4)
+    w.submit(1, 12, 4)
+    assert w.step() == "prefill 0:pppp"
+    assert w.step() == "prefill 0:pppp"
+    assert w.engine.cancel(0, w.now)
+    assert w.step() == "prefill 1:pppp"
     assert w.step() == "prefill 1:PPPP"
 
 

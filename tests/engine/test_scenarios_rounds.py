@@ -129,6 +129,20 @@ def test_a_row_that_has_no_room_for_all_it_may_need_waits_and_nobody_is_preempte
     assert (w["finish"][0], w["num_preemptions"][:2]) == (5.0, [0, 0])
 
 
+def test_a_request_of_no_tokens_at_all_decodes_a_block_and_holds_its_pages() -> None:
+    for spec in ("sglang-fdfo,block_length=4,page_size=4", "sglang-gemma,canvas_length=4,page_size=4"):
+        w = World(spec, num_pages=1)
+        w.submit(0, 0, 0)
+        w.submit(1, 0, 0)
+        assert w.step({0: range(4)}).endswith("0D:MMMM")
+        assert w.plan is not None
+        assert w.plan.pages == 1
+        assert w.step({1: range(4)} if "gemma" in spec else {}).partition(":")[0] == (
+            "decode 1D" if "gemma" in spec else "decode 0F"
+        )
+    assert not World("sglang-gemma,canvas_length=8,page_size=4", num_pages=1).submit(0, 0, 0)
+
+
 def test_no_more_requests_run_than_max_running_requests() -> None:
     assert parse("sglang-fdfo:3").batching.max_batch == 3
     w = World(FDFO, max_batch=1)

@@ -107,6 +107,14 @@ def test_the_head_of_the_line_waits_for_pages_for_all_of_its_prompt_and_blocks_t
 # ---- preemption --------------------------------------------------------------------------------------------------
 
 
+def test_who_joins_others_leaves_the_watermark_free() -> None:
+    for watermark, steps in ((0.4, ["prefill 0P8/8", "decode 0D1/9"]), (0.0, ["prefill 0P8/8 1P8/8"])):
+        w = World(f"vllm-ar,page_size=4,watermark={watermark}" + SYNC, num_pages=5)
+        w.submit(0, 8, 3)
+        w.submit(1, 8, 3)
+        assert [w.step_tokens() for _ in steps] == steps
+
+
 def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_again_what_it_knew() -> None:
     w = World("vllm-ar,page_size=2" + SYNC, num_pages=4, max_batch=2)
     w.submit(0, 2, 4)
@@ -399,6 +407,45 @@ def test_the_pass_in_flight_of_a_preempted_canvas_commits_it() -> None:
     assert w.schedule() == "nothing"
     assert (w["num_tokens"][:2], w["finish"][:2]) == ([8, 4], [6.0, 4.0])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_a_request_may_ask_for_narrower_canvases_and_computes_no_more_than_those() -> None:
+    w = World(DIFFUSION + SYNC)
+    w.submit(0, 3, 4, canvas_length=3)
+    w.submit(1, 3, 4, canvas_length=9)  # as wide as the policy's
+    assert w.step_tokens({}) == "prefill 0P3/3 1P3/3"
+    assert w.schedule() == "decode 0D:MMMm 1D:MMMM"
+    assert w.features() == (7, 3 * 3 + 9 + 4 * 3 + 16, 6 + 7, 7, 7, 2, 0, 1)
+    w.commit({0: range(3), 1: ALL})
+    assert w.step_tokens({}) == "decode 0F3/6 1F4/7"
+    assert w["num_tokens"][:2] == [3, 4]
+    assert w.step_tokens({0: range(3)}) == "decode 0D3/9"
+    assert w.plan_tokens() == "decode 0F3/9"
+    assert w.commit() == [0]
+    assert (w["num_tokens"][0], w["num_committed"][0], w["num_computed"][0]) == (4, 6, 12)
+    assert w.schedule() == "nothing"
+    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_a_narrower_canvas_needs_room_for_itself_alone_and_preemption_loses_no_more() -> None:
+    # In canvases of three 4 tokens take 6, in one of four they take 4.
+    assert World(DIFFUSION + SYNC, num_pages=2).submit(0, 4, 4)
+    assert not World(DIFFUSION + SYNC, num_pages=2).submit(0, 4, 4, canvas_length=3)
+    # Looking ahead there is room for another of its own width, 4 + 2 * 2 tokens.
+    assert World(DIFFUSION, num_pages=2).submit(0, 4, 2, canvas_length=2)
+    w = World(DIFFUSION + SYNC, num_pages=4)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 3, canvas_length=3)
+    w.step_tokens({})
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1D3/7"
+    assert w.step_tokens({}) == "decode 0F4/8 1D3/7"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/12"  # 1 is out
+    assert w.step_tokens({}) == "decode 0F4/12 1P4/4"
+    assert w.schedule() == "decode 1D:MMMm"
+    w.commit({1: range(3)})
+    assert w.plan_tokens() == "decode 1F3/7"
+    assert w.commit() == [1]
+    assert w["num_tokens"][:2] == [8, 3]
 
 
 @pytest.mark.parametrize(

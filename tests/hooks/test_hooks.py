@@ -47,8 +47,14 @@ def modules(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
 
 
 def read(tmp_path: Path) -> tuple[StepLog, list[Any]]:
+    """The log as dsim reads it, and its lines; a column of which all rows have the same is spelt out."""
     path = tmp_path / "steps.jsonl"
-    return read_log(path), [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for name in ("phases", "row_tokens", "emitted"):
+            if line.get("kind") == "step" and not isinstance(line[name], list):
+                line[name] = [line[name]] * line["batch"]
+    return read_log(path), lines
 
 
 def test_nothing_is_hooked_where_no_log_is_asked_for(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,80 +177,116 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
     assert steps[1]["start"] == pytest.approx(steps[0]["start"] + steps[0]["latency"])
 
 
-def test_sglangs_forwards_of_a_round_are_steps(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules(monkeypatch, sglang={"__version__": "0.5.23"})
-    sglang = hook("sglang")
-    mask = 99
+MASK = 99
 
-    class LowConfidence:
-        block_size, mask_id, fdfo = 4, mask, False
 
-        def step(self, forward: Any, logits: Any, states: Any) -> list[bool]:
-            ids = forward.input_ids.view(-1, 4)
-            done = (ids == mask).sum(dim=1) == 0
-            for row in ids:
-                left = (row == mask).nonzero().flatten()
-                if len(left):
-                    row[left[0]] = 1
-            return done.tolist()
+class LowConfidence:
+    """Settles the first mask of each block, and is done when it sees none."""
 
-        def run(self, runner: Any, forward: Any, states: Any = None) -> Any:
-            if not (forward.input_ids == mask).any():
-                return None, [], None, None, False
+    block_size, mask_id = 4, MASK
+
+    def __init__(self, fdfo: bool) -> None:
+        self.fdfo = fdfo
+
+    def step(self, forward_batch: Any, logits: Any, states: Any) -> list[bool]:
+        ids = forward_batch.input_ids.view(-1, 4)
+        done = (ids == MASK).sum(dim=1) == 0
+        for row in ids:
+            left = (row == MASK).nonzero().flatten()
+            if len(left):
+                row[left[0]] = 1
+        return done.tolist()
+
+    def run(self, runner: Any, forward: Any, states: Any = None) -> list[bool]:
+        if not self.fdfo:
             while not all(self.step(forward, None, None)):
                 pass
-            return None, [], None, None, False
+            return [True] * forward.batch_size
+        return self.step(forward, None, None)
 
-    class Req(types.SimpleNamespace):
-        def finished(self) -> bool:
-            return bool(self.over)
 
-    reqs = [Req(rid="a", output_ids=[], over=False), Req(rid="b", output_ids=[], over=False)]
-    batch = types.SimpleNamespace(
-        reqs=reqs, is_dllm=lambda: True, forward_mode=types.SimpleNamespace(is_extend=lambda: True), extend_lens=[4, 4],
-        prefix_lens=[0, 4],
-    )  # fmt: skip
+class Asked(types.SimpleNamespace):
+    def finished(self) -> bool:
+        return bool(self.over)
+
+    def is_dllm_prefill(self) -> bool:
+        return bool(self.prefill)
+
+
+@pytest.mark.parametrize("fdfo", [False, True])
+def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
+    hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fdfo: bool
+) -> None:
+    modules(monkeypatch, sglang={"__version__": "0.5.23"})
+    sglang = hook("sglang")
+    reqs = [Asked(rid="a", output_ids=[], finished_len=None, over=False, prefill=False),
+            Asked(rid="b", output_ids=[], finished_len=None, over=False, prefill=False)]  # fmt: skip
     scheduler = types.SimpleNamespace(
-        waiting_queue=[],
-        server_args=types.SimpleNamespace(
-            tp_size=1, served_model_name="m", model_path="m", page_size=1, max_running_requests=8,
-            chunked_prefill_size=64,
-        ),
+        waiting_queue=[], dllm_manager=types.SimpleNamespace(waiting_queue=reqs), page_size=4, tp_size=1,
+        max_total_num_tokens=400, chunked_prefill_size=64, max_prefill_tokens=1024,
+        server_args=types.SimpleNamespace(served_model_name="m", model_path="m"),
         model_config=types.SimpleNamespace(hf_config=CONFIG, context_len=512),
         dllm_config=types.SimpleNamespace(
-            algorithm_config={"threshold": 0.9}, block_size=4, first_done_first_out_mode=False
+            algorithm="LowConfidence", algorithm_config={"threshold": 0.9}, block_size=4,
+            first_done_first_out_mode=fdfo, max_running_requests=8,
         ),
     )  # fmt: skip
-    for name, prompt in (("a", 2), ("b", 8)):
+    for name, prompt in (("a", 2), ("b", 7)):
         asked = types.SimpleNamespace(
             rid=name, input_ids=[0] * prompt, sampling_params=types.SimpleNamespace(max_new_tokens=2)
         )
         sglang.around_request(lambda *a, **k: None, scheduler, asked)
-    # Request a denoises the end of its block; b's second block is all prompt.
-    forward = types.SimpleNamespace(
-        input_ids=torch.tensor([5, 5, mask, mask, 6, 6, 6, 6]), batch_size=2, dllm_prompt_mask=None, rids=["a", "b"],
-        extend_prefix_lens_cpu=[0, 4],
-    )  # fmt: skip
-    algorithm = LowConfidence()
 
-    def forwards(s: Any, b: Any) -> Any:
-        return sglang.around_blocks(LowConfidence.run, algorithm, None, forward)
+    class Algorithm(LowConfidence):
+        """A class that nobody has hooked yet."""
 
-    def result(s: Any, b: Any, r: Any) -> None:
-        reqs[0].over = True
+    algorithm = Algorithm(fdfo)
 
-    sglang.around_run(forwards, scheduler, batch)
-    sglang.around_result(result, scheduler, batch, None)
+    def serve(ids: list[int], rows: list[Any], past: list[int]) -> None:
+        batch = types.SimpleNamespace(
+            reqs=rows, is_dllm=lambda: True, forward_mode=types.SimpleNamespace(is_extend=lambda: True),
+            extend_lens=[4] * len(rows), prefix_lens=past,
+        )  # fmt: skip
+        forward = types.SimpleNamespace(
+            input_ids=torch.tensor(ids), batch_size=len(rows), dllm_prompt_mask=None, rids=[r.rid for r in rows],
+            extend_prefix_lens_cpu=past,
+        )  # fmt: skip
+
+        def ended(s: Any, b: Any, done: list[bool]) -> None:
+            for req, last, begin in zip(rows, done, past, strict=True):
+                prompt = 2 if req.rid == "a" else 7
+                if last and not req.over and begin + 4 > prompt:
+                    req.output_ids += [1] * (begin + 4 - prompt)
+                    req.over = True
+
+        over = False
+        while not over:
+            result = sglang.around_run(
+                lambda s, b: sglang.around_blocks(Algorithm.run, algorithm, None, forward), scheduler, batch
+            )
+            over = all(result)
+            sglang.around_result(ended, scheduler, batch, result)
+
+    reqs[1].prefill = True
+    serve([6, 6, 6, 6], reqs[1:], [0])  # b's first block is all prompt
+    reqs[1].prefill = False
+    serve([5, 5, MASK, MASK, 6, 6, 6, MASK], reqs, [0, 4])
     sglang._STATE["log"].close()
     log, lines = read(tmp_path)
     steps = [line for line in lines if line.get("kind") == "step"]
-    assert [s["phases"] for s in steps] == [["denoise", "flush"], ["denoise", "flush"], ["flush", "flush"]]
-    assert [s["row_keys"] for s in steps] == [[4, 8]] * 3
-    assert [s["emitted"] for s in steps] == [[0, 0], [0, 0], [2, 0]]
-    assert [line["committed"] for line in lines if line.get("kind") == "sequence"] == [[2], [3]]
-    assert log.commits.committed.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
-    assert (log.header.preset, log.header.block_length, log.header.threshold) == ("sglang-sync", 4, 0.9)
-    assert log.requests.canvases.num_steps.tolist() == [3]
+    told = [["prefill"], ["denoise", "denoise"], ["denoise", "flush"], ["flush", "flush"]]
+    assert [s["phases"] for s in steps] == told
+    assert [s["row_keys"] for s in steps] == [[4], [4, 8], [4, 8], [4, 8]]
+    # One whose block is done first leaves first where each batch runs one forward.
+    assert [s["emitted"] for s in steps] == [[0], [0, 0], [0, 1 if fdfo else 0], [2, 0 if fdfo else 1]]
+    assert [line["committed"] for line in lines if line.get("kind") == "sequence"] == [[2], [3], [3]]
+    assert log.requests.num_tokens.tolist() == [2, 1]
+    ended_first = next(line["request"] for line in lines if line.get("kind") == "finish")
+    assert ended_first == (1 if fdfo else 0)
+    preset = "sglang-fdfo" if fdfo else "sglang-sync"
+    assert (log.header.preset, log.header.block_length, log.header.threshold) == (preset, 4, 0.9)
+    assert (log.header.num_pages, log.header.settings["max_running_requests"]) == (100, 8)
+    assert steps[1]["start"] == pytest.approx(steps[0]["start"] + steps[0]["latency"])
 
 
 def test_lmdeploys_outputs_are_read_with_their_masks(

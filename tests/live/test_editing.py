@@ -25,7 +25,9 @@ def plainly(
     return new, not masks and new == text
 
 
-@pytest.mark.parametrize("rule", [JointThreshold(), JointThreshold(0.7, 0.6, 2), JointThreshold(0.99, 0.99, 0)])
+@pytest.mark.parametrize(
+    "rule", [JointThreshold(0.5, 0.0, 16), JointThreshold(0.7, 0.6, 2), JointThreshold(0.99, 0.99, 0)]
+)
 def test_blocks_go_as_the_loop_has_them_to_their_end(rule: JointThreshold) -> None:
     chance = np.random.default_rng(3)
     rows = 5
@@ -55,7 +57,7 @@ def test_blocks_go_as_the_loop_has_them_to_their_end(rule: JointThreshold) -> No
 
 
 def test_a_block_ends_when_its_edits_are_used_up_though_the_model_wants_more() -> None:
-    rule = JointThreshold(max_post_edit_steps=2)
+    rule = JointThreshold(0.5, 0.0, 2)
     text, said = np.array([[1, 2]]), np.array([[2, 1]])
     whole = np.ones((1, 2), np.bool_)
     for post, over in ((0, False), (1, False), (2, True)):

@@ -101,15 +101,17 @@ class Checked:
         for i, request in enumerate(plan.requests.tolist()):
             start = int(plan.block_start[i])
             if plan.prefill:
-                self.plain[request] = self.new()
-                canvas = self.tokens(plan, i, int(plan.num_tokens[i]))
+                end = int(plan.num_keys[i])
+                positions = list(range(end - int(plan.num_tokens[i]), end))
+                if positions[0] == 0:  # or else it is a chunk behind another
+                    self.plain[request] = self.new()
+                canvas = self.tokens(plan, i, end)
                 status = plan.status[i, :block]
                 masked = [start + c for c in range(block) if status[c] == MASKED]
-                tokens = [SMALL.mask_token if p in masked else canvas[p] for p in range(len(canvas))]
-                positions = list(range(len(tokens)))
+                tokens = [SMALL.mask_token if p in masked else canvas[p] for p in positions]
                 best = self.plain[request].confidences(tokens, positions, lambda p, j: j // block <= p // block)
                 # Only keys that exist: a query never sees beyond its own block, and the last block is the last.
-                expected.append(best[-block:])
+                expected.append(best[len(best) - block * bool(plan.window[i].any()) :])
                 continue
             columns = np.flatnonzero(plan.window[i])
             if plan.phases[i] == Phase.IDLE:
@@ -172,11 +174,22 @@ def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replay
     assert (journal.steps["device"] <= journal.steps["latency"]).all()
 
 
-@pytest.mark.parametrize("extra", ["", ",obs=true", ",window=in-order"])
-def test_streaming_over_blocks_and_in_order_computes_what_a_plain_executor_does(extra: str) -> None:
-    checked, table, *_ = run(small("chunk:3", extra))
+@pytest.mark.parametrize(("extra", "page"), [("", 8), (",obs=true", 4), (",window=in-order", 8)])
+def test_streaming_over_blocks_and_in_order_computes_what_a_plain_executor_does(extra: str, page: int) -> None:
+    # A page a block: a step within its block sees keys of the next one, on a page that it does not write to.
+    checked, table, *_ = run(parse(f"chunk:3,max_batch=4,max_prefill_tokens=24,block_length=4,page_size={page}{extra}"))
     assert (table["status"] == 0).all()
     assert checked.compared > 140
+
+
+def test_a_long_prompt_is_computed_a_chunk_at_a_time_and_only_its_last_chunk_is_sampled() -> None:
+    lengths = [(6, 6), (50, 6), (40, 3)]
+    checked, table, journal, *_ = run(small("lmdeploy-0.18"), lengths=lengths)
+    assert (table["status"] == 0).all()
+    prefills = journal.steps["prefill"]
+    assert journal.steps["tokens"][prefills].tolist() == [8, 24, 24, 4, 24, 16]
+    assert journal.steps["sampled_rows"][prefills].tolist() == [4, 0, 0, 4, 0, 4]
+    assert checked.compared > 40
 
 
 @pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "ar", "lmdeploy-0.18"])

@@ -34,7 +34,9 @@ def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> No
     assert " --no-dllm-fdfo" in sync["command"]
     assert " --max-running-requests 16" in sync["command"]
     assert " --dllm-fdfo" in free["command"]
-    assert sync["config"] == ["block_size: 32", "threshold: 0.9"]
+    assert sync["config"] == ["block_size: 32", "threshold: 0.95"]
+    joint = flags_of("sglang-joint,edit_threshold=0.2", 1)
+    assert joint["config"] == ["block_size: 32", "threshold: 0.5", "edit_threshold: 0.2", "max_post_edit_steps: 16"]
 
 
 @pytest.mark.parametrize("name", SERVED)

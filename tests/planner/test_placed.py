@@ -8,11 +8,15 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.planner.grid import scenario_of
+from dsim.planner.plan import candidates_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
 from dsim.profiler.placed import placed
+from dsim.profiler.profile import load
 from dsim.report.run import read_run
 from dsim.report.run_page import run_page
+
+from ..cli.command import dsim
 
 BASE = Scenario("azure-conv", "ar", rate=2.0, num_requests=8)
 SPECS = ("ar", "ar@h100-sdar-8b")
@@ -50,6 +54,32 @@ def test_a_sweep_sets_the_profile_that_its_policy_names() -> None:
     cell = {"trace": "azure-conv", "policy": "chunk@h100-sdar-8b", "policy.chunk": 4}
     found = scenario_of(Path(), cell)
     assert (found.policy, found.profile) == ("chunk,chunk=4", "h100-sdar-8b")
+
+
+def test_a_plan_tries_a_placed_policy_on_its_own_profile_alone() -> None:
+    def asked(policies: list[str], profiles: list[str]) -> list[tuple[str, str, str]]:
+        given = [load(name) for name in profiles]
+        found, _ = candidates_of(replace(BASE, slos=("ttft=1s",)), policies, given, lambda profile: None)
+        return [(c.policy, c.profile.name, c.place) for c in found]
+
+    assert asked(list(SPECS), ["a100-sdar-8b"]) == [
+        ("ar", "a100-sdar-8b", "A100-80GB"), ("ar", "h100-sdar-8b", "H100")
+    ]  # fmt: skip
+    # Two profiles of one GPU, a script's and a server's, are told apart by their names.
+    script, server = "rtx4090-48gb-llada-8b", "rtx4090-llada-8b"
+    assert asked([f"sparse-dllm@{script}", f"dllm-serve@{server}"], []) == [
+        ("sparse-dllm", script, "RTX4090-48GB"), ("dllm-serve", server, "RTX4090")
+    ]  # fmt: skip
+    with pytest.raises(DsimError, match="policy ar is given twice on a100-sdar-8b, expected once"):
+        asked(["ar", "ar@a100-sdar-8b"], ["a100-sdar-8b"])
+    with pytest.raises(DsimError, match="two profiles are named a100-sdar-8b"):
+        asked(["ar"], ["a100-sdar-8b", "a100-sdar-8b"])
+    ran = dsim("plan", "azure-conv", "--slo", "ttft=1s", "--policy", SPECS[1], "--profile", "h100-sdar-8b")
+    assert (ran.code, ran.err) == (
+        2, "Error: every policy names its own profile, expected none of --profile and --gpu: ar@h100-sdar-8b\n"
+    )  # fmt: skip
+    ran = dsim("tune", "azure-conv", "--slo", "ttft=1s", "--policy", SPECS[1])
+    assert ran.err.endswith("a search has one profile: expected --policy ar --profile h100-sdar-8b\n")
 
 
 def test_a_profile_that_there_is_not_is_told_in_one_line() -> None:

@@ -185,6 +185,7 @@ def test_a_slower_profile_is_slower_in_every_step() -> None:
         "cache_overhead",
         "captured_evictions",
         "layers",
+        "dense_from",
     }
     for name in fields:
         assert getattr(slower, name) == pytest.approx(1.2 * getattr(whole, name)), name

@@ -3,14 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from dsim.planner import spread
+from dsim.planner.plan import Planned, best_fleets, candidates_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
 from dsim.planner.spread import moved_by_spread
+from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load
 from dsim.profiler.request_effects import mean_yield
 from dsim.profiler.uncertainty import SPREAD, score_of_spread, varied
@@ -26,6 +28,14 @@ PROFILE = load("a100-sdar-8b")
 MODEL = PROFILE.commit_model("sharegpt", 32, 0.9)
 
 
+class Ranked(NamedTuple):
+    """Of a fleet in a ranking, its name and size."""
+
+    policy: str
+    place: str
+    replicas: int
+
+
 @pytest.mark.parametrize("factor", spread.FACTORS)
 def test_the_spread_is_moved_by_the_factor_and_the_yield_stays(factor: float) -> None:
     score = score_of_spread(PROFILE, MODEL, factor)
@@ -38,8 +48,9 @@ def test_the_spread_is_moved_by_the_factor_and_the_yield_stays(factor: float) ->
 def test_requests_that_differ_more_have_a_later_p90(tmp_path: Path) -> None:
     told = moved_by_spread([ASKED, replace(ASKED, policy="ar")], ASKED.requests())
     assert told is not None
-    assert (told["factors"], told["num_requests"], told["of"]) == ([0.5, 1.0, 1.5], 90, 90)
+    assert told["factors"] == [0.5, 1.0, 1.5]
     [own] = told["policies"]  # an autoregressive model commits one token a step, whoever asks
+    assert (own["num_requests"], own["of"]) == (90, 90)
     assert own["spread"] == MODEL.request_spread
     low, as_it_is, high = own["p90_ms"]["e2el"]
     assert low < as_it_is < high
@@ -56,7 +67,37 @@ def test_a_long_trace_is_replayed_from_its_head(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(spread, "MOST", 4)
     told = moved_by_spread([ASKED], ASKED.requests())
     assert told is not None
-    assert (told["num_requests"], told["of"]) == (4, 90)
+    [own] = told["policies"]
+    assert (own["num_requests"], own["of"]) == (4, 90)
+
+
+def test_a_plan_s_best_fleets_are_moved_on_their_own_profiles() -> None:
+    graphs = load("a100-sdar-8b-graphs")
+    candidates, _ = candidates_of(ASKED, ["lmdeploy-bd32", "optimus"], [PROFILE, graphs], lambda profile: None)
+    asked = [c for c in candidates if (c.policy, c.profile) in (("lmdeploy-bd32", PROFILE), ("optimus", graphs))]
+    ahead = [Ranked(c.policy, c.place, i) for i, c in enumerate(asked, 1)]
+    fleets = best_fleets(ASKED, asked, cast(Planned, SimpleNamespace(rate=0.05, ranking=tuple(ahead))))
+    assert [(f.policy, f.replicas, f.base_profile(), f.rate) for f in fleets.values()] == [
+        ("lmdeploy-bd32", 1, PROFILE, 0.05), ("optimus", 2, graphs, 0.05),
+    ]  # fmt: skip
+    assert list(fleets) == ["lmdeploy-bd32 on a100-sdar-8b", "optimus on a100-sdar-8b-graphs"]
+    told = moved_by_spread(list(fleets.values()), names=list(fleets))
+    assert told is not None
+    as_planned, other = told["policies"]
+    assert as_planned["p90_ms"] == moved_by_spread([ASKED])["policies"][0]["p90_ms"]  # type: ignore[index]
+    assert other["policy"] == "optimus on a100-sdar-8b-graphs"
+    low, as_it_is, high = other["p90_ms"]["e2el"]
+    assert low < as_it_is < high
+
+
+def test_a_sweep_tells_it_of_the_first_cell_of_each_policy(tmp_path: Path) -> None:
+    base = {"trace": "azure-conv", "lengths": "fixed:64,64", "num_requests": 8}
+    grid = {"policy": ["ar", "lmdeploy-bd32", "optimus"], "rate": [0.5, 1.0]}
+    sweep({"base": base, "grid": grid}, tmp_path / "out", jobs=1)
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert "How P90 moves with the spread between requests" in page
+    assert "Replays of all 8 requests of the first cell of each policy at half" in page
+    assert "0.350 (lmdeploy-bd32), 0.350 (optimus)" in page
 
 
 def test_without_a_policy_that_draws_nothing_is_told() -> None:

@@ -12,7 +12,9 @@ from dsim.engine.commits import CommitModel
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
+from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model, save_model
+from dsim.planner.on_device import Answers
 from dsim.planner.scenario import Scenario
 from dsim.planner.validate import Cell, Validated, least_time, plan_cells, predicted_capacity, validate
 from dsim.profiler.measure import Loaded, open_model, shape_of
@@ -94,6 +96,23 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenari
         run(world, tmp_path / "v", policies=["ar"])
     with pytest.raises(DsimError, match=r"holds a validation with seed 1, this one has 2"):
         run((replace(world[0], seed=2), world[1]), tmp_path / "v")
+
+
+def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
+    loaded: Any = world[1]
+    loaded.model.config = replace(loaded.model.config, eos=tuple(range(0, 97, 4)))
+    (tmp_path / "ids.jsonl").write_text(json.dumps(list(range(90))))
+    how: dict[str, Any] = {"commits": "model", "prompts": str(tmp_path / "ids.jsonl"), "policies": POLICIES[:1]}
+    answers = Answers(sampling=Sampling(2.0))  # or a model that learned nothing says the same token for ever
+    found = run((replace(world[0], eos=True), loaded), tmp_path / "v", answers=answers, **how)
+    [(predicted, measured)] = found.pairs
+    p, m = (side.requests(POLICIES[0]) for side in (predicted, measured))
+    assert p["output_length"].tolist() == p["num_tokens"].tolist() == m["num_tokens"].tolist()
+    assert p["max_tokens"].tolist() == m["output_length"].tolist() == [8] * len(p["request"])
+    assert 0 < p["output_length"].min() < 8
+    assert found.comparison.cells[0].num_both == len(p["request"])
+    with pytest.raises(DsimError, match=r"holds a validation with eos true, this one has False"):
+        run((world[0], loaded), tmp_path / "v", **how)
 
 
 def test_what_the_budget_leaves_out_is_said_and_done_by_the_next_call(

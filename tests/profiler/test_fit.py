@@ -53,7 +53,7 @@ def test_many_steps_are_padded_and_launched_as_one_is(graph_tokens: int) -> None
     table = np.array(some, np.float64)
     expected = [padded_step(f) if f.prefill_tokens == 0 and f.tokens <= graph_tokens else f for f in some]
     np.testing.assert_array_equal(padded(table, graph_tokens), np.array(expected, np.float64))
-    windowed = replace(THREE, window_attention=5e-9, window_kv_read=3e-8)
+    windowed = replace(THREE, window_attention=5e-9, window_kv_read=3e-8, window_dense_attention=2e-9)
     for machine in (THREE, EAGER, windowed, replace(EAGER, launch=1.0)):
         graphs = replace(machine, graph_tokens=graph_tokens)
         assert predict(graphs, table) == pytest.approx([graphs.step(f) for f in some], rel=1e-14)
@@ -80,8 +80,8 @@ def test_coefficients_lie_within_their_standard_errors(machine: LatencyModel, nu
             for name, error in (fit.standard_errors or {}).items():
                 scores.setdefault(name, []).append((stated(model, name) - stated(machine, name)) / error)
     assert scores.keys() - {"launch"} == {
-        "knots[0][1]", "knots[1][0]", "knots[1][1]", "slope", "attention", "kv_read", "head", "sample", "host_step",
-        "host_request",
+        "knots[0][1]", "knots[1][0]", "knots[1][1]", "slope", "attention", "dense_attention", "kv_read", "head",
+        "sample", "host_step", "host_request",
     }  # fmt: skip
     assert ("launch" in scores) == (machine.launch > 0)  # only steps that were not captured can tell it
     assert min(map(len, scores.values())) >= 18  # the number of pieces was found

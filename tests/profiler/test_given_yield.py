@@ -7,7 +7,7 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
 from dsim.planner.scenario import Scenario
-from dsim.profiler.given_yield import given_yield, with_yield
+from dsim.profiler.given_yield import given_yield, mean_forwards, with_yield
 from dsim.profiler.known import calibrated_under
 from dsim.profiler.profile import load
 from dsim.profiler.published import published_mean
@@ -88,6 +88,28 @@ def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, said: str) -> N
     table.write_text(text)
     with pytest.raises(ProfileError, match=said.replace(".", r"\.")):
         given_yield(str(table), 32, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "text", "forwards"),
+    [
+        ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "per-forward:12.32", 32 / 12.32),
+        ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "1.83", 32 / 1.83),
+        ("h200x2-diffusiongemma-vllm", "vllm-diffusion", "per-forward:16", 256 / 16 - 1),
+        ("h200x2-diffusiongemma-vllm", "vllm-diffusion", "16", 256 / 16),
+    ],
+)
+def test_a_policy_that_commits_by_a_law_takes_the_forwards_of_the_yield(
+    name: str, spec: str, text: str, forwards: float
+) -> None:
+    held = load(name)
+    [law] = with_yield(held, text, parse(spec)).canvas_laws
+    assert mean_forwards(law) == pytest.approx(forwards, rel=0.01)
+    assert (law.workload, law.request_spread) == ("given", held.canvas_laws[0].request_spread)
+    with pytest.raises(ProfileError, match="takes as many forwards as a law says: expected tokens a forward"):
+        with_yield(held, "processed-per-token:15", parse(spec))
+    with pytest.raises(ProfileError, match=r"yield is 300, .* forwards for \d+ tokens, expected 2 to"):
+        with_yield(held, "300", parse(spec))
 
 
 def test_a_workload_beside_a_yield_is_refused() -> None:

@@ -84,17 +84,26 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
 
 
 def test_a_file_of_version_1_still_loads() -> None:
-    # Written by the dsim that knew no other; what FOCUS needs is all that came to the shipped profile since.
+    # Written by the dsim that knew no other; since then came what FOCUS needs, and dense passes' own attention.
     old = Path(__file__).with_name("profile-v1.json")
     assert json.loads(old.read_text())["version"] == 1
     now = load(DEFAULT)
     assert load(old) == replace(
         now,
         focus=None,
-        latency=replace(now.latency, eviction=0.0, early=now.model.early),
+        latency=replace(now.latency, eviction=0.0, early=now.model.early, dense_from=0, dense_attention=0.0),
         commits=tuple(m for m in now.commits if m.threshold == 0.9),
         provenance=replace(now.provenance, sources=load(old).provenance.sources, settings={}),
     )
+
+
+def test_a_file_of_version_5_prices_dense_passes_like_short_windows(tmp_path: Path, good: dict[str, Any]) -> None:
+    new = ("dense_from", "dense_attention", "window_dense_attention")
+    latency = {key: value for key, value in good["latency"].items() if key not in new}
+    path = tmp_path / "v5.json"
+    path.write_text(json.dumps(good | {"version": 5, "latency": latency}))
+    now = load(DEFAULT)
+    assert load(path) == replace(now, latency=replace(now.latency, dense_from=0, dense_attention=0.0))
 
 
 ADDED = ("early", "eviction", "graph_tokens", "cache_overhead")  # to latency since version 2
@@ -158,15 +167,15 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
-    assert refusal(tmp_path, good | {"version": 6}) == (
-        "p.json is a dsim-profile of version 6, this dsim reads up to 5: upgrade dsim, "
+    assert refusal(tmp_path, good | {"version": 7}) == (
+        "p.json is a dsim-profile of version 7, this dsim reads up to 6: upgrade dsim, "
         "or make the profile again with this one"
     )
 
 
 BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
-    (("version",), "1", "p.json: version is '1', expected 5"),
+    (("version",), "1", "p.json: version is '1', expected 6"),
     (
         ("latency", "cache_overhead"),
         [{"cache": "OurCache", "phase": "full", "row": 0, "token": 0}],

@@ -117,8 +117,8 @@ def test_a_model_of_stairs_is_what_a_step_costs() -> None:
 def test_attention_is_of_its_products_or_of_its_bytes_and_of_prompts_apart() -> None:
     model, fit = fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=True, journal=journal())
     assert (model.attention, model.kv_read) == pytest.approx((PAIR, KEY), rel=0.05)
-    assert model.dense_attention == pytest.approx(0.6 * PAIR, rel=0.05)
-    assert "dense_kv_read" in fit.unidentified  # no prompt waits for its keys
+    assert model.prompt_attention == pytest.approx(0.6 * PAIR, rel=0.05)
+    assert "prompt_kv_read" in fit.unidentified  # no prompt waits for its keys
     assert model.sequence == pytest.approx(2e-6, rel=0.4)
     for window, cost in ((32, 32 * PAIR), (4, KEY)):  # s a key
         long, short = decode(64, window, 4000), decode(64, window, 100)

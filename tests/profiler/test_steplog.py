@@ -55,7 +55,7 @@ def test_lines_become_steps_and_rows(tmp_path: Path) -> None:
 BAD = [
     ((), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
     ((STEP,), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
-    (({**HEADER, "version": 3},), "log.jsonl:1: version is 3, this dsim reads 1 and 2"),
+    (({**HEADER, "version": 4},), "log.jsonl:1: version is 4, this dsim reads 1, 2, 3"),
     (({**HEADER, "colour": 1},), "log.jsonl:1: colour is unknown, expected keys schema, version, synthetic,"),
     (({**HEADER, "model": "x"},), "log.jsonl:1: no model is named x; the known ones are"),
     (({**HEADER, "synthetic": 0},), "log.jsonl:1: synthetic is 0, expected true or false"),
@@ -203,7 +203,18 @@ def test_requests_of_a_log_have_their_arrivals_and_emissions(tmp_path: Path) -> 
     assert (steps.request.tolist(), steps.emitted.tolist()) == ([1, 0, 1, 0, 1, 0, 0], [0, 0, 0, 4, 4, 0, 3])
 
 
+def test_one_value_is_that_of_all_rows(tmp_path: Path) -> None:
+    long = rows(1.0, [1, 0], ["denoise", "denoise"], [4, 4])
+    short = {**long, "phases": "denoise", "row_tokens": 4, "row_keys": 8, "emitted": 4}
+    first, second = (read_log(written(tmp_path, {**HEADER2, "version": 3}, *ARRIVED, line)) for line in (long, short))
+    for name in ("request", "phase", "tokens", "emitted"):
+        assert getattr(first.rows, name).tolist() == getattr(second.rows, name).tolist(), name
+    assert first.requests.num_tokens.tolist() == second.requests.num_tokens.tolist() == [4, 4]
+
+
 BAD2 = [
+    ({**rows(0.0, [0], ["decode"], [1]), "emitted": 1.5}, "emitted[0] is 1.5, expected an integer"),
+    ({**rows(0.0, [0], ["decode"], [1]), "requests": 0}, "requests is 0, expected a list"),
     (rows(0.0, [7], ["decode"], [1]), "requests[0] is 7, expected one that a request line has named before"),
     (rows(0.0, [0], ["dream"], [1]), 'phases[0] is "dream", expected one of prefill, decode, denoise, flush'),
     (rows(0.0, [0, 1], ["decode", "decode"], [1]), "emitted has 1 values, expected 2"),

@@ -105,8 +105,9 @@ def twin(
         for policy in policies:
             sink = writer.steps(policy)
             result = simulate(
-                trace or traffic(), PROFILES[name], parse(policy), seed=seed, replicas=replicas, append=sink.append
-            )
+                trace or traffic(), PROFILES[name], parse(policy), seed=seed, replicas=replicas, append=sink.append,
+                eos=manifest.get("eos", False),
+            )  # fmt: skip
             done[policy] = (result.table.columns, result.totals)
         finish(writer, done, PROFILES[name], seed=seed, replicas=replicas, **manifest)
     return read_run(folder)
@@ -388,6 +389,14 @@ def test_limits_that_a_run_kept_are_those_of_its_engine(tmp_path: Path) -> None:
     wrong = twin(tmp_path / "b", limits=[limits | {"max_batch": 2}])
     with pytest.raises(DsimError, match=r"b: chunk:2.* does not replay plan for plan with profile twin: replica 0"):
         compared(run, wrong)
+
+
+def test_a_request_that_ended_at_an_eos_is_asked_once_too_often_in_a_re_run_too(tmp_path: Path) -> None:
+    vllm = "vllm-ar,max_num_seqs=4,num_pages=64,page_size=8"
+    run = twin(tmp_path / "a", policies=(vllm,), trace=traffic(8, gap=0.05), eos=True)
+    (cell,) = cells(run, run)
+    assert cell.parts is not None
+    assert all(part.error == part.scheduling == 0.0 for part in cell.parts.metrics.values())
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------

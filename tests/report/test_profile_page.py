@@ -36,7 +36,7 @@ def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog) -
     html = drawn(profile, log)
     assert html == drawn(profile, log)
     assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals", "passes", "shares", "tokens"]
-    assert "Valid: 121 step shapes fitted; 30 held out are predicted to" in html
+    assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
     for p in profile.commit_fits[0].predictions:
@@ -101,7 +101,7 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
     assert doubts(bad) == ["noise: a < b", "sharegpt-focus at threshold 0.9: too few"]
     html = drawn(bad, log)
     assert "<strong>DOUBTED</strong> noise: a &lt; b" in html
-    assert "Not valid: 121 step shapes fitted" in html
+    assert "Not valid: 119 step shapes fitted" in html
     assert "Estimated, not measured." not in html
 
 

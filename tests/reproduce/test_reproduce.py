@@ -14,7 +14,7 @@ from dsim.engine.errors import DsimError
 from dsim.profiler.models import model
 from dsim.reproduce.experiment import CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
 from dsim.reproduce.memory import GIB, RUNS, Sizes, peak
-from dsim.reproduce.run import reproduce, summary
+from dsim.reproduce.run import reproduce, summary, to_csv
 
 from ..cli.command import dsim, held
 from .experiments import part, rows
@@ -189,6 +189,22 @@ def test_memory_follows_what_each_code_keeps() -> None:
     assert peak("sparse-dllm", sizes) - peak("vanilla", sizes) == 415 * 524288  # half of the 831 other tokens
     assert peak("fast-dllm", sizes) == llada.weight_bytes + 9 * logits + 863 * 524288
     assert set(RUNS) > {"vanilla", "sparse-dllm", "fast-dllm", "dllm-cache"}
+
+
+def test_a_peak_that_does_not_fit_names_the_tensor_that_is_too_many() -> None:
+    # A prompt of 64,000 tokens under dLLM-Cache in MaskKV's harness: 33.6 GB of keys, and as many of cached outputs.
+    found = rows(part("maskkv-memory", ["dLLM-Cache", "+ MaskKV, offline budgets"], ("32000", "64000")))
+    assert found["dLLM-Cache", "32000", "peak_memory"].shortage is None
+    assert found["+ MaskKV, offline budgets", "64000", "peak_memory"].shortage is None
+    row = found["dLLM-Cache", "64000", "peak_memory"]
+    assert row.predicted is not None
+    assert row.predicted * GIB == pytest.approx(85899345920 + 46.6e9, rel=1e-3)
+    assert row.shortage == (
+        "out of memory by 46.6 GB of 85.9 GB: keys and values take 33.6 GB beside weights 16 GB, logits 32.4 GB, "
+        "cached outputs 33.6 GB, activations 16.8 GB"
+    )
+    told = to_csv(reproduce([part("maskkv-memory", ["dLLM-Cache"], ("64000",))], jobs=1)).splitlines()
+    assert row.shortage in told[1]
 
 
 def test_published_peaks_are_met() -> None:

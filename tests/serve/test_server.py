@@ -27,8 +27,9 @@ from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
 from dsim.report.clients.prometheus import read_samples, summary_of
 from dsim.report.run import read_run
-from dsim.serve import driver
+from dsim.serve.driver import Inbox
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
+from dsim.serve.replica import Replica
 
 from ..worlds import TOY_MODEL, toy_profile
 from .serving import Journal, Running, serving
@@ -126,6 +127,22 @@ def test_the_journal_replays_plan_for_plan(twin: Callable[..., Behind]) -> None:
             assert list(replay(fresh, r, columns, steps, lists)) == []
 
 
+def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[..., Behind]) -> None:
+    spec = "lmdeploy-0.18:4,threshold=0.9,max_batch=4,num_pages=64,page_size=8,prefix_caching=true"
+    behind = twin(policy=spec, replicas=2, router="prefix")
+    shared = list(range(40))
+    with serving(behind) as server:
+        for rest in ([1] * 10, [2] * 10, []):
+            assert server.complete(prompt=shared + rest, max_tokens=3).status == 200
+        assert server.complete(prompt=[9, *shared], max_tokens=3).status == 200  # another from its first token on
+    totals = server.totals
+    assert totals is not None
+    # Of the third prompt the last block is computed: it is the first denoising step.
+    assert (totals.prefix_queries, totals.prefix_hits) == (50 + 50 + 40 + 41, 40 + 32)
+    columns = behind.columns()
+    assert columns["replica"].tolist()[:3] == [0, 0, 0]
+
+
 def test_too_many_waiting_are_told_to_come_again(twin: Callable[..., Behind]) -> None:
     one = "chunk:2,block_length=4,max_batch=1,num_pages=64,page_size=8"
     with serving(twin(SLOW, policy=one, bounds=Bounds(max_waiting=2))) as server:
@@ -186,14 +203,13 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
 ) -> None:
     behind = twin()
     (engine,) = behind.fleet.engines
-    replica = driver.Replica(engine, behind.executors[0], lambda: 0.0, lambda plan, done: None, lambda: None)
-    replica.submit(Request(0, 1.0, 4, 4))
-    replica.cancel(0)
-    replica._cancel(0.5)
-    assert behind.fleet.table["status"][0] == UNFINISHED
-    engine.submit(replica._inbox.popleft())
-    replica._cancel(1.0)
-    assert behind.fleet.table["status"][0] == CANCELLED
+    inbox = Inbox()
+    inbox.submit(Request(0, 1.0, 4, 4))
+    inbox.cancel(0)
+    inbox.deliver(engine, 0.5)
+    assert (behind.fleet.table["status"][0], inbox.num_requests) == (UNFINISHED, 1)
+    inbox.deliver(engine, 1.0)
+    assert (behind.fleet.table["status"][0], inbox.num_requests) == (CANCELLED, 0)
 
 
 def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
@@ -341,7 +357,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_a_replica_alone_serves_an_engine() -> None:
-    """The driver needs no server: what is submitted is told of as it is committed."""
+    """It needs no server: what is submitted is told of as it is committed."""
     policy, table = parse(CHUNK), RequestTable(1)
     engine = Engine(policy, Limits(64, 256, 4), table)
     told, over = [], threading.Event()
@@ -358,11 +374,9 @@ def test_a_replica_alone_serves_an_engine() -> None:
         if len(done):
             over.set()
 
-    replica = driver.Replica(engine, AllAtOnce(), time.monotonic, tell, lambda: None)
+    replica = Replica(engine, AllAtOnce(), time.monotonic, tell, lambda: None)
     replica.start()
-    from dsim.engine.request import Request
-
-    replica.submit(Request(0, time.monotonic(), 4, 8))
+    replica.inbox.submit(Request(0, time.monotonic(), 4, 8))
     assert over.wait(60)
     replica.stop()
     assert told[-1] == 8

@@ -15,7 +15,7 @@ from dsim.engine.errors import PolicyError, ProfileError, TraceError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS, RequestTable, unpack
 from dsim.engine.policy import PRESETS, parse
 from dsim.profiler.profile import load
-from dsim.sim.twin import Result, caps_of, limits_of, simulate
+from dsim.sim.twin import Result, caps_of, commit_model_of, limits_of, simulate, warnings_of
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, SECOND, Collector, table_bytes, toy_profile, toy_trace
@@ -351,6 +351,62 @@ def test_a_trace_s_own_steps_cap_a_law_request_by_request() -> None:
         48, 12, 3,
     ]  # fmt: skip
     assert list(caps_of(8, asked)) == [8, 8, 3]
+
+
+def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run_says_so() -> None:
+    law = CanvasLaw("fixed", 4, 3.0, most=8)
+    policy, profile = parse("vllm-diffusion,canvas_length=4,page_size=4"), replace(toy_profile(), canvas_laws=(law,))
+    bare = Trace("two", np.zeros(2), np.full(2, 3), np.full(2, 8))
+    asked = replace(bare, extras={"diffusion_canvas_length": [2, None]})
+    wide, narrow = (simulate(trace, profile, policy).table for trace in (bare, asked))
+    # Two canvases of four, or four of two: three denoising forwards each, and the pass that commits them.
+    assert (wide["num_forwards"].tolist(), wide["num_computed"].tolist()) == ([8, 8], [32, 32])
+    assert (narrow["num_forwards"].tolist(), narrow["num_computed"].tolist()) == ([16, 8], [32, 32])
+    assert warnings_of(policy, profile, None, bare) == []
+    assert warnings_of(policy, profile, None, asked) == [
+        "vllm-diffusion,canvas_length=4,page_size=4: canvases of 1 of 2 requests (diffusion_canvas_length) take as "
+        "many steps as those of 4: no law of narrower ones is known"
+    ]
+    gemma = parse("sglang-gemma,canvas_length=4,page_size=4")
+    assert table_bytes(simulate(asked, profile, gemma).table) == table_bytes(simulate(bare, profile, gemma).table)
+    (line,) = warnings_of(gemma, profile, None, asked)
+    assert "are as wide as all others, 4: only vllm-diffusion narrows them" in line
+
+
+def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_another_is_refused() -> None:
+    held = load("h100-sdar-8b")  # yields at 0.9
+    requests = Trace("one", np.zeros(1), np.full(1, 3), np.full(1, 8))
+    for spec, own in (("lmdeploy-0.18", 0.85), ("sglang-fdfo", 0.95), ("sglang-sync", 0.95)):
+        policy = parse(spec)
+        assert policy.unmasking.threshold == own
+        model = commit_model_of(policy, held, None)
+        assert model is not None
+        assert model.threshold == 0.9
+        assert warnings_of(policy, held, None, requests) == [
+            f"{spec}: its threshold is {own}, the engine's own, and h100-sdar-8b holds yields for {model.workload} at "
+            "0.9: blocks commit as they do there"
+        ]
+        assert warnings_of(parse(spec + ",threshold=0.9"), held, None, requests) == []
+        with pytest.raises(ProfileError, match=r"this run asks for 0\.70"):
+            commit_model_of(parse(spec + ",threshold=0.7"), held, None)
+    # One that was fitted there is taken as it is.
+    there = replace(held, commits=tuple(replace(m, threshold=0.85) for m in held.commits))
+    assert warnings_of(parse("lmdeploy-0.18"), there, None, requests) == []
+
+
+def test_joint_threshold_s_settings_bound_the_law_and_its_thresholds_are_the_text_s() -> None:
+    profile = load("h20-llada2.1-mini-sglang")
+    requests = Trace("two", np.zeros(2), np.full(2, 32), np.full(2, 64))
+    forwards = [
+        int(simulate(requests, profile, parse(f"sglang-joint,max_post_edit_steps={most},block_length=32"), seed=1,
+                     workload="ifeval").table["num_forwards"].max())
+        for most in (0, 16)
+    ]  # fmt: skip
+    assert parse("sglang-joint").unmasking.most_steps(32) == 49
+    assert forwards[0] <= forwards[1] <= 2 * 49
+    assert warnings_of(parse("sglang-joint"), profile, None, requests) == []
+    (line,) = warnings_of(parse("sglang-joint,threshold=0.7,edit_threshold=0.1"), profile, None, requests)
+    assert "threshold 0.7 and edit_threshold 0.1 change nothing here: the law of h20-llada2.1-mini-sglang" in line
 
 
 @pytest.mark.parametrize("concurrency", [None, 2])
