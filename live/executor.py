@@ -85,11 +85,13 @@ class ModelExecutor(Texts):
             None if edits is None else JointThreshold(edits.threshold, edits.edit_threshold, edits.max_post_edit_steps)
         )
         self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
-        self._prepared: tuple[StepPlan, _Made] | None = None  # the step decided on ahead
+        self._prepared: tuple[StepPlan, _Made] | None = None  # the step that comes after the one in flight
+        self._expected: tuple[StepPlan, _Made] | None = None  # the step in flight, as it was prepared
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """Compute a plan and say what committed; ModelError when the device is out of memory."""
         begin = time.perf_counter()
+        self._expected, self._prepared = self._prepared, None
         for request in plan.freed:
             self._cache.release(self._slot_of.pop(request))
         try:
@@ -108,7 +110,7 @@ class ModelExecutor(Texts):
 
         `step` takes it where the step turns out to be as it was decided on, and otherwise makes its own.
         """
-        if self._pieces or (plan.prefill and self._in_chunks(plan)):
+        if self._prepared is not None or self._pieces or (plan.prefill and self._in_chunks(plan)):
             return
         need = -(-self._reach(plan) // self._cache.page_size)
         if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
@@ -119,9 +121,8 @@ class ModelExecutor(Texts):
         self._prepared = plan, made
 
     def _prepared_or_made(self, plan: StepPlan) -> _Made:
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and _same(prepared[0], plan):
-            return prepared[1]
+        if self._expected is not None and _same(self._expected[0], plan):
+            return self._expected[1]
         return self._make(plan)
 
     def _make(self, plan: StepPlan) -> _Made:
