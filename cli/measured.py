@@ -32,7 +32,6 @@ def measure_profile(
     max_batch: int | None,
     max_context: int | None,
     seed: int,
-    force: bool,
     full_sequence: bool,
     given: tuple[int | None, int | None],
     tokenizer: str | None,
@@ -83,9 +82,9 @@ def measure_profile(
             max_context=max_context,
             seed=seed,
             tokenizer=tokenizer,
+            keep=lambda so_far: save(so_far, output, True),
             on_progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )
-    save(profile, output, force)
     write_page(beside, profile, taken.steps, taken.logs, options.command())
     return profile
 

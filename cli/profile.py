@@ -104,7 +104,7 @@ def profile_command(
         profile = measure_profile(
             model, output, beside, device=device, graphs=graphs, budget=budget, thresholds=thresholds,
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
-            max_context=max_context, seed=seed, force=force, full_sequence=full_sequence,
+            max_context=max_context, seed=seed, full_sequence=full_sequence,
             given=(mask_token_id, block_length), tokenizer=tokenizer, eos=eos,
             screen=Console(stderr=True, soft_wrap=True, highlight=False),
         )  # fmt: skip

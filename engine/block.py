@@ -26,6 +26,9 @@ from .state import (
     ROWS,
 )
 
+HEADS = ("all", "masks")  # computed rows that go through the LM head
+MASKS = HEADS.index("masks")
+
 
 @rule
 def plan_prefill(w: Any, x: Any) -> None:
@@ -157,6 +160,7 @@ def plan_block(w: Any, x: Any) -> None:
     block, width = int(f.block), int(f.width)
     c.chunk = _whole(choose(w, x))
     tokens = 0
+    masks = 0
     qk_pairs = 0
     keys = 0
     for i in range(c.num_rows):
@@ -170,14 +174,15 @@ def plan_block(w: Any, x: Any) -> None:
             window[:] = False
         select(status, reach, c.chunk, p, window)
         num, beyond, own_pairs = visible_keys(status, window, block, p.listed)
-        q.phase = FLUSH
+        in_window = 0
         for k in range(width):
-            if window[k] and status[k] == MASKED:
-                q.phase = DENOISE
-                break
+            in_window += window[k] and status[k] == MASKED
+        q.phase = DENOISE if in_window > 0 else FLUSH
         if q.finished:  # computed because the batch is frozen, its outcome ignored
             q.phase = IDLE
             window[:] = False
+            in_window = 0
+        masks += in_window
         start = int(q.start)
         q.num_tokens = num
         q.num_retained = num
@@ -185,8 +190,9 @@ def plan_block(w: Any, x: Any) -> None:
         tokens += num
         qk_pairs += num * start + own_pairs
         keys += start + beyond
-    sampled = c.num_rows * block if p.sample_block else tokens
-    set_features(w, tokens, qk_pairs, keys, tokens, sampled, c.chunk)
+    heads = masks if p.head == MASKS else tokens
+    sampled = c.num_rows * block if p.sample_block else heads
+    set_features(w, tokens, qk_pairs, keys, heads, sampled, c.chunk)
 
 
 @rule

@@ -27,6 +27,7 @@ from .state import (
     FREED,
     GAP_BINS,
     MASKED,
+    NEXT,
     NOTHING,
     PREEMPTED,
     PREFILL_STEP,
@@ -258,6 +259,35 @@ class Engine:
             self._check_idle()
             return None
         return self._plan()
+
+    def ahead(self) -> StepPlan | None:
+        """The step that the policy has decided on while one is in flight, as far as its own rows tell; None: none.
+
+        Only where none of its rows is in flight: nothing that comes of the step there changes them. The plan tells of
+        rows and windows; who waits, and when it begins, `schedule` says in its turn. Nothing is changed here.
+        """
+        c, w, x = self._c, self._w, self._x
+        slots = w.lists[NEXT, : int(c["num_next"])].copy()
+        decided = c["kind"] != NOTHING and c["next_kind"] != NOTHING and not self.policy.granularity.given
+        if not decided or np.isin(slots, w.lists[ROWS, : int(c["num_rows"])]).any():
+            return None
+        requests = w.q["request"][slots]
+        # All that a plan writes.
+        was = (
+            w.c.copy(),
+            w.lists.copy(),
+            w.q[slots],
+            w.window[slots],
+            x.s[slots],
+            x.m.copy(),
+            w.r["scheduled"][requests],
+        )
+        w.lists[ROWS, : len(slots)] = slots
+        c["num_rows"], c["num_preempted"], c["num_freed"] = len(slots), 0, 0
+        self._core.plan(w, x, int(c["next_kind"]), float(c["now"]))
+        plan = self._plan()
+        w.c[:], w.lists[:], w.q[slots], w.window[slots], x.s[slots], x.m[:], w.r["scheduled"][requests] = was
+        return plan
 
     def _schedule(self, now: float) -> int:
         core, w, x = self._core, self._w, self._x

@@ -52,11 +52,18 @@ def _bucket(num: Any) -> Any:
 
 
 @rule
-def _pieces(knots: Any, slope: Any, tokens: Any) -> Any:
-    x0, y0 = knots[0][0], knots[0][1]
+def _filled(num: Any) -> Any:
+    """Rows of a graph that holds so many; there is none of no rows."""
+    return _bucket(num) if num > 0 else 0
+
+
+@rule
+def _pieces(knots: Any, slope: Any, tokens: Any, first: Any, end: Any) -> Any:
+    """The layers' time by the knots `first` to `end`."""
+    x0, y0 = knots[first][0], knots[first][1]
     if tokens <= x0:
         return y0
-    for k in range(1, len(knots)):
+    for k in range(first + 1, end):
         x1, y1 = knots[k][0], knots[k][1]
         if tokens <= x1:
             return y0 + (y1 - y0) * ((tokens - x0) / (x1 - x0))
@@ -74,9 +81,19 @@ def _attends(cost: Any, first: Any, dense: Any, qk_pairs: Any, keys: Any) -> Any
 
 
 @rule
-def _layers(knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any) -> Any:
-    pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards)
-    return pieces + _attends(cost, cost.attention, cost.dense_attention, qk_pairs, keys) + cost.kv_read * keys
+def _layers(
+    knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any, captured: Any, dense: Any
+) -> Any:
+    """The layers' time; `captured`: of a captured graph; `dense`: of prompts alone."""
+    first, end = 0, int(cost.num_knots)
+    if captured and len(knots) > end:  # captured steps have knots of their own, behind the others
+        first, end = end, len(knots)
+    pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards, first, end)
+    if not cost.larger:
+        return pieces + _attends(cost, cost.attention, cost.dense_attention, qk_pairs, keys) + cost.kv_read * keys
+    if dense:
+        return pieces + max(cost.prompt_attention * qk_pairs, cost.prompt_kv_read * keys)
+    return pieces + max(cost.attention * qk_pairs, cost.kv_read * keys)
 
 
 @rule
@@ -104,13 +121,21 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
     n, tokens, head, sampled = f.num_forwards, f.tokens, f.head_rows, f.sampled_rows
     launch = n * cost.launch
     host = n * cost.host_step + cost.host_request * f.batch
-    if f.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens:
+    sequences = f.batch
+    captured = f.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens
+    if captured:
         # A captured decode step: rows of nothing fill its bucket, and each costs the layers and the head.
         more = _bucket(tokens) - tokens
-        tokens, head, sampled = tokens + more, head + more, sampled + more
+        sequences = _bucket(sequences + (more > 0))
+        if head < tokens:  # a graph of its own
+            head, sampled = _filled(head), _filled(sampled)
+        else:
+            head, sampled = head + more, sampled + more
+        tokens += more
         launch = 0.0
-    layers = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n) + _windows(cost, f)
-    device = layers + cost.head * head + cost.sample * sampled
+    dense = f.prefill_tokens == tokens
+    layers = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n, captured, dense) + _windows(cost, f)
+    device = layers + cost.sequence * sequences + cost.head * head + cost.sample * sampled
     if f.continues:
         return max(launch, device)
     if cost.overlap:
@@ -122,9 +147,10 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
 def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, keys: Any) -> Any:
     """The latency of a step of features `f` whose first layer computes so many tokens, qk_pairs, keys."""
     n = f.num_forwards
-    first = _layers(knots, cost, tokens, qk_pairs, keys, n) / cost.layers
-    others = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n) * (1.0 - 1.0 / cost.layers)
+    first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
+    others = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n, False, False) * (1.0 - 1.0 / cost.layers)
     device = first + others + _windows(cost, f) + cost.head * f.head_rows + cost.sample * f.sampled_rows
+    device += cost.sequence * f.batch
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
         return max(n * cost.launch + host, device)
@@ -135,14 +161,18 @@ def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: An
 def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, keys: Any, sampled: Any) -> Any:
     """The latency of a step of features `f` of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
     n, planned, launch = f.num_forwards, f.tokens, f.num_forwards * cost.launch
-    if cost.captured_evictions and f.tokens <= cost.graph_tokens:
+    sequences = f.batch
+    captured = cost.captured_evictions and f.tokens <= cost.graph_tokens
+    if captured:
         # Two captured graphs: rows of nothing fill the bucket of either.
         more = _bucket(tokens) - tokens
+        sequences = _bucket(sequences + (_bucket(f.tokens) > f.tokens))
         planned, tokens, sampled = _bucket(f.tokens), tokens + more, sampled + more
         launch = 0.0
-    before = _layers(knots, cost, planned, f.sum_q_kv, f.sum_kv, n)
-    layers = cost.early * before + (1.0 - cost.early) * _layers(knots, cost, tokens, qk_pairs, keys, n)
-    device = layers + _windows(cost, f) + cost.head * tokens + cost.sample * sampled
+    before = _layers(knots, cost, planned, f.sum_q_kv, f.sum_kv, n, captured, False)
+    after = _layers(knots, cost, tokens, qk_pairs, keys, n, captured, False)
+    layers = cost.early * before + (1.0 - cost.early) * after
+    device = layers + _windows(cost, f) + cost.sequence * sequences + cost.head * tokens + cost.sample * sampled
     host = n * cost.host_step + cost.host_request * f.batch
     if cost.overlap:
         return max(launch + host, device) + cost.eviction
@@ -158,7 +188,10 @@ _plain_pieces = plain(_pieces)
 def padded(f: Features) -> Features:
     """Features of a captured decode step: rows of nothing fill its bucket, and each costs the layers and the head."""
     more = bucket(f.tokens) - f.tokens
-    return f._replace(tokens=f.tokens + more, head_rows=f.head_rows + more, sampled_rows=f.sampled_rows + more)
+    filled = {name: getattr(f, name) + more for name in ("head_rows", "sampled_rows")}
+    if f.head_rows < f.tokens:
+        filled = {name: bucket(getattr(f, name)) if getattr(f, name) else 0 for name in filled}
+    return f._replace(tokens=f.tokens + more, **filled)
 
 
 @dataclass(frozen=True)
@@ -194,6 +227,10 @@ class LatencyModel:
     that evict nothing are captured graphs: their tokens and rows are padded to a bucket, and they have no launch. With
     `captured_evictions` those that evict are two graphs: what was planned and what was left are padded each.
 
+    With `larger` attention takes the larger of what its pairs and its keys take, not both; then steps that compute
+    prompts alone have terms of their own, `prompt_attention` and `prompt_kv_read`. `graph_knots` is a table of captured
+    steps by bucket, in place of `pieces`. A step's sequences cost `sequence` each, and in a captured one fill a bucket.
+
     Where the first layer computes more than the others, its share of the layers, one of `layers`, is as if all did.
     Such steps are not captured. Layers with a window are charged whole in both cases.
     """
@@ -222,6 +259,11 @@ class LatencyModel:
     dense_from: int = 0  # queries of a key; 0: pairs take as long however many there are
     dense_attention: float = 0.0  # s per query-key pair beyond them, all layers that see all keys
     window_dense_attention: float = 0.0  # the same of the layers with a window
+    larger: bool = False  # attention costs the larger of its pairs and its keys; False: the sum
+    prompt_attention: float = 0.0  # as attention, of steps of prompts alone; with `larger`
+    prompt_kv_read: float = 0.0  # as kv_read, of the same
+    sequence: float = 0.0  # s per sequence, of the device
+    graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
 
     def exposed(self) -> "LatencyModel":
         """The model for an engine that decides on a step when the one before it is over: all host time shows."""
@@ -230,19 +272,31 @@ class LatencyModel:
     def scaled(self, factor: float) -> "LatencyModel":
         """The model of steps that take so many times as long."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
-                 "window_attention", "window_kv_read", "dense_attention", "window_dense_attention")  # fmt: skip
+                 "window_attention", "window_kv_read", "dense_attention", "window_dense_attention",
+                 "prompt_attention", "prompt_kv_read", "sequence")  # fmt: skip
         return replace(
             self,
             knots=tuple((x, y * factor) for x, y in self.knots),
+            graph_knots=tuple((x, y * factor) for x, y in self.graph_knots),
             cache_overhead=tuple(
                 replace(part, row=part.row * factor, token=part.token * factor) for part in self.cache_overhead
             ),
             **{name: getattr(self, name) * factor for name in times},
         )
 
+    @property
+    def num_knots(self) -> int:
+        """Of `tables`, the knots of steps that are not captured."""
+        return len(self.knots)
+
+    @property
+    def tables(self) -> tuple[tuple[float, float], ...]:
+        """The knots of steps that are not captured, and those of captured ones behind them."""
+        return self.knots + self.graph_knots
+
     def pieces(self, tokens: float) -> float:
         """Device time of the layers for `tokens` positions, in seconds."""
-        return float(_plain_pieces(self.knots, self.slope, tokens))
+        return float(_plain_pieces(self.knots, self.slope, tokens, 0, len(self.knots)))
 
     def step(self, f: Features, left: Features | None = None, first: Features | None = None) -> float:
         """The latency of a step, in seconds.
@@ -251,11 +305,11 @@ class LatencyModel:
         """
         if first is not None:
             more = first.tokens, first.sum_q_kv, first.sum_kv
-            return float(_seconds_first_whole(self.knots, self, f, *more))
+            return float(_seconds_first_whole(self.tables, self, f, *more))
         if left is None:
-            return float(_seconds(self.knots, self, f))
+            return float(_seconds(self.tables, self, f))
         return float(
-            _seconds_evicting(self.knots, self, f, left.tokens, left.sum_q_kv, left.sum_kv, left.sampled_rows)
+            _seconds_evicting(self.tables, self, f, left.tokens, left.sum_q_kv, left.sum_kv, left.sampled_rows)
         )  # fmt: skip
 
     def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
@@ -264,13 +318,13 @@ class LatencyModel:
         for name in _COST.names or ():
             numbers[name] = getattr(self, name)
         table = np.zeros((0, 2)) if overhead is None or not overhead.any() else overhead
-        return Cost(np.array(self.knots, np.float64).reshape(-1, 2), numbers, table)
+        return Cost(np.array(self.tables, np.float64).reshape(-1, 2), numbers, table)
 
 
 class Cost(NamedTuple):
     """A latency model as rules take it."""
 
-    knots: Any  # [knots, 2] tokens, s
+    knots: Any  # [knots, 2] tokens, s, of steps that are not captured, and of captured ones behind them
     numbers: Any  # [1] LatencyModel's numbers by name
     overhead: Any  # [phases, 2] or [0, 2]: s a row, and a token of its request
 
@@ -278,8 +332,10 @@ class Cost(NamedTuple):
 _COST = np.dtype(
     [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
                                "host_request", "early", "eviction", "window_attention", "window_kv_read",
-                               "dense_attention", "window_dense_attention")]
-    + [("graph_tokens", "i8"), ("layers", "i8"), ("dense_from", "i8"), ("overlap", "?"), ("captured_evictions", "?")]
+                               "dense_attention", "window_dense_attention", "prompt_attention", "prompt_kv_read",
+                               "sequence")]
+    + [("graph_tokens", "i8"), ("layers", "i8"), ("num_knots", "i8"), ("dense_from", "i8"),
+       ("overlap", "?"), ("captured_evictions", "?"), ("larger", "?")]
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from .block import HEADS
 from .draw import draw_block, draw_by_law, draw_scheduled
 from .errors import PolicyError
 from .hooks import draw_rows
@@ -41,11 +42,14 @@ class Unmasking(Part):
     sub_block: Annotated[
         int | None, Range(1), "positions of a block's parts that commit one after another; none: all"
     ] = None
+    head: Annotated[
+        str, Choice(HEADS), "computed rows that go through the LM head: all, as engines have it, or masks alone"
+    ] = "all"
     eos: Annotated[
         str, Choice(EOS), "what an EOS ends a request with: its block, at once, or nothing before its limit"
     ] = "block"
 
-    neutral = frozenset({"eos"})
+    neutral = frozenset({"eos", "head"})
     # The engine's own threshold: a run at it takes the nearest yield that a profile has, and says so.
     own_threshold: ClassVar[float | None] = None
 
@@ -58,6 +62,8 @@ class Unmasking(Part):
             raise PolicyError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
         if self.eos not in EOS:
             raise PolicyError(f"eos is {self.eos!r}, expected one of {', '.join(EOS)}")
+        if self.head not in HEADS:
+            raise PolicyError(f"head is {self.head!r}, expected all or masks")
         if self.denoising_steps is not None and self.denoising_steps < 1:
             raise PolicyError(f"denoising_steps is {self.denoising_steps}, expected at least 1")
         if self.sub_block is not None and self.sub_block < 1:
@@ -68,6 +74,11 @@ class Unmasking(Part):
             )
 
     def check(self, policy: Policy) -> None:
+        if self.head == "masks" and (
+            policy.full_sequence or policy.autoregressive or policy.eviction.by_importance or policy.batching.pieces
+            or self.strategy == "law" or not policy.granularity.on_a_grid
+        ):  # fmt: skip
+            raise PolicyError(f"{policy.name}: head is masks, expected all where a step's other rows are asked, too")
         if self.sub_block is not None and policy.block_length % self.sub_block:
             raise PolicyError(
                 f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "

@@ -77,6 +77,11 @@ class PagedCache:
             self.table[slot, self._count[slot] : self._count[slot] + more] = taken
             self._count[slot] += more
 
+    def more_pages(self, slots: Ints, need: npt.NDArray[np.int64]) -> int:
+        """Pages that slots lack of so many each."""
+        self._grow(int(slots.max()) + 1, int(need.max()))
+        return int(np.maximum(need - self._count[slots], 0).sum())
+
     def release(self, slot: int) -> None:
         """Take back a slot's pages."""
         held = self.table[slot, : int(self._count[slot])]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,15 @@ class ImportanceDelta:
     confidence: npt.NDArray[np.float32]
 
 
+class _Made(NamedTuple):
+    """A step's batch, and of its sampled rows the plan's row and the column of the block; `drawn`: commits that are."""
+
+    batch: Batch
+    rows: npt.NDArray[np.intp]
+    columns: npt.NDArray[np.intp]
+    drawn: Bools | None = None
+
+
 class ModelExecutor(Texts):
     """Runs plans. It keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
 
@@ -67,16 +77,21 @@ class ModelExecutor(Texts):
         self._mask = config.mask_token
         self._shifted = config.shifted
         self._watch = watch
+        self._masks_alone = policy.unmasking.head == "masks"
+        assert watch is None or not self._masks_alone, "who watches is told of all rows"
         self._pieces = policy.batching.pieces
         edits = policy.unmasking if isinstance(policy.unmasking, EditingUnmasking) else None
         self._editing = (
             None if edits is None else JointThreshold(edits.threshold, edits.edit_threshold, edits.max_post_edit_steps)
         )
         self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
+        self._prepared: tuple[StepPlan, _Made] | None = None  # the step that comes after the one in flight
+        self._expected: tuple[StepPlan, _Made] | None = None  # the step in flight, as it was prepared
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """Compute a plan and say what committed; ModelError when the device is out of memory."""
         begin = time.perf_counter()
+        self._expected, self._prepared = self._prepared, None
         for request in plan.freed:
             self._cache.release(self._slot_of.pop(request))
         try:
@@ -90,35 +105,85 @@ class ModelExecutor(Texts):
             ) from None
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
+    def prepare(self, plan: StepPlan) -> None:
+        """Make the batch of a step to come, none of whose rows is in flight, while the device works on another.
+
+        `step` takes it where the step turns out to be as it was decided on, and otherwise makes its own.
+        """
+        if self._prepared is not None or self._pieces or (plan.prefill and self._in_chunks(plan)):
+            return
+        need = -(-self._reach(plan) // self._cache.page_size)
+        if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
+            return  # those of rows that are over come free with the step in flight
+        made = self._make(plan)
+        if plan.prefill:
+            self._forward.bring(made.batch)
+        self._prepared = plan, made
+
+    def _prepared_or_made(self, plan: StepPlan) -> _Made:
+        if self._expected is not None and _same(self._expected[0], plan):
+            return self._expected[1]
+        return self._make(plan)
+
+    def _make(self, plan: StepPlan) -> _Made:
+        """The batch of a step, its pages reserved."""
+        if not plan.prefill:
+            return self._decode_batch(plan)
+        ends = plan.num_keys.astype(np.int64)
+        self._open(plan, ends)
+        return self._prefill_batch(plan, ends - plan.num_tokens, ends, self._block if plan.window.any() else 0)
+
+    def _in_chunks(self, plan: StepPlan) -> bool:
+        """Whether a prefill is all of one prompt, and too long for one forward."""
+        whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
+        return bool(whole and plan.window.any() and plan.num_keys[0] > self._longest)
+
+    def _reach(self, plan: StepPlan) -> npt.NDArray[np.int64]:
+        """Tokens of each row that have pages once a step is computed."""
+        if plan.prefill:
+            return plan.num_keys.astype(np.int64)
+        # Keys behind the window are seen, too: those that a step out of the block has cached.
+        window = self._window(plan)
+        window = window | visible(plan.status, window, self._listed)
+        reach: npt.NDArray[np.int64] = (
+            plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
+        )
+        return reach
+
+    def _window(self, plan: StepPlan) -> Bools:
+        """The positions of a decode step that are computed, [rows, width]."""
+        idle = plan.phases == Phase.IDLE
+        if not idle.any():
+            return plan.window
+        # A finished sequence of a frozen batch is computed all the same, and changes nothing.
+        window = plan.window.copy()
+        window[idle, : self._block] = True
+        return window
+
     def _prefill(self, plan: StepPlan) -> StepOutcome:
         if self._pieces:
             # Whole blocks of prompts, through the head as in the engine's own graph; nothing of them commits.
             ends = plan.num_keys.astype(np.int64)
             self._open(plan, ends)
-            *_, device = self._run_prefill(plan, ends - plan.num_tokens, ends, int(plan.num_tokens.min()))
-            return StepOutcome(0.0, np.zeros_like(plan.window), device)
-        lengths = plan.num_keys.astype(np.int64)
-        self._open(plan, lengths)
-        begins = lengths - plan.num_tokens
-        if begins.any() or not plan.window.any():  # a long prompt's chunk: with its last block it is a denoising step
-            num_sampled = self._block if plan.window.any() else 0
-            rows, columns, tokens, confidence, device = self._run_prefill(plan, begins, lengths, num_sampled)
-            if not num_sampled:
-                return StepOutcome(0.0, np.zeros_like(plan.window), device)
-        elif len(lengths) == 1 and lengths[0] > self._longest:
-            device = 0.0
-            for begin in range(0, int(lengths[0]), self._longest):
-                end = min(begin + self._longest, int(lengths[0]))
-                last = end == lengths[0]
-                rows, columns, tokens, confidence, took = self._run_prefill(
-                    plan, np.array([begin]), np.array([end]), self._block if last else 0
-                )
-                device += took
+            made = self._prefill_batch(plan, ends - plan.num_tokens, ends, int(plan.num_tokens.min()))
+            return StepOutcome(0.0, np.zeros_like(plan.window), self._forward.run(made.batch).device)
+        device = 0.0
+        if self._in_chunks(plan):
+            length = int(plan.num_keys[0])
+            self._open(plan, np.array([length]))
+            for begin in range(0, length, self._longest):
+                end = min(begin + self._longest, length)
+                last = self._block if end == length else 0
+                made = self._prefill_batch(plan, np.array([begin]), np.array([end]), last)
+                out = self._forward.run(made.batch)
+                device += out.device
         else:
-            rows, columns, tokens, confidence, device = self._run_prefill(
-                plan, np.zeros_like(lengths), lengths, self._block
-            )
-        return StepOutcome(0.0, self._commit(plan, rows, columns, tokens, confidence), device)
+            made = self._prepared_or_made(plan)
+            out = self._forward.run(made.batch)
+            device = out.device
+        if not plan.window.any():  # of a long prompt a part without its last block, which is a denoising step
+            return StepOutcome(0.0, np.zeros_like(plan.window), device)
+        return StepOutcome(0.0, self._commit(plan, made.rows, made.columns, out.tokens, out.confidence), device)
 
     def _open(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:
         """Give new requests their prompts, and all of them pages."""
@@ -130,12 +195,10 @@ class ModelExecutor(Texts):
             self._own(slot, request, prompt)
         self._cache.reserve(plan.slots, lengths)
 
-    def _run_prefill(
+    def _prefill_batch(
         self, plan: StepPlan, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], num_sampled: int
-    ) -> tuple[
-        npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.int64], npt.NDArray[np.float32], float
-    ]:  # fmt: skip
-        """Compute positions begins[s] to ends[s] of each row; the last `num_sampled` of each are sampled."""
+    ) -> _Made:
+        """Positions begins[s] to ends[s] of each row; the last `num_sampled` of each are sampled."""
         n = len(ends)
         counts = ends - begins
         start = np.concatenate([[0], np.cumsum(counts)])
@@ -156,29 +219,27 @@ class ModelExecutor(Texts):
             prefill=True,
             keys=self._keys(plan.requests[row][sampled], positions[sampled], 0),
         )
-        out = self._forward.run(batch)
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
-        return rows, columns, out.tokens, out.confidence, out.device
+        return _Made(batch, rows, columns)
 
-    def _decode(self, plan: StepPlan) -> StepOutcome:
-        window = plan.window
-        idle = plan.phases == Phase.IDLE
-        if idle.any():
-            # A finished sequence of a frozen batch is computed all the same, and changes nothing.
-            window = window.copy()
-            window[idle, : self._block] = True
+    def _decode_batch(self, plan: StepPlan) -> _Made:
+        window = self._window(plan)
         rows, columns = np.nonzero(window)
         start = plan.block_start.astype(np.int64)
         slots = plan.slots[rows]
         positions = start[rows] + columns
-        listed = visible(plan.status, window, self._listed)
-        # Keys behind the window are seen, too: those that a step out of the block has cached.
-        reach = start + window.shape[1] - np.argmax((window | listed)[:, ::-1], axis=1)
+        reach = self._reach(plan)
         if self._pieces:  # a prompt shorter than a block has had no prefill
             self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
         counts = np.count_nonzero(window, axis=1)
         evict, drawn = self._evict(plan, rows, columns)
+        sampled = np.arange(len(rows))
+        if self._masks_alone:
+            idle = plan.phases == Phase.IDLE
+            sampled = np.flatnonzero((plan.status[rows, columns] == MASKED) & ~idle[rows])
+        chosen = rows[sampled]
+        evaluations = plan.evaluations[chosen, columns[sampled]]
         batch = Batch(
             tokens=self._tokens[slots, positions].astype(np.int64),
             positions=positions,
@@ -186,15 +247,20 @@ class ModelExecutor(Texts):
             query_start=np.concatenate([[0], np.cumsum(counts)]),
             page_table=self._cache.tables(plan.slots, reach),
             history=start,
-            listed=listed,
+            listed=visible(plan.status, window, self._listed),
             block_length=self._block,
-            sampled=np.arange(len(rows)),
+            sampled=sampled,
             evict=evict,
-            keys=self._keys(plan.requests[rows], positions, 1 + plan.evaluations[rows, columns].astype(np.int64)),
+            own_head=self._masks_alone,
+            keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
+        return _Made(batch, chosen, columns[sampled], drawn)
+
+    def _decode(self, plan: StepPlan) -> StepOutcome:
+        batch, rows, columns, drawn = self._prepared_or_made(plan)
         out = self._forward.run(batch)
         if plan.evicting is None:
-            self._tell(evict, rows, columns, out)
+            self._tell(batch.evict, rows, columns, out)
             return StepOutcome(0.0, self._commit(plan, rows, columns, out.tokens, out.confidence), out.device)
         assert out.rows is not None
         rows, columns = rows[out.rows], columns[out.rows]
@@ -329,6 +395,14 @@ class ModelExecutor(Texts):
         return np.where(has_known, known, tokens[before]), confidence[before]
 
 
+def _same(decided: StepPlan, plan: StepPlan) -> bool:
+    """Whether a step is the one that was decided on ahead, as far as its batch goes."""
+    names = ("requests", "slots", "phases", "block_start", "end", "num_tokens", "window", "status", "evaluations")
+    return decided.prefill == plan.prefill and all(
+        np.array_equal(getattr(decided, name), getattr(plan, name)) for name in names
+    )
+
+
 def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
     """The steps that each row's block has had: as many as the mask computed most often, [rows]."""
     steps: npt.NDArray[np.int64] = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
@@ -358,6 +432,10 @@ def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
             "say the position after theirs: expected whole blocks, as lmdeploy-bd32"
+        )
+    if policy.unmasking.head == "masks":
+        raise PolicyError(
+            f"{policy.name}: head is masks, and the row before a mask says what {config.name} has there: expected all"
         )
     if policy.batching.pieces:
         raise PolicyError(

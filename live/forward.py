@@ -40,6 +40,7 @@ class Batch:
     sampled: Array  # rows whose token and confidence are wanted
     evict: Evict | None = None  # None: all rows go through all layers
     prefill: bool = False  # of prompts
+    own_head: bool = False  # of decode rows those sampled alone go through the head: captured, a graph of its own
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], the chance by which tokens are drawn; None: the likeliest
 
 
@@ -65,6 +66,8 @@ class Forward:
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: tokens are the likeliest
         self.by_entropy = False  # confidence is the negative entropy, not the token's probability
+        self._brought: tuple[Batch, Inputs] | None = None  # the batch of the next step, on the device already
+        self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works on it
 
     @property
     def attended(self) -> tuple[Tensor, Tensor]:
@@ -74,8 +77,16 @@ class Forward:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
-        inputs = self._upload(batch)
+        inputs = self._inputs_of(batch)
         return self._timed(lambda: self._answers(inputs, batch))
+
+    def bring(self, batch: Batch) -> None:
+        """Copy a batch that will run next to the device, behind what it works on now."""
+        self._brought = batch, self._upload(batch)
+
+    def _inputs_of(self, batch: Batch) -> Inputs:
+        brought, self._brought = self._brought, None
+        return brought[1] if brought is not None and brought[0] is batch else self._upload(batch)
 
     def _timed(self, compute: Callable[[], tuple[list[Tensor], Tensor | None]]) -> Sampled:
         """The outcome of what `compute` launches, brought to the host, and how long the device took for it."""
@@ -84,6 +95,7 @@ class Forward:
             begin.record()
             answers, delta = compute()
             end.record()
+            self._meanwhile()
             # One copy back, which waits for the device: the host decides what commits.
             both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
             device = begin.elapsed_time(end) / 1e3
@@ -92,8 +104,14 @@ class Forward:
             clock = time.perf_counter()
             answers, delta = compute()
             device = time.perf_counter() - clock
+            self._meanwhile()
             tokens, confidence, *rows = (answer.numpy() for answer in answers)
         return Sampled(tokens, confidence, device, rows[0] if rows else None, delta)
+
+    def _meanwhile(self) -> None:
+        """What the host does between a step's launch and its answers."""
+        for work in self.meanwhile:
+            work()
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         """Tokens and confidences, and where rows may be evicted those retained and how much importance grew."""
@@ -107,12 +125,17 @@ class Forward:
         return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
 
     def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
+        return self._sample(self._hidden(inputs, block_length)[inputs["sampled"]], inputs.get("keys"))
+
+    def _hidden(self, inputs: Inputs, block_length: int) -> Tensor:
+        """The final hidden states of all rows, normed."""
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._keep(layer, k, v, inputs)
             return self._attend(layer, q, inputs, block_length)
 
-        hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
+        hidden: Tensor = self.model(inputs["tokens"], inputs["positions"], attend)
+        return hidden
 
     def _attending(self, block_length: int) -> Attend:
         return lambda layer, q, rows: self._attend(layer, q, rows, block_length)

@@ -1,8 +1,9 @@
 """A forward whose decode steps are captured CUDA graphs, one a padded shape: launching them costs next to nothing.
 
 Prefill, whose shape is never the same twice, stays eager. A step that evicts is two graphs round the one wait for how
-many rows go on: all rows as far as the choice, and what is left from there. All graphs share one pool of memory, since
-one's answer is read before the next is launched.
+many rows go on: all rows as far as the choice, and what is left from there. A step whose masks alone go through the
+head is two graphs as well, and waits for nothing between them. All graphs share one pool of memory, since one's answer
+is read before the next is launched.
 
 Without CUDA a graph computes again what it recorded, into the same tensors: slower, and the same numbers, by which
 padding, aliasing and the choice of graphs are tested.
@@ -117,15 +118,21 @@ class GraphForward(Forward):
         self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # the inputs of whatever graph runs
         self._staged = torch.zeros(0, dtype=torch.int64)  # the same on the host
         self._between: dict[int, Between] = {}  # by the width of a window
+        # What the head reads where it is a graph of its own: hidden states, and which rows of them.
+        self._states = torch.zeros(0, 0, device=self.device)
+        self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._staged_picks = torch.zeros(0, dtype=torch.int64)
 
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
         num_rows = len(batch.tokens)
-        plain = batch.prefill or batch.keys is not None or len(batch.sampled) != num_rows
+        plain = batch.prefill or batch.keys is not None or (len(batch.sampled) != num_rows and not batch.own_head)
         if plain or num_rows > MAX_ROWS or batch.page_table.shape[1] > self.pages:
             return super().run(batch)
         rows, sequences = shape_of(batch)
         padded = pad(batch, rows, sequences, self.pages, batch.listed.shape[1])
+        if batch.own_head:
+            return self._replay_with_head(padded, batch.sampled)
         return self._replay(padded, num_rows) if batch.evict is None else self._replay_evicting(padded, batch)
 
     @torch.inference_mode()
@@ -144,6 +151,13 @@ class GraphForward(Forward):
         self._bring(np.zeros(max(len(self._flatten(b)[0]) for b in [*blanks, *evicting]), np.int64))
         if evicting:
             self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
+        if policy.unmasking.head == "masks":
+            most = blanks[0]
+            for b in blanks:
+                self._layers(b)
+            for rows in sorted({bucket(n) for n in range(1, len(most.tokens) + 1)}, reverse=True):
+                self._head(most, rows)
+            return
         for b in blanks:
             self._step(b)
         for b in evicting:
@@ -159,8 +173,27 @@ class GraphForward(Forward):
         clock = _Clock(self.device)
         captured.replay()
         clock.stop()
+        self._meanwhile()
         both = captured.answers[0].cpu().numpy()
         return Sampled(both[0, :num_rows].astype(np.int64), both[1, :num_rows].astype(np.float32), clock.seconds())
+
+    @torch.inference_mode()
+    def _replay_with_head(self, padded: Batch, sampled: Array) -> Sampled:
+        num = len(sampled)
+        layers = self._layers(padded)
+        head = self._head(padded, bucket(num)) if num else None
+        self._bring(self._flatten(padded)[0])
+        self._staged_picks[:num] = torch.from_numpy(sampled)
+        self._staged_picks[num : bucket(num)] = 0
+        self._picked.copy_(self._staged_picks, non_blocking=True)
+        clock = _Clock(self.device)
+        layers.replay()
+        if head is not None:
+            head.replay()
+        clock.stop()
+        self._meanwhile()
+        both = np.zeros((2, 0)) if head is None else head.answers[0][:, :num].cpu().numpy()
+        return Sampled(both[0].astype(np.int64), both[1].astype(np.float32), clock.seconds())
 
     @torch.inference_mode()
     def _replay_evicting(self, padded: Batch, batch: Batch) -> Sampled:
@@ -184,6 +217,7 @@ class GraphForward(Forward):
         rest = self._rest(padded, bucket(num_retained))
         rest.replay()
         clock.stop()
+        self._meanwhile()
         both = rest.answers[0][:, :num_retained].cpu().numpy()
         return Sampled(
             both[0].astype(np.int64), both[1].astype(np.float32), clock.seconds(),
@@ -203,6 +237,45 @@ class GraphForward(Forward):
 
             self._capture(key, flat, compute)
         return self._graphs[key]
+
+    def _layers(self, padded: Batch) -> Captured:
+        """The graph of a step's layers; where the head finds their hidden states, they lie."""
+        rows, (sequences, width) = len(padded.tokens), padded.listed.shape
+        self._make_states(rows)
+        key = ("layers", rows, sequences, width, padded.block_length)
+        if key not in self._graphs:
+            flat, shapes = self._flatten(padded)
+            states = self._states[:rows]
+
+            def compute() -> tuple[Tensor]:
+                states.copy_(self._hidden(self._unflatten(self._held, shapes), padded.block_length))
+                return (states,)
+
+            self._capture(key, flat, compute)
+        return self._graphs[key]
+
+    def _head(self, padded: Batch, num: int) -> Captured:
+        """The graph of the head over `num` rows of a step's, padding among them."""
+        self._make_states(len(padded.tokens))
+        key = ("head", num)
+        if key not in self._graphs:
+
+            def compute() -> tuple[Tensor]:
+                answers = self._sample(self._states[self._picked[:num]], None)
+                return (torch.stack([answer.to(torch.float64) for answer in answers]),)
+
+            self._capture(key, self._flatten(padded)[0], compute)
+        return self._graphs[key]
+
+    def _make_states(self, rows: int) -> None:
+        """Room for so many rows' hidden states; where it is made anew, graphs that read the old one are gone."""
+        if rows <= len(self._states):
+            return
+        self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] not in ("layers", "head")}
+        weight = self.model.embedding.weight
+        self._states = torch.zeros(rows, self.model.config.hidden, dtype=weight.dtype, device=self.device)
+        self._picked = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self._staged_picks = torch.zeros(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _half(self, padded: Batch) -> Captured:
         """The graph of a step that evicts as far as the choice: its answer is how many rows go on."""
@@ -293,7 +366,9 @@ class _Clock:
         self._took = time.perf_counter() - self._took
 
     def seconds(self) -> float:
-        """Once the device is done."""
+        """Once the device is done, for which it waits."""
+        if self._cuda:
+            self._end.synchronize()
         return self._begin.elapsed_time(self._end) / 1e3 if self._cuda else self._took
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from ..engine.engine import Engine
@@ -28,6 +29,8 @@ def serve(
     sleep: Callable[[float], object] = time.sleep,
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int, float], None] | None = None,
+    meanwhile: list[Callable[[], object]] | None = None,
+    prepare: Callable[[StepPlan], object] | None = None,
 ) -> float:
     """Serve requests, in order of arrival, at their times (s from the start); returns the seconds it took.
 
@@ -36,30 +39,55 @@ def serve(
     planning, accounting and the executor's own host time are inside it, so that no time is lost between steps.
     stop: asked between steps; when true the run ends there, with what is done.
     progress: called with the requests ended so far and the time.
+
+    meanwhile: what the executor calls while its device works on a step. The step before is recorded then, and where
+    the policy decides ahead `prepare` is given the step decided on: both cost the device no wait. Without it a step
+    is recorded as it ends, and nothing is prepared.
     """
     begin = clock()
     coming = iter(requests)
     due = next(coming, None)
     now = clock() - begin
     ended = 0
-    while not stop():
-        while due is not None and due.arrival <= now:
-            ended += not engine.submit(due)
-            due = next(coming, None)
-        plan = engine.schedule(now)
-        if plan is None:
-            if due is None:
-                break
-            sleep(max(0.0, due.arrival - (clock() - begin)))
-            now = max(now, clock() - begin)
-            continue
-        outcome = executor.step(plan)
-        outcome = replace(outcome, latency=max(0.0, clock() - begin - now))
-        now += outcome.latency  # the step's own end, as the journal has it
-        done = engine.commit(outcome, now)
-        ended += len(done)
-        if recorder is not None:
-            recorder.record(engine.replica, plan, outcome, done)
-        if progress is not None:
-            progress(ended, now)
+    behind: list[Callable[[], object]] = []  # the account of a step that is over
+
+    def catch_up() -> None:
+        while behind:
+            behind.pop(0)()
+
+    def look_ahead() -> None:
+        if prepare is not None and (coming := engine.ahead()) is not None:
+            prepare(coming)
+
+    own: list[Callable[[], object]] = [catch_up, look_ahead]
+    if meanwhile is not None:
+        meanwhile += own
+    try:
+        while not stop():
+            while due is not None and due.arrival <= now:
+                ended += not engine.submit(due)
+                due = next(coming, None)
+            plan = engine.schedule(now)
+            if plan is None:
+                if due is None:
+                    break
+                catch_up()
+                sleep(max(0.0, due.arrival - (clock() - begin)))
+                now = max(now, clock() - begin)
+                continue
+            outcome = executor.step(plan)
+            outcome = replace(outcome, latency=max(0.0, clock() - begin - now))
+            now += outcome.latency  # the step's own end, as the journal has it
+            done = engine.commit(outcome, now)
+            ended += len(done)
+            if recorder is not None:
+                behind.append(partial(recorder.record, engine.replica, plan, outcome, done))
+            if progress is not None:
+                behind.append(partial(progress, ended, now))
+            if meanwhile is None:
+                catch_up()
+    finally:
+        catch_up()
+        if meanwhile is not None:
+            meanwhile[:] = [work for work in meanwhile if work not in own]
     return clock() - begin

@@ -22,6 +22,7 @@ from .executor import ModelExecutor
 from .forward import Forward
 from .loop import serve
 from .prompts import random_prompts
+from .session import made_ready
 
 SETTLE = 2  # steps of a shape before its latencies count
 MOST_STEPS = 16  # that the sequences of a shape are sure to have pages for, a token a step at the least
@@ -92,7 +93,7 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
     steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, repeats + SETTLE)
     # The last step of a block may compute less: what is pending, and no mask.
-    alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens)
+    alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens) & ~np.array(executor.late)
     counted = np.flatnonzero(alike)[SETTLE:]
     features = features_at(steps, int(counted[len(counted) // 2]))
     return Measured(features, steps["latency"][counted], steps["device"][counted])
@@ -113,7 +114,7 @@ def measure_evicting(
     engine = Engine(policy, Limits(1 << 20, 1 << 30, batch), RequestTable(batch))
     steps = _served(forward, executor, engine, requests, repeats + SETTLE)
     found = []
-    for i in np.flatnonzero(steps["evicted"])[SETTLE:].tolist():
+    for i in np.flatnonzero((steps["evicted"] > 0) & ~np.array(executor.late))[SETTLE:].tolist():
         planned = features_at(steps, i)
         tokens, qk_pairs, keys = (int(steps[name][i]) for name in ("evicted", "evicted_q_kv", "evicted_kv"))
         left = planned._replace(
@@ -140,7 +141,8 @@ def _served(
     parts: list[Mapping[str, Any]] = []
     recorder = StepRecorder(lambda columns, lists: parts.append(columns), engine.policy.block_length, batch=256)
     try:
-        serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= wanted)
+        serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= wanted,
+              meanwhile=forward.meanwhile)  # fmt: skip
     finally:
         forward.cache.clear()
     recorder.flush()
@@ -163,15 +165,21 @@ class _Contextual(ModelExecutor):
         *rest, self._shape = arguments
         super().__init__(*rest)
         self.measured = 0
+        self.late: list[bool] = []  # of each step, whether a kernel was compiled or a graph captured in it
 
     def step(self, plan: StepPlan) -> StepOutcome:
         if plan.prefill and self._shape.window:
             self._open(plan, plan.num_tokens.astype(np.int64))
+            self.late.append(False)
             return StepOutcome(0.0, np.ones_like(plan.window) & self._policy.autoregressive)
         # Where positions are evicted those steps count that may; they differ in size.
         evicts = self._policy.eviction.by_importance
-        self.measured += plan.evicting is not None if evicts else plan.features.tokens == self._shape.tokens
-        return super().step(plan)
+        counts = plan.evicting is not None if evicts else plan.features.tokens == self._shape.tokens
+        ready = made_ready(self._forward)
+        outcome = super().step(plan)
+        self.late.append(made_ready(self._forward) > ready)
+        self.measured += counts and not self.late[-1]
+        return outcome
 
 
 def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, page: int, num_pages: int) -> list[Shape]:

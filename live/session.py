@@ -73,6 +73,7 @@ class Kept:
             self._forward = found = GraphForward(model, cache, temperature, max_num_logits, longest)
         found.cache.clear()
         found.sampling = None
+        found.meanwhile = []
         return found
 
 
@@ -95,6 +96,7 @@ def run(
     sampling: Sampling | None = None,
     eos: Sequence[int] = (),
     seed: int = 0,
+    sample: Callable[[], None] | None = None,
 ) -> LiveRun:
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
@@ -104,6 +106,7 @@ def run(
     max_num_logits: rows of logits that may exist at once; a full-sequence policy says so itself. sampling: how tokens
     are drawn; without, they are the likeliest. eos: tokens that end a request; none: it has all that it asked for.
     seed: of a canvas's noise and draws.
+    sample: called once a step while the device works on it, of a decoder's steps (profiler/clocks.py).
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
     done, and `failure` says why.
@@ -128,9 +131,13 @@ def run(
             _warm_up(forward, policy, limits, latency, requests, prompts)
             ready = made_ready(forward)
             begin = time.monotonic()
+            meanwhile = None
+            if isinstance(forward, Forward):
+                meanwhile = forward.meanwhile = [] if sample is None else [sample]
             serve(
                 engine, executor, requests, recorder=recorder, sleep=told.wait,
-                stop=lambda: told.is_set() or stop(), progress=progress,
+                stop=lambda: told.is_set() or stop(), progress=progress, meanwhile=meanwhile,
+                prepare=executor.prepare if isinstance(executor, ModelExecutor) else None,
             )  # fmt: skip
         except Exception as error:  # whatever it was, what is done is not lost: the caller writes it, then raises this
             failure = error

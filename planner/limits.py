@@ -12,7 +12,7 @@ from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..profiler.fit import key_times, layer_times
 from ..profiler.profile import Profile, gb
-from ..profiler.samples import FEATURES, padded
+from ..profiler.samples import FEATURES, captured, padded, sequences
 from ..sim.twin import limits_of, memory_of
 from .memory import PAGES, ROWS, TOKENS, largest, parts
 
@@ -106,7 +106,9 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
     whole = np.where(evicting[:, None], planned, padded(planned, model.graph_tokens))
     left = whole - gone
     early = np.where(evicting, model.early, 1.0)
-    layers = early * layer_times(model, whole) + (1.0 - early) * layer_times(model, left)
+    graphs = captured(planned, model.graph_tokens) & ~evicting
+    layers = early * layer_times(model, whole, graphs) + (1.0 - early) * layer_times(model, left, graphs)
+    layers += model.sequence * sequences(planned, model.graph_tokens)
     head, sampled = (left[:, FEATURES.index(name)] for name in ("head_rows", "sampled_rows"))
     total: npt.NDArray[np.float64] = layers + model.head * head + model.sample * sampled
     return total
@@ -128,7 +130,8 @@ def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -
         "window_kv": steps["window_kv"],
     }
     total: npt.NDArray[np.float64] = (
-        key_times(model, seen)
+        key_times(model, seen, steps["prefill"])
+        + model.sequence * steps["batch"]
         + model.head * (steps["head_rows"] - steps["evicted"])
         + model.sample * (steps["sampled_rows"] - steps["evicted_sampled"])
     )

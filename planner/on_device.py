@@ -99,6 +99,7 @@ def on_device(
         sampling=answers.sampling,
         eos=config.eos if scenario.eos else (),
         seed=scenario.seed,
+        sample=loaded.clocks.sample,
     )
     result = Result(
         policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready, law=law
@@ -174,7 +175,9 @@ def about_live(
             "question": "What did its clients see?",
             "driver": "live",
             "commits": commits,
-            "live": settings | {"prompts": prompts or "random tokens", "host_ms": host, "made_ready": ready},
+            "live": settings
+            | loaded.clocks.found()
+            | {"prompts": prompts or "random tokens", "host_ms": host, "made_ready": ready},
         }
         if answers.sampling is not None:
             found["live"] |= {"sampling": asdict(answers.sampling)}

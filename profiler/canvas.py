@@ -9,6 +9,7 @@ import torch
 from ..engine.errors import ModelError
 from ..live.canvas_model import CanvasModel, is_canvas, num_params, read_canvas_model
 from ..live.config_file import AS_IT_SAYS, Given
+from .clocks import Clocks
 from .measure import Loaded, check_device, describe, open_model, select, settings_of
 from .profile import Device, MemoryModel
 
@@ -25,6 +26,7 @@ class LoadedCanvas:
     trained = True
     graphs = False
     kept = None
+    clocks = Clocks(None)  # nor are its steps sampled
 
     @property
     def on_gpu(self) -> bool:

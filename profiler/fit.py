@@ -11,7 +11,7 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from .pieces import Problem, Solution, digits, search, split_pairs
 from .profile import Fit, HeldOut
-from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points
+from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points, sequences
 from .stairs import Stairs, climb, traffic
 
 MIN_POINTS = 4
@@ -107,29 +107,45 @@ def split(every: Points) -> Bools:
 
 def predict(model: LatencyModel, features: Floats) -> Floats:
     """`model.step` of many steps at once: features [steps, features] to seconds."""
-    table = padded(features, model.graph_tokens)
+    table, graphs = padded(features, model.graph_tokens), captured(features, model.graph_tokens)
     f = dict(zip(FEATURES, table.T, strict=True))
     n = f["num_forwards"]
-    device = layer_times(model, table) + model.head * f["head_rows"] + model.sample * f["sampled_rows"]
+    device = layer_times(model, table, graphs) + model.head * f["head_rows"] + model.sample * f["sampled_rows"]
+    device += model.sequence * sequences(features, model.graph_tokens)
     host = n * model.host_step + model.host_request * f["batch"]
-    launch = np.where(captured(features, model.graph_tokens), 0.0, model.launch)
+    launch = np.where(graphs, 0.0, model.launch)
     return np.asarray(np.maximum(n * launch, device) + host, np.float64)
 
 
-def layer_times(model: LatencyModel, features: Floats) -> Floats:
-    """Of the device's time, the layers' part (s), for features [steps, features] as the device computes them."""
+def layer_times(model: LatencyModel, features: Floats, graphs: Bools) -> Floats:
+    """Of the device's time, the layers' part (s), for features [steps, features] as the device computes them.
+
+    graphs [steps]: which are captured.
+    """
     f = dict(zip(FEATURES, features.T, strict=True))
     n = f["num_forwards"]
     tokens = f["tokens"] / n
-    x, y = np.array(model.knots).T
-    pieces = np.interp(tokens, x, y) + model.slope * np.maximum(tokens - x[-1], 0.0)
-    return np.asarray(n * pieces + key_times(model, f), np.float64)
+    pieces = np.zeros(len(features))
+    for knots, rows in ((model.knots, ~graphs), (model.graph_knots or model.knots, graphs)):
+        x, y = np.array(knots).T
+        pieces[rows] = np.interp(tokens[rows], x, y) + model.slope * np.maximum(tokens[rows] - x[-1], 0.0)
+    prompts = f["prefill_tokens"] == f["tokens"]
+    return np.asarray(n * pieces + key_times(model, f, prompts), np.float64)
 
 
-def key_times(model: LatencyModel, of: Mapping[str, Floats]) -> Floats:
-    """The time of attention and of reading its keys (s), for steps' sum_q_kv, sum_kv, window_q_kv and window_kv."""
+def key_times(model: LatencyModel, of: Mapping[str, Floats], prompts: Bools | bool = False) -> Floats:
+    """The time of attention and of reading its keys (s), for steps' sum_q_kv, sum_kv, window_q_kv and window_kv.
+
+    prompts [steps]: which are of prompts alone.
+    """
     short, dense = split_pairs(of["sum_q_kv"], of["sum_kv"], model.dense_from)
     full = model.attention * short + model.dense_attention * dense + model.kv_read * of["sum_kv"]
+    if model.larger:
+        pairs, keys = (
+            np.where(prompts, getattr(model, f"prompt_{name}"), getattr(model, name)) * of[column]
+            for name, column in (("attention", "sum_q_kv"), ("kv_read", "sum_kv"))
+        )
+        full = np.maximum(pairs, keys)
     short, dense = split_pairs(of["window_q_kv"], of["window_kv"], model.dense_from)
     windowed = model.window_attention * short + model.window_dense_attention * dense
     return np.asarray(full + windowed + model.window_kv_read * of["window_kv"], np.float64)

@@ -49,6 +49,7 @@ from ..live.padding import MAX_ROWS
 from ..live.parallel import join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, run
+from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
 from .fit import fit_latency
@@ -57,7 +58,7 @@ from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 from .pieces import digits
-from .profile import Device, MemoryModel, Profile, Provenance
+from .profile import CommitFit, Device, MemoryModel, Profile, Provenance
 from .samples import Samples, samples
 from .stairs import levels
 
@@ -74,6 +75,7 @@ class Loaded:
     trained: bool  # whether its weights mean something
     graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
     captured: Kept = field(default_factory=Kept)  # where they are kept from one run to the next
+    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled while steps run
 
     @property
     def on_gpu(self) -> bool:
@@ -107,8 +109,6 @@ def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool) 
     }  # fmt: skip
     if weight.is_cuda:
         found |= {"cuda": torch.version.cuda, "driver": driver()}
-        if (clock := clock_mhz(weight.device)) is not None:
-            found["clock_mhz"] = clock
     return found
 
 
@@ -147,6 +147,7 @@ def open_model(
     return Loaded(
         name, model, found, shape_of(config), memory, weights.is_trained(name),
         device.startswith("cuda") and tp == 1 if graphs is None else graphs,
+        clocks=clocks_of(model.embedding.weight.device),
     )  # fmt: skip
 
 
@@ -199,14 +200,6 @@ def processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def clock_mhz(device: torch.device) -> int | None:
-    """The GPU's clock, where PyTorch can ask for it: that takes a package of NVIDIA's, and rights."""
-    try:
-        return int(torch.cuda.clock_rate(device))
-    except Exception:  # a missing package, a driver that refuses: whatever it is, it must cost no measurement
-        return None
 
 
 def driver() -> str | None:
@@ -303,10 +296,11 @@ def fits(shape: Shape, block: int, pages: int) -> bool:
 
 def serve_journal(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
-) -> Samples:  # fmt: skip
+) -> tuple[Samples, int]:  # fmt: skip
     """The steps of serving requests of any length, for about `budget` seconds: what a fit is judged by.
 
-    All requests arrive at once, so that batches shrink from the largest to one.
+    All requests arrive at once, so that batches shrink from the largest to one. Beside the steps, how many kernels were
+    compiled and graphs captured in them: none, or their latencies are of something else.
     """
     config = loaded.model.config
     block = config.block_length
@@ -319,6 +313,7 @@ def serve_journal(
         half = every_step(most_running, FixedChunk(max(2, block // 2), block), DelayedCache())
         policies = [parse(f"{BASELINE}:{block},max_batch={batch},page_size=64"), half]
     steps: list[Mapping[str, Any]] = []
+    late = 0
     for policy in policies:
         requests = [
             Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
@@ -333,13 +328,14 @@ def serve_journal(
             loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
             draws=None if policy.autoregressive else CommitDraws(ordinary, seed, prompts, outputs, own),
             append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
-            stop=after(budget / len(policies)),
+            stop=after(budget / len(policies)), sample=loaded.clocks.sample,
         )  # fmt: skip
         if done.failure is not None:
             raise done.failure
+        late += done.num_made_ready
     columns = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
     features = [features_at(columns, i) for i in range(len(columns["latency"]))]
-    return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None)
+    return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None), late
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
@@ -347,12 +343,13 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     config, weight = loaded.model.config, loaded.model.embedding.weight
     cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
     cache.fill(seed)
-    if not loaded.graphs:
-        return Forward(loaded.model, cache)
-    forward = GraphForward(loaded.model, cache, longest=longest)
-    forward.prepare(every_step({"max_batch": batch}, Autoregressive()), batch)
-    if (block := config.block_length) > 1:  # windows of every size
-        forward.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch)
+    forward = Forward(loaded.model, cache)
+    if loaded.graphs:
+        forward = captured = GraphForward(loaded.model, cache, longest=longest)
+        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch)
+        if (block := config.block_length) > 1:  # windows of every size
+            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch)
+    forward.meanwhile = [loaded.clocks.sample]
     return forward
 
 
@@ -566,14 +563,15 @@ def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, full_sequence: bool = False,
-    tokenizer: str | None = None, eos: bool = False,
+    tokenizer: str | None = None, eos: bool = False, keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
     weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
     full_sequence: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
-    tokenizer, eos: see log_commits.
+    tokenizer, eos: see log_commits. keep: given the profile of what is measured so far, as soon as its steps are fitted
+    and whenever there is more: what fails later must not cost it.
     """
     if full_sequence and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -599,13 +597,55 @@ def profile_model(
     )  # fmt: skip
     journal = None
     if loaded.on_gpu and not full_sequence:
-        journal = serve_journal(
+        journal, settings["made_ready"] = serve_journal(
             loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
         )
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
     latency = replace(
         latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
     )
+    logs = {}
+    seen: list[Deltas] = []
+    models: list[CommitModel] = list(yields)
+    fits: list[CommitFit] = []
+
+    of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
+    family = "full-sequence" if full_sequence else of_blocks
+
+    def so_far() -> Profile:
+        return Profile(
+            name=name,
+            description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
+            origin="measured",
+            family=family,
+            implementation="dsim live",
+            device=loaded.device,
+            model=loaded.shape,
+            latency=latency,
+            fit=fit,
+            memory=loaded.memory,
+            commits=tuple(models),
+            provenance=Provenance(
+                sources=("measured by dsim profile", *dict.fromkeys(m.source for m in yields)),
+                date=time.strftime("%Y-%m-%d"),
+                tool_version=__version__,
+                seed=seed,
+                torch=str(settings["torch"]),
+                driver=settings.get("driver"),
+                clocks=str(loaded.clocks) or None,
+                prompts=", ".join(workloads.values()) or None,
+                settings={key: value for key, value in settings.items() if key not in ("torch", "driver")}
+                | {
+                    "strategy": "low_confidence_dynamic",
+                    "page_size": PAGE,
+                    "block_length": config.block_length,
+                },
+            ),
+            commit_fits=tuple(fits),
+            focus=fit_focus(seen),
+        )  # fmt: skip
+
+    keep(so_far())
     if full_sequence:
         said = (
             None
@@ -615,10 +655,7 @@ def profile_model(
         latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, said))
     else:
         latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
-    logs = {}
-    seen: list[Deltas] = []
-    models: list[CommitModel] = list(yields)
-    fits = []
+    keep(so_far())
     wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
     for i, (workload, threshold) in enumerate(wanted):
         share = (budget - for_steps) / len(wanted)
@@ -635,35 +672,6 @@ def profile_model(
         )
         models += at_fixed_length(model, commit_fit)
         fits.append(commit_fit)
-    profile = Profile(
-        name=name,
-        description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
-        origin="measured",
-        family="full-sequence" if full_sequence else "block-diffusion" if config.block_length > 1 else "autoregressive",
-        implementation="dsim live",
-        device=loaded.device,
-        model=loaded.shape,
-        latency=latency,
-        fit=fit,
-        memory=loaded.memory,
-        commits=tuple(models),
-        provenance=Provenance(
-            sources=("measured by dsim profile", *dict.fromkeys(m.source for m in yields)),
-            date=time.strftime("%Y-%m-%d"),
-            tool_version=__version__,
-            seed=seed,
-            torch=str(settings.pop("torch")),
-            driver=settings.pop("driver", None),
-            clocks=f"{settings.pop('clock_mhz')} MHz" if "clock_mhz" in settings else None,
-            prompts=", ".join(workloads.values()) or None,
-            settings=settings
-            | {
-                "strategy": "low_confidence_dynamic",
-                "page_size": PAGE,
-                "block_length": config.block_length,
-            },
-        ),
-        commit_fits=tuple(fits),
-        focus=fit_focus(seen),
-    )  # fmt: skip
+        keep(so_far())
+    profile = so_far()
     return profile, Taken(steps, logs)

@@ -58,11 +58,13 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
 def profile_canvas(
     loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
+    keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a canvas model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the denoising steps of canvases are counted; of none, those of
-    prompts of random tokens are.
+    prompts of random tokens are. keep: given the profile of what is measured so far, as soon as its steps are fitted
+    and whenever there is more.
     """
     config = loaded.model.config
     for prompts in workloads.values():  # read before anything is measured
@@ -76,21 +78,6 @@ def profile_canvas(
         loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget)
     )
     latency, fit = fit_latency(steps)
-    laws, doubts = [], list(fit.doubts)
-    wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
-    for i, (workload, file) in enumerate(wanted.items()):
-        share = (budget - for_steps) / len(wanted)
-        told(f"canvases of {workload}", (for_steps + i * share) / budget)
-        ask = random_prompts(config, seed) if file is None else prompts_from(
-            read_tokens(file, loaded.name, config, tokenizer), seed
-        )  # fmt: skip
-        counted = count_steps(loaded, ask, share, context, seed)
-        law, why = fit_canvas_law(
-            counted, workload=workload, canvas_length=config.canvas_length, late=False,
-            source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases",
-        )  # fmt: skip
-        laws.append(law)
-        doubts += [f"{workload}: {line}" for line in why]
     profile = Profile(
         name=name,
         description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
@@ -100,7 +87,7 @@ def profile_canvas(
         device=loaded.device,
         model=shape,
         latency=latency,
-        fit=replace(fit, doubts=tuple(doubts)),
+        fit=fit,
         memory=loaded.memory,
         commits=(),
         provenance=Provenance(
@@ -114,8 +101,23 @@ def profile_canvas(
             prompts=", ".join(workloads.values()) or None,
             settings=settings | {"strategy": "law", "page_size": PAGE, "block_length": config.canvas_length},
         ),
-        canvas_laws=tuple(laws),
     )  # fmt: skip
+    keep(profile)
+    wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
+    for i, (workload, file) in enumerate(wanted.items()):
+        share = (budget - for_steps) / len(wanted)
+        told(f"canvases of {workload}", (for_steps + i * share) / budget)
+        ask = random_prompts(config, seed) if file is None else prompts_from(
+            read_tokens(file, loaded.name, config, tokenizer), seed
+        )  # fmt: skip
+        counted = count_steps(loaded, ask, share, context, seed)
+        law, why = fit_canvas_law(
+            counted, workload=workload, canvas_length=config.canvas_length, late=False,
+            source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases",
+        )  # fmt: skip
+        fit = replace(fit, doubts=(*fit.doubts, *(f"{workload}: {line}" for line in why)))
+        profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
+        keep(profile)
     return profile, Taken(steps, {})
 
 

@@ -259,6 +259,10 @@ class Profile:
 
 SHARE = (0.0, 1.0)
 SIGNED = (-math.inf,)
+# Of a latency, what a file need not say.
+OPTIONAL: dict[str, Any] = {
+    "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
+}  # fmt: skip
 OF_MODEL = ("layers", "window")  # of a latency model's fields, those that its model says
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
 # What a file's values may be, beside their types; numbers are at least 0 where nothing is said.
@@ -318,6 +322,8 @@ def to_json(profile: Profile) -> object:
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
     for name in OF_MODEL:
         del data["latency"][name]
+    latency = data["latency"]
+    data["latency"] = {k: v for k, v in latency.items() if k not in OPTIONAL or _plain(v) != OPTIONAL[k]}
     data["latency"] |= data.pop("fit")
     return _plain(data)
 
@@ -358,6 +364,8 @@ def from_json(data: object, path: str) -> Profile:
     if version <= 5 and isinstance(data.get("latency"), dict):
         new = {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}
         data = data | {"latency": new | data["latency"]}
+    if isinstance(data.get("latency"), dict):
+        data = data | {"latency": OPTIONAL | data["latency"]}
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
     latency = top.section("latency", own + names(Fit))
@@ -422,21 +430,29 @@ def gb(num_bytes: float) -> str:
 
 
 def _latency(s: Section) -> LatencyModel:
-    knots: list[tuple[float, float]] = []
-    for i, pair in enumerate(s.items("knots")):
-        x, y = s.part({f"knots[{i}]": pair}).numbers(f"knots[{i}]", length=2)
-        if knots and x <= knots[-1][0]:
-            raise s.error(f"knots[{i}][0]", x, f"above the knot before, {knots[-1][0]:g} tokens")
-        if knots and y < knots[-1][1]:
-            raise s.error(f"knots[{i}][1]", y, f"at least the knot before, {knots[-1][1]:g} s")
-        knots.append((x, y))
+    knots = _knots(s, "knots")
     if not knots:
         raise s.error("knots", [], "at least one knot")
-    found = s.read(LatencyModel, LIMITS, knots=tuple(knots), **dict.fromkeys(OF_MODEL, 0))
+    found = s.read(
+        LatencyModel, LIMITS, knots=knots, graph_knots=_knots(s, "graph_knots"), **dict.fromkeys(OF_MODEL, 0)
+    )
     for i, part in enumerate(found.cache_overhead):
         if any((p.cache, p.phase) == (part.cache, part.phase) for p in found.cache_overhead[:i]):
             raise s.error(f"cache_overhead[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")
     return found
+
+
+def _knots(s: Section, name: str) -> tuple[tuple[float, float], ...]:
+    """A table of tokens that rise and seconds that never fall."""
+    knots: list[tuple[float, float]] = []
+    for i, pair in enumerate(s.items(name)):
+        x, y = s.part({f"{name}[{i}]": pair}).numbers(f"{name}[{i}]", length=2)
+        if knots and x <= knots[-1][0]:
+            raise s.error(f"{name}[{i}][0]", x, f"above the knot before, {knots[-1][0]:g} tokens")
+        if knots and y < knots[-1][1]:
+            raise s.error(f"{name}[{i}][1]", y, f"at least the knot before, {knots[-1][1]:g} s")
+        knots.append((x, y))
+    return tuple(knots)
 
 
 def _fit(s: Section) -> Fit:

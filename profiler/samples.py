@@ -14,7 +14,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 FEATURES = Features._fields
-PADDED = [FEATURES.index(name) for name in ("tokens", "head_rows", "sampled_rows")]  # columns that padding adds to
+TOKENS, HEAD_ROWS, BATCH = (FEATURES.index(name) for name in ("tokens", "head_rows", "batch"))
+ROWS = [HEAD_ROWS, FEATURES.index("sampled_rows")]
 POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens: 1, 2, 4 ... 256
 
 
@@ -108,9 +109,24 @@ def captured(features: Floats, graph_tokens: int) -> Bools:
 
 def padded(features: Floats, graph_tokens: int) -> Floats:
     """The steps [steps, features] as the device computes them: captured ones fill their buckets (engine.latency)."""
-    tokens = features[:, FEATURES.index("tokens")]
-    power = POWERS[np.minimum(np.searchsorted(POWERS, tokens), len(POWERS) - 1)]
-    bucket = np.where(tokens <= POWERS_TO, power, np.ceil(tokens / POWERS_TO) * POWERS_TO)
-    out = features.copy()
-    out[:, PADDED] += np.where(captured(features, graph_tokens), bucket - tokens, 0.0)[:, None]
+    out, rows = features.copy(), captured(features, graph_tokens)
+    given = features[rows]
+    more = buckets(given[:, TOKENS]) - given[:, TOKENS]
+    few = given[:, HEAD_ROWS] < given[:, TOKENS]  # a graph of their own
+    for column in ROWS:
+        out[rows, column] = np.where(few, buckets(given[:, column]), given[:, column] + more)
+    out[rows, TOKENS] += more
     return out
+
+
+def sequences(features: Floats, graph_tokens: int) -> Floats:
+    """Sequences of the steps [steps] as the device computes them: those of captured ones fill a bucket."""
+    tokens, batch = features[:, TOKENS], features[:, BATCH]
+    # Rows that fill a bucket have a sequence of their own.
+    return np.where(captured(features, graph_tokens), buckets(batch + (buckets(tokens) > tokens)), batch)
+
+
+def buckets(num: Floats) -> Floats:
+    """`engine.latency.bucket` of many at once; 0 of nothing."""
+    power = POWERS[np.minimum(np.searchsorted(POWERS, num), len(POWERS) - 1)]
+    return np.where(num <= POWERS_TO, power * (num > 0), np.ceil(num / POWERS_TO) * POWERS_TO)

@@ -1,18 +1,22 @@
 """The latency of a device as a staircase: one level for every size that it computes, and attention on top.
 
 Matrix products are computed in tiles and waves of tiles, captured graphs in buckets: the layers' time rises in steps,
-and an affine piece over many of them is wrong between those measured. Levels are the captured buckets and a grid of 64
-tokens; the time of a level is fitted, never less than the one's below it, and those nobody measured lie on a line
-between their neighbours. Attention, head and host are linear, as in pieces.py.
+and an affine piece over many of them is wrong between those measured. There are two tables: of captured steps by their
+buckets, and of others on a grid of 64 tokens. The time of a level is fitted, never less than the one's below it in its
+table, and those nobody measured lie on a line between their neighbours.
+
+On top come the head, sequences, and attention: the larger of what its query-key pairs take, which are products, and
+what its keys take, which are bytes; of prompts, whose keys are read in a row, apart from windows over pages.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..engine.latency import LatencyModel
-from .pieces import SHORT, Problem, Solution, _identified, _settle, digits
-from .samples import Bools, Floats, Points, Samples, padded
+from .pieces import SHORT, Problem, Solution, _identified, _settle, _solve, digits
+from .samples import Bools, Floats, Points, Samples, buckets, captured, padded, sequences
 
 GRID = 64  # tokens: the least tile of a large matrix product
 
@@ -25,48 +29,94 @@ def levels(most: float) -> Floats:
     return np.asarray(found[: int(np.searchsorted(found, most)) + 1], np.float64)
 
 
+CAPTURED = 1e9  # tokens: where the table of captured steps begins on the axis of both
+CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of the points whose keys are taken to bind at first
+ROUNDS = 8
+
+
 class Stairs(Problem):
-    """Points to fit whose tokens are rounded up to their level; the `bends` are the levels where the stairs rise."""
+    """Points to fit whose tokens are rounded up to their level; the `bends` are the levels where the stairs rise.
+
+    `at` is a point's level on the axis of both tables, `bends` are of that axis. by_pairs [points]: whose pairs, and
+    not whose keys, attention's time is of.
+    """
 
     def __init__(
-        self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0, share: Floats | None = None
-    ) -> None:
+        self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0, share: Floats | None = None,
+        by_pairs: Bools | None = None,
+    ) -> None:  # fmt: skip
         """share [points]: how much of the traffic each point stands for; None: all as much."""
         super().__init__(fitted, target, with_host, graph_tokens)
+        self._given = fitted, target, with_host, graph_tokens, share
         if share is not None:
             self.weight = self.weight * np.sqrt(share)
             self.target = target * self.weight
         every = levels(float(self.tokens.max()))
         self.tokens = every[np.searchsorted(every, self.tokens)]
+        self.at = self.tokens + CAPTURED * self.captured
+        self.linear.pop(SHORT, None)
+        pairs, keys = (fitted.column(name) for name in ("sum_q_kv", "sum_kv"))
+        self.dense = fitted.column("prefill_tokens") == fitted.column("tokens")
+        self.by_pairs = np.ones(len(fitted), np.bool_) if by_pairs is None else by_pairs
+        for kind, prefix in ((~self.dense, ""), (self.dense, "prompt_")):
+            self.linear[f"{prefix}attention"] = pairs * (kind & self.by_pairs)
+            self.linear[f"{prefix}kv_read"] = keys * (kind & ~self.by_pairs)
+        if not with_host:  # otherwise it cannot be told from what the host does for each
+            self.linear["sequence"] = sequences(fitted.features, graph_tokens)
+
+    def bound(self, by_pairs: Bools) -> "Stairs":
+        """The same points, attention's time being of the pairs of these and of the keys of the others."""
+        return Stairs(*self._given, by_pairs)
 
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-        rises = (self.tokens[:, None] > bends).astype(np.float64)
-        device = np.column_stack([self.forwards, self.forwards[:, None] * rises])
+        eager = ~self.captured
+        rises = (self.at[:, None] > bends) & (self.captured[:, None] == (bends >= CAPTURED))
+        device = np.column_stack([self.forwards * eager, self.forwards[:, None] * rises])
         device[floor] = 0.0
         others = [self.linear[name] * (1.0 if name == "host_request" else ~floor) for name in names]
         table: Floats = np.column_stack([device, *others, self.forwards * floor]) * self.weight[:, None]
         return table
+
+    def rises(self) -> Floats:
+        """The levels, of both tables, behind which a measured one lies; the first captured one rises from nothing."""
+        eager, graphs = (np.unique(self.tokens[rows]) for rows in (~self.captured, self.captured))
+        return np.concatenate([eager[:-1], CAPTURED + np.append(0.0, graphs[:-1])[: len(graphs)]])
 
 
 @dataclass(frozen=True)
 class StairSolution(Solution):
     """Coefficients (the first level's time, rises, names, launch)."""
 
+    problem: Stairs
+
     @property
     def num_coefficients(self) -> int:
-        return 1 + len(self.bends) + len(self.names) + int(self.floored)
+        return self.num_levels + len(self.names) + int(self.floored)
 
     @property
     def num_levels(self) -> int:
-        return 1 + len(self.bends)
+        return len(np.unique(self.problem.at))
 
-    def heights(self) -> Floats:
-        """Seconds of every level, those in between on a line."""
-        every, seen = levels(float(self.problem.tokens.max())), np.unique(self.problem.tokens)
-        return np.interp(every, seen, np.cumsum(self.values[: 1 + len(self.bends)]))
+    def sums(self, graphs: bool) -> tuple[Floats, Floats]:
+        """The measured levels of a table, and which coefficients add up to each one's time, [levels, coefficients]."""
+        of_table = np.append(~graphs, (self.bends >= CAPTURED) == graphs)
+        seen = np.unique(self.problem.tokens[self.problem.captured == graphs])
+        behind = np.append(-1.0, self.bends - CAPTURED * (self.bends >= CAPTURED))
+        table = np.zeros((len(seen), len(self.values)))
+        table[:, : len(of_table)] = of_table & (behind < seen[:, None])
+        return seen, table
+
+    def table(self, graphs: bool) -> tuple[Floats, Floats]:
+        """All levels of a table up to the largest measured, and their seconds, those not measured on a line."""
+        seen, sums = self.sums(graphs)
+        every = levels(float(seen.max()))
+        if graphs:
+            every = every[buckets(every) == every]
+        return every, np.interp(every, seen, sums @ self.values)
 
     def model(self, host_step: float, host_request: float) -> LatencyModel:
-        every, heights = levels(float(self.problem.tokens.max())), self.heights()
+        found, captured = self.coefficients(), self.problem.captured
+        every, heights = self.table(graphs=bool(captured.all()))
         knots: list[tuple[float, float]] = []
         for i, (level, height) in enumerate(zip(every.tolist(), heights.tolist(), strict=True)):
             first = every[i - 1] + 1.0 if i else 1.0
@@ -74,12 +124,17 @@ class StairSolution(Solution):
         # Beyond the last level, as from the half of it on.
         half = int(np.searchsorted(every, every[-1] / 2))
         slope = (heights[-1] - heights[half]) / max(1.0, every[-1] - every[half])
+        graph_knots = np.column_stack(self.table(graphs=True)).tolist() if captured.any() else []
+        terms: dict[str, Any] = {name: digits(found.get(name, 0.0)) for name in TERMS}
         return LatencyModel(
             knots=tuple(knots),
             slope=digits(slope),
             host_step=digits(host_step),
             host_request=digits(host_request),
-            **self.beside_layers(),
+            graph_tokens=self.problem.graph_tokens,
+            larger=True,
+            graph_knots=tuple((x, digits(y)) for x, y in graph_knots),
+            **terms,
         )
 
     def jacobian(self) -> Floats:
@@ -92,31 +147,66 @@ class StairSolution(Solution):
         free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
         inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
         covariance = self.squares / max(1, len(table) - int(free.sum())) * inverse / np.outer(scale, scale)
-        num, every = 1 + len(self.bends), levels(float(self.problem.tokens.max()))
-        seen = np.unique(self.problem.tokens)
-        stated = {}
-        place = 0
-        for i, level in enumerate(every.tolist()):
-            place += 2 if i and level > every[i - 1] + 1 else 1
-            if level in seen:
-                up_to = (np.arange(table.shape[1]) <= np.searchsorted(seen, level)) & (np.arange(table.shape[1]) < num)
-                stated[f"knots[{place - 1}][1]"] = up_to.astype(float)
-        stated |= self.stated_beside(num, table.shape[1])
+        stated: dict[str, Floats] = {}
+        for name, graphs in (("knots", False), ("graph_knots", True)):
+            if not (self.problem.captured == graphs).any():
+                continue
+            knots = [x for x, _ in getattr(self.model(0.0, 0.0), name)]
+            for level, sums in zip(*self.sums(graphs), strict=True):
+                stated[f"{name}[{knots.index(level)}][1]"] = sums
+        size, num = len(self.values), 1 + len(self.bends)
+        stated |= {name: np.eye(size)[num + i] for i, name in enumerate(self.names)}
         if free[-1]:
-            stated["launch"] = np.eye(table.shape[1])[-1]
+            stated["launch"] = np.eye(size)[-1]
         return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+
+
+TERMS = ("attention", "kv_read", "prompt_attention", "prompt_kv_read", "sequence", "head", "sample")
 
 
 def climb(problem: Stairs) -> StairSolution:
     """The stairs of least squares, with a launch floor where points run into one."""
+    problem = _bound(problem)
     nowhere = np.zeros(len(problem.points), np.bool_)
-    names, seen = _identified(problem, nowhere), np.unique(problem.tokens)
-    found = [
-        StairSolution(s.problem, s.bends, s.names, s.values, s.unidentified) for s in _settle(problem, seen[:-1], names)
-    ]
+    names = _identified(problem, nowhere)
+    settled = _settle(problem, problem.rises(), names)
+    found = [StairSolution(problem, s.bends, s.names, s.values, s.unidentified) for s in settled]
     best = min(found, key=lambda s: s.bic)
-    missing = [name for name in problem.linear if name not in (*names, SHORT)] + ([] if best.floored else ["launch"])
+    missing = [name for name in problem.linear if name not in names] + ([] if best.floored else ["launch"])
     return StairSolution(best.problem, best.bends, best.names, best.values, tuple(missing))
+
+
+def _bound(problem: Stairs) -> Stairs:
+    """The problem with each point's attention by its pairs or by its keys, whichever take longer.
+
+    By turns from several starts: fit, see which take longer, and fit again.
+    """
+    nowhere, bends = np.zeros(len(problem.points), np.bool_), problem.rises()
+    pairs, keys = (problem.points.column(name) for name in ("sum_q_kv", "sum_kv"))
+    ratio = pairs / np.maximum(keys, 1.0)
+    best, least = problem, np.inf
+    for cut in CUTS:
+        by_pairs = np.ones(len(ratio), np.bool_)
+        for kind in (problem.dense, ~problem.dense):
+            if kind.any():
+                by_pairs[kind] = ratio[kind] >= np.quantile(ratio[kind], cut) if cut < 1.0 else False
+        for _ in range(ROUNDS):
+            now = problem.bound(by_pairs)
+            names = _identified(now, nowhere)
+            values = _solve(now, bends, names, nowhere)
+            squares = float(((now.columns(bends, names, nowhere) @ values - now.target) ** 2).sum())
+            if squares < least:
+                best, least = now, squares
+            found = dict(zip(names, values[1 + len(bends) : -1].tolist(), strict=True))
+            a, k = (
+                np.where(problem.dense, found.get(f"prompt_{name}", 0.0), found.get(name, 0.0))
+                for name in ("attention", "kv_read")
+            )
+            again = a * pairs >= k * keys
+            if (again == by_pairs).all():
+                break
+            by_pairs = again
+    return best
 
 
 def traffic(points: Points, journal: Samples, graph_tokens: int) -> Floats:
@@ -127,8 +217,13 @@ def traffic(points: Points, journal: Samples, graph_tokens: int) -> Floats:
     tokens = [padded(x.features, graph_tokens) for x in (points, journal)]
     mine, theirs = (table[:, 0] / table[:, 7] for table in tokens)
     every = levels(float(max(mine.max(), theirs.max())))
-    at, met = (np.searchsorted(every, x) for x in (mine, theirs))
-    count = np.bincount(met, minlength=len(every))[at] / np.bincount(at, minlength=len(every))[at]
+    # Levels of captured steps are behind those of others.
+    at, met = (
+        np.searchsorted(every, size) + len(every) * captured(x.features, graph_tokens)
+        for size, x in ((mine, points), (theirs, journal))
+    )
+    num = 2 * len(every)
+    count = np.bincount(met, minlength=num)[at] / np.bincount(at, minlength=num)[at]
     share = count / count.sum() * len(points) if count.any() else np.ones(len(points))
     found: Floats = np.maximum(share, 0.1)
     return np.asarray(found / found.mean(), np.float64)

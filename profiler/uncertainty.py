@@ -24,8 +24,11 @@ DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host t
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
-OF_DEVICE = ("slope", "attention", "kv_read", "head", "sample", "eviction", "window_attention", "window_kv_read",
-             "dense_attention", "window_dense_attention")  # fmt: skip
+OF_DEVICE = (
+    "slope", "attention", "kv_read", "head", "sample", "eviction", "window_attention", "window_kv_read",
+    "dense_attention", "window_dense_attention", "prompt_attention", "prompt_kv_read", "sequence",
+)  # fmt: skip
+TABLES = ("knots", "graph_knots")  # of a latency model
 # Where an eager engine's host terms are unknown, they lie between nothing and these: SGLang's host takes about 5.5 ms a
 # forward of 72 rows (LLaDA2.1-mini on an H20, sglang #33322), were it all a step's or all its rows'.
 MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
@@ -162,30 +165,36 @@ def _scaled(latency: LatencyModel, factor: float) -> LatencyModel:
     if factor == 1.0:
         return latency
     numbers: dict[str, Any] = {name: getattr(latency, name) * factor for name in OF_DEVICE}
-    return replace(latency, knots=tuple((x, y * factor) for x, y in latency.knots), **numbers)
+    for table in TABLES:
+        numbers[table] = tuple((x, y * factor) for x, y in getattr(latency, table))
+    return replace(latency, **numbers)
 
 
 def _value_of(latency: LatencyModel, name: str) -> float | None:
     """A coefficient by the name that its standard error has; None for a bend's place, whose height says as much."""
-    knot = _knot(name)
-    if knot is not None:
-        return latency.knots[knot][1] if knot < len(latency.knots) else None
+    if (found := _knot(name)) is not None:
+        table, knot = found
+        knots: tuple[tuple[float, float], ...] = getattr(latency, table)
+        return knots[knot][1] if knot < len(knots) else None
     value = getattr(latency, name, None)
     return value if isinstance(value, float) else None
 
 
-def _knot(name: str) -> int | None:
-    if name.startswith("knots[") and name.endswith("][1]"):
-        return int(name[len("knots[") : -len("][1]")])
-    return None
+def _knot(name: str) -> tuple[str, int] | None:
+    """The table and the place in it of a knot's height."""
+    table, _, place = name.partition("[")
+    return (table, int(place.removesuffix("][1]"))) if table in TABLES and place.endswith("][1]") else None
 
 
 def _moved(latency: LatencyModel, name: str, by: float) -> LatencyModel:
     """A coefficient moved; none falls below 0, and no knot below the one before."""
-    knot = _knot(name)
-    if knot is None:
+    found = _knot(name)
+    if found is None:
         return replace(latency, **{name: max(0.0, getattr(latency, name) + by)})
-    heights = [y for _, y in latency.knots]
+    table, knot = found
+    knots = getattr(latency, table)
+    heights = [y for _, y in knots]
     heights[knot] = max(0.0, heights[knot] + by)
     rising = np.maximum.accumulate(heights)
-    return replace(latency, knots=tuple((x, float(y)) for (x, _), y in zip(latency.knots, rising, strict=True)))
+    moved: Any = tuple((x, float(y)) for (x, _), y in zip(knots, rising, strict=True))
+    return replace(latency, **{table: moved})

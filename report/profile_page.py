@@ -247,14 +247,17 @@ def _chart(x: str, y: str) -> Chart:
 def _coefficients(profile: Profile) -> Table:
     latency, errors = profile.latency, profile.fit.standard_errors or {}
     values: dict[str, tuple[float, str]] = {}
-    for k, (tokens, seconds) in enumerate(latency.knots):
-        values[f"knots[{k}][0]"] = tokens, "tokens"
-        values[f"knots[{k}][1]"] = seconds, "s"
+    for name in ("knots", "graph_knots"):
+        for k, (tokens, seconds) in enumerate(getattr(latency, name)):
+            values[f"{name}[{k}][0]"] = tokens, "tokens"
+            values[f"{name}[{k}][1]"] = seconds, "s"
     units = {
         "slope": "s/token", "attention": "s/pair", "dense_attention": "s/pair", "dense_from": "queries",
         "kv_read": "s/key", "head": "s/row", "sample": "s/row",
         "launch": "s/forward", "host_step": "s/forward", "host_request": "s/row", "graph_tokens": "tokens",
     }  # fmt: skip
+    if latency.larger:
+        units |= {"prompt_attention": "s/pair", "prompt_kv_read": "s/key", "sequence": "s/sequence"}
     values |= {name: (getattr(latency, name), unit) for name, unit in units.items()}
     rows = [
         [name, unit, f"{value:.4g}", f"{errors[name]:.2g}" if name in errors else _why(profile, name)]

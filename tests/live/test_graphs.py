@@ -173,6 +173,55 @@ def served(kept: Kept, num: int, prepared: bool = True) -> Any:
 DECODER = random_model(SMALL, "cpu", torch.float32)
 
 
+def answered(spec: str, graphs: Kept | None) -> tuple[Any, Any, Any]:
+    """A run whose weights decide: its steps' features, their commits and what came of the requests."""
+    requests = [Request(i, 0.0, 5 + i, 9) for i in range(5)]
+    steps: list[Any] = []
+    lists: list[Any] = []
+
+    def append(columns: Any, of_steps: Any) -> None:
+        steps.append(columns)
+        lists.append(of_steps["commits"][0])
+
+    done = session.run(
+        DECODER, policy(f"{spec},max_batch=3,threshold=0.02"), Limits(40, 64, 3), requests, random_prompts(SMALL, 0),
+        append=append, graphs=graphs,
+    )  # fmt: skip
+    assert done.failure is None
+    assert done.num_made_ready == 0
+    return {n: np.concatenate([part[n] for part in steps]) for n in steps[0]}, np.concatenate(lists), done.table
+
+
+@pytest.mark.parametrize("spec", ["lmdeploy-bd32", "chunk:3"])
+def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(spec: str) -> None:
+    every, commits, _ = answered(spec, None)
+    for graphs in (None, Kept()):
+        steps, alone, table = answered(f"{spec},head=masks", graphs)
+        assert (alone == commits).all()
+        assert (table["status"] == 0).all()
+        decode = ~steps["prefill"]
+        assert (steps["tokens"] == every["tokens"]).all()
+        assert (steps["head_rows"] == steps["sampled_rows"]).all()
+        assert (steps["head_rows"][decode] < steps["tokens"][decode]).any()
+        assert (steps["head_rows"][~decode] == every["head_rows"][~decode]).all()
+
+
+def test_a_head_of_masks_alone_is_a_graph_of_its_own_launched_behind_the_layers() -> None:
+    device = Recorded()
+    forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=device)
+    given = policy("chunk:4,head=masks")
+    forward.prepare(given, 4)
+    buckets = {bucket(n) for n in range(1, 17)}
+    assert forward.num_captures == len(device.rows) == len(reachable(given, 4)) + len(buckets)
+    asked = batch(np.random.default_rng(3), 4)
+    whole = Forward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32)).run(asked)
+    for num, launches in ((3, 2), (1, 4), (0, 5)):  # of no mask the layers alone
+        found = forward.run(replace(asked, sampled=np.arange(num), own_head=True))
+        assert found.tokens.tolist() == whole.tokens[:num].tolist()
+        assert device.launches == launches
+    assert len(device.rows) == forward.num_captures == len(reachable(given, 4)) + len(buckets)
+
+
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
     kept = Kept()
     first = served(kept, 6)

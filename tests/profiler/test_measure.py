@@ -17,16 +17,18 @@ from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.live.config import ModelConfig
+from dsim.live.measure import Shape
 from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
 from dsim.planner.on_device import about_live
 from dsim.profiler import measure
+from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (
+    FEWEST,
     REPEATS,
     ROUND,
     Loaded,
     check_same_model,
-    clock_mhz,
     default_workloads,
     log_commits,
     measure_cache_overhead,
@@ -105,7 +107,8 @@ def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Lo
 
 def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loaded) -> None:
     for given in (loaded, replace(loaded, graphs=True)):
-        found = serve_journal(given, 1e3, max_batch=3)
+        found, late = serve_journal(given, 1e3, max_batch=3)
+        assert late == 0
         assert set(found.column("batch").tolist()) == {1.0, 2.0, 3.0}
         assert (found.column("prefill_tokens") > 0).any()
         assert len(np.unique(found.column("tokens"))) > 8  # of no lattice
@@ -122,12 +125,28 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     # Of 200 seconds 30 are the journal's, half of them each policy's; a step is a second, and the last may begin at 15.
     assert profile.fit.held_out.num_points == 2 * 16
     assert profile.latency.captured_evictions
+    assert profile.provenance.settings["made_ready"] == 0
     tokens = [x for x, _ in profile.latency.knots]
     assert tokens == sorted(set(tokens))
     assert {1.0, 2.0, 4.0, 8.0, 16.0} <= set(tokens)
     assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
     assert not np.isnan(taken.steps.device).any()
     assert set(taken.steps.column("tokens")) >= {1.0, 2.0, 4.0, 8.0}  # every level that fits
+
+
+@pytest.mark.usefixtures("two_seconds_a_shape")
+def test_what_fails_after_the_steps_are_measured_does_not_cost_them(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> float:
+        raise ModelError("the device is out of memory in a step of 64 tokens")
+
+    monkeypatch.setattr(measure, "measure_eviction", fails)
+    kept: list[Any] = []
+    with pytest.raises(ModelError, match="out of memory"):
+        profile_model(loaded, name="here", budget=60.0, workloads={}, thresholds=(), max_batch=2, keep=kept.append)
+    assert [profile.fit.num_points > FEWEST for profile in kept] == [True]
+    assert from_json(json.loads(json.dumps(to_json(kept[0]))), "here.json") == kept[0]
 
 
 def test_a_log_holds_whole_blocks_whose_every_step_commits(loaded: Loaded, folder: Path) -> None:
@@ -220,14 +239,13 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
             open_model("tiny", "cuda")
 
 
-def test_a_clock_that_cannot_be_asked_is_left_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(device: torch.device) -> int:
-        raise ModuleNotFoundError("pynvml does not seem to be installed")
-
-    monkeypatch.setattr(torch.cuda, "clock_rate", refuses)
-    assert clock_mhz(torch.device("cuda")) is None
-    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 1410)
-    assert clock_mhz(torch.device("cuda")) == 1410
+def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(lambda: (1410, 400_000))
+    forward = measure._forward(replace(loaded, clocks=clocks), 4, 16, 1, 0)
+    assert not clocks.mhz
+    measure.measure_shape(forward, Shape(1, 4, 4), 4, 1)
+    assert set(clocks.mhz) == {1410}
+    assert forward.meanwhile == [clocks.sample]  # the loop's own work is taken back
 
 
 def test_what_a_device_does_not_answer_is_found_out_before_anything_is_measured(

@@ -1,0 +1,112 @@
+"""What a step launches, and the bytes that it moves between the host and the device: held, so that neither grows."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dsim.live.cache import PagedCache
+from dsim.live.forward import Batch, Forward
+from dsim.live.weights import random_model
+
+from .dense import SMALL
+
+# Each kernel of ours, where the executor calls it.
+OURS = {
+    "forward": ("ragged_paged_attention", "kv_scatter", "confidence_of_hidden"),
+    "model": ("add_rms_norm", "qk_norm_rope", "swiglu"),
+}
+# Of PyTorch's operations those that launch nothing.
+VIEWS = (
+    "view", "_unsafe_view", "slice", "t", "transpose", "unsqueeze", "expand", "detach", "alias", "split", "select",
+    "split_with_sizes", "reshape", "permute", "empty", "new_empty", "_reshape_alias", "lift_fresh",
+)  # fmt: skip
+
+
+class Launches(TorchDispatchMode):
+    """Counts launches by their names; what one of our kernels' references computes is one launch of the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+        self.inside = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not self.inside and name not in VIEWS:
+            self.counted[name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def of_kernel(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.counted[name] += 1
+            self.inside = True
+            try:
+                return kernel(*args, **kwargs)
+            finally:
+                self.inside = False
+
+        return called
+
+
+def decode(sequences: int) -> Batch:
+    """A whole block each, of four positions, behind eight keys, in pages of eight."""
+    row, column = np.divmod(np.arange(4 * sequences), 4)
+    table = np.arange(2 * sequences, dtype=np.int32).reshape(sequences, 2)
+    return Batch(
+        np.full(len(row), 5), 8 + column, table[row, 1].astype(np.int64) * 8 + column, np.arange(sequences + 1) * 4,
+        table, np.full(sequences, 8), np.ones((sequences, 4), np.bool_), 4, np.arange(len(row)),
+    )  # fmt: skip
+
+
+def launches(layers: int, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    config = replace(SMALL, layers=layers)
+    forward = Forward(random_model(config, "cpu", torch.float32), PagedCache(config, 20, 8, "cpu", torch.float32))
+    forward.run(batch)
+    with monkeypatch.context() as patch, Launches() as mode:
+        for module, names in OURS.items():
+            for name in names:
+                where = f"dsim.live.{module}.{name}"
+                patch.setattr(
+                    where, mode.of_kernel(name, getattr(__import__(f"dsim.live.{module}", fromlist=[name]), name))
+                )
+        forward.run(batch)
+    return mode.counted
+
+
+def test_a_layer_is_four_products_attention_and_five_small_kernels_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two, three = (launches(n, decode(3), monkeypatch) for n in (2, 3))
+    assert three - two == {
+        "linear": 4, "ragged_paged_attention": 1, "kv_scatter": 1, "add_rms_norm": 2, "qk_norm_rope": 1, "swiglu": 1,
+    }  # fmt: skip
+    beside = {name: two[name] - 2 * (three - two)[name] for name in two}
+    assert {name: num for name, num in beside.items() if num and name in ("linear", *sum(OURS.values(), ()))} == {
+        "add_rms_norm": 1, "confidence_of_hidden": 1,
+    }  # fmt: skip
+    # Inputs of each kind, angles, the rows of the head, and the answers put together.
+    assert sum(beside.values()) <= 24, beside
+    assert launches(2, decode(5), monkeypatch) == two  # whatever the batch
+
+
+def test_a_step_brings_one_array_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Forward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 20, 8, "cpu", torch.float32))
+    there: list[int] = []
+    flatten = Forward._flatten
+    monkeypatch.setattr(
+        Forward, "_flatten", staticmethod(lambda b: (there.append(flatten(b)[0].nbytes), flatten(b))[1])
+    )
+    asked = decode(3)
+    said = forward.run(asked)
+    # 8 bytes a number: starts, histories, two pages and four columns a sequence; four numbers a row.
+    assert there == [8 * (4 + 4 + 6 + 12 + 4 * 12)]
+    assert (len(said.tokens), len(said.confidence)) == (12, 12)
+    masks = forward.run(replace(asked, sampled=np.array([1, 6]), own_head=True))
+    assert masks.tokens.tolist() == said.tokens[[1, 6]].tolist()
+    assert there[1] == 8 * (4 + 4 + 6 + 12 + 3 * 12 + 2)

@@ -1,0 +1,73 @@
+"""A device's clock and power are sampled while its steps run, by its driver's library, and cost no measurement."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dsim.profiler.clocks import INTERVAL, Clocks, clocks_of
+
+
+class Library:
+    """A driver's library that knows one device, by its UUID."""
+
+    def __init__(self, **refused: int) -> None:
+        self.refused = refused
+        self.asked_for = b""
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return self.refused.get("init", 0)
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:  # noqa: N802
+        self.asked_for = name
+        return self.refused.get("handle", 0)
+
+    def nvmlDeviceGetClockInfo(self, handle: Any, kind: int, out: Any) -> int:  # noqa: N802
+        assert kind == 1, "of the multiprocessors"
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_uint))[0] = 1755
+        return self.refused.get("clock", 0)
+
+    def nvmlDeviceGetPowerUsage(self, handle: Any, out: Any) -> int:  # noqa: N802
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_uint))[0] = 612_300
+        return self.refused.get("power", 0)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a-b"))
+    return torch.device("cuda")
+
+
+def test_the_driver_is_asked_for_the_device_of_this_process(cuda: torch.device) -> None:
+    library = Library()
+    clocks = clocks_of(cuda, lambda name: library)
+    clocks.sample()
+    assert library.asked_for == b"GPU-a-b"
+    assert clocks.found() == {"clock_mhz": [1755, 1755, 1755], "power_w": [612.3, 612.3, 612.3]}
+    assert str(clocks) == "1755 MHz (1755 to 1755), 612 W (612 to 612)"
+
+
+def test_what_the_driver_refuses_is_left_unsaid(cuda: torch.device) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    refusals: list[dict[str, int]] = [{"init": 9}, {"handle": 6}, {"clock": 3, "power": 3}]
+    for clocks in (clocks_of(cuda, missing), *(clocks_of(cuda, lambda name, r=r: Library(**r)) for r in refusals)):
+        clocks.sample()
+        assert (clocks.found(), str(clocks)) == ({}, "")
+    no_power = clocks_of(cuda, lambda name: Library(power=3))
+    no_power.sample()
+    assert list(no_power.found()) == ["clock_mhz"]
+    assert clocks_of(torch.device("cpu")).found() == {}
+
+
+def test_samples_are_an_interval_apart_and_a_driver_that_fails_is_asked_no_more() -> None:
+    times = iter([0.0, 0.0, INTERVAL / 2, INTERVAL, INTERVAL, 3 * INTERVAL, 3 * INTERVAL])
+    answers = iter([(1980, 300_000), (1410, 700_000)])  # and then an exception
+    clocks = Clocks(lambda: next(answers), now=lambda: next(times))
+    for _ in range(5):
+        clocks.sample()
+    assert (clocks.mhz, clocks.watts) == ([1980, 1410], [300.0, 700.0])
+    assert clocks.found()["clock_mhz"] == [1410, 1695.0, 1980]
