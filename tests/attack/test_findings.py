@@ -249,7 +249,7 @@ def test_numbers_beyond_all_floats_are_one_line() -> None:
     with pytest.raises(TraceError, match=r"t.jsonl:1: delay is 1000.*, expected a finite number"):
         load("t.jsonl")
     Path("s.toml").write_text(f'[base]\ntrace = "t.jsonl"\nrate = {huge}\n[grid]\nseed = [1, 2]\n')
-    with pytest.raises(DsimError, match=r"s.toml: base.rate is 1000.*, expected a number"):
+    with pytest.raises(DsimError, match=r"s.toml: base.rate is 1000.*, expected a finite number"):
         sweep("s.toml", jobs=1)
 
 
