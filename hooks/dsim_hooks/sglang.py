@@ -39,11 +39,14 @@ def around_run(original, scheduler, batch, *args, **kwargs):
     log = _STATE.get("log")
     if log is None:
         return original(scheduler, batch, *args, **kwargs)
-    begin, rows = log.now(), rows_of(batch)
+    begin, rows = log.now(), []
+    with log.harmless():
+        rows = rows_of(batch)
     state = {"waiting": len(scheduler.waiting_queue), "running": len(batch.reqs)}
     _STATE.update(forwards=[], rows=rows)
     result = original(scheduler, batch, *args, **kwargs)
-    _STATE["begun"][id(result)] = begin, rows, state, _STATE["forwards"]
+    if log.on:
+        _STATE["begun"][id(result)] = begin, rows, state, _STATE["forwards"]
     return result
 
 

@@ -84,10 +84,11 @@ class Hooks:
         begin = self.log.now()
         output = self._schedule(*args, **kwargs)
         if self.log.on and output.total_num_scheduled_tokens:
-            num, requests = output.num_scheduled_tokens, self._scheduler.requests
-            # A scheduled request counts as computed.
-            rows = list(num), list(num.values()), [requests[name].num_computed_tokens for name in num]
-            self._plans[id(output)] = begin, rows, self._state(), self._device.begin()
+            with self.log.harmless():
+                num, requests = output.num_scheduled_tokens, self._scheduler.requests
+                # A scheduled request counts as computed.
+                rows = list(num), list(num.values()), [requests[name].num_computed_tokens for name in num]
+                self._plans[id(output)] = begin, rows, self._state(), self._device.begin()
         return output
 
     def update(self, output, model_output, *args, **kwargs):
@@ -95,24 +96,29 @@ class Hooks:
         end = self.log.now()
         plan = self._plans.pop(id(output), None)
         if plan is not None:
-            begin, rows, state, events = plan
-            start = begin if self._end is None else self._end
-            graph = getattr(model_output, "cudagraph_stats", None)
-            if graph is not None:
-                state["graph"] = "NONE" not in str(graph.runtime_mode)
-            device = self._device.end(events)
-            if device is not None and 0 < device <= end - start:
-                state["device"] = device
-            # Numbers and names alone: an output that is kept for later is work for the garbage collector.
-            emitted, over = {}, []
-            for outputs in found.values():
-                for one in outputs.outputs:
-                    emitted[one.request_id] = len(one.new_token_ids)
-                    if one.finish_reason is not None:
-                        over.append(one.request_id)
-            self.log.step_later(start, end - start, functools.partial(self._told, rows, state, emitted, over))
+            with self.log.harmless():
+                self._step(end, plan, model_output, found)
         self._end = end if self._scheduler.has_requests() else None
         return found
+
+    def _step(self, end, plan, model_output, found):
+        """Take down a step that ends now."""
+        begin, rows, state, events = plan
+        start = begin if self._end is None else self._end
+        graph = getattr(model_output, "cudagraph_stats", None)
+        if graph is not None:
+            state["graph"] = "NONE" not in str(graph.runtime_mode)
+        device = self._device.end(events)
+        if device is not None and 0 < device <= end - start:
+            state["device"] = device
+        # Numbers and names alone: an output that is kept for later is work for the garbage collector.
+        emitted, over = {}, []
+        for outputs in found.values():
+            for one in outputs.outputs:
+                emitted[one.request_id] = len(one.new_token_ids)
+                if one.finish_reason is not None:
+                    over.append(one.request_id)
+        self.log.step_later(start, end - start, functools.partial(self._told, rows, state, emitted, over))
 
     def _told(self, rows, state, emitted, over):
         """The columns of a step for StepLog.step_later, in the log's own thread."""

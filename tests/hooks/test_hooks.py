@@ -81,6 +81,20 @@ def test_requests_and_steps_while_nothing_is_logged_leave_no_line(
     assert lines[2]["step"] == 3
 
 
+def test_a_step_that_cannot_be_told_ends_the_log_and_not_the_engine(
+    hook: Hook, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = hook("log").StepLog(tmp_path / "steps.jsonl", {"synthetic": True})
+    log.request("a", 4)
+    log.step_later(0.0, 0.1, lambda: 1 // 0)
+    log.close()
+    assert not log.on
+    assert capfd.readouterr().err == (
+        "dsim-hooks: no more steps are logged: ZeroDivisionError: integer division or modulo by zero\n"
+    )
+    assert [json.loads(line).get("kind") for line in (tmp_path / "steps.jsonl").open()] == [None, "request"]
+
+
 class VllmRequest(types.SimpleNamespace):
     pass
 
