@@ -72,6 +72,7 @@ def test_a_family_knows_what_its_config_does_not_say(
     assert (config.mask_token, config.block_length, config.both_ways, config.shifted, config.eos) == (
         mask, block, both_ways, shifted, eos,
     )  # fmt: skip
+    assert config.by_entropy == (name == "DreamModel")
 
 
 PUBLISHED = {  # what config.json says of the published checkpoints, and their parameters (block-diffusion.md 3)
