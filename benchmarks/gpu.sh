@@ -92,7 +92,7 @@ PYTHON
       own=,block_length=4 chunk=chunk:2
       executor=("$repository/tests/kernels/test_in_the_executor.py")
     fi
-    rm -f "$out/smoke-profile.html" 
+    rm -f "$out/smoke-profile.html"
     few+=(azure-conv --arrival poisson --rate 20 --device "$device" --force)
     blocks=() whole=()
     for spec in lmdeploy-bd32 sglang-bd32 sglang-fdfo sglang-joint "$chunk" delayed-cache-plus focus; do blocks+=(--policy "$spec$own"); done
