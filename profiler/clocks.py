@@ -10,8 +10,6 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-import torch
-
 INTERVAL = 0.1  # s between two samples at the least: an answer takes the driver tens of microseconds
 LIBRARY = "libnvidia-ml.so.1"
 SM_CLOCK = 1  # NVML_CLOCK_SM
@@ -58,16 +56,17 @@ class Clocks:
         )
 
 
-def clocks_of(device: torch.device, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
-    """The clocks of a device by its driver's management library."""
-    if device.type != "cuda":
+def clocks_of(uuid: str | None, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
+    """The clocks of a GPU by its driver's management library, which numbers devices that this process may not see.
+
+    uuid: None where there is no GPU, or it does not say.
+    """
+    if uuid is None:
         return Clocks(None)
     try:
         library = load(LIBRARY)
         handle = ctypes.c_void_p()
-        # By its UUID: the library numbers devices that this process may not see.
-        name = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
-        if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)):
+        if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)):
             return Clocks(None)
     except Exception:  # no library, or one without these functions
         return Clocks(None)

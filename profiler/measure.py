@@ -147,7 +147,7 @@ def open_model(
     return Loaded(
         name, model, found, shape_of(config), memory, weights.is_trained(name),
         device.startswith("cuda") and tp == 1 if graphs is None else graphs,
-        clocks=clocks_of(model.embedding.weight.device),
+        clocks=clocks_of(uuid_of(model.embedding.weight.device)),
     )  # fmt: skip
 
 
@@ -200,6 +200,13 @@ def processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def uuid_of(device: torch.device) -> str | None:
+    """The name by which a GPU's driver knows it; None of a CPU, and where PyTorch does not say."""
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid)
 
 
 def driver() -> str | None:

@@ -193,8 +193,13 @@ def answered(spec: str, graphs: Kept | None) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("spec", ["lmdeploy-bd32", "chunk:3"])
-def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(spec: str) -> None:
+def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every, commits, _ = answered(spec, None)
+    through: list[int] = []  # the head
+    sample = Forward._sample
+    monkeypatch.setattr(Forward, "_sample", lambda self, h, keys: (through.append(len(h)), sample(self, h, keys))[1])
     for graphs in (None, Kept()):
         steps, alone, table = answered(f"{spec},head=masks", graphs)
         assert (alone == commits).all()
@@ -202,6 +207,8 @@ def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(s
         decode = ~steps["prefill"]
         assert (steps["tokens"] == every["tokens"]).all()
         assert (steps["head_rows"] == steps["sampled_rows"]).all()
+        if graphs is None:
+            assert through[-len(decode) :] == steps["head_rows"].tolist()  # behind the warm-up's
         assert (steps["head_rows"][decode] < steps["tokens"][decode]).any()
         assert (steps["head_rows"][~decode] == every["head_rows"][~decode]).all()
 

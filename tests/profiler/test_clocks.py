@@ -1,11 +1,7 @@
 """A device's clock and power are sampled while its steps run, by its driver's library, and cost no measurement."""
 
 import ctypes
-from types import SimpleNamespace
 from typing import Any
-
-import pytest
-import torch
 
 from dsim.profiler.clocks import INTERVAL, Clocks, clocks_of
 
@@ -34,33 +30,27 @@ class Library:
         return self.refused.get("power", 0)
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a-b"))
-    return torch.device("cuda")
-
-
-def test_the_driver_is_asked_for_the_device_of_this_process(cuda: torch.device) -> None:
+def test_the_driver_is_asked_for_the_device_of_this_process() -> None:
     library = Library()
-    clocks = clocks_of(cuda, lambda name: library)
+    clocks = clocks_of("a-b", lambda name: library)
     clocks.sample()
     assert library.asked_for == b"GPU-a-b"
     assert clocks.found() == {"clock_mhz": [1755, 1755, 1755], "power_w": [612.3, 612.3, 612.3]}
     assert str(clocks) == "1755 MHz (1755 to 1755), 612 W (612 to 612)"
 
 
-def test_what_the_driver_refuses_is_left_unsaid(cuda: torch.device) -> None:
+def test_what_the_driver_refuses_is_left_unsaid() -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
     refusals: list[dict[str, int]] = [{"init": 9}, {"handle": 6}, {"clock": 3, "power": 3}]
-    for clocks in (clocks_of(cuda, missing), *(clocks_of(cuda, lambda name, r=r: Library(**r)) for r in refusals)):
+    for clocks in (clocks_of("a-b", missing), *(clocks_of("a-b", lambda name, r=r: Library(**r)) for r in refusals)):
         clocks.sample()
         assert (clocks.found(), str(clocks)) == ({}, "")
-    no_power = clocks_of(cuda, lambda name: Library(power=3))
+    no_power = clocks_of("a-b", lambda name: Library(power=3))
     no_power.sample()
     assert list(no_power.found()) == ["clock_mhz"]
-    assert clocks_of(torch.device("cpu")).found() == {}
+    assert clocks_of(None).found() == {}
 
 
 def test_samples_are_an_interval_apart_and_a_driver_that_fails_is_asked_no_more() -> None:

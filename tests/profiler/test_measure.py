@@ -37,6 +37,7 @@ from dsim.profiler.measure import (
     profile_model,
     select,
     serve_journal,
+    uuid_of,
 )  # fmt: skip
 from dsim.profiler.profile import from_json, load, to_json
 from dsim.profiler.samples import points
@@ -237,6 +238,13 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match=r"device is cuda, and PyTorch .* finds no CUDA device here: expected cpu"):
             open_model("tiny", "cuda")
+
+
+def test_a_gpu_is_known_by_its_uuid_where_pytorch_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert uuid_of(torch.device("cpu")) is None
+    for properties, said in ((SimpleNamespace(uuid="a-b"), "a-b"), (SimpleNamespace(), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+        assert uuid_of(torch.device("cuda:1")) == said
 
 
 def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
