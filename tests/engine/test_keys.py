@@ -55,12 +55,12 @@ import plugin
 from replica.engine.hooks import held
 from replica.engine.jit import bind
 from replica.engine.passes import pages_of_canvas
-from replica.engine.state import Own, World
+from replica.engine.state import Asked, Own, World
 
 one = np.ones(1)
 w = World(*[one] * len(World._fields))._replace(
     f=np.ones(1, [("block", "i8"), ("state_tokens", "i8"), ("page", "i8")]),
-    r=np.full(1, 1000, [("input_length", "i8"), ("output_length", "i8"), ("max_tokens", "i8")]),
+    asked=Asked(*np.full((len(Asked._fields), 1), 1000)),
 )
 print(bind(pages_of_canvas, {held: plugin.mine})(w, Own(one, one, one, one), 0, 0, 0))
 """
