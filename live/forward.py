@@ -125,7 +125,8 @@ class Forward:
         return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
 
     def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
-        return self._sample(self._hidden(inputs, block_length)[inputs["sampled"]], inputs.get("keys"))
+        hidden = self._hidden(inputs, block_length)
+        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
 
     def _hidden(self, inputs: Inputs, block_length: int) -> Tensor:
         """The final hidden states of all rows, normed."""

@@ -12,17 +12,6 @@ from dsim.profiler.profile import load, save
 
 from .command import dsim, held, rows
 
-UNTIMED = (
-    "knots",
-    "early",
-    "graph_tokens",
-    "dense_from",
-    "cache_overhead",
-    "overlap",
-    "captured_evictions",
-    "layers",
-)  # not seconds, or of tokens
-
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,13 +32,7 @@ def _two_runs(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def _record() -> None:
     Path("small.jsonl").write_text(rows(12))
     base = load("a100-sdar-8b")
-    latency = base.latency
-    slower = dataclasses.replace(
-        latency,
-        knots=tuple((x, 1.05 * y) for x, y in latency.knots),
-        **{f.name: 1.05 * getattr(latency, f.name) for f in dataclasses.fields(latency) if f.name not in UNTIMED},
-    )
-    save(dataclasses.replace(base, name="slower", latency=slower), "slower.json")
+    save(dataclasses.replace(base, name="slower", latency=base.latency.scaled(1.05)), "slower.json")
     policies = ["--policy", "chunk:8", "--policy", "ar"]
     assert dsim("replay", "small.jsonl", *policies, "-o", "a").code == 0
     assert dsim("replay", "small.jsonl", *policies, "--profile", "slower.json", "-o", "b").code == 0

@@ -174,7 +174,11 @@ def test_a_line_that_no_plan_wrote_is_refused_by_place(line: str) -> None:
 
 def test_a_slower_profile_is_slower_in_every_step() -> None:
     whole = dataclasses.replace(
-        PROFILE.latency, cache_overhead=(CacheOverhead("FastCache", "full", 1.0, 0.5),), eviction=0.25
+        PROFILE.latency,
+        cache_overhead=(CacheOverhead("FastCache", "full", 1.0, 0.5),),
+        eviction=0.25,
+        graph_knots=((1.0, 0.5),),
+        sequence=0.125,
     )
     slower = whole.scaled(1.2)
     fields = {f.name for f in dataclasses.fields(whole)} - {
@@ -182,6 +186,8 @@ def test_a_slower_profile_is_slower_in_every_step() -> None:
         "graph_tokens",
         "overlap",
         "knots",
+        "graph_knots",
+        "larger",
         "cache_overhead",
         "captured_evictions",
         "layers",
@@ -190,6 +196,7 @@ def test_a_slower_profile_is_slower_in_every_step() -> None:
     for name in fields:
         assert getattr(slower, name) == pytest.approx(1.2 * getattr(whole, name)), name
     assert slower.pieces(1000) == pytest.approx(1.2 * whole.pieces(1000))
+    assert slower.graph_knots[0] == pytest.approx((1.0, 0.6))
     assert (slower.cache_overhead[0].row, slower.cache_overhead[0].token) == pytest.approx((1.2, 0.6))
     assert (slower.early, slower.graph_tokens, slower.overlap) == (whole.early, whole.graph_tokens, whole.overlap)
 
