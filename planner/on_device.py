@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.errors import DsimError, PolicyError, ProfileError
+from ..engine.errors import DsimError, PolicyError, ProfileError, TraceError
 from ..engine.policy import Policy, parse
 from ..files.read import cut
 from ..profiler.profile import Profile
@@ -72,6 +72,7 @@ def on_device(
     config = loaded.model.config
     policy = scenario.parsed_policy()
     check_live(scenario, loaded, profile, commits)
+    check_canvases(requests, policy, config.name)
     memory, device = loaded.memory, loaded.device.name
     limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
     check_fit(requests, limits, policy)
@@ -261,6 +262,17 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
         )
     if profile is not None:
         check_same_model(profile, config)
+
+
+def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
+    """TraceError where requests ask for narrower canvases than the model was trained with: no device computes those."""
+    own = requests.canvas_length
+    narrow = int(((own > 0) & (own < policy.block_length)).sum())
+    if policy.batching.narrows_canvases and narrow:
+        raise TraceError(
+            f"{requests.name}: {narrow} of {len(requests)} requests ask for narrower canvases "
+            f"(diffusion_canvas_length), and {model} was trained with {policy.block_length}: expected none (dsim replay takes them)"
+        )
 
 
 def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Engine, Limits
-from dsim.engine.errors import ModelError, PolicyError
+from dsim.engine.errors import ModelError, PolicyError, TraceError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
@@ -25,13 +25,14 @@ from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
 from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
 from dsim.live.loop import serve
-from dsim.planner.on_device import check_live
+from dsim.planner.on_device import check_canvases, check_live
 from dsim.planner.scenario import Scenario
 from dsim.profiler.canvas import LoadedCanvas, open_any
 from dsim.profiler.measure_canvas import profile_canvas
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import load, save
 from dsim.serve.open import Bounds, open_live
+from dsim.traces import Trace
 
 from ..serve.serving import serving
 from ..worlds import Collector
@@ -381,3 +382,11 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, 
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
     check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
+
+
+def test_a_device_computes_no_narrower_canvases_and_says_so() -> None:
+    asked = Trace("t", [0.0, 0.0], [8, 8], [8, 8], {"diffusion_canvas_length": [None, 4]})
+    with pytest.raises(TraceError, match=r"t: 1 of 2 requests ask for narrower .* trained with 8: expected none"):
+        check_canvases(asked, parse(f"vllm-diffusion,canvas_length={CANVAS}"), "gemma")
+    check_canvases(asked, parse(f"sglang-gemma,canvas_length={CANVAS}"), "gemma")  # which narrows none
+    check_canvases(asked.take([0]), parse(f"vllm-diffusion,canvas_length={CANVAS}"), "gemma")
