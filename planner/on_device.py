@@ -271,7 +271,7 @@ def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
     if policy.batching.narrows_canvases and narrow:
         raise TraceError(
             f"{requests.name}: {narrow} of {len(requests)} requests ask for narrower canvases "
-            f"(diffusion_canvas_length), and {model} was trained with {policy.block_length}: expected none (dsim replay takes them)"
+            f"(diffusion_canvas_length), and {model} was trained with {policy.block_length}: expected none"
         )
 
 
