@@ -12,10 +12,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ..engine.errors import TraceError
+from ..engine.errors import TraceError, cut
 from .formats import Format
 from .parse import BYTES_PER_TOKEN, num_tokens
 from .rows import Row, Rows
+from .trace import MAX_LENGTH
 
 VLLM_LOG = Format("vllm-log", "arrival", "input_length", "output_length", "s", {"id": "id"})
 
@@ -71,6 +72,8 @@ def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
         if received:
             last = request.time = moment(path, number, found[1], last)
             most = re.findall(r"\bmax_tokens=(\d+)", said)
+            if most and len(most[-1]) > len(str(MAX_LENGTH)):
+                raise TraceError(f"{path}:{number}: max_tokens is {cut(most[-1])}, expected at most {MAX_LENGTH}")
             request.max_tokens = int(most[-1]) if most else None
     whole = {name: request for name, request in seen.items() if request.time is not None}
     if not whole:

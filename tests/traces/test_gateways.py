@@ -216,3 +216,6 @@ def test_access_lines_alone_are_no_trace_and_the_error_says_what_would_be(tmp_pa
     only_parameters = "".join(line + "\n" for line in NEW_VLLM.splitlines() if " INFO " in line)
     with pytest.raises(TraceError, match=r"mine.log:1: request chatcmpl-a has no prompt length, expected the log of"):
         load(save(tmp_path, only_parameters))
+    endless = "INFO 10-01 18:43:27 [logger.py:36] Received request a: prompt: 'hi', params: (max_tokens=" + "9" * 5000
+    with pytest.raises(TraceError, match=r"mine.log:1: max_tokens is 9{77}\.\.\., expected at most 10000000$"):
+        load(save(tmp_path, f"{endless})\n"))
