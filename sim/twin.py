@@ -159,7 +159,7 @@ def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests
         if policy.batching.narrows_canvases:
             does = f"take as many steps as those of {policy.block_length}: no law of narrower ones is known"
         else:
-            does = f"are as wide as all others, {policy.block_length}: only vllm-diffusion narrows them"
+            does = f"are as wide as all others, {policy.block_length}: this policy narrows none"
         found.append(
             f"{policy.name}: canvases of {len(narrow)} of {len(requests)} requests (diffusion_canvas_length) {does}"
         )

@@ -370,7 +370,7 @@ def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run
     gemma = parse("sglang-gemma,canvas_length=4,page_size=4")
     assert table_bytes(simulate(asked, profile, gemma).table) == table_bytes(simulate(bare, profile, gemma).table)
     (line,) = warnings_of(gemma, profile, None, asked)
-    assert "are as wide as all others, 4: only vllm-diffusion narrows them" in line
+    assert "are as wide as all others, 4: this policy narrows none" in line
 
 
 def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_another_is_refused() -> None:
