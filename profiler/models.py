@@ -199,7 +199,8 @@ def read_shape(path: str | Path) -> ModelShape:
     heads = values["heads"]
     head_dim = values.pop("head_dim") or values["hidden"] // heads
     named = found.get("_name_or_path") or found.get("name")
-    name = Path(named).name if isinstance(named, str) and Path(named).name else path.absolute().parent.name
+    # It stands in messages and in names of files.
+    name = cut(Path(named).name if isinstance(named, str) and Path(named).name else path.absolute().parent.name)
     kind = _architecture(found)
     bias = any(bool(found.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
     return ModelShape(

@@ -96,9 +96,9 @@ class Run:
         Nothing where the run kept scalar columns only.
         """
         with _opened(self.folder / "steps.parquet") as file:
-            lists = [
-                name for name in ("requests", "phases", "num_tokens", "commits") if name in file.schema_arrow.names
-            ]
+            lists = ["requests", "phases", "num_tokens", "commits"]
+            if not set(lists) <= set(file.schema_arrow.names):
+                return
             for k in range(file.num_row_groups):
                 times = file.read_row_group(k, columns=["policy", "start", "latency"])
                 if not times.num_rows or times["policy"][0].as_py() != policy:

@@ -121,6 +121,8 @@ def test_a_name_of_ones_own_generates_as_its_architecture_does(tmp_path: Path) -
         config = CONFIG | {"architectures": [architecture], "_name_or_path": "owner/mine"}
         (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
         assert model(str(tmp_path)).name == "mine"
+        (tmp_path / "config.json").write_text(json.dumps(config | {"_name_or_path": "x" * 300}), encoding="utf-8")
+        assert model(str(tmp_path)).name == "x" * 77 + "..."
         assert family(model(str(tmp_path)), architecture_of(str(tmp_path))) == kind
 
 

@@ -146,6 +146,12 @@ def test_a_run_without_lists_says_so_when_asked_for_them(tmp_path: Path) -> None
     write_run(tmp_path / "run", **SMALL)
     with pytest.raises(DsimError, match="column 'requests' is empty: the run kept scalar columns only"):
         read_run(tmp_path / "run").step_lists("optimus")
+    write_run(tmp_path / "other", **SMALL, lists=True)
+    run, ever = read_run(tmp_path / "other"), [(0.0, 1e9)]
+    assert list(run.step_groups("optimus", ever))
+    steps = tmp_path / "other" / "steps.parquet"
+    pq.write_table(pq.read_table(steps).drop_columns(["requests"]), steps)
+    assert list(run.step_groups("optimus", ever)) == []
 
 
 @pytest.mark.parametrize(
