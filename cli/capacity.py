@@ -131,12 +131,13 @@ def capacity_command(
         busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
         with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
             data["spread"] = moved_by_spread([busy], busy.requests())
+    if out is not None:  # before a word is said: who listens may leave early
+        report.write(out, data, force=force)
     if as_json:
         print(json.dumps(data, allow_nan=False))
     else:
         render(report.capacity_page(data), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
     if out is not None:
-        report.write(out, data, force=force)
         screen.print(f"Wrote {out}/ ({', '.join(report.FILES)})", markup=False)
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)

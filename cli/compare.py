@@ -87,12 +87,13 @@ def compare_command(
             across=across,
             progress=lambda policy, done, total: bar.update(done, total, policy),
         )
+    if out is not None:  # before a word is said: who listens may leave early
+        compare_files.write(out, found, pairs, force=force, command=options.command())
     if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
     else:
         render(spoken(found), Console(soft_wrap=not sys.stdout.isatty()))
     if out is not None:
-        compare_files.write(out, found, pairs, force=force, command=options.command())
         screen.print(f"Wrote {out}/ ({', '.join(compare_files.FILES)})", markup=False)
     missed = [judged for judged in found.bounds if not judged.met]
     for judged in missed:

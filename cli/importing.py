@@ -93,6 +93,8 @@ def import_command(
             screen.print(f"Warning: {line}", style="yellow", markup=False)
     for line in run.info["client"]["warnings"]:
         screen.print(f"Warning: {line}", style="yellow", markup=False)
+    if out is not None:  # before a word is said: who listens may leave early
+        write_measured(run, out, force=force)
     if as_json:
         shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}
         print(json.dumps(shown, allow_nan=False))
@@ -101,7 +103,6 @@ def import_command(
         for line in client_lines(run):
             print(line)
     if out is not None:
-        write_measured(run, out, force=force)
         screen.print(f"Wrote {out}/ ({FILES})", markup=False)
 
 

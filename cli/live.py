@@ -157,11 +157,12 @@ def _agree(
         check_file(out, force=force)
     with Bar(screen, "agreement", "policies", len(scenarios) + 1) as bar:
         found = agreement(loaded, held, prompts, scenarios, requests, answers, bar.update)
+    if out is not None:  # before a word is said: who listens may leave early
+        write_whole(out, table(found, loaded.model.config.name, Path(prompts).stem))
     if as_json:
         print(json.dumps([asdict(agreed) for agreed, _ in found]))
     else:
         for agreed, _ in found:
             print(agreed)
     if out is not None:
-        write_whole(out, table(found, loaded.model.config.name, Path(prompts).stem))
         screen.print(f"Wrote {out}", markup=False)

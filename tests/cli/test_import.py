@@ -90,3 +90,14 @@ def test_hash_ids_are_as_many_as_a_prompt_has_blocks_and_no_one_elses() -> None:
     ids = [i for row in rows for i in row["hash_ids"]]
     assert len(set(ids)) == len(ids)
     assert {row["block_size"] for row in rows} == {16}
+
+
+@pytest.mark.parametrize("command", ["import", "compare"])
+def test_what_was_asked_for_is_written_before_a_reader_can_leave(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    dsim("import", VLLM, "--trace", TRACE, "-o", "m")
+    monkeypatch.setattr("dsim.report.text.render", left)
+    dsim(command, *((VLLM, "--trace", TRACE) if command == "import" else ("m", "m")), "-o", "out")
+    assert (Path("out") / "report.html").is_file()
