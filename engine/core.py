@@ -3,12 +3,14 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cached_property, wraps
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numba.core.errors import NumbaError
 
-from . import hooks
+from . import hooks, jit
 from .admission import drop_finished, release_rows
 from .block import plan_block
 from .emission import account, begin
@@ -26,7 +28,7 @@ from .hooks import (
     settle,
     step_over,
 )
-from .jit import JIT, bind, entry, rule, uncompiled
+from .jit import bind, entry, in_python, is_kept, is_ours, rule, uncompiled
 from .journal import record_step
 from .latency import price
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
@@ -45,6 +47,12 @@ NO_SLOTS = 4  # a decision could let in more requests than there are slots
 PAUSED = 5  # as many steps as were asked for are done, at clock
 BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
 
+
+# Compiling `run` takes some five seconds of a processor, and makes steps a hundred times as fast. A process steps in
+# Python for as long (s) before it compiles, unless a run has so many requests that it will be worth it.
+PATIENCE = 2.0
+MANY_REQUESTS = 500
+A_FEW = 16  # steps between two looks at the time
 
 # What the rules above a policy ask of it.
 PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(value, "__module__", "") == hooks.__name__)
@@ -166,12 +174,43 @@ class Core:
         self._kinds = kinds
         self._name = name
         self._said = False
+        # Seconds in Python; rules from outside are compiled at once, so that a fault of theirs is told before anything.
+        self._spent = 0.0 if jit.JIT and all(map(is_ours, answers.values())) else PATIENCE
+
+    def is_young(self, num_requests: int = 0) -> bool:
+        """Whether `run` is not worth compiling yet, for a run of so many requests; `run_young` stands for it."""
+        return self._spent < PATIENCE and num_requests < MANY_REQUESTS and not self._is_kept
+
+    @cached_property
+    def _is_kept(self) -> bool:
+        return is_kept(run, self._answers, self._kinds)
+
+    @cached_property
+    def _run_in_python(self) -> Callable[..., int]:
+        return in_python(run, self._answers)
+
+    def run_young(
+        self, w: Any, x: Any, d: Any, k: Any, j: Any, now: float, horizon: float, most: int, until_finish: bool
+    ) -> int:
+        """`run` in plain Python, and compiled once that has taken long enough: bit for bit the same."""
+        why = PAUSED
+        while most > 0 and why == PAUSED:
+            begun = process_time()
+            with np.errstate(all="ignore"):  # compiled code warns of nothing
+                why = int(self._run_in_python(w, x, d, k, j, now, horizon, min(most, A_FEW), until_finish))
+            self._spent += process_time() - begun
+            most -= A_FEW
+            now = float(w.c["clock"][0])
+            if most > 0 and why == PAUSED and not self.is_young():
+                made = self.entry(w, x, d, k, j, now, horizon, most, until_finish)
+                return int(made(w, x, d, k, j, now, horizon, most, until_finish))
+        return why
 
     def __getattr__(self, name: str) -> Any:
         if name not in _ENTRIES:
             raise AttributeError(name)
         made = bind(_ENTRIES[name], self._answers, self._say, self._kinds)
-        setattr(self, name, self._reporting(made) if JIT else made)
+        setattr(self, name, self._reporting(made) if jit.JIT else made)
         return getattr(self, name)
 
     def entry(self, *arguments: Any) -> Any:
@@ -237,7 +276,7 @@ def core_of(policy: "Policy", x: Own | None = None) -> Core:
             raise PolicyError(f"policy {policy.name}: {type(policy.eviction).__name__} does not answer settle")
     # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
     kinds = "" if x is None else f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
-    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
+    made = jit.JIT, kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if made not in _CORES:
         _CORES[made] = Core(answers, kinds, policy.name)
     return _CORES[made]
@@ -252,4 +291,4 @@ def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
         )
 
 
-_CORES: dict[tuple[str, tuple[tuple[Any, Any], ...]], Core] = {}
+_CORES: dict[tuple[bool, str, tuple[tuple[Any, Any], ...]], Core] = {}

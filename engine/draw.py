@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .chance import draw64, key64, pick64, uniform64
-from .jit import rule
+from .jit import outer, rule
 from .state import MASKED, ROWS
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
@@ -92,7 +92,7 @@ def draw_row(
         committed[best_p] = True
 
 
-@rule
+@outer
 def draw_plan(status: Any, evaluations: Any, window: Any, start: Any, requests: Any, d: Any) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
@@ -128,7 +128,7 @@ def accept_row(window: Any, committed: Any, start: Any, request: Any, d: Any) ->
         committed[p] = goes_on and window[p]
 
 
-@rule
+@outer
 def accept_plan(window: Any, start: Any, requests: Any, d: Any) -> Any:
     """The tokens that come, [rows, columns], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
@@ -165,7 +165,7 @@ def law_row(
             committed[p] = steps <= 0
 
 
-@rule
+@outer
 def law_plan(status: Any, evaluations: Any, window: Any, start: Any, prompt: Any, requests: Any, d: Any) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
@@ -210,7 +210,7 @@ def scheduled_row(status: Any, evaluations: Any, window: Any, committed: Any, d:
                 quota -= 1
 
 
-@rule
+@outer
 def scheduled_plan(status: Any, evaluations: Any, window: Any, d: Any) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)

@@ -38,7 +38,6 @@ from .state import (
     UNFINISHED,
     Own,
     new_world,
-    records,
     with_queue,
     with_slots,
 )
@@ -97,7 +96,7 @@ class Engine:
         self.emit = emit
         self._narrows = policy.batching.narrows_canvases
         self._prefixes = prefixes
-        fixed = records(1, REPLICA)
+        fixed = np.zeros(1, REPLICA)
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
@@ -105,7 +104,7 @@ class Engine:
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked)
         self._x = Own(
-            _as_fields(numbers_of(policy)), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
+            numbers_of(policy), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
             policy.memory.cache(limits.num_pages, prefixes),
         )  # fmt: skip
         self._core = core.core_of(policy, self._x)
@@ -428,7 +427,9 @@ class Engine:
                 now = float(c["clock"])
 
     def _entry(self, draws: Draws, cost: Cost, journal: Any) -> Any:
-        """core.run for these arguments, whose types stay what they are from one call to the next."""
+        """core.run for these arguments, whose types stay the same from one call to the next."""
+        if self._core.is_young(len(self.table.rows)):
+            return self._core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
             made = self._core.entry(self._w, self._x, draws, cost, journal, 0.0, 0.0, 0, False)
             self._run = draws, cost, made
@@ -478,7 +479,7 @@ class Engine:
 
     def _columns(self, capacity: int, old: Any = None) -> Any:
         kinds = [column for part in self.policy.parts() for column in part.columns] or [("none", "u1")]
-        made = records(capacity, np.dtype(kinds, align=True))
+        made = np.zeros(capacity, np.dtype(kinds, align=True))
         if old is not None:
             made[: len(old)] = old
         return made
@@ -503,12 +504,6 @@ class Engine:
             raise RuntimeError(f"idle with {self.num_waiting} waiting and {self.num_running} running")
 
 
-def _as_fields(numbers: Any) -> Any:
-    made = records(len(numbers), numbers.dtype)
-    made[:] = numbers
-    return made
-
-
 def _record_of(policy: Policy) -> Any:
     """x.m: what the parts remember of the replica."""
     held: dict[str, Any] = {}
@@ -518,7 +513,7 @@ def _record_of(policy: Policy) -> Any:
     for name, value in (held or {"none": 0}).items():
         array = np.asarray(value)
         kinds.append((name, array.dtype.str, array.shape) if array.ndim else (name, array.dtype.str))
-    made = records(1, np.dtype(kinds, align=True))
+    made = np.zeros(1, np.dtype(kinds, align=True))
     for name, value in held.items():
         made[name] = value
     return made

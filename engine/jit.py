@@ -2,8 +2,9 @@
 
 A rule is a plain function over arrays. `rule` compiles it when it is first called; with NUMBA_DISABLE_JIT=1 it stays
 plain Python, with the same results. `bind` makes a copy of a rule in which placeholders stand for other rules: so a
-policy's answers become part of the one loop that serves it. Compiled code is kept on disk in a folder named by a hash
-of the sources it was made from, so that an edit never meets yesterday's code, and two processes may share it.
+policy's answers become part of the one loop that serves it; `in_python` makes that copy uncompiled, for short runs.
+Compiled code is kept on disk in a folder named by a hash of the sources it was made from, so that an edit never meets
+yesterday's code, and two processes may share it.
 """
 
 import gc
@@ -16,7 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from enum import EnumType
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ except ImportError:  # not on Windows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Whether a policy's rules are compiled. A program that makes few steps may say no before it makes its engines.
 JIT = not config.DISABLE_JIT
 MONTH = 30 * 86400  # s
 HERE = Path(__file__).parent
@@ -47,7 +49,7 @@ HERE = Path(__file__).parent
 
 def rule(function: F) -> F:
     """Compile a function when it is first called. Rules of this folder are kept on disk, others with their policy."""
-    made = _compiled(function, _sources() if _is_ours(function) else "")
+    made = _compiled(function, _sources() if is_ours(function) else "")
     if not JIT:
         function.is_rule = True  # type: ignore[attr-defined]
     return made
@@ -62,40 +64,63 @@ def bind(
     on_new: called where nothing of it is on disk yet, so that its first call will take seconds. kinds: of what it is
     called with, as far as they differ.
     """
+    if not JIT:
+        return in_python(function, answers)
+    if not is_kept(function, answers, kinds):
+        _forget_old(_home())
+        on_new()
+    return _compiled(_with(function, answers, compiled=True), _key(function, answers, kinds), counted=False)
+
+
+def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> str:
     h = hashlib.sha256(f"{_sources()} {kinds}".encode())
     for placeholder in sorted(answers, key=_name):
         h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
-    key = f"{_name(function)}-{h.hexdigest()[:16]}"
-    by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
-    folder = _home() / key
-    # A folder without an index is what an interrupted compilation leaves.
-    if JIT and not _is_kept(folder):
-        _forget_old(_home())
-        on_new()
-    return _compiled(_copy(function, _called(function, by_id, {})), key, counted=False)
+    return f"{_name(function)}-{h.hexdigest()[:16]}"
 
 
-def _is_kept(folder: Path) -> bool:
-    """Whether a folder holds compiled code, which then is in use and not to be forgotten."""
-    found = False
+def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
+    """What `bind` makes, as plain Python: at once, and a hundred times as slow."""
+    made = _with(function, answers, compiled=False)
+    return lambda *arguments: made(*map(_by_name, arguments))
+
+
+def _by_name(value: Any) -> Any:
+    """The same memory, with records' fields as attributes: as rules ask for them that run as plain Python."""
+    if isinstance(value, tuple):
+        return type(value)._make(map(_by_name, value)) if hasattr(value, "_make") else tuple(map(_by_name, value))
+    return value.view(np.recarray) if isinstance(value, np.ndarray) and value.dtype.names else value
+
+
+def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> bool:
+    """Whether what `bind` would compile is on disk, which then is in use and not to be forgotten."""
+    folder, found = _home() / _key(function, answers, kinds), False
     with suppress(OSError):  # another process may remove it meanwhile, or nothing may be written
+        # A folder without an index is what an interrupted compilation leaves.
         found = next(folder.rglob("*.nbi"), None) is not None
         if found:
             folder.touch()
     return found
 
 
-def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> Any:
+def _with(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> Any:
+    """A copy of a rule in which placeholders stand for these rules, in all that it calls as well."""
+    by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
+    return _copy(function, _called(function, by_id, {}, compiled))
+
+
+def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> Any:
     """The stand-in for a rule inside another: one for all policies in which all that it calls stands for the same.
 
     Nobody calls it from Python: it is compiled without what that takes, which is most of the time.
     """
     if id(function) not in made:
         made[id(function)] = None if _reaches(function, answers, set()) else function  # while it is made
-        called = _called(function, answers, made)
-        key = function, tuple(called.items())
+        called = _called(function, answers, made, compiled)
+        key = compiled, function, tuple(called.items())
         if key not in _INNER:
-            _INNER[key] = _inner(_copy(function, called))
+            copied = _copy(function, called)
+            _INNER[key] = _inner(copied) if compiled else copied
         made[id(function)] = _INNER[key]
     if made[id(function)] is None:
         raise PolicyError(
@@ -107,13 +132,17 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> A
 _INNER: dict[Any, Any] = {}  # by a rule and what its names stand for; themselves: an id may be another rule's later
 
 
-def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any]) -> dict[str, Any]:
+def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> dict[str, Any]:
     """The rules that a rule's names stand for, each with what is bound in its place."""
-    return {
-        name: _bound(answers.get(id(value), value), answers, made)
-        for name, value in _globals(getattr(function, "py_func", function)).items()
+    called = _globals(getattr(function, "py_func", function))
+    rules = {
+        name: _bound(answers.get(id(value), value), answers, made, compiled)
+        for name, value in called.items()
         if id(value) in answers or _is_rule(value)
     }
+    if not compiled:
+        rules |= {name: value.in_python for name, value in called.items() if hasattr(value, "in_python")}
+    return rules
 
 
 def _copy(function: Any, called: Mapping[str, Any]) -> Any:
@@ -123,7 +152,7 @@ def _copy(function: Any, called: Mapping[str, Any]) -> Any:
         plain.__code__, {**plain.__globals__, **called}, plain.__name__, plain.__defaults__, plain.__closure__
     )
     # What is kept on disk is loaded where this module is, wherever a rule from outside came from.
-    copied.__module__ = plain.__module__ if _is_ours(plain) else __name__
+    copied.__module__ = plain.__module__ if is_ours(plain) else __name__
     copied.__qualname__ = plain.__qualname__
     return copied
 
@@ -143,8 +172,6 @@ def _globals(plain: Any) -> dict[str, Any]:
 
 
 def _inner(function: F) -> F:
-    if not JIT:
-        return function
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Linked}
     return njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)  # type: ignore[no-any-return]
 
@@ -238,17 +265,26 @@ def _uncollected() -> Iterator[None]:
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """A rule as plain Python, and all that it calls: for a few calls, which are not worth compiling it."""
-    source = getattr(function, "py_func", function)
-    called = {n: source.__globals__.get(n) for n in _names(source.__code__)}
-    inner = {name: plain(value) for name, value in called.items() if hasattr(value, "py_func")}
-    return types.FunctionType(source.__code__, {**source.__globals__, **inner}, source.__name__, source.__defaults__)
+    return _with(function, {}, compiled=False)  # type: ignore[no-any-return]
+
+
+def outer(function: F) -> F:
+    """A rule that Python calls and no rule does: compiled, or while JIT is False as `in_python` makes it."""
+    compiled, python = rule(function), in_python(function, {})
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        return (compiled if JIT else python)(*arguments)
+
+    return call  # type: ignore[return-value]
 
 
 def _is_rule(value: Any) -> bool:
     return hasattr(value, "py_func") or hasattr(value, "is_rule")
 
 
-def _is_ours(function: Any) -> bool:
+def is_ours(function: Any) -> bool:
+    """Whether a rule is of this folder, and none from outside."""
     plain = getattr(function, "py_func", function)
     return bool(plain.__module__.startswith(f"{__package__}."))
 
@@ -282,13 +318,12 @@ def whole(name: str) -> Callable[[Any], int]:
     def refusal(found: Any) -> str:
         return f"{name} is answered with {found}, expected a whole number"
 
+    def checked(value: Any) -> int:
+        if not isinstance(value, int | np.integer):
+            raise TypeError(refusal(type(value).__name__))
+        return int(value)
+
     if not JIT:
-
-        def checked(value: Any) -> int:
-            if not isinstance(value, int | np.integer):
-                raise TypeError(refusal(type(value).__name__))
-            return int(value)
-
         return checked
 
     def of_type(_context: Any, value: Any) -> Any:
@@ -296,7 +331,9 @@ def whole(name: str) -> Callable[[Any], int]:
             raise TypingError(refusal(value))
         return value(value), lambda context, builder, signature, arguments: arguments[0]
 
-    return intrinsic(of_type)  # type: ignore[no-any-return]
+    made = intrinsic(of_type)
+    made.in_python = checked
+    return made  # type: ignore[no-any-return]
 
 
 def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
@@ -318,7 +355,7 @@ def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
 
 def _add_others(function: Any, found: dict[str, None]) -> None:
     """Add the names of the rules from outside that a rule reaches, its own among them."""
-    if _is_rule(function) and not _is_ours(function) and _name(function) not in found:
+    if _is_rule(function) and not is_ours(function) and _name(function) not in found:
         found[_name(function)] = None
         for value in _globals(getattr(function, "py_func", function)).values():
             _add_others(value, found)
@@ -361,7 +398,7 @@ def _identity(value: Any, seen: set[int]) -> str:
     if not isinstance(plain, types.FunctionType):
         members = list(plain) if isinstance(plain, EnumType) else ""
         return f"{type(value).__name__} {getattr(value, '__name__', repr(value))} {members}"
-    if _is_ours(plain) and "<locals>" not in plain.__qualname__:
+    if is_ours(plain) and "<locals>" not in plain.__qualname__:
         return f"{plain.__module__}.{plain.__qualname__}"  # `_sources` has its text
     if id(plain) in seen:
         return plain.__qualname__

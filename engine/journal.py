@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
 from .request import Request
-from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, records
+from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
@@ -232,7 +232,7 @@ _AT = np.dtype([("count", "i8"), ("rows", "i8")])
 
 def _journal(steps: int, rows: int, words: int) -> Journal:
     return Journal(
-        records(steps, STEP), records(rows, ROW), np.zeros((rows, len(WORDS), words), np.uint64), records(1, _AT)
+        np.zeros(steps, STEP), np.zeros(rows, ROW), np.zeros((rows, len(WORDS), words), np.uint64), np.zeros(1, _AT)
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .jit import plain, rule
-from .state import DECODE_STEP, ROWS, records
+from .state import DECODE_STEP, ROWS
 
 POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, then in multiples of it
 
@@ -314,7 +314,7 @@ class LatencyModel:
 
     def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
         """The model as arrays for compiled rules; overhead [phases, 2]: seconds a row and a token of its request."""
-        numbers = records(1, _COST)
+        numbers = np.zeros(1, _COST)
         for name in _COST.names or ():
             numbers[name] = getattr(self, name)
         table = np.zeros((0, 2)) if overhead is None or not overhead.any() else overhead

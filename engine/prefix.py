@@ -19,7 +19,6 @@ from .errors import PolicyError
 from .hooks import give_back, hold, reusable, reuse, reused
 from .jit import rule
 from .part import Answers, PagedMemory, Policy
-from .state import records
 
 Ints = npt.NDArray[np.int64]
 
@@ -121,7 +120,7 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     """The cache of a pool that nobody has used."""
     per_block = -(-prefixes.block // page)
     room = max(1, min(num_pages, prefixes.num_names * per_block))  # there are no more different pages
-    entries, at = records(room, ENTRY), records(1, COUNTS)
+    entries, at = np.zeros(room, ENTRY), np.zeros(1, COUNTS)
     entries["next"] = np.arange(1, room + 1)
     entries["next"][-1] = NONE
     at["block"], at["per_block"] = prefixes.block, per_block

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .histogram import NUM_BINS
-from .jit import JIT
 
 MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, its KV stale; committed, its KV right
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # a request's status: its place in journal.STATUSES
@@ -142,27 +141,16 @@ class Own(NamedTuple):
     c: Any = ()  # prefix.Cache: the pages that requests may share, where they may
 
 
-def records(num: int, kind: np.dtype[Any]) -> Any:
-    """Zeroed records; their fields are attributes also where rules run as plain Python."""
-    made = np.zeros(num, kind)
-    return made if JIT else made.view(np.recarray)
-
-
-def as_records(array: Any) -> Any:
-    """The same memory, with fields as attributes where rules run as plain Python."""
-    return array if JIT else array.view(np.recarray)
-
-
 def new_world(fixed: Any, requests: Any, asked: Asked) -> World:
     """A replica without sequences."""
-    c = records(1, COUNTERS)
+    c = np.zeros(1, COUNTERS)
     c["num_group"] = -1
     c["step_min"] = c["gap_min"] = np.inf
     c["step_max"] = c["gap_max"] = -np.inf
     width = int(fixed["width"][0])
     cells = ((0, width), np.uint8), ((0, width), np.uint16), *(((0, width), np.bool_),) * 3
     return World(  # type: ignore[call-arg]  # it counts no starred ones
-        c, fixed, records(0, SEQUENCE), *(np.zeros(shape, kind) for shape, kind in cells), as_records(requests),
+        c, fixed, np.zeros(0, SEQUENCE), *(np.zeros(shape, kind) for shape, kind in cells), requests,
         asked, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 2), np.int32), np.zeros((2, NUM_BINS), np.int64),
         np.zeros((2, width + 1), np.int64),
     )  # fmt: skip
@@ -175,7 +163,7 @@ def with_slots(w: World, capacity: int) -> World:
     def longer(array: Any, axis: int = 0, size: int = capacity) -> Any:
         shape = list(array.shape)
         shape[axis] = max(size, shape[axis])
-        made = records(shape[0], array.dtype) if array.dtype.names else np.zeros(shape, array.dtype)
+        made = np.zeros(shape, array.dtype)
         made[tuple(slice(n) for n in array.shape)] = array
         return made
 

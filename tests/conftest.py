@@ -23,6 +23,18 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def rules_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that steps a little through many policies: compiling each would take longer than all its steps."""
+    monkeypatch.setattr("dsim.engine.jit.JIT", False)
+
+
+@pytest.fixture
+def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test of what is compiled: short runs stay in Python otherwise."""
+    monkeypatch.setattr("dsim.engine.core.PATIENCE", 0.0)
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`: one more than the cores that this process may use, since some tests wait for a clock."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dsim.engine import core
 from dsim.engine.engine import Engine
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
@@ -23,11 +24,18 @@ SPECS = (
     "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla:3", "dllm-serve,look_ahead=true,num_pages=6",
     "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60",
 )  # fmt: skip
+pytestmark = pytest.mark.usefixtures("compiled_at_once")
 PREEMPTING = (",num_pages=11", ",num_pages=40", ",num_pages=60")
 
 
 def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) -> tuple[Result, list[Any]]:
-    """What `golden.run` does with one replica, one step at a time."""
+    """What `golden.run` does with one replica, one step at a time, by rules in plain Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dsim.engine.jit.JIT", False)
+        return _by_steps(spec, emit, eos, **latency_changes)
+
+
+def _by_steps(spec: str, emit: str, eos: bool, **latency_changes: Any) -> tuple[Result, list[Any]]:
     policy = parse(spec)
     profile = golden.profile_of(policy, **latency_changes)
     trace = golden.trace_of(policy.full_sequence)
@@ -97,6 +105,34 @@ def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.Monke
     whole = golden.digest(*golden.run(spec, how))
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
     assert golden.digest(*golden.run(spec, how)) == whole
+
+
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+@pytest.mark.parametrize("spec", ["optimus", "sglang-fdfo"])
+def test_a_run_that_begins_in_python_and_goes_on_compiled_is_the_same(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = {"emit": "step", "replicas": 2}
+    whole = golden.digest(*golden.run(spec, how))
+    monkeypatch.setattr(core, "_CORES", {})
+    monkeypatch.setattr(core.Core, "_is_kept", False)
+    monkeypatch.setattr(core, "PATIENCE", 0.05)
+    assert golden.digest(*golden.run(spec, how)) == whole
+    (made,) = core._CORES.values()
+    assert made._spent > 0.05
+    assert "run" in vars(made)  # it was compiled in the end
+
+
+@pytest.mark.parametrize("spec", ["optimus", "sglang-fdfo"])
+def test_a_short_run_compiles_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = {"emit": "step", "replicas": 2}
+    whole = golden.digest(*golden.run(spec, how))
+    monkeypatch.setattr(core, "_CORES", {})
+    monkeypatch.setattr(core.Core, "_is_kept", False)
+    monkeypatch.setattr(core, "PATIENCE", 1000.0)
+    assert golden.digest(*golden.run(spec, how)) == whole
+    (made,) = core._CORES.values()
+    assert "run" not in vars(made)
 
 
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
