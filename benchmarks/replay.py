@@ -22,6 +22,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
+from dsim.engine.core import MANY_REQUESTS
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
 from dsim.report.files import RunWriter
@@ -79,17 +80,17 @@ def memory(policy: str) -> None:
 
 
 def first_run(policy: str, profile: str) -> None:
-    """Print what a run of few requests costs with nothing compiled before, and again with it."""
-    command = [sys.executable, __file__, "--once", policy, profile]
+    """Print what a short run costs with nothing compiled before, and one that is worth compiling, and that again."""
     with tempfile.TemporaryDirectory() as folder:
         took = []
-        for _ in range(2):
+        for num_requests in (10, MANY_REQUESTS, MANY_REQUESTS):
             before = _children()
+            command = [sys.executable, __file__, "--once", policy, profile, str(num_requests)]
             subprocess.run(command, check=True, env={**os.environ, "NUMBA_CACHE_DIR": folder})
             took.append(_children() - before)
     print(
-        f"compile  {policy:15} {took[0]:5.1f} s of CPU for the first run of ten requests, {took[1]:.1f} s for the "
-        f"second; load {os.getloadavg()[0]:.1f}",
+        f"compile  {policy:15} {took[0]:5.1f} s of CPU for ten requests, {took[1]:.1f} s for {MANY_REQUESTS}, "
+        f"{took[2]:.1f} s for as many again; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 
@@ -117,11 +118,12 @@ def main() -> None:
     names = ("azure", "ar", "full", "memory", "compile", "million")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "full", "memory"], help=", ".join(names))
-    parser.add_argument("--once", nargs=2, metavar=("POLICY", "PROFILE"), help="replay ten requests and print nothing")
+    once = "replay so many requests and print nothing"
+    parser.add_argument("--once", nargs=3, metavar=("POLICY", "PROFILE", "REQUESTS"), help=once)
     given = parser.parse_args()
     if given.once:
-        policy, profile = given.once
-        simulate(load_trace("azure-conv").head(10), load(profile), parse(policy))
+        policy, profile, num_requests = given.once
+        simulate(load_trace("azure-conv").head(int(num_requests)), load(profile), parse(policy))
         return
     which = given.which
     if "azure" in which:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
 from .draw import REQUEST_DRAW, Draws, accept_plan, draw_plan, law_plan, scheduled_plan
 from .errors import ProfileError
-from .jit import without_overflow_warnings
 from .step import StepPlan
 from .unmasking import linear_quotas
 
@@ -186,10 +185,9 @@ class LawDraws:
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""
-        with without_overflow_warnings():
-            committed: npt.NDArray[np.bool_] = law_plan(
-                plan.status, plan.evaluations, plan.window, plan.block_start, plan.prompt, plan.requests, self.arrays
-            )
+        committed: npt.NDArray[np.bool_] = law_plan(
+            plan.status, plan.evaluations, plan.window, plan.block_start, plan.prompt, plan.requests, self.arrays
+        )
         return committed
 
 
@@ -205,8 +203,7 @@ class TokenDraws:
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The tokens that come, [rows, columns]; those of rows that are computed for nothing count for nothing."""
-        with without_overflow_warnings():
-            committed: npt.NDArray[np.bool_] = accept_plan(plan.window, plan.block_start, plan.requests, self.arrays)
+        committed: npt.NDArray[np.bool_] = accept_plan(plan.window, plan.block_start, plan.requests, self.arrays)
         return committed
 
 
@@ -292,16 +289,14 @@ class CommitDraws:
         """
         assert plan.evicting is not None
         assert self._evicts, "no importance deltas were given"
-        with without_overflow_warnings():
-            retained = plan.evicting.rule.draw_retained(plan, self.arrays, self.draw(plan))
+        retained = plan.evicting.rule.draw_retained(plan, self.arrays, self.draw(plan))
         return retained, self.of_window(plan, retained)
 
     def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The masks of a plan that commit when `window` [rows, width] is computed."""
-        with without_overflow_warnings():
-            committed: npt.NDArray[np.bool_] = draw_plan(
-                plan.status, plan.evaluations, window, plan.block_start, plan.requests, self.arrays
-            )
+        committed: npt.NDArray[np.bool_] = draw_plan(
+            plan.status, plan.evaluations, window, plan.block_start, plan.requests, self.arrays
+        )
         return committed
 
 

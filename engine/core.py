@@ -3,14 +3,13 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from functools import cached_property, wraps
+from functools import wraps
 from time import process_time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numba.core.errors import NumbaError
 
-from . import hooks, jit
+from . import hooks
 from .admission import drop_finished, release_rows
 from .block import plan_block
 from .emission import account, begin
@@ -28,7 +27,7 @@ from .hooks import (
     settle,
     step_over,
 )
-from .jit import bind, entry, in_python, is_kept, is_ours, rule, uncompiled
+from .jit import JIT, bind, entry, in_python, is_kept, is_ours, rule, uncompiled
 from .journal import record_step
 from .latency import price
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
@@ -53,6 +52,8 @@ BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more 
 PATIENCE = 2.0
 MANY_REQUESTS = 500
 A_FEW = 16  # steps between two looks at the time
+# The same for who steps one by one. The host time of a live run's steps is measured: all are compiled.
+STEPS_PATIENCE = 0.0
 
 # What the rules above a policy ask of it.
 PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(value, "__module__", "") == hooks.__name__)
@@ -174,20 +175,13 @@ class Core:
         self._kinds = kinds
         self._name = name
         self._said = False
+        self._made: dict[str, Any] = {}
         # Seconds in Python; rules from outside are compiled at once, so that a fault of theirs is told before anything.
-        self._spent = 0.0 if jit.JIT and all(map(is_ours, answers.values())) else PATIENCE
+        self._spent = 0.0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
 
     def is_young(self, num_requests: int = 0) -> bool:
         """Whether `run` is not worth compiling yet, for a run of so many requests; `run_young` stands for it."""
-        return self._spent < PATIENCE and num_requests < MANY_REQUESTS and not self._is_kept
-
-    @cached_property
-    def _is_kept(self) -> bool:
-        return is_kept(run, self._answers, self._kinds)
-
-    @cached_property
-    def _run_in_python(self) -> Callable[..., int]:
-        return in_python(run, self._answers)
+        return num_requests < MANY_REQUESTS and self._stays_in_python("run", PATIENCE)
 
     def run_young(
         self, w: Any, x: Any, d: Any, k: Any, j: Any, now: float, horizon: float, most: int, until_finish: bool
@@ -195,10 +189,7 @@ class Core:
         """`run` in plain Python, and compiled once that has taken long enough: bit for bit the same."""
         why = PAUSED
         while most > 0 and why == PAUSED:
-            begun = process_time()
-            with np.errstate(all="ignore"):  # compiled code warns of nothing
-                why = int(self._run_in_python(w, x, d, k, j, now, horizon, min(most, A_FEW), until_finish))
-            self._spent += process_time() - begun
+            why = int(self._in_python("run")(w, x, d, k, j, now, horizon, min(most, A_FEW), until_finish))
             most -= A_FEW
             now = float(w.c["clock"][0])
             if most > 0 and why == PAUSED and not self.is_young():
@@ -209,9 +200,34 @@ class Core:
     def __getattr__(self, name: str) -> Any:
         if name not in _ENTRIES:
             raise AttributeError(name)
+        if name != "run" and self._stays_in_python(name, STEPS_PATIENCE):
+            return self._in_python(name)
         made = bind(_ENTRIES[name], self._answers, self._say, self._kinds)
-        setattr(self, name, self._reporting(made) if jit.JIT else made)
+        setattr(self, name, self._reporting(made) if JIT else made)
         return getattr(self, name)
+
+    def _stays_in_python(self, name: str, patience: float) -> bool:
+        """Whether a rule has not run for `patience` (s) yet, nor was compiled by an earlier process."""
+        if self._spent >= patience:
+            return False
+        if name not in self._made and is_kept(_ENTRIES[name], self._answers, self._kinds):
+            self._spent = patience
+        return self._spent < patience
+
+    def _in_python(self, name: str) -> Callable[..., Any]:
+        if name not in self._made:
+            made = in_python(_ENTRIES[name], self._answers)
+
+            @wraps(made)
+            def timed(*arguments: Any) -> Any:
+                begun = process_time()
+                try:
+                    return made(*arguments)
+                finally:
+                    self._spent += process_time() - begun
+
+            self._made[name] = timed
+        return self._made[name]
 
     def entry(self, *arguments: Any) -> Any:
         """`run` for arguments of these types alone (jit.entry)."""
@@ -276,7 +292,7 @@ def core_of(policy: "Policy", x: Own | None = None) -> Core:
             raise PolicyError(f"policy {policy.name}: {type(policy.eviction).__name__} does not answer settle")
     # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
     kinds = "" if x is None else f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
-    made = jit.JIT, kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
+    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if made not in _CORES:
         _CORES[made] = Core(answers, kinds, policy.name)
     return _CORES[made]
@@ -291,4 +307,4 @@ def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
         )
 
 
-_CORES: dict[tuple[bool, str, tuple[tuple[Any, Any], ...]], Core] = {}
+_CORES: dict[tuple[str, tuple[tuple[Any, Any], ...]], Core] = {}

@@ -11,7 +11,6 @@ from .admission import withdraw
 from .draw import Draws
 from .errors import DsimError, PolicyError
 from .histogram import CountHistogram, TimeHistogram
-from .jit import without_overflow_warnings
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of, with_canvas
@@ -403,28 +402,27 @@ class Engine:
         """
         c = self._c
         now, horizon = float(now), float(horizon)  # a whole number would be compiled for anew
-        with without_overflow_warnings():
-            while True:
-                journal = NO_JOURNAL if recorder is None else recorder.journal
-                run = self._run_plain if self.policy.granularity.given else self._entry(draws, cost, journal)
-                why = run(self._w, self._x, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
-                if why == core.IN_FLIGHT:
-                    return float(c["now"] + c["latency"])
-                if why == core.JOURNAL_FULL:
-                    assert recorder is not None
-                    recorder.make_room(int(c["num_rows"]))
-                elif why == core.NO_SLOTS:
-                    self._make_slots()
-                elif why == core.BAD_CHUNK:
-                    self._check_chunk()
-                elif why == core.IDLE_NOW:
-                    self._check_idle()
-                    return float(c["clock"])
-                else:
-                    if why == core.PAUSED:
-                        self._check_progress()
-                    return float(c["clock"])
-                now = float(c["clock"])
+        while True:
+            journal = NO_JOURNAL if recorder is None else recorder.journal
+            run = self._run_plain if self.policy.granularity.given else self._entry(draws, cost, journal)
+            why = run(self._w, self._x, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
+            if why == core.IN_FLIGHT:
+                return float(c["now"] + c["latency"])
+            if why == core.JOURNAL_FULL:
+                assert recorder is not None
+                recorder.make_room(int(c["num_rows"]))
+            elif why == core.NO_SLOTS:
+                self._make_slots()
+            elif why == core.BAD_CHUNK:
+                self._check_chunk()
+            elif why == core.IDLE_NOW:
+                self._check_idle()
+                return float(c["clock"])
+            else:
+                if why == core.PAUSED:
+                    self._check_progress()
+                return float(c["clock"])
+            now = float(c["clock"])
 
     def _entry(self, draws: Draws, cost: Cost, journal: Any) -> Any:
         """core.run for these arguments, whose types stay the same from one call to the next."""

@@ -15,9 +15,9 @@ import shutil
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from enum import EnumType
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +41,6 @@ except ImportError:  # not on Windows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Whether a policy's rules are compiled. A program that makes few steps may say no before it makes its engines.
 JIT = not config.DISABLE_JIT
 MONTH = 30 * 86400  # s
 HERE = Path(__file__).parent
@@ -82,7 +81,12 @@ def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -
 def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """What `bind` makes, as plain Python: at once, and a hundred times as slow."""
     made = _with(function, answers, compiled=False)
-    return lambda *arguments: made(*map(_by_name, arguments))
+
+    def call(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):  # compiled code warns of nothing: some numbers wrap on purpose
+            return made(*map(_by_name, arguments))
+
+    return call
 
 
 def _by_name(value: Any) -> Any:
@@ -269,14 +273,8 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def outer(function: F) -> F:
-    """A rule that Python calls and no rule does: compiled, or while JIT is False as `in_python` makes it."""
-    compiled, python = rule(function), in_python(function, {})
-
-    @wraps(function)
-    def call(*arguments: Any) -> Any:
-        return (compiled if JIT else python)(*arguments)
-
-    return call  # type: ignore[return-value]
+    """A rule that Python calls and no rule does."""
+    return rule(function) if JIT else in_python(function, {})  # type: ignore[return-value]
 
 
 def _is_rule(value: Any) -> bool:
@@ -371,11 +369,6 @@ def _why(error: Exception) -> str:
         if before.endswith("raised a specific error:"):
             return line.partition(": ")[2] or line
     return lines[0] if lines else type(error).__name__
-
-
-def without_overflow_warnings() -> AbstractContextManager[Any]:
-    """Where rules run as plain Python, NumPy is not to warn of what wraps on purpose."""
-    return nullcontext() if JIT else np.errstate(over="ignore")
 
 
 @cache

@@ -17,22 +17,25 @@ for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
 # Begun first, so that no worker is left alone with one of them at the end.
 LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
+# Then what compiles every policy: the others find it compiled.
+COMPILING = ("tests/engine/test_golden.py", "tests/engine/test_run.py")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture
-def rules_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test that steps a little through many policies: compiling each would take longer than all its steps."""
-    monkeypatch.setattr("dsim.engine.jit.JIT", False)
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tests step a little through many policies: compiling each would take longer than all its steps.
+    monkeypatch.setattr("dsim.engine.core.STEPS_PATIENCE", 4.0)
 
 
 @pytest.fixture
-def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test of what is compiled: short runs stay in Python otherwise."""
-    monkeypatch.setattr("dsim.engine.core.PATIENCE", 0.0)
+def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test of what is compiled."""
+    for patience in ("PATIENCE", "STEPS_PATIENCE"):
+        monkeypatch.setattr(f"dsim.engine.core.{patience}", 0.0)
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -43,4 +46,4 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; the others as they are written, which keeps a file's shared worlds together."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not item.nodeid.startswith(COMPILING)))

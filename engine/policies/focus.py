@@ -10,7 +10,7 @@ from ..block import plan_block, visible_keys
 from ..draw import Draws, delta_row, draw_slot
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
-from ..jit import rule
+from ..jit import outer, rule
 from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
 from ..state import MASKED, ROWS
 from ..step import Evicting, StepPlan
@@ -108,7 +108,7 @@ class Focus(DelayedCache):
         )  # fmt: skip
 
 
-@rule
+@outer
 def retained_rows(
     status: Any, evaluations: Any, window: Any, decodable: Any, start: Any, requests: Any, num_decoded: Any,
     num_steps: Any, progress: Any, alpha: Any, sample_deviation: Any, d: Any,

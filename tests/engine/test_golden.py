@@ -15,7 +15,7 @@ from dsim.sim.twin import limits_of
 from . import golden
 
 
-@pytest.mark.usefixtures("compiled_at_once")
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("spec", [*PRESETS, *golden.VARIANTS])
 def test_a_run_has_the_hash_that_it_had(spec: str) -> None:
     recorded = golden.recorded()
@@ -30,7 +30,7 @@ def test_every_recorded_hash_is_of_a_cell_that_there_is() -> None:
     assert set(golden.recorded()) == named | set(golden.PROFILES) | errata
 
 
-@pytest.mark.usefixtures("rules_in_python")
+@pytest.mark.usefixtures("compiled")  # what steps one by one, too
 @pytest.mark.parametrize("path", sorted(golden.JOURNALS.glob("*.npz")), ids=lambda path: path.stem)
 def test_a_journal_of_before_replays_plan_for_plan(path: Path) -> None:
     held = np.load(path)

@@ -24,14 +24,14 @@ SPECS = (
     "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla:3", "dllm-serve,look_ahead=true,num_pages=6",
     "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60",
 )  # fmt: skip
-pytestmark = pytest.mark.usefixtures("compiled_at_once")
+pytestmark = pytest.mark.usefixtures("compiled")
 PREEMPTING = (",num_pages=11", ",num_pages=40", ",num_pages=60")
 
 
 def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) -> tuple[Result, list[Any]]:
     """What `golden.run` does with one replica, one step at a time, by rules in plain Python."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dsim.engine.jit.JIT", False)
+        patch.setattr("dsim.engine.core.STEPS_PATIENCE", 1000.0)
         return _by_steps(spec, emit, eos, **latency_changes)
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_begins_in_python_and_goes_on_compiled_is_the_same(
     how = {"emit": "step", "replicas": 2}
     whole = golden.digest(*golden.run(spec, how))
     monkeypatch.setattr(core, "_CORES", {})
-    monkeypatch.setattr(core.Core, "_is_kept", False)
+    monkeypatch.setattr(core, "is_kept", lambda *of: False)
     monkeypatch.setattr(core, "PATIENCE", 0.05)
     assert golden.digest(*golden.run(spec, how)) == whole
     (made,) = core._CORES.values()
@@ -128,7 +128,7 @@ def test_a_short_run_compiles_nothing(spec: str, monkeypatch: pytest.MonkeyPatch
     how = {"emit": "step", "replicas": 2}
     whole = golden.digest(*golden.run(spec, how))
     monkeypatch.setattr(core, "_CORES", {})
-    monkeypatch.setattr(core.Core, "_is_kept", False)
+    monkeypatch.setattr(core, "is_kept", lambda *of: False)
     monkeypatch.setattr(core, "PATIENCE", 1000.0)
     assert golden.digest(*golden.run(spec, how)) == whole
     (made,) = core._CORES.values()
