@@ -4,7 +4,6 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
-from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from numba.core.errors import NumbaError
@@ -48,12 +47,13 @@ BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more 
 
 
 # Compiling `run` takes some five seconds of a processor, and makes steps a hundred times as fast. A process steps in
-# Python for as long (s) before it compiles, unless a run has so many requests that it will be worth it.
-PATIENCE = 2.0
+# Python for so many positions of windows (two seconds or three) before it compiles, unless a run has so many requests
+# that it will be worth it. Counted, not timed: a run is the same wherever it runs.
+PATIENCE = 200_000
 MANY_REQUESTS = 500
-A_FEW = 16  # steps between two looks at the time
+A_FEW = 16  # steps between two looks at the count
 # The same for who steps one by one. The host time of a live run's steps is measured: all are compiled.
-STEPS_PATIENCE = 0.0
+STEPS_PATIENCE = 0
 
 # What the rules above a policy ask of it.
 PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(value, "__module__", "") == hooks.__name__)
@@ -176,8 +176,8 @@ class Core:
         self._name = name
         self._said = False
         self._made: dict[str, Any] = {}
-        # Seconds in Python; rules from outside are compiled at once, so that a fault of theirs is told before anything.
-        self._spent = 0.0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
+        # Positions in Python; rules from outside are compiled at once, so that a fault of theirs is told first.
+        self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
 
     def is_young(self, num_requests: int = 0) -> bool:
         """Whether `run` is not worth compiling yet, for a run of so many requests; `run_young` stands for it."""
@@ -186,7 +186,7 @@ class Core:
     def run_young(
         self, w: Any, x: Any, d: Any, k: Any, j: Any, now: float, horizon: float, most: int, until_finish: bool
     ) -> int:
-        """`run` in plain Python, and compiled once that has taken long enough: bit for bit the same."""
+        """`run` in plain Python, and compiled once that has gone on long enough: bit for bit the same."""
         why = PAUSED
         while most > 0 and why == PAUSED:
             why = int(self._in_python("run")(w, x, d, k, j, now, horizon, min(most, A_FEW), until_finish))
@@ -206,8 +206,8 @@ class Core:
         setattr(self, name, self._reporting(made) if JIT else made)
         return getattr(self, name)
 
-    def _stays_in_python(self, name: str, patience: float) -> bool:
-        """Whether a rule has not run for `patience` (s) yet, nor was compiled by an earlier process."""
+    def _stays_in_python(self, name: str, patience: int) -> bool:
+        """Whether rules have run for fewer than `patience` positions, and this one was not compiled before."""
         if self._spent >= patience:
             return False
         if name not in self._made and is_kept(_ENTRIES[name], self._answers, self._kinds):
@@ -219,14 +219,15 @@ class Core:
             made = in_python(_ENTRIES[name], self._answers)
 
             @wraps(made)
-            def timed(*arguments: Any) -> Any:
-                begun = process_time()
-                try:
-                    return made(*arguments)
-                finally:
-                    self._spent += process_time() - begun
+            def counting(w: Any, *arguments: Any) -> Any:
+                before = int(w.c["num_steps"][0])
+                answer = made(w, *arguments)
+                steps = max(1, int(w.c["num_steps"][0]) - before)
+                # What a step and a row cost beside their positions.
+                self._spent += steps * (16 + int(w.c["num_running"][0]) * (8 + int(w.f["width"][0])))
+                return answer
 
-            self._made[name] = timed
+            self._made[name] = counting
         return self._made[name]
 
     def entry(self, *arguments: Any) -> Any:

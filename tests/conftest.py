@@ -28,14 +28,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests step a little through many policies: compiling each would take longer than all its steps.
-    monkeypatch.setattr("dsim.engine.core.STEPS_PATIENCE", 4.0)
+    monkeypatch.setattr("dsim.engine.core.STEPS_PATIENCE", 400_000)
 
 
 @pytest.fixture
 def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test of what is compiled."""
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
-        monkeypatch.setattr(f"dsim.engine.core.{patience}", 0.0)
+        monkeypatch.setattr(f"dsim.engine.core.{patience}", 0)
 
 
 def pytest_xdist_auto_num_workers() -> int:
