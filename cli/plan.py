@@ -2,14 +2,12 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.place import Kind, Taken, check_folder, has_schema
@@ -18,6 +16,7 @@ from . import choices, options
 from .bar import Bar
 from .capacity import percent
 from .options import INTERRUPTED, option
+from .screen import Screen, say
 
 if TYPE_CHECKING:
     from ..planner.ledger import Ledger
@@ -98,7 +97,6 @@ def plan_command(
     from ..profiler.placed import placed
     from ..profiler.profile import load
     from ..report.plan import plan_page
-    from ..report.text import render
 
     if gpu is not None and profile:
         raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
@@ -132,7 +130,7 @@ def plan_command(
     key = fingerprint(scenario, candidates, wanted, options_asked)
     if out is not None:
         check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     options.warn(screen, scenario, [parse(placed(spec)[0]) for spec in specs])
     on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
     options.warn_of_yields(screen, scenario, [(parse(spec), profile) for spec, profile in on_first.items()])
@@ -170,14 +168,10 @@ def plan_command(
             written = [] if out is None else _write(out, planned, info, page, sheets)
     except KeyboardInterrupt:
         kept = f"the replays are kept in {out}/: the same command goes on from them" if out else "nothing was kept"
-        screen.print(f"Interrupted: {kept}", style="bold red", markup=False)
+        screen.alarm(f"Interrupted: {kept}")
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print(json.dumps(info, allow_nan=False))
-    else:
-        render(page, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
+    say(lambda: page, info, as_json)
+    screen.wrote(out, written)
 
 
 def _from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -> "list[Profile]":
