@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..engine.errors import DsimError
@@ -173,9 +172,7 @@ class Staged:
     def __enter__(self) -> "Staged":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
     def _is_taken(self) -> bool:

@@ -1,11 +1,12 @@
 """Reading what a user names: bounded, never from a device, and one line for whatever a parser makes of it."""
 
+import difflib
 import errno
 import json
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,13 @@ def shown(value: object) -> str:
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return cut(json.dumps(value, ensure_ascii=True, default=str))
+
+
+def did_you_mean(name: str, known: Iterable[str], *, any_case: bool = False) -> str:
+    """A hint at the name that was probably meant; empty where none is near. any_case: capitals make no difference."""
+    names = {(one.lower() if any_case else one): one for one in known}
+    close = difflib.get_close_matches(name.lower() if any_case else name, names, n=1)
+    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def printable(name: str) -> str:

@@ -23,6 +23,7 @@ from .capacity import Capacity, fewest_replicas
 from .capacity import capacity as _capacity
 from .plan import Planned, candidates_of
 from .plan import plan as _plan
+from .plan_replays import Posed
 from .record import in_twin, record
 from .scenario import Scenario
 from .space import candidate_of, load_space, runs_on, space_of
@@ -70,21 +71,17 @@ class Replay(Showable):
 
 
 @dataclass(frozen=True)
-class _Given(Scenario):
+class _Given(Posed):
     """A scenario of objects instead of names, where they were given."""
 
     given_trace: Trace | None = None
     given_policies: tuple[Policy, ...] = ()
-    given_profile: Profile | None = None
 
     def source(self) -> Trace:
         return super().source() if self.given_trace is None else self.given_trace
 
     def parsed_policy(self) -> Policy:
         return next((p for p in self.given_policies if p.name == self.policy), None) or super().parsed_policy()
-
-    def base_profile(self) -> Profile:
-        return self.given_profile or super().base_profile()
 
 
 def replay(

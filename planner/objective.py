@@ -86,10 +86,8 @@ class Replays:
         requests = traffic(own, part.kind == "confirm", self.train)
         if part.share < 1:
             requests = requests.head(max(1, round(part.share * len(requests))))
-        result = own.simulate(requests)
-        if result.interrupted:
-            raise KeyboardInterrupt
-        return self.outcome(candidate, own.summarize(result, requests), own.loaded_profile(), requests.rate)
+        summary = own.summarize(own.simulate_whole(requests), requests)
+        return self.outcome(candidate, summary, own.loaded_profile(), requests.rate)
 
     def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> Outcome:
         """The objectives of a run and what it missed; `offered` in req/s."""

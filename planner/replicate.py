@@ -188,10 +188,7 @@ def measure(
 ) -> Reading:
     """Replay a replication, which is at 1 req/s, at a rate and judge it; an interrupt is passed on."""
     timed = requests.time_scaled(1 / rate)
-    result = scenario.simulate(timed, append=append)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return judge(criteria, timed, result, rate, scenario.missing_passes)
+    return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
 
 
 def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: float, missing_passes: bool) -> Reading:

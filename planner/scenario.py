@@ -177,6 +177,13 @@ class Scenario:
             progress=progress,
         )
 
+    def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
+        """Replay it to its end; an interrupt, which the twin answers with what it has, is passed on."""
+        result = self.simulate(requests, append=append)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return result
+
     def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
         """The metrics of its run; `requests` spares making them again where an SLO asks for their class."""
         slos = [Slo.parse(text) for text in self.slos]

@@ -1,10 +1,9 @@
 """The settings a search may choose from: for each preset, what each field may be."""
 
 import dataclasses
-import difflib
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
 from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of
-from ..files.read import quoted, read_toml
+from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..sim.twin import commit_model_of, limits_of
 from .quality import Quality
@@ -172,9 +171,8 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
         )
     for name in presets:
         if not isinstance(name, str) or (name not in known and not _in_file(name)):
-            raise DsimError(
-                f"{where}: no preset is named {quoted(name)}{_hint(str(name), known)}; there are {', '.join(known)}"
-            )
+            hint = did_you_mean(str(name), known)
+            raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
     # A preset and a field may have the same name: `[chunk]` is the preset's, `chunk = ...` the field.
     own = {
         name: v
@@ -200,7 +198,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
         fields = _fields(preset)
         for name in own.get(preset, {}):
             if name not in fields and name != REPLICAS:
-                said = f"{quoted(name)}{_hint(name, fields)}; {_listed(fields)}"
+                said = f"{quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}"
                 raise DsimError(f"{where}: [{preset}] has no field {said}")
         mine: dict[str, Dimension] = {}
         for name, value in {**shared, **own.get(preset, {})}.items():
@@ -222,7 +220,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     fields = dict.fromkeys(f for preset in presets for f in _fields(preset))
     for name in shared:
         if name not in fields and name != REPLICAS:
-            raise DsimError(f"{where}: there is no field {quoted(name)}{_hint(name, fields)}; {_listed(fields)}")
+            raise DsimError(f"{where}: there is no field {quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}")
     for asked, refusal in refusals.items():
         if asked not in accepted:
             raise DsimError(f"{where}: {refusal}")
@@ -382,11 +380,6 @@ def _spell(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _listed(fields: Mapping[str, Any]) -> str:

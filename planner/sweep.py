@@ -3,12 +3,10 @@
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -17,6 +15,7 @@ from ..files.interrupt import uninterrupted
 from ..files.place import Kind, Taken, check_folder, has_schema
 from ..files.read import cut, parsing, read_json
 from ..files.write import write_whole
+from ..report.metrics import no_nan
 from ..report.page import Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
@@ -69,7 +68,7 @@ class Sweep(Showable):
 
     def to_json(self) -> Json:
         """The object that `--json` prints."""
-        rows = [{str(name): _plain(value) for name, value in row.items()} for row in self.table.to_dict("records")]
+        rows: list[Json] = no_nan(self.table.to_dict("records"))
         return {
             "title": self.plan.title,
             "num_cells": self.num_cells,
@@ -142,10 +141,7 @@ def sweep(
 def _run(scenario: Scenario) -> Json:
     """One cell, wherever it runs."""
     requests = scenario.requests()
-    result = scenario.simulate(requests)
-    if result.interrupted:  # the twin answers Ctrl-C with what it has: not what a cell asks for
-        raise KeyboardInterrupt
-    return scenario.summarize(result, requests).to_json()
+    return scenario.summarize(scenario.simulate_whole(requests), requests).to_json()
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
@@ -247,9 +243,7 @@ class _Journal:
     def __enter__(self) -> "_Journal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
 
@@ -321,11 +315,6 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 
 
 # The table
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types: a missing value is null."""
-    return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
