@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..files.interrupt import asked_to_stop
 from ..files.place import Kind, Staged, has_schema, whole_path
-from ..files.read import fault
+from ..files.read import fault, naming
 from ..files.write import encoded, tell
 from .manifest import Manifest
 from .metrics import no_nan
@@ -124,7 +124,7 @@ class RunWriter:
         text = json.dumps(no_nan(info), indent=2, allow_nan=False, ensure_ascii=False)
         build = self._staged.path
         undrawn: Exception | None = None
-        try:
+        with naming(self._shown):
             self._close()
             (build / "run.json").write_bytes(encoded(text + "\n"))
             try:
@@ -132,10 +132,8 @@ class RunWriter:
             except Exception as error:
                 undrawn = error
                 (build / "report.html").unlink(missing_ok=True)
-        except OSError as error:
-            raise fault(self._shown, error) from None
-        if isinstance(undrawn, OSError):  # of the disk, which would not take the rest, either
-            raise fault(self._shown, undrawn) from None
+            if isinstance(undrawn, OSError):  # of the disk, which would not take the rest, either
+                raise undrawn
         self._staged.commit()
         self._open = False
         if undrawn is not None:
@@ -171,10 +169,8 @@ _ENCODING: dict[str, Any] = {
 
 
 def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, shown: str | Path) -> None:
-    try:
+    with naming(shown):
         writer.write_batch(batch)
-    except OSError as error:
-        raise fault(shown, error) from None
 
 
 def _names(indices: Array, names: Sequence[str]) -> pa.DictionaryArray:
