@@ -265,8 +265,13 @@ def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
     if slo.metric == "itl":
         gaps = result.totals.itl
         return gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
+    return of_requests(slo, requests)  # of those that completed
+
+
+def of_requests(slo: Slo, requests: Columns) -> float:
+    """The statistic (s) that an SLO bounds, over the requests that have its metric; NaN of none."""
     values = latencies(requests)[slo.metric]
-    known = values[~np.isnan(values)]  # of requests that completed
+    known = values[~np.isnan(values)]
     if not len(known):
         return math.nan
-    return float(known.mean()) if slo.stat == "mean" else float(np.percentile(known, int(slo.stat[1:])))
+    return float(known.mean()) if slo.stat == "mean" else float(np.percentile(known, int((slo.stat or "p")[1:])))
