@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..engine.errors import DsimError
-from ..files.read import cut
+from ..files.read import cut, float_of
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
@@ -138,12 +138,7 @@ def capacity_command(
 
 def percent(name: str, text: str) -> float:
     """A share from `2%` or `0.02`."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = float("nan")
-    if text.endswith("%"):
-        value /= 100
+    value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 < value <= 1:
         raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
     return value

@@ -11,6 +11,7 @@ import typer
 
 from ..engine.errors import DsimError
 from ..files.place import Kind, Taken, check_folder, has_schema
+from ..files.read import float_of
 from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
@@ -201,10 +202,7 @@ def _prices(text: str | None) -> "Callable[[Profile], float | None]":
     named: dict[str, float] = {}
     for part in text.split(","):
         name, equals, price = part.rpartition("=")
-        try:
-            value = float(price)
-        except ValueError:
-            value = math.nan
+        value = float_of(price)
         if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
             raise DsimError(
                 f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"

@@ -108,8 +108,9 @@ def profile_command(
             given=(mask_token_id, block_length), tokenizer=tokenizer, eos=eos,
             screen=Screen(),
         )  # fmt: skip
-    why = [*profile.fit.doubts]
-    why += [f"{f.workload} at threshold {f.threshold:g}: {line}" for f in profile.commit_fits for line in f.doubts]
+    from ..report.profile_page import doubts
+
+    why = doubts(profile)
     if json:
         print(json_format.dumps({**_fitted(profile), "written": [str(output), str(beside)]}, indent=2))
     else:

@@ -59,11 +59,7 @@ def reproduce_command(
         return
     if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
         raise DsimError(f"--seeds is {seeds}, expected 1 to {MAX_SEEDS}")
-    wanted = names or list(shipped())
-    for name in wanted:
-        if wanted.count(name) > 1:
-            raise DsimError(f"experiment {name} is given {wanted.count(name)} times, expected once")
-    experiments = [read(name) for name in wanted]
+    experiments = [read(name) for name in options.different(names or list(shipped()), "experiment")]
     given = {} if published is None else read_published(published)
     check_published(experiments, given, str(published))
     screen = Screen()

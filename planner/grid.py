@@ -28,6 +28,7 @@ from ..traces.lengths import without_limit
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
 from .scenario import Scenario, classes
+from .space import spelt
 
 Json = dict[str, Any]
 
@@ -212,7 +213,7 @@ def scenario_of(folder: Path, given: Json) -> Scenario:
     plain = {name: value for name, value in given.items() if not name.startswith(POLICY)}
     if "trace" not in plain:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
-    settings = [f"{n.removeprefix(POLICY)}={_spec(v)}" for n, v in given.items() if n.startswith(POLICY)]
+    settings = [f"{n.removeprefix(POLICY)}={spelt(v)}" for n, v in given.items() if n.startswith(POLICY)]
     policy, profile = placed(plain.get("policy", Scenario.policy))
     if profile is not None:
         plain["profile"] = profile
@@ -278,11 +279,6 @@ def _digest(path: Path) -> str:
 def _digest_of(path: str, _size: int, _changed: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _spec(value: Any) -> str:
-    """A value as a SPEC has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _shown(value: Any) -> Any:

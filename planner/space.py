@@ -90,7 +90,7 @@ class Space:
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
         """The setting of these values."""
-        given = {name: _spell(value) for name, value in values.items() if name != REPLICAS}
+        given = {name: spelt(value) for name, value in values.items() if name != REPLICAS}
         return candidate_of(",".join([preset, *(f"{n}={v}" for n, v in given.items())]), values.get(REPLICAS, replicas))
 
     def values_of(self, candidate: Candidate) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class Space:
         }
         values: dict[str, Any] = {}
         for name, dimension in self.dimensions[candidate.preset].items():
-            text = _spell(fields[name])
+            text = spelt(fields[name])
             if isinstance(dimension, Choice):
-                values.update((name, v) for v in dimension.values if _spell(v) == text)
+                values.update((name, v) for v in dimension.values if spelt(v) == text)
             elif text.replace(".", "").isdigit() and dimension.low <= float(text) <= dimension.high:
                 values[name] = int(text) if dimension.whole else float(text)
         return values
@@ -128,7 +128,7 @@ def candidate_of(spec: str, replicas: int = 1) -> Candidate:
             raise
         pairs = (item.partition("=") for item in spec.split(",")[1:])
         return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas)
-    changed = tuple((n, _spell(v)) for n, v in settings_of(policy).items() if v != base[n])
+    changed = tuple((n, spelt(v)) for n, v in settings_of(policy).items() if v != base[n])
     return Candidate(preset, changed, replicas)
 
 
@@ -267,7 +267,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
                 dimensions[preset][name] = dimension  # what falls below is refused setting by setting
             if bad and preset in dimensions:
                 reason = next(iter(bad.values()))
-                notes.append(f"{preset}: {name} does not move to {', '.join(_spell(v) for v in bad)}: {reason}")
+                notes.append(f"{preset}: {name} does not move to {', '.join(spelt(v) for v in bad)}: {reason}")
     if not dimensions:
         raise DsimError(
             f"no policy of the space is known to keep {100 * minimum:g} % of the quality: {notes[0]}; "
@@ -292,7 +292,7 @@ def _refused(preset: str, name: str, dimension: Dimension, check: Check) -> dict
                 refused[value] = DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
             continue
         try:
-            check(parse(f"{preset},{name}={_spell(value)}"))
+            check(parse(f"{preset},{name}={spelt(value)}"))
         except DsimError as error:
             refused[value] = error
     return refused
@@ -303,7 +303,7 @@ def _dimension(name: str, value: Any, where: str) -> Dimension:
         values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
         if not values or not all(isinstance(v, str | int | float) for v in values):
             raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list of values")
-        return Choice(tuple({_spell(v): v for v in values}.values()))
+        return Choice(tuple({spelt(v): v for v in values}.values()))
     if isinstance(value, dict):
         strange = set(value) - {"low", "high", "step", "log"}
         if strange or not {"low", "high"} <= set(value):
@@ -373,7 +373,7 @@ def _refusal(check: Check, policy: Policy) -> DsimError | None:
     return None
 
 
-def _spell(value: Any) -> str:
+def spelt(value: Any) -> str:
     """A value as a SPEC says it."""
     if value is None:
         return "none"

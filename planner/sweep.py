@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 Quality = Callable[[Scenario], float | None]
-Rows = Sequence[Mapping[str, Any]]
 
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
@@ -221,8 +220,9 @@ class _Journal:
         from ..report.html import to_html
         from ..report.sweep import Swept, sweep_page
 
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         swept = Swept(
-            plan.title, plan.varied, _rows_of(columns), len(plan.cells), plan.estimated, interrupted, _facts(plan),
+            plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
             command, __version__, spread, tuple(notes),
         )  # fmt: skip
         write_whole(self._folder / "results.csv", _csv(columns))
@@ -383,10 +383,6 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _rows_of(columns: Mapping[str, list[Any]]) -> list[Json]:
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _csv(columns: Mapping[str, list[Any]]) -> bytes:
