@@ -34,10 +34,11 @@ class Screen(Console):
 
 
 def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
-    """The findings: a page for people, or one JSON object."""
-    if as_json:
-        print(json.dumps(data))
-        return
+    """The findings: a page for people, or one JSON object, in which what is no number is null."""
+    from ..report.metrics import no_nan
     from ..report.text import render
 
-    render(page(), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+    if as_json:
+        print(json.dumps(no_nan(data), allow_nan=False))
+    else:
+        render(page(), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))

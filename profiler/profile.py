@@ -367,7 +367,8 @@ def from_json(data: object, path: str) -> Profile:
     for since, added in ADDED.items():
         if version < since:
             data = _with(data, added)
-    if version <= 2 and "model" in data:  # evictions cost what the layers' sizes say
+    if version <= 2 and "model" in data and isinstance(data.get("latency"), dict):
+        # Evictions cost what the layers' sizes say.
         data = _with(data, {"latency": {"early": model_shape(Section(path, "", data, tuple(data))).early}})
     if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
         renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}

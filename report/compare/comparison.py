@@ -13,7 +13,7 @@ from ...profiler.placed import placed
 from ...profiler.profile import Profile
 from ..metrics import CANCELLED, COMPLETED, METRICS, Floats, no_nan
 from ..run import Columns, Run
-from ..slo import STATS as STATS
+from ..slo import STATS
 from ..table import value
 from .bounds import METRICS as DISTRIBUTIONS
 from .bounds import Bound, Judged, judge
@@ -27,7 +27,7 @@ from .summaries import is_client, summary
 
 Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
 
-PER_REQUEST = DISTRIBUTIONS[:-1]
+PER_REQUEST = DISTRIBUTIONS[:-1]  # all but the steps' own
 # Numbers of a whole run, in the order of the table: name, its place in a summary.
 TOTALS = {
     "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",

@@ -2,8 +2,9 @@
 
 import math
 
+from ..slo import STATS
 from ..table import number
-from .comparison import PER_REQUEST, STATS, Cell, Comparison, Ranking, Side
+from .comparison import PER_REQUEST, Cell, Comparison, Ranking, Side
 from .errors import Errors
 
 Table = tuple[list[str], list[list[str]]]  # head, rows
