@@ -1,7 +1,5 @@
 """dsim capacity: the highest rate that meets the SLOs, or the fewest replicas for a rate."""
 
-import json
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -9,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..files.read import cut
+from ..files.read import cut, float_of
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
+from .screen import Screen, say
 
 if TYPE_CHECKING:
     from ..planner.capacity import Capacity
@@ -70,7 +68,6 @@ def capacity_command(
     from ..planner.scenario import asked, replicas_of
     from ..planner.spread import moved_by_spread
     from ..report import capacity as report
-    from ..report.text import render
 
     ensemble, replicas = given["ensemble"], given["replicas"]
     if ensemble is not None:
@@ -91,7 +88,7 @@ def capacity_command(
     search = partial(capacity, scenario)
     if rate is not None:
         search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     options.warn(screen, scenario)
     options.warn_of_yields(screen, scenario)
     found: Capacity | None
@@ -113,7 +110,7 @@ def capacity_command(
     except Interrupted as stop:
         found = stop.found
         if found is None:
-            screen.print("Interrupted before two replications were done: nothing is known yet", style="bold red")
+            screen.alarm("Interrupted before two replications were done: nothing is known yet")
             raise typer.Exit(INTERRUPTED) from None
     data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
     data["notes"] = profile_notes([scenario])
@@ -133,24 +130,15 @@ def capacity_command(
             data["spread"] = moved_by_spread([busy], busy.requests())
     if out is not None:  # before a word is said: who listens may leave early
         report.write(out, data, force=force)
-    if as_json:
-        print(json.dumps(data, allow_nan=False))
-    else:
-        render(report.capacity_page(data), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(report.FILES)})", markup=False)
+    say(lambda: report.capacity_page(data), data, as_json)
+    screen.wrote(out, report.FILES)
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def percent(name: str, text: str) -> float:
     """A share from `2%` or `0.02`."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = float("nan")
-    if text.endswith("%"):
-        value /= 100
+    value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 < value <= 1:
         raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
     return value

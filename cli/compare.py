@@ -1,19 +1,17 @@
 """dsim compare: predicted runs against measured ones."""
 
-import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from . import options
 from .bar import Bar
 from .importing import requested
 from .options import option
+from .screen import Screen, say
 
 if TYPE_CHECKING:
     from ..profiler.profile import Profile
@@ -66,7 +64,6 @@ def compare_command(
     from ..report.compare.bounds import Bound
     from ..report.compare.comparison import compare_runs
     from ..report.compare.page import spoken
-    from ..report.text import render
 
     if len(runs) % 2:
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
@@ -77,7 +74,7 @@ def compare_command(
     given = {run.info["fitted_profile"]["name"]: _fitted(run) for pair in pairs for run in pair
              if "fitted_profile" in run.info}  # fmt: skip
     given |= {found.name: found for found in map(load, profile or [])}
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     with Bar(screen, "reading", "steps") as bar:
         found = compare_runs(
             pairs,
@@ -89,15 +86,11 @@ def compare_command(
         )
     if out is not None:  # before a word is said: who listens may leave early
         compare_files.write(out, found, pairs, force=force, command=options.command())
-    if as_json:
-        print(json.dumps(found.to_json(), allow_nan=False))
-    else:
-        render(spoken(found), Console(soft_wrap=not sys.stdout.isatty()))
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(compare_files.FILES)})", markup=False)
+    say(lambda: spoken(found), found.to_json(), as_json)
+    screen.wrote(out, compare_files.FILES)
     missed = [judged for judged in found.bounds if not judged.met]
     for judged in missed:
-        screen.print(str(judged), style="bold red", markup=False)
+        screen.alarm(str(judged))
     if missed:
         raise typer.Exit(MISSED)
 

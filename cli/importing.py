@@ -1,22 +1,18 @@
 """dsim import: what a load generator measured of a server, as a run that every report reads."""
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from . import options
 from .options import option
+from .screen import Screen, say
 
 if TYPE_CHECKING:
     from ..profiler.steplog import StepLog
     from ..report.clients.match import Requested
-
-FILES = "run.json, requests.parquet, steps.parquet, report.html"
 
 
 def import_command(
@@ -67,9 +63,9 @@ def import_command(
     from ..report.clients.prometheus import differences, read_samples, summary_of
     from ..report.clients.read import read_client
     from ..report.clients.words import client_lines
+    from ..report.run import FILES
     from ..report.slo import Slo
     from ..report.story import words
-    from ..report.text import render
 
     if metrics_before is not None and metrics is None:
         raise DsimError(f"--metrics-before is {metrics_before} and --metrics is missing: expected both or neither")
@@ -84,26 +80,20 @@ def import_command(
         slos=[Slo.parse(text) for text in slo or []], missing_passes=not missing_fails, drop_warmup=drop_warmup,
         replicas=replicas, engine=engine,
     )  # fmt: skip
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     if metrics is not None:
         before = None if metrics_before is None else read_samples(metrics_before)
         server = summary_of(read_samples(metrics), before)
         run.info["server"] = server
-        for line in differences(server, run.columns, run.info):
-            screen.print(f"Warning: {line}", style="yellow", markup=False)
-    for line in run.info["client"]["warnings"]:
-        screen.print(f"Warning: {line}", style="yellow", markup=False)
+        screen.warn(differences(server, run.columns, run.info))
+    screen.warn(run.info["client"]["warnings"])
     if out is not None:  # before a word is said: who listens may leave early
         write_measured(run, out, force=force)
-    if as_json:
-        shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}
-        print(json.dumps(shown, allow_nan=False))
-    else:
-        render(words(run.info["policies"], run.info), Console(soft_wrap=not sys.stdout.isatty()))
-        for line in client_lines(run):
-            print(line)
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({FILES})", markup=False)
+    shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}
+    say(lambda: words(run.info["policies"], run.info), shown, as_json)
+    if not as_json:
+        print(*client_lines(run), sep="\n")
+    screen.wrote(out, FILES)
 
 
 def _named(log: "StepLog | None") -> str:

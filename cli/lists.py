@@ -53,11 +53,11 @@ def _print_fields(spec: str, as_json: bool) -> None:
             typer.echo(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
         for field in found:
             typer.echo(
-                f"  {field.name} = {_value(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]"
+                f"  {field.name} = {value_of(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]"
             )
 
 
-def _value(value: Any) -> str:
+def value_of(value: Any) -> str:
     """A default as a SPEC says it."""
     if isinstance(value, tuple):
         return "/".join(map(str, value)) or "none"

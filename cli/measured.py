@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from ..engine.errors import DsimError
-from ..files.read import printable, quoted
+from ..files.read import float_of, printable, quoted
 from . import options
 from .bar import Bar
 from .duration import seconds_of
@@ -90,10 +90,7 @@ def measure_profile(
 
 
 def _threshold(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
+    value = float_of(text)
     if not 0 < value <= 1:
         raise DsimError(f"--thresholds holds {quoted(text)}, expected numbers above 0 and at most 1, as in 0.8,0.9")
     return value

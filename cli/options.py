@@ -229,12 +229,12 @@ def scenario(given: Given, **other: Any) -> "Scenario":
     return Scenario(**{**known, **other})
 
 
-def different(specs: list[str]) -> list[str]:
-    """The policies, each given once."""
-    for spec in specs:
-        if specs.count(spec) > 1:
-            raise PolicyError(f"policy {spec} is given {specs.count(spec)} times, expected once")
-    return specs
+def different(names: list[str], what: str = "policy") -> list[str]:
+    """The policies, or what else, each given once."""
+    for name in names:
+        if names.count(name) > 1:
+            raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
+    return names
 
 
 def warn(screen: "Console", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:

@@ -2,22 +2,22 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.place import Kind, Taken, check_folder, has_schema
+from ..files.read import float_of
 from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
 from .capacity import percent
 from .options import INTERRUPTED, option
+from .screen import Screen, say
 
 if TYPE_CHECKING:
     from ..planner.ledger import Ledger
@@ -98,7 +98,6 @@ def plan_command(
     from ..profiler.placed import placed
     from ..profiler.profile import load
     from ..report.plan import plan_page
-    from ..report.text import render
 
     if gpu is not None and profile:
         raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
@@ -132,7 +131,7 @@ def plan_command(
     key = fingerprint(scenario, candidates, wanted, options_asked)
     if out is not None:
         check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     options.warn(screen, scenario, [parse(placed(spec)[0]) for spec in specs])
     on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
     options.warn_of_yields(screen, scenario, [(parse(spec), profile) for spec, profile in on_first.items()])
@@ -170,14 +169,10 @@ def plan_command(
             written = [] if out is None else _write(out, planned, info, page, sheets)
     except KeyboardInterrupt:
         kept = f"the replays are kept in {out}/: the same command goes on from them" if out else "nothing was kept"
-        screen.print(f"Interrupted: {kept}", style="bold red", markup=False)
+        screen.alarm(f"Interrupted: {kept}")
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print(json.dumps(info, allow_nan=False))
-    else:
-        render(page, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
+    say(lambda: page, info, as_json)
+    screen.wrote(out, written)
 
 
 def _from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -> "list[Profile]":
@@ -207,10 +202,7 @@ def _prices(text: str | None) -> "Callable[[Profile], float | None]":
     named: dict[str, float] = {}
     for part in text.split(","):
         name, equals, price = part.rpartition("=")
-        try:
-            value = float(price)
-        except ValueError:
-            value = math.nan
+        value = float_of(price)
         if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
             raise DsimError(
                 f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.read import printable
@@ -15,6 +14,7 @@ from ..files.write import check_file
 from . import options
 from .measured import measure_profile
 from .options import option
+from .screen import Screen
 
 if TYPE_CHECKING:
     from ..profiler.profile import Profile
@@ -106,10 +106,11 @@ def profile_command(
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
             max_context=max_context, seed=seed, full_sequence=full_sequence,
             given=(mask_token_id, block_length), tokenizer=tokenizer, eos=eos,
-            screen=Console(stderr=True, soft_wrap=True, highlight=False),
+            screen=Screen(),
         )  # fmt: skip
-    why = [*profile.fit.doubts]
-    why += [f"{f.workload} at threshold {f.threshold:g}: {line}" for f in profile.commit_fits for line in f.doubts]
+    from ..report.profile_page import doubts
+
+    why = doubts(profile)
     if json:
         print(json_format.dumps({**_fitted(profile), "written": [str(output), str(beside)]}, indent=2))
     else:

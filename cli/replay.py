@@ -1,20 +1,18 @@
 """dsim replay: a trace through the twin, one or several policies side by side."""
 
-import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.read import cut
 from . import options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
+from .screen import Screen, say
 
 
 @options.of_scenario()
@@ -50,15 +48,15 @@ def replay(
     """
     from ..planner.ensemble import check_num
     from ..planner.ensemble import ensemble as run_ensemble
-    from ..planner.record import FILES, in_twin, memory_of, record
+    from ..planner.record import in_twin, memory_of, record
     from ..planner.scenario import replicas_of
     from ..planner.spread import moved_by_spread
+    from ..report.run import FILES
     from ..report.story import words
-    from ..report.text import render
     from ..sim.twin import commit_model_of
 
     known: dict[str, Any] = {"command": options.command()}
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     if as_logged:
         from .as_logged import as_logged as read_as_logged
 
@@ -109,21 +107,17 @@ def replay(
         )  # fmt: skip
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
-    if as_json:
-        shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
-        if "ensemble" in manifest:
-            shown["ensemble"] = manifest["ensemble"]
-        print(json.dumps(shown))
-    else:
-        render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
+    shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
+    if "ensemble" in manifest:
+        shown["ensemble"] = manifest["ensemble"]
+    say(lambda: words(manifest["policies"], manifest), shown, as_json)
     if interrupted:
         line = (
             f"Interrupted: {results[-1].policy.name} had served {summaries[-1].completed} of {len(requests)} requests"
         )
         if len(results) < len(specs):
             line += f", and {len(specs) - len(results)} of {len(specs)} policies were not begun"
-        screen.print(line, style="bold red", markup=False)
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({FILES})", markup=False)
+        screen.alarm(line)
+    screen.wrote(out, FILES)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -1,16 +1,15 @@
 """dsim reproduce: published experiments beside what the twin says of the same runs."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED, option
+from .screen import Screen, say
 
 
 def _names() -> list[str]:
@@ -43,7 +42,6 @@ def reproduce_command(
     from ..engine.errors import DsimError
     from ..report.html import to_html
     from ..report.reproduce import reproduce_page
-    from ..report.text import render
     from ..reproduce.experiment import MAX_SEEDS, read, shipped
     from ..reproduce.run import FILES, Reproduced, check_published, read_published, reproduce
 
@@ -61,14 +59,10 @@ def reproduce_command(
         return
     if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
         raise DsimError(f"--seeds is {seeds}, expected 1 to {MAX_SEEDS}")
-    wanted = names or list(shipped())
-    for name in wanted:
-        if wanted.count(name) > 1:
-            raise DsimError(f"experiment {name} is given {wanted.count(name)} times, expected once")
-    experiments = [read(name) for name in wanted]
+    experiments = [read(name) for name in options.different(names or list(shipped()), "experiment")]
     given = {} if published is None else read_published(published)
     check_published(experiments, given, str(published))
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     command = options.command(options.SPEED)
 
     def page(found: Reproduced) -> str:
@@ -80,15 +74,11 @@ def reproduce_command(
             progress=lambda done, total, name: bar.update(done, total, note=name),
         )  # fmt: skip
     data = found.to_json()
-    if as_json:
-        print(json.dumps(data, allow_nan=False))
-    else:
-        render(reproduce_page(data, command), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+    say(lambda: reproduce_page(data, command), data, as_json)
     if found.interrupted:
         said = f"Interrupted: {found.num_run + found.num_reused} of {found.num_points} runs are done"
         goes_on = " and kept; to go on, the same command again" if out is not None else ""
-        screen.print(said + goes_on, style="bold red", markup=False)
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(FILES)})", markup=False)
+        screen.alarm(said + goes_on)
+    screen.wrote(out, FILES)
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)

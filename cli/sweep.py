@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED
+from .screen import Screen
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
@@ -35,7 +35,7 @@ def sweep(
     from ..planner.sweep import FILES
     from ..planner.sweep import sweep as run_sweep
 
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     with Bar(screen, "sweep", "cells") as bar:
         done = run_sweep(
             config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update,
@@ -46,17 +46,15 @@ def sweep(
         print(json.dumps(done.to_json()))
     else:
         print(_account(done))
-    for cell, error in list(zip(failed["key"], failed["error"], strict=True))[:3]:
-        screen.print(f"Warning: cell {cell}: {error}", style="yellow", markup=False)
+    screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
     if len(failed) > 3:
-        screen.print(f"Warning: {len(failed) - 3} more cells failed: column error", style="yellow", markup=False)
+        screen.warn([f"{len(failed) - 3} more cells failed: column error"])
     if done.interrupted:
-        screen.print(
+        screen.alarm(
             f"Interrupted: {len(done.table)} of {done.num_cells} cells are finished and kept; "
-            f"to go on: dsim sweep {config} -o {out}",
-            style="bold red", markup=False,
-        )  # fmt: skip
-    screen.print(f"Wrote {out}/ ({', '.join(FILES)})", markup=False)
+            f"to go on: dsim sweep {config} -o {out}"
+        )
+    screen.wrote(out, FILES)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
     if len(failed) == done.num_cells:

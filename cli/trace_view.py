@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.write import check_file, writing
 from .options import option
+from .screen import Screen
 
 
 def trace_view(
@@ -41,6 +41,4 @@ def trace_view(
         text = io.TextIOWrapper(data, encoding="utf-8", write_through=True)
         count = write_events(text, found, begin, last, rows)
         text.detach()
-    Console(stderr=True, soft_wrap=True, highlight=False).print(
-        f"Wrote {file} ({count:,} events): open it at ui.perfetto.dev or chrome://tracing", markup=False
-    )
+    Screen().print(f"Wrote {file} ({count:,} events): open it at ui.perfetto.dev or chrome://tracing", markup=False)

@@ -1,7 +1,6 @@
 """dsim tune: the best settings for a trace, and how sure that is."""
 
 import json
-import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
@@ -18,6 +16,7 @@ from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
+from .screen import Screen, say
 
 if TYPE_CHECKING:
     from ..planner.scenario import Scenario
@@ -84,7 +83,6 @@ def tune_command(
     from ..planner.spread import moved_by_spread
     from ..planner.tune import tune
     from ..profiler.placed import placed
-    from ..report.text import render
     from ..report.tune import tune_page
 
     replicas, ensemble = replicas_of([policy or ""], given["replicas"]), given["ensemble"]
@@ -98,7 +96,7 @@ def tune_command(
     declared = None if space is None else load_space(space, check)
     table = None if quality_table is None else load_table(quality_table)
     kept = _check_place(out, storage, force)
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     bar = Bar(screen, "searching", note="starting (the first run compiles)")
     try:
         with ExitStack() as stack, bar:
@@ -111,7 +109,7 @@ def tune_command(
             def show(doing: str, done: int, of: int, best: str) -> None:
                 if taken and done:
                     taken[0].settle()
-                _show(bar, doing, done, of, best)
+                bar.update(done, of, doing, best)
 
             tuned = tune(
                 scenario,
@@ -150,14 +148,10 @@ def tune_command(
             written = [] if out is None else _write(out, tuned, info, page)
     except KeyboardInterrupt:
         where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"
-        screen.print(f"Interrupted: {where}", style="bold red", markup=False)
+        screen.alarm(f"Interrupted: {where}")
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print(json.dumps(info))
-    else:
-        render(page, Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({', '.join(written)})", markup=False)
+    say(lambda: page, info, as_json)
+    screen.wrote(out, written)
 
 
 def _ensemble(
@@ -212,8 +206,3 @@ def _write(out: Path, tuned: "Tuned", info: dict[str, Any], page: "Page") -> lis
         if path.name not in files:  # of a search with a longer front
             path.unlink()
     return list(files)
-
-
-def _show(bar: Bar, doing: str, done: int, of: int, best: str) -> None:
-    """So much of it is done, and this is the best so far."""
-    bar.update(done, of, doing, best)

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from dsim.cli import app
+from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.profiler.profile import shipped
@@ -87,7 +88,7 @@ def fields() -> str:
         for axis in AXES:
             for field in fields_of(getattr(preset.policy, axis)):
                 held = found.setdefault((axis, field.name), (field, {}))
-                held[1][name] = _value(settings_of(preset.policy)[field.name])
+                held[1][name] = value_of(settings_of(preset.policy)[field.name])
     out = [
         "# Policy fields",
         "",
@@ -117,13 +118,6 @@ def _by_value(values: dict[str, str]) -> str:
     if len(order) == 1:
         return f"`{order[0]}`"
     return "; ".join(f"`{value}`: {', '.join(n for n, v in values.items() if v == value)}" for value in order)
-
-
-def _value(value: Any) -> str:
-    """A value as a SPEC says it."""
-    if isinstance(value, tuple):
-        return "/".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 def metrics() -> str:

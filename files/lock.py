@@ -17,12 +17,12 @@ class Lock:
     It stays with the thing itself when that is renamed, and ends with the process. DsimError where another holds it.
     """
 
-    def __init__(self, path: Path, shown: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY)
         if not _take(self._descriptor):
             self.close()
-            raise DsimError(f"{shown or path}: another dsim is writing there: wait for it, or choose another place")
+            raise DsimError(f"{path}: another dsim is writing there: wait for it, or choose another place")
 
     def close(self) -> None:
         """Let go; harmless when done twice."""

@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..engine.errors import DsimError
 from .interrupt import uninterrupted
 from .lock import Lock, is_held
-from .read import described, fault, read_json
-from .write import NEW, beside, check_parent, encoded, leftovers, sync_folder, tell
+from .read import described, fault, naming, read_json
+from .write import NEW, beside, check_parent, encoded, leftovers, sync, sync_folder, tell
 
 OLD = "dsim-old"  # `.NAME.dsim-old`: a folder that is being replaced
 ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder that is replaced once its successor holds something whole
@@ -129,33 +128,31 @@ class Staged:
 
     def _commit(self, aside: bool) -> None:
         old = _hidden(self.folder, ASIDE if aside else OLD)
-        try:
+        with naming(self._shown):
             for name in os.listdir(self.path):
-                _sync_file(self.path / name)
-            if self._is_taken():
+                sync(self.path / name)
+            replaces = self._is_taken()
+            if replaces:
                 os.rename(self.folder, old)
-                try:
-                    os.rename(self.path, self.folder)
-                except OSError:
-                    os.rename(old, self.folder)
-                    raise
-                self._open = False
-                sync_folder(self.folder.parent)
-                if not aside:
-                    shutil.rmtree(old, ignore_errors=True)
-            else:
+            try:
                 os.rename(self.path, self.folder)
-                self._open = False
-                sync_folder(self.folder.parent)
-        except OSError as error:
-            raise fault(self._shown, error) from None
+            except OSError:
+                if replaces:
+                    os.rename(old, self.folder)
+                raise
+            self._open = False
+            sync_folder(self.folder.parent)
+            if replaces and not aside:
+                shutil.rmtree(old, ignore_errors=True)
 
     def abort(self) -> None:
         """Remove what was built; what was in the folder's place stays. Nothing after a commit."""
         if self._open:
             self._open = False
             shutil.rmtree(self.path, ignore_errors=True)
-            self._remove_parents()
+            for parent in self._made:
+                with suppress(OSError):
+                    parent.rmdir()  # refused where it holds anything
         if self._lock is not None:
             self._lock.close()
 
@@ -173,9 +170,7 @@ class Staged:
     def __enter__(self) -> "Staged":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
     def _is_taken(self) -> bool:
@@ -192,20 +187,13 @@ class Staged:
             raise DsimError(f"{self._shown}: is in use by now: choose another folder")
         return True
 
-    def _remove_parents(self) -> None:
-        for parent in self._made:
-            with suppress(OSError):
-                parent.rmdir()  # refused where it holds anything
-
 
 def write_folder(folder: str | Path, kind: Kind, files: Mapping[str, str | bytes], *, force: bool = False) -> None:
     """Write a folder of these files, whole or not at all."""
     with Staged(folder, kind, force=force) as staged:
-        try:
+        with naming(folder):
             for name, content in files.items():
                 (staged.path / name).write_bytes(encoded(content))
-        except OSError as error:
-            raise fault(folder, error) from None
         staged.commit()
 
 
@@ -333,11 +321,3 @@ def _first_new(path: Path) -> Path:
     while not os.path.lexists(path.parent):
         path = path.parent
     return path
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,11 +1,13 @@
 """Reading what a user names: bounded, never from a device, and one line for whatever a parser makes of it."""
 
+import difflib
 import errno
 import json
+import math
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,19 +68,16 @@ def read_toml(path: str | Path, *, kind: Kind = DsimError) -> dict[str, Any]:
 
 def read_lines(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) -> Iterator[tuple[int, str]]:
     """The lines of a text file, numbered from 1, one at a time; a line is bounded as a settings file is."""
-    try:
-        with open(_checked(path, kind), "rb") as file:
-            read = number = 0
-            while line := file.readline(MOST_OF_SETTINGS + 1):
-                read, number = read + len(line), number + 1
-                if len(line) > MOST_OF_SETTINGS or read > most:
-                    raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS if read <= most else most} bytes")
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise kind(f"{path}:{number}: is not UTF-8 text: {error.reason}") from None
-    except OSError as error:
-        raise fault(path, error, "read", kind) from None
+    with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
+        read = number = 0
+        while line := file.readline(MOST_OF_SETTINGS + 1):
+            read, number = read + len(line), number + 1
+            if len(line) > MOST_OF_SETTINGS or read > most:
+                raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS if read <= most else most} bytes")
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise kind(f"{path}:{number}: is not UTF-8 text: {error.reason}") from None
 
 
 @contextmanager
@@ -103,11 +102,26 @@ def cut_words(text: str, most: int = 200) -> str:
     return " ".join(words)
 
 
+def float_of(text: str) -> float:
+    """The number that a text says; NaN where it says none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def shown(value: object) -> str:
     """A value of a JSON file as a message shows it."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return cut(json.dumps(value, ensure_ascii=True, default=str))
+
+
+def did_you_mean(name: str, known: Iterable[str], *, any_case: bool = False) -> str:
+    """A hint at the name that was probably meant; empty where none is near. any_case: capitals make no difference."""
+    names = {(one.lower() if any_case else one): one for one in known}
+    close = difflib.get_close_matches(name.lower() if any_case else name, names, n=1)
+    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def printable(name: str) -> str:
@@ -122,6 +136,15 @@ def fault(path: object, error: OSError, doing: str = "written", kind: Kind = Dsi
     """The system's error about a path: the user's to mend where another path would do, the machine's otherwise."""
     line = f"{path}: cannot be {doing}: {error.strerror or error}"
     return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
+
+
+@contextmanager
+def naming(path: object, doing: str = "written", kind: Kind = DsimError) -> Iterator[None]:
+    """Round what is done to a path: the system's error is one line that names it (`fault`)."""
+    try:
+        yield
+    except OSError as error:
+        raise fault(path, error, doing, kind) from None
 
 
 def described(mode: int) -> str:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import described, fault
+from .read import described, fault, naming
 
 NEW = "dsim-new"  # in the hidden name of what is being written: `.NAME.dsim-new.RANDOM`
 
@@ -27,7 +27,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to that takes its name when the block ends well, and leaves no trace when it does not."""
     path = Path(path)
     part = beside(path)
-    try:
+    with naming(path):
         try:  # from before it is there: an interrupt may come as it is made
             with part.open("xb") as file:
                 lock = Lock(part)
@@ -39,8 +39,6 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
             lock.close()
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
-        raise fault(path, error) from None
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:
@@ -114,11 +112,16 @@ def encoded(content: str | bytes) -> bytes:
 def sync_folder(folder: Path) -> None:
     """Names are safe once their folder is on the disk; where a folder cannot be synced, the system sees to it."""
     with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """A file or folder is on the disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _stem(path: Path) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..engine.policy import Policy, name_of, settings_of
 from .quality import reference_of
+from .space import spelt
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,4 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
 
 def _cell(value: object) -> str:
     """A field as a policy's specification has it; blank where it has no value."""
-    if value is None or value == ():
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "/".join(map(str, value))
-    return str(value)
+    return "" if value in (None, ()) else spelt(value)

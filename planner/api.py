@@ -23,6 +23,7 @@ from .capacity import Capacity, fewest_replicas
 from .capacity import capacity as _capacity
 from .plan import Planned, candidates_of
 from .plan import plan as _plan
+from .plan_replays import Posed
 from .record import in_twin, record
 from .scenario import Scenario
 from .space import candidate_of, load_space, runs_on, space_of
@@ -51,6 +52,9 @@ __all__ = [
 ]
 
 
+FIELDS = {f.name for f in fields(Scenario)}
+
+
 @dataclass(frozen=True, repr=False)
 class Replay(Showable):
     """The outcome of a replay: one entry a policy, in the order in which they were given."""
@@ -70,21 +74,17 @@ class Replay(Showable):
 
 
 @dataclass(frozen=True)
-class _Given(Scenario):
+class _Given(Posed):
     """A scenario of objects instead of names, where they were given."""
 
     given_trace: Trace | None = None
     given_policies: tuple[Policy, ...] = ()
-    given_profile: Profile | None = None
 
     def source(self) -> Trace:
         return super().source() if self.given_trace is None else self.given_trace
 
     def parsed_policy(self) -> Policy:
         return next((p for p in self.given_policies if p.name == self.policy), None) or super().parsed_policy()
-
-    def base_profile(self) -> Profile:
-        return self.given_profile or super().base_profile()
 
 
 def replay(
@@ -110,6 +110,9 @@ def replay(
     for name in names:
         if names.count(name) > 1:
             raise DsimError(f"policy {name} is given {names.count(name)} times, expected once")
+    for name in more:
+        if name not in FIELDS:
+            raise DsimError(f"there is no option {quoted(name)}, expected one of: {', '.join(sorted(FIELDS))}")
     first = _Given(
         trace=trace.name if isinstance(trace, Trace) else str(trace),
         policy=names[0],
@@ -118,7 +121,7 @@ def replay(
         given_trace=trace if isinstance(trace, Trace) else None,
         given_policies=tuple(p for p in policies if isinstance(p, Policy)),
         given_profile=profile if isinstance(profile, Profile) else None,
-        **_known(more, Scenario),
+        **more,
     )
     scenarios = [replace(first, policy=name) for name in names]
     for scenario in scenarios:
@@ -133,9 +136,7 @@ def capacity(trace: str | Path, slos: Sequence[str], *, rate: float | None = Non
     more: fields of `dsim.planner.Scenario` (policy, profile, replicas ...), which are names, for replays run in other
     processes, and options of `dsim.planner.capacity` (precision, jobs ...). Raises DsimError.
     """
-    options = {n: more.pop(n) for n in ("num_requests",) if n in more}
-    options |= {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
-    scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
+    scenario, options = _posed(trace, slos, more, "num_requests")
     return _capacity(scenario, **options) if rate is None else fewest_replicas(scenario, rate, **options)
 
 
@@ -154,9 +155,7 @@ def plan(
     profile's name. more: fields of `dsim.planner.Scenario`, and options of `dsim.planner.plan.plan` (rate, jobs ...).
     Raises DsimError.
     """
-    options: dict[str, Any] = {n: more.pop(n) for n in ("rate", "num_requests") if n in more}
-    options |= {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
-    scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
+    scenario, options = _posed(trace, slos, more, "rate", "num_requests")
     loaded = [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     prices = gpu_hour if isinstance(gpu_hour, Mapping) else {p.name: gpu_hour for p in loaded}
     candidates, left_out = candidates_of(scenario, policies, loaded, lambda profile: prices.get(profile.name))
@@ -177,8 +176,7 @@ def tune(
     dictionary. more: fields of `dsim.planner.Scenario`, which are names, and options of `dsim.planner.tune` (trials,
     objectives, storage ...). Raises DsimError.
     """
-    options = {name: more.pop(name) for name in list(more) if name not in _names(Scenario)}
-    scenario = Scenario(trace=str(trace), slos=_checked(slos), **more)
+    scenario, options = _posed(trace, slos, more)
     if policy is not None:
         options["default"] = candidate_of(policy, scenario.replicas)
     if space is not None:
@@ -193,12 +191,10 @@ def _checked(slos: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(Slo.parse(text)) for text in given)
 
 
-def _names(kind: type[Scenario]) -> set[str]:
-    return {f.name for f in fields(kind)}
-
-
-def _known(more: Mapping[str, Any], kind: type[Scenario]) -> Mapping[str, Any]:
-    for name in more:
-        if name not in _names(kind):
-            raise DsimError(f"there is no option {quoted(name)}, expected one of: {', '.join(sorted(_names(kind)))}")
-    return more
+def _posed(
+    trace: str | Path, slos: Sequence[str], more: Mapping[str, Any], *both: str
+) -> tuple[Scenario, dict[str, Any]]:  # fmt: skip
+    """The scenario of these fields, and the options among them; both: names of fields that are meant as options."""
+    options = {name: value for name, value in more.items() if name not in FIELDS or name in both}
+    own = {name: value for name, value in more.items() if name not in options}
+    return Scenario(trace=str(trace), slos=_checked(slos), **own), options

@@ -488,21 +488,18 @@ def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit, 
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
     policy, profile = own.parsed_policy(), own.loaded_profile()
     shares = Shares(profile.latency, limits_of(policy, profile))
-    result = own.simulate(requests.time_scaled(1 / rate), append=shares.append)
-    if result.interrupted:
-        raise KeyboardInterrupt
+    result = own.simulate_whole(requests.time_scaled(1 / rate), shares.append)
     found = shares.shares()
     limit = limited_by(found, result.totals.preemptions / len(requests), policy, profile)
     seen = replicate.judged(len(requests))
     known = latencies({name: column[seen] for name, column in result.table.columns.items()})
-    return found, limit, {name: _percentiles(1e3 * known[name]) for name in SEEN}
+    return found, limit, {name: percentiles(1e3 * known[name]) for name in SEEN}
 
 
-def _percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
+def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
+    """p50, p90 and p99 of the values that are known; None of none."""
     known = values[~np.isnan(values)]
-    if not len(known):
-        return None
-    return {f"p{share}": float(np.percentile(known, share)) for share in (50, 90, 99)}
+    return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
 
 
 def _last(search: Search, at: tuple[float, int | None]) -> Any:

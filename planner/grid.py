@@ -1,6 +1,5 @@
 """A sweep's configuration: fields that stay, fields that vary, and the cells that they make, each checked."""
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -19,7 +18,7 @@ from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.plain import plain
 from ..engine.policy import PRESETS, file_of, settings_of, with_file
-from ..files.read import cut, quoted, read_toml
+from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..profiler.placed import placed
 from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
@@ -29,6 +28,7 @@ from ..traces.lengths import without_limit
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
 from .scenario import Scenario, classes
+from .space import spelt
 
 Json = dict[str, Any]
 
@@ -67,7 +67,7 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
         where, folder, data = str(config), Path(config).absolute().parent, _read_toml(Path(config))
     for name in data:
         if name not in SECTIONS:
-            hint = _hint(name, SECTIONS)
+            hint = did_you_mean(name, SECTIONS)
             raise DsimError(f"{where}: there is no section {quoted(name)}{hint}; expected [base], [grid] or [[list]]")
     title = data.get("title", "sweep" if isinstance(config, Mapping) else Path(config).stem)
     if not isinstance(title, str):
@@ -142,7 +142,7 @@ def value_of(place: str, name: str, value: Any) -> Any:
         return _policy_value(place, value)
     if name not in TYPES:
         settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
-        hint = f" (did you mean {POLICY}{name}?)" if name in settings else _hint(name, list(TYPES))
+        hint = f" (did you mean {POLICY}{name}?)" if name in settings else did_you_mean(name, TYPES)
         raise DsimError(f"{place}: there is no field {quoted(name)}{hint}; there are {', '.join(TYPES)} and policy.*")
     kind = TYPES[name]
     if isinstance(kind, types.UnionType):
@@ -213,7 +213,7 @@ def scenario_of(folder: Path, given: Json) -> Scenario:
     plain = {name: value for name, value in given.items() if not name.startswith(POLICY)}
     if "trace" not in plain:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
-    settings = [f"{n.removeprefix(POLICY)}={_spec(v)}" for n, v in given.items() if n.startswith(POLICY)]
+    settings = [f"{n.removeprefix(POLICY)}={spelt(v)}" for n, v in given.items() if n.startswith(POLICY)]
     policy, profile = placed(plain.get("policy", Scenario.policy))
     if profile is not None:
         plain["profile"] = profile
@@ -281,18 +281,8 @@ def _digest_of(path: str, _size: int, _changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _spec(value: Any) -> str:
-    """A value as a SPEC has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _shown(value: Any) -> Any:
     """A value as the table has it: one cell, one value."""
     if isinstance(value, tuple):
         return ("/" if value and isinstance(value[0], int) else ", ").join(str(item) for item in value)
     return value
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..files.read import MOST_OF_SETTINGS, fault
+from ..files.read import MOST_OF_SETTINGS, naming
 from ..files.write import sync_folder
 
 Json = dict[str, Any]
@@ -27,21 +27,17 @@ class Ledger:
 
     def begin(self) -> None:
         """Open it for adding."""
-        try:
+        with naming(self._path):
             self._file = self._path.open("ab")
-        except OSError as error:
-            raise fault(self._path, error) from None
         sync_folder(self._path.parent)
 
     def append(self, entry: Json) -> None:
         """A piece of work is finished: it is on the disk when this returns."""
         assert self._file is not None, "the ledger was not begun"
-        try:
+        with naming(self._path):
             self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise fault(self._path, error) from None
 
     def close(self) -> None:
         """No more is added."""
@@ -54,13 +50,10 @@ class Ledger:
         if not self._path.is_file():
             return
         end = 0
-        try:
-            with self._path.open("r+b") as file:
-                for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
-                    if not line.endswith(b"\n"):
-                        break
-                    end += len(line)
-                    self.entries.append(check(f"{self._path}:{i}", line))
-                file.truncate(end)
-        except OSError as error:
-            raise fault(self._path, error) from None
+        with naming(self._path), self._path.open("r+b") as file:
+            for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                self.entries.append(check(f"{self._path}:{i}", line))
+            file.truncate(end)

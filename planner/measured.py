@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..engine.errors import DsimError
-from ..report.metrics import COMPLETED, good_requests, latencies, no_nan
+from ..report.metrics import COMPLETED, good_requests, no_nan
 from ..report.run import Run, read_run
 from ..report.slo import Slo
-from .replicate import Criterion, criteria_of
+from .replicate import Criterion, criteria_of, of_requests
 
 
 def measured_points(
@@ -45,7 +43,7 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
             f"{run.folder} holds {len(arrival)} requests in {duration:g} s, expected some time between them"
         )
     done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
-    times, values = latencies(done), {}
+    values = {}
     for criterion in criteria:
         slo = criterion.slos[0]
         if criterion.share is not None:
@@ -56,9 +54,7 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
         elif slo.metric == "itl":  # pooled over requests: the file keeps its statistics alone
             values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
         else:
-            known = times[slo.metric][~np.isnan(times[slo.metric])]
-            value = known.mean() if slo.stat == "mean" else np.percentile(known, int((slo.stat or "p")[1:]))
-            values[criterion.text] = 1e3 * float(value) if len(known) else math.nan
+            values[criterion.text] = 1e3 * of_requests(slo, done)
     point: dict[str, Any] = no_nan({
         "run": run.folder.name, "rate": (len(arrival) - 1) / duration, "num_requests": len(arrival),
         "completed": len(done["status"]), "stable": bool(summary["stable"]), "values": values,

@@ -81,15 +81,14 @@ class Replays:
     def __call__(self, candidate: Candidate, part: Part) -> Outcome:
         """One replay."""
         own = replace(self.scenario, policy=candidate.spec, replicas=candidate.replicas)
-        if part.kind != "search":
-            own = replace(own, seed=fresh_seed(own.seed, RERANK if part.kind == "rerank" else CONFIRM, part.index))
+        if part.kind != "search":  # luck apart from the search's
+            purpose = RERANK if part.kind == "rerank" else CONFIRM
+            own = replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
         requests = traffic(own, part.kind == "confirm", self.train)
         if part.share < 1:
             requests = requests.head(max(1, round(part.share * len(requests))))
-        result = own.simulate(requests)
-        if result.interrupted:
-            raise KeyboardInterrupt
-        return self.outcome(candidate, own.summarize(result, requests), own.loaded_profile(), requests.rate)
+        summary = own.summarize(own.simulate_whole(requests), requests)
+        return self.outcome(candidate, summary, own.loaded_profile(), requests.rate)
 
     def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> Outcome:
         """The objectives of a run and what it missed; `offered` in req/s."""
@@ -146,11 +145,6 @@ def split(trace: Trace, train: float) -> tuple[Trace, Trace]:
             raise TraceError(f"{trace.name} leaves {found} requests for {what}, expected at least {MIN_REQUESTS}")
     assert parts[1] is not None
     return parts[0], parts[1]
-
-
-def fresh_seed(seed: int, purpose: int, index: int) -> int:
-    """A seed for replication `index`, apart from the search's."""
-    return int(chance.key(seed, purpose, index)[0] >> np.uint64(2))
 
 
 def _evaluate(evaluate: Evaluate, work: tuple[Candidate, Part]) -> Outcome:

@@ -266,7 +266,7 @@ def plan(
     rate = own_rate(scenario) if rate is None else rate
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
-    searches = [_search(scenario, c, attainment, num_requests) for c in candidates]
+    searches = [search_of(_posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
     with Pool(backend, jobs, address) as pool:
         run = _Run(candidates, searches, rate, max_replicas, pool, ledger, progress)
         lanes, dropped = run.settle()
@@ -317,10 +317,6 @@ def _posed(scenario: Scenario, candidate: Candidate, replicas: int = 1) -> Posed
     plain = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
     own = {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile}
     return Posed(**{**plain, **own})
-
-
-def _search(scenario: Scenario, candidate: Candidate, attainment: float, num_requests: int | None) -> Search:
-    return search_of(_posed(scenario, candidate), 0.02, attainment, num_requests, None)
 
 
 class _Run:

@@ -15,7 +15,7 @@ from ..profiler.profile import Profile
 from ..report.metrics import attainment, latencies, of_class
 from ..sim.twin import limits_of
 from .backend import Pool
-from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, Search, find
+from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, Search, find, percentiles
 from .ledger import Ledger
 from .limits import Shares, limited_by
 from .race import LIMIT
@@ -190,9 +190,7 @@ def _replay(search: Search, task: Task) -> Json:
     policy, profile = own.parsed_policy(), own.loaded_profile()
     shares = Shares(profile.latency, limits_of(policy, profile)) if task.index == 0 else None
     timed = requests.time_scaled(1 / task.rate)
-    result = own.simulate(timed, append=None if shares is None else shares.append)
-    if result.interrupted:
-        raise KeyboardInterrupt
+    result = own.simulate_whole(timed, None if shares is None else shares.append)
     reading = judge(search.criteria, timed, result, task.rate, own.missing_passes)
     seen = judged(len(timed))
     window = {name: column[seen] for name, column in result.table.columns.items()}
@@ -216,7 +214,7 @@ def _replay(search: Search, task: Task) -> Json:
         limit = limited_by(spent, result.totals.preemptions / len(timed), policy, profile)
         known = latencies(window)
         found |= {"limited_by": limit.name, "limiting_setting": limit.setting}
-        found["latency_ms"] = {name: _percentiles(1e3 * known[name]) for name in SEEN}
+        found["latency_ms"] = {name: percentiles(1e3 * known[name]) for name in SEEN}
     return found
 
 
@@ -235,11 +233,6 @@ def _own(search: Search, task: Task) -> Json:
 
     found = find(read, own.criteria, task.rate, OWN_WIDTH, OWN_SHARPNESS)
     return {"rate": found.rate, "binding": found.binding, "replays": replays}
-
-
-def _percentiles(values: Any) -> dict[str, float] | None:
-    known = values[~np.isnan(values)]
-    return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
 
 
 TASKS: dict[str, Callable[[Search, Task], Json]] = {"pilot": _pilot, "replay": _replay, "own": _own}

@@ -13,7 +13,7 @@ from typing import Any
 from ..engine.errors import DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
-from ..files.read import cut, parsing, quoted, read_text
+from ..files.read import cut, float_of, parsing, quoted, read_text
 
 # What a scheduler may answer, and change when and where a token is computed but never which tokens come out.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
@@ -109,7 +109,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     ]
     where = f"in {table.name}" if table.strict else "published"
     if not points:
-        return Quality(None, "", (f"no score is {where} for {_plain(policy)} on {model}",))
+        return Quality(None, "", (f"no score is {where} for {name_of(policy.name)} on {model}",))
     for point in points:
         if _distance(point, factors) == set():
             return Quality(point.relative, point.source, _notes(point))
@@ -135,11 +135,8 @@ def quality_factors(policy: Policy) -> dict[str, Any]:
 
 def parse_share(text: str | float) -> float:
     """A share such as 98% or 0.98."""
-    try:
-        said = str(text).strip()
-        share = float(said[:-1]) / 100 if said.endswith("%") else float(said)
-    except ValueError:
-        share = math.nan
+    said = str(text).strip()
+    share = float_of(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
     if not 0 < share <= 1.5:
         raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share
@@ -187,10 +184,7 @@ def _read(text: str, where: str) -> Iterator[Score]:
 def _score(cell: str, name: str, line: str) -> float | None:
     if not cell:
         return None
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
+    value = float_of(cell)
     if not (math.isfinite(value) and value >= 0) or (name == "baseline" and value == 0):
         raise DsimError(f"{line}: {name} is {quoted(cell)}, expected a number above zero")
     return value
@@ -279,10 +273,6 @@ def _family(policy: Policy) -> str:
         if not is_shipped(part) and not schedules:  # nobody knows it, whatever it is called
             kinds.append(f"{type(part).__module__}.{type(part).__qualname__}")
     return " ".join(kinds)
-
-
-def _plain(policy: Policy) -> str:
-    return name_of(policy.name)
 
 
 def reference_of(full_sequence: bool) -> Policy:

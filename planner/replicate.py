@@ -188,10 +188,7 @@ def measure(
 ) -> Reading:
     """Replay a replication, which is at 1 req/s, at a rate and judge it; an interrupt is passed on."""
     timed = requests.time_scaled(1 / rate)
-    result = scenario.simulate(timed, append=append)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return judge(criteria, timed, result, rate, scenario.missing_passes)
+    return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
 
 
 def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: float, missing_passes: bool) -> Reading:
@@ -268,8 +265,13 @@ def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
     if slo.metric == "itl":
         gaps = result.totals.itl
         return gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
+    return of_requests(slo, requests)  # of those that completed
+
+
+def of_requests(slo: Slo, requests: Columns) -> float:
+    """The statistic (s) that an SLO bounds, over the requests that have its metric; NaN of none."""
     values = latencies(requests)[slo.metric]
-    known = values[~np.isnan(values)]  # of requests that completed
+    known = values[~np.isnan(values)]
     if not len(known):
         return math.nan
-    return float(known.mean()) if slo.stat == "mean" else float(np.percentile(known, int(slo.stat[1:])))
+    return float(known.mean()) if slo.stat == "mean" else float(np.percentile(known, int((slo.stat or "p")[1:])))

@@ -136,8 +136,10 @@ class Scenario:
         return parse(spec) if profile is None else replace(parse(spec), name=self.policy)
 
     def loaded_profile(self) -> Profile:
-        """The profile that prices the steps, with the yields that are given in place of its own, and varied."""
-        profile = self.behind_front_end(self.base_profile())
+        """The profile that prices the steps, with what is given in place of its own, and varied."""
+        profile = self.base_profile()
+        if self.frontend is not None:
+            profile = replace(profile, frontend=self.frontend)
         if self.yields is not None:
             from ..profiler.given_yield import with_yield  # imported here, as below: it loads SciPy
 
@@ -147,10 +149,6 @@ class Scenario:
         from ..profiler.uncertainty import varied
 
         return varied(profile, self.variation, drawn_from(self.parsed_policy(), profile, self.workload))
-
-    def behind_front_end(self, profile: Profile) -> Profile:
-        """The profile with the front end that is given in place of its own."""
-        return profile if self.frontend is None else replace(profile, frontend=self.frontend)
 
     def base_profile(self) -> Profile:
         """The profile as its file has it: the policy's own, or else the scenario's."""
@@ -176,6 +174,13 @@ class Scenario:
             append=append,
             progress=progress,
         )
+
+    def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
+        """Replay it to its end; an interrupt, which the twin answers with what it has, is passed on."""
+        result = self.simulate(requests, append=append)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return result
 
     def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
         """The metrics of its run; `requests` spares making them again where an SLO asks for their class."""

@@ -1,10 +1,9 @@
 """The settings a search may choose from: for each preset, what each field may be."""
 
 import dataclasses
-import difflib
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
 from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of
-from ..files.read import quoted, read_toml
+from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..sim.twin import commit_model_of, limits_of
 from .quality import Quality
@@ -91,7 +90,7 @@ class Space:
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
         """The setting of these values."""
-        given = {name: _spell(value) for name, value in values.items() if name != REPLICAS}
+        given = {name: spelt(value) for name, value in values.items() if name != REPLICAS}
         return candidate_of(",".join([preset, *(f"{n}={v}" for n, v in given.items())]), values.get(REPLICAS, replicas))
 
     def values_of(self, candidate: Candidate) -> dict[str, Any]:
@@ -103,9 +102,9 @@ class Space:
         }
         values: dict[str, Any] = {}
         for name, dimension in self.dimensions[candidate.preset].items():
-            text = _spell(fields[name])
+            text = spelt(fields[name])
             if isinstance(dimension, Choice):
-                values.update((name, v) for v in dimension.values if _spell(v) == text)
+                values.update((name, v) for v in dimension.values if spelt(v) == text)
             elif text.replace(".", "").isdigit() and dimension.low <= float(text) <= dimension.high:
                 values[name] = int(text) if dimension.whole else float(text)
         return values
@@ -129,7 +128,7 @@ def candidate_of(spec: str, replicas: int = 1) -> Candidate:
             raise
         pairs = (item.partition("=") for item in spec.split(",")[1:])
         return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas)
-    changed = tuple((n, _spell(v)) for n, v in settings_of(policy).items() if v != base[n])
+    changed = tuple((n, spelt(v)) for n, v in settings_of(policy).items() if v != base[n])
     return Candidate(preset, changed, replicas)
 
 
@@ -172,9 +171,8 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
         )
     for name in presets:
         if not isinstance(name, str) or (name not in known and not _in_file(name)):
-            raise DsimError(
-                f"{where}: no preset is named {quoted(name)}{_hint(str(name), known)}; there are {', '.join(known)}"
-            )
+            hint = did_you_mean(str(name), known)
+            raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
     # A preset and a field may have the same name: `[chunk]` is the preset's, `chunk = ...` the field.
     own = {
         name: v
@@ -200,7 +198,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
         fields = _fields(preset)
         for name in own.get(preset, {}):
             if name not in fields and name != REPLICAS:
-                said = f"{quoted(name)}{_hint(name, fields)}; {_listed(fields)}"
+                said = f"{quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}"
                 raise DsimError(f"{where}: [{preset}] has no field {said}")
         mine: dict[str, Dimension] = {}
         for name, value in {**shared, **own.get(preset, {})}.items():
@@ -222,7 +220,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     fields = dict.fromkeys(f for preset in presets for f in _fields(preset))
     for name in shared:
         if name not in fields and name != REPLICAS:
-            raise DsimError(f"{where}: there is no field {quoted(name)}{_hint(name, fields)}; {_listed(fields)}")
+            raise DsimError(f"{where}: there is no field {quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}")
     for asked, refusal in refusals.items():
         if asked not in accepted:
             raise DsimError(f"{where}: {refusal}")
@@ -269,7 +267,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
                 dimensions[preset][name] = dimension  # what falls below is refused setting by setting
             if bad and preset in dimensions:
                 reason = next(iter(bad.values()))
-                notes.append(f"{preset}: {name} does not move to {', '.join(_spell(v) for v in bad)}: {reason}")
+                notes.append(f"{preset}: {name} does not move to {', '.join(spelt(v) for v in bad)}: {reason}")
     if not dimensions:
         raise DsimError(
             f"no policy of the space is known to keep {100 * minimum:g} % of the quality: {notes[0]}; "
@@ -294,7 +292,7 @@ def _refused(preset: str, name: str, dimension: Dimension, check: Check) -> dict
                 refused[value] = DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
             continue
         try:
-            check(parse(f"{preset},{name}={_spell(value)}"))
+            check(parse(f"{preset},{name}={spelt(value)}"))
         except DsimError as error:
             refused[value] = error
     return refused
@@ -305,7 +303,7 @@ def _dimension(name: str, value: Any, where: str) -> Dimension:
         values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
         if not values or not all(isinstance(v, str | int | float) for v in values):
             raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list of values")
-        return Choice(tuple({_spell(v): v for v in values}.values()))
+        return Choice(tuple({spelt(v): v for v in values}.values()))
     if isinstance(value, dict):
         strange = set(value) - {"low", "high", "step", "log"}
         if strange or not {"low", "high"} <= set(value):
@@ -375,18 +373,13 @@ def _refusal(check: Check, policy: Policy) -> DsimError | None:
     return None
 
 
-def _spell(value: Any) -> str:
+def spelt(value: Any) -> str:
     """A value as a SPEC says it."""
     if value is None:
         return "none"
     if isinstance(value, tuple):
         return "/".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _listed(fields: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from ..engine.errors import DsimError
 from ..files.lock import Lock
-from ..files.read import cut, described, fault
+from ..files.read import cut, described, fault, naming
 
 STUDY = "dsim-tune"
 FINGERPRINT = "fingerprint"
@@ -30,13 +30,11 @@ class Kept:
         self.path = path = Path(path)
         if path.is_dir() or not path.parent.is_dir():
             raise DsimError(f"{path}: expected a file in a folder that exists, to keep the trials in")
-        try:
+        with naming(path):
             path.touch()
             if not path.is_file() or path.is_symlink():
                 raise DsimError(f"{path}: is {described(path.lstat().st_mode)}, expected a file to keep the trials in")
             self._lock = Lock(path)
-        except OSError as error:
-            raise fault(path, error) from None
         try:
             self.storage = _open(path)
         except BaseException:

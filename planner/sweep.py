@@ -3,12 +3,10 @@
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -17,6 +15,7 @@ from ..files.interrupt import uninterrupted
 from ..files.place import Kind, Taken, check_folder, has_schema
 from ..files.read import cut, parsing, read_json
 from ..files.write import write_whole
+from ..report.metrics import no_nan
 from ..report.page import Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 Quality = Callable[[Scenario], float | None]
-Rows = Sequence[Mapping[str, Any]]
 
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
@@ -69,7 +67,7 @@ class Sweep(Showable):
 
     def to_json(self) -> Json:
         """The object that `--json` prints."""
-        rows = [{str(name): _plain(value) for name, value in row.items()} for row in self.table.to_dict("records")]
+        rows: list[Json] = no_nan(self.table.to_dict("records"))
         return {
             "title": self.plan.title,
             "num_cells": self.num_cells,
@@ -142,10 +140,7 @@ def sweep(
 def _run(scenario: Scenario) -> Json:
     """One cell, wherever it runs."""
     requests = scenario.requests()
-    result = scenario.simulate(requests)
-    if result.interrupted:  # the twin answers Ctrl-C with what it has: not what a cell asks for
-        raise KeyboardInterrupt
-    return scenario.summarize(result, requests).to_json()
+    return scenario.summarize(scenario.simulate_whole(requests), requests).to_json()
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
@@ -225,8 +220,9 @@ class _Journal:
         from ..report.html import to_html
         from ..report.sweep import Swept, sweep_page
 
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         swept = Swept(
-            plan.title, plan.varied, _rows_of(columns), len(plan.cells), plan.estimated, interrupted, _facts(plan),
+            plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
             command, __version__, spread, tuple(notes),
         )  # fmt: skip
         write_whole(self._folder / "results.csv", _csv(columns))
@@ -247,9 +243,7 @@ class _Journal:
     def __enter__(self) -> "_Journal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
 
@@ -323,11 +317,6 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 # The table
 
 
-def _plain(value: Any) -> Any:
-    """JSON's own types: a missing value is null."""
-    return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
-
-
 def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
     """The table by column: what varies, the metrics, and for a cell without them its error; None where nothing is."""
     rows = []
@@ -394,10 +383,6 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _rows_of(columns: Mapping[str, list[Any]]) -> list[Json]:
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _csv(columns: Mapping[str, list[Any]]) -> bytes:

@@ -94,9 +94,7 @@ class Validated:
 def predicted_capacity(scenario: Scenario) -> float:
     """Requests a second that the twin serves when there is always more to do."""
     requests = scenario.requests()
-    result = replace(scenario, concurrency=max(1, len(requests) // 2)).simulate(requests)
-    if result.interrupted:
-        raise KeyboardInterrupt
+    result = replace(scenario, concurrency=max(1, len(requests) // 2)).simulate_whole(requests)
     return float((result.table["status"] == 0).sum()) / result.end
 
 

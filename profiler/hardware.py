@@ -11,13 +11,12 @@ MI300X is taken to reach half of its peak. Bandwidth: 0.8 of the data sheet, 0.8
 read LLaDA-8B). Links: 0.7.
 """
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ProfileError
-from ..files.read import cut, quoted, read_toml
+from ..files.read import cut, did_you_mean, quoted, read_toml
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak: short windows over paged keys
 # ... and of a dense pass, for the queries of a key beyond the first 64, more than a block has: FlashAttention-2 reaches
@@ -89,8 +88,7 @@ def gpu(name: str) -> Gpu:
     known = {key.lower(): key for key in GPUS}
     if wanted.lower() in known:
         return GPUS[known[wanted.lower()]]
-    close = difflib.get_close_matches(wanted.lower(), known, n=1)
-    hint = f" (did you mean {known[close[0]]}?)" if close else ""
+    hint = did_you_mean(wanted, GPUS, any_case=True)
     raise ProfileError(
         f"no GPU is named {cut(name)}{hint}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML "
         "(docs/plan.md)"
@@ -103,8 +101,7 @@ def read_gpu(path: str | Path) -> Gpu:
     known = ["name", "source", *KEYS]
     for key in given:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = did_you_mean(key, known)
             raise ProfileError(f"{path}: there is no key {quoted(key)}{hint}; the keys are {', '.join(known)}")
     for key in ("name", "source"):
         if not isinstance(given.get(key), str) or not given[key].strip():

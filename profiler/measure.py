@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from .. import __version__
 from ..engine.cache_overhead import PHASES
-from ..engine.commits import CommitDraws, CommitModel, ScheduledCommits
+from ..engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
@@ -58,9 +58,12 @@ from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 from .pieces import digits
-from .profile import CommitFit, Device, MemoryModel, Profile, Provenance
+from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance
 from .samples import Samples, samples
 from .stairs import levels
+
+if TYPE_CHECKING:
+    from .canvas import Opened
 
 
 @dataclass(frozen=True)
@@ -566,6 +569,42 @@ def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, s
     return {name: name for name in WORKLOADS}
 
 
+def measured(
+    loaded: "Opened", shape: ModelShape, latency: LatencyModel, fit: Fit, *, name: str, family: str, strategy: str,
+    block_length: int, settings: Mapping[str, Any], workloads: Mapping[str, str], seed: int,
+    sources: Sequence[str] = (), commits: tuple[CommitModel, ...] = (), commit_fits: tuple[CommitFit, ...] = (),
+    focus: ImportanceDeltas | None = None,
+) -> Profile:  # fmt: skip
+    """The profile of what was measured of a model on its device. settings: the model's, as measuring began."""
+    return Profile(
+        name=name,
+        description=f"{loaded.model.config.name} on {loaded.device.name}, measured through dsim's own executor",
+        origin="measured",
+        family=family,
+        implementation="dsim live",
+        device=loaded.device,
+        model=shape,
+        latency=latency,
+        fit=fit,
+        memory=loaded.memory,
+        commits=commits,
+        provenance=Provenance(
+            sources=("measured by dsim profile", *dict.fromkeys(sources)),
+            date=time.strftime("%Y-%m-%d"),
+            tool_version=__version__,
+            seed=seed,
+            torch=str(settings["torch"]),
+            driver=settings.get("driver"),
+            clocks=str(loaded.clocks) or None,
+            prompts=", ".join(workloads.values()) or None,
+            settings={key: value for key, value in settings.items() if key not in ("torch", "driver")}
+            | {"strategy": strategy, "page_size": PAGE, "block_length": block_length},
+        ),
+        commit_fits=commit_fits,
+        focus=focus,
+    )
+
+
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
@@ -594,13 +633,13 @@ def profile_model(
         )
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
+    told = on_progress or (lambda what, share: None)
     settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
     for_overhead = budget * OVERHEAD_SHARE if full_sequence else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead
     steps = measure_steps(
         loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
-        seed=seed,
-        on_progress=None if on_progress is None else lambda what, share: on_progress(what, share * for_steps / budget),
+        seed=seed, on_progress=lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
     journal = None
     if loaded.on_gpu and not full_sequence:
@@ -620,54 +659,25 @@ def profile_model(
     family = "full-sequence" if full_sequence else of_blocks
 
     def so_far() -> Profile:
-        return Profile(
-            name=name,
-            description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
-            origin="measured",
-            family=family,
-            implementation="dsim live",
-            device=loaded.device,
-            model=loaded.shape,
-            latency=latency,
-            fit=fit,
-            memory=loaded.memory,
-            commits=tuple(models),
-            provenance=Provenance(
-                sources=("measured by dsim profile", *dict.fromkeys(m.source for m in yields)),
-                date=time.strftime("%Y-%m-%d"),
-                tool_version=__version__,
-                seed=seed,
-                torch=str(settings["torch"]),
-                driver=settings.get("driver"),
-                clocks=str(loaded.clocks) or None,
-                prompts=", ".join(workloads.values()) or None,
-                settings={key: value for key, value in settings.items() if key not in ("torch", "driver")}
-                | {
-                    "strategy": "low_confidence_dynamic",
-                    "page_size": PAGE,
-                    "block_length": config.block_length,
-                },
-            ),
-            commit_fits=tuple(fits),
-            focus=fit_focus(seen),
+        return measured(
+            loaded, loaded.shape, latency, fit, name=name, family=family, strategy="low_confidence_dynamic",
+            block_length=config.block_length, settings=settings, workloads=workloads, seed=seed,
+            sources=[m.source for m in yields], commits=tuple(models), commit_fits=tuple(fits), focus=fit_focus(seen),
         )  # fmt: skip
 
     keep(so_far())
     if full_sequence:
-        said = (
-            None
-            if on_progress is None
-            else lambda what, share: on_progress(what, (for_steps + share * for_overhead) / budget)
+        overhead = measure_cache_overhead(
+            loaded, latency, for_overhead, lambda what, share: told(what, (for_steps + share * for_overhead) / budget)
         )
-        latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, said))
+        latency = replace(latency, cache_overhead=overhead)
     else:
         latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
     keep(so_far())
     wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
     for i, (workload, threshold) in enumerate(wanted):
         share = (budget - for_steps) / len(wanted)
-        if on_progress is not None:
-            on_progress(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
+        told(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
         log = log_commits(
             loaded, workloads[workload], threshold, temperature, share, seed,
             seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
 from ..engine.commits import CanvasLaw, LawDraws
 from ..engine.engine import Limits
 from ..engine.errors import ProfileError
@@ -24,9 +23,9 @@ from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .hardware import default_max_batch
 from .logged import Canvases
-from .measure import PAGE, STEPS_SHARE, OnProgress, Taken, after
+from .measure import PAGE, STEPS_SHARE, OnProgress, Taken, after, measured
 from .models import Experts, ModelShape, Windowed
-from .profile import Profile, Provenance
+from .profile import Profile
 from .samples import Samples, samples
 
 POLICY = "sglang-gemma"  # its rounds prefill or denoise, and never both: each step is one forward
@@ -78,29 +77,9 @@ def profile_canvas(
         loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget)
     )
     latency, fit = fit_latency(steps)
-    profile = Profile(
-        name=name,
-        description=f"{config.name} on {loaded.device.name}, measured through dsim's own executor",
-        origin="measured",
-        family="canvas",
-        implementation="dsim live",
-        device=loaded.device,
-        model=shape,
-        latency=latency,
-        fit=fit,
-        memory=loaded.memory,
-        commits=(),
-        provenance=Provenance(
-            sources=("measured by dsim profile",),
-            date=time.strftime("%Y-%m-%d"),
-            tool_version=__version__,
-            seed=seed,
-            torch=str(settings.pop("torch")),
-            driver=settings.pop("driver", None),
-            clocks=f"{settings.pop('clock_mhz')} MHz" if "clock_mhz" in settings else None,
-            prompts=", ".join(workloads.values()) or None,
-            settings=settings | {"strategy": "law", "page_size": PAGE, "block_length": config.canvas_length},
-        ),
+    profile = measured(
+        loaded, shape, latency, fit, name=name, family="canvas", strategy="law", block_length=config.canvas_length,
+        settings=settings, workloads=workloads, seed=seed,
     )  # fmt: skip
     keep(profile)
     wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}

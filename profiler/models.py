@@ -1,6 +1,5 @@
 """The shapes of the models that profiles speak of, and the arithmetic of their parameters, FLOPs and bytes."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ProfileError
-from ..files.read import cut, quoted, read_json
+from ..files.read import cut, did_you_mean, quoted, read_json
 
 BYTES = 2  # of a parameter, a key or a value element in bf16
 
@@ -179,8 +178,7 @@ def model(name: str) -> ModelShape:
     known = {key.lower(): shape for key, shape in MODELS.items()}
     if name.lower() in known:
         return known[name.lower()]
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f" (did you mean {known[close[0]].name}?)" if close else ""
+    hint = did_you_mean(name, MODELS, any_case=True)
     raise ProfileError(
         f"no model is named {cut(name)}{hint}; the known ones are {', '.join(MODELS)}, and a Hugging Face config.json"
     )

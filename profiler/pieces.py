@@ -52,7 +52,10 @@ class Problem:
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
         """The design matrix, a column a coefficient: base, a slope for each piece, `names`, launch."""
         rising = np.clip(self.tokens[:, None] - bends, 0.0, np.append(np.diff(bends), np.inf))
-        device = np.column_stack([self.forwards, self.forwards[:, None] * rising])
+        return self._beside(np.column_stack([self.forwards, self.forwards[:, None] * rising]), names, floor)
+
+    def _beside(self, device: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
+        """The matrix of the layers' own columns and all others."""
         device[floor] = 0.0
         others = [self.linear[name] * (1.0 if name == "host_request" else ~floor) for name in names]
         table: Floats = np.column_stack([device, *others, self.forwards * floor]) * self.weight[:, None]
@@ -161,15 +164,21 @@ class Solution:
 
     def standard_errors(self) -> dict[str, float]:
         """Of each coefficient, from the linearised fit and its own residuals, by name in the profile."""
-        table, num = self.jacobian(), len(self.bends)
-        free = np.linalg.norm(table, axis=0) > 0.0
-        degrees = max(1, len(table) - int(free.sum()))
-        scale = np.where(free, np.linalg.norm(table, axis=0), 1.0)
+        table = self.jacobian()
+        norms = np.linalg.norm(table, axis=0)
+        free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
         inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
-        covariance = self.squares / degrees * inverse / np.outer(scale, scale)
-        # Of what the profile states, by the coefficients: a knot's height is the base and all rises before it.
-        size, slopes = table.shape[1], self.values[1 : 1 + num]
-        unit = np.eye(size)
+        covariance = self.squares / max(1, len(table) - int(free.sum())) * inverse / np.outer(scale, scale)
+        stated, launch = self.stated(table.shape[1]), len(self.values) - 1
+        if free[launch]:
+            stated["launch"] = np.eye(table.shape[1])[launch]
+        return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+
+    def stated(self, size: int) -> dict[str, Floats]:
+        """What the profile states but for launch, by its `size` coefficients and bends."""
+        # A knot's height is the base and all rises before it.
+        num = len(self.bends)
+        slopes, unit = self.values[1 : 1 + num], np.eye(size)
         stated: dict[str, Floats] = {}
         height = unit[0].copy()
         for k in range(num):
@@ -181,10 +190,7 @@ class Solution:
                 stated[f"knots[{k}][0]"] = unit[at]
             stated[f"knots[{k}][1]"] = height
         stated["slope"] = unit[num]
-        stated |= self.stated_beside(1 + num, size)
-        if free[len(self.values) - 1]:
-            stated["launch"] = unit[len(self.values) - 1]
-        return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+        return stated | self.stated_beside(1 + num, size)
 
 
 def search(problem: Problem) -> Solution:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -263,6 +264,28 @@ SIGNED = (-math.inf,)
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
 }  # fmt: skip
+# What a version added, by the part that holds it, and what it is in files from before.
+ADDED: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "": {"commit_fits": [], "focus": None},
+        "latency": {
+            "num_points": None, "held_out": None, "domains": None, "noise": None, "drift": None, "unidentified": [],
+            "valid": None, "doubts": [],
+        },
+        "provenance": {"clocks": None, "prompts": None, "settings": {}},
+    },
+    3: {"latency": {"eviction": 0.0, "graph_tokens": 0}, "focus": {"distance_slope": 0.0}},
+    4: {"latency": {"cache_overhead": []}},
+    5: {
+        "": {"canvas_laws": [], "frontend": 0.0},
+        "commits": {"request_quantiles": []},
+        "memory": {"window_bytes": 0, "workspace_bytes": 0},
+        "latency": {
+            "overlap": False, "captured_evictions": False, "window_attention": 0.0, "window_kv_read": 0.0,
+        },
+    },
+    6: {"latency": {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}},
+}  # fmt: skip
 OF_MODEL = ("layers", "window")  # of a latency model's fields, those that its model says
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
 # What a file's values may be, beside their types; numbers are at least 0 where nothing is said.
@@ -341,31 +364,16 @@ def from_json(data: object, path: str) -> Profile:
             f"{path} is a {SCHEMA} of version {cut(version)}, this dsim reads up to {VERSION}: upgrade dsim, "
             f"or make the profile again with this one"
         )
-    if version == 1:
-        data = _of_version_1(data)
-    if version <= 2:
-        data = _of_version_2(data, path)
-    if version <= 3 and isinstance(data.get("latency"), dict):
-        data = data | {"latency": data["latency"] | {"cache_overhead": []}}
+    for since, added in ADDED.items():
+        if version < since:
+            data = _with(data, added)
+    if version <= 2 and "model" in data and isinstance(data.get("latency"), dict):
+        # Evictions cost what the layers' sizes say.
+        data = _with(data, {"latency": {"early": model_shape(Section(path, "", data, tuple(data))).early}})
     if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
         renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
         data = data | {"latency": renamed}
-    if version <= 4:
-        data = data | {"canvas_laws": [], "frontend": 0.0}
-        if isinstance(data.get("commits"), list):
-            data["commits"] = [{"request_quantiles": [], **m} if isinstance(m, dict) else m for m in data["commits"]]
-        if isinstance(data.get("memory"), dict):
-            data["memory"] = {"window_bytes": 0, "workspace_bytes": 0, **data["memory"]}
-        if isinstance(data.get("latency"), dict):
-            data["latency"] = {
-                "overlap": False, "captured_evictions": False, "window_attention": 0.0, "window_kv_read": 0.0,
-                **data["latency"],
-            }  # fmt: skip
-    if version <= 5 and isinstance(data.get("latency"), dict):
-        new = {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}
-        data = data | {"latency": new | data["latency"]}
-    if isinstance(data.get("latency"), dict):
-        data = data | {"latency": OPTIONAL | data["latency"]}
+    data = _with(data, {"latency": OPTIONAL})
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
     latency = top.section("latency", own + names(Fit))
@@ -379,33 +387,15 @@ def from_json(data: object, path: str) -> Profile:
     )
 
 
-def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
-    """A file of version 1 with what version 2 added, as a profile has it where nobody said."""
-    new: dict[str, dict[str, object]] = {
-        "": {"commit_fits": [], "focus": None},
-        "latency": {
-            "num_points": None, "held_out": None, "domains": None, "noise": None, "drift": None, "unidentified": [],
-            "valid": None, "doubts": [],
-        },
-        "provenance": {"clocks": None, "prompts": None, "settings": {}},
-    }  # fmt: skip
-    data = {**data, **new[""]}
-    for part in ("latency", "provenance"):
-        if isinstance(data.get(part), dict):
-            data[part] = {**data[part], **new[part]}
-    return data
-
-
-def _of_version_2(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """A file of version 2 with what version 3 added: no graph, and evictions that cost what the layers' sizes say."""
-    if not isinstance(data.get("latency"), dict):
-        return data
-    if "model" not in data:
-        return data  # which the reader of the whole file says
-    shape = model_shape(Section(path, "", data, tuple(data)))
-    data = data | {"latency": data["latency"] | {"early": shape.early, "eviction": 0.0, "graph_tokens": 0}}
-    if isinstance(data.get("focus"), dict):
-        data["focus"] = data["focus"] | {"distance_slope": 0.0}
+def _with(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A file's values with what its parts lack; a part that is of another type stays so, for its reader to say."""
+    data = added.get("", {}) | data
+    for part, new in added.items():
+        held = data.get(part)
+        if isinstance(held, list):
+            data[part] = [new | item if isinstance(item, dict) else item for item in held]
+        elif isinstance(held, dict):
+            data[part] = new | held
     return data
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,12 @@ POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens: 1, 2, 4 ... 256
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
-    """Measured steps, in the order in which they were taken: one entry a step."""
+class _Steps:
+    """Steps in columns, one entry a step."""
 
     features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
     device: Floats  # s of `latency` from the device's first work to its last; NaN where nobody measured it
-    group: Ints  # equal for repeats of the same step shape
 
     def column(self, name: str) -> Floats:
         """A feature of every step, by its name in Features."""
@@ -35,16 +35,15 @@ class Samples:
     def __len__(self) -> int:
         return len(self.latency)
 
-    def __getitem__(self, keep: "Bools | Ints | slice") -> "Samples":
-        return Samples(*(getattr(self, f.name)[keep] for f in fields(self)))
+    def __getitem__(self, keep: "Bools | Ints | slice") -> Self:
+        return type(self)(*(getattr(self, f.name)[keep] for f in fields(self)))
 
-    def __add__(self, later: "Samples") -> "Samples":
-        """These steps, then those of `later`; a step shape of both is one group."""
-        return samples(
-            np.concatenate([self.features, later.features]),
-            np.concatenate([self.latency, later.latency]),
-            np.concatenate([self.device, later.device]),
-        )
+
+@dataclass(frozen=True, eq=False)
+class Samples(_Steps):
+    """Measured steps, in the order in which they were taken: one entry a step."""
+
+    group: Ints  # equal for repeats of the same step shape
 
 
 def samples(
@@ -65,24 +64,11 @@ def samples(
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class Points(_Steps):
     """Step shapes that were measured, ordered by their features: the median over each one's repeats."""
 
-    features: Floats  # [points, features]
-    latency: Floats  # s
-    device: Floats  # s; NaN where nobody measured it
     repeats: Ints
     spread: Floats  # relative standard deviation of the repeats' latencies; NaN of a single one
-
-    def column(self, name: str) -> Floats:
-        """A feature of every point, by its name in Features."""
-        return self.features[:, FEATURES.index(name)]
-
-    def __len__(self) -> int:
-        return len(self.latency)
-
-    def __getitem__(self, keep: "Bools | Ints") -> "Points":
-        return Points(*(getattr(self, f.name)[keep] for f in fields(self)))
 
 
 def points(taken: Samples) -> Points:

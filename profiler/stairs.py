@@ -71,11 +71,7 @@ class Stairs(Problem):
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
         eager = ~self.captured
         rises = (self.at[:, None] > bends) & (self.captured[:, None] == (bends >= CAPTURED))
-        device = np.column_stack([self.forwards * eager, self.forwards[:, None] * rises])
-        device[floor] = 0.0
-        others = [self.linear[name] * (1.0 if name == "host_request" else ~floor) for name in names]
-        table: Floats = np.column_stack([device, *others, self.forwards * floor]) * self.weight[:, None]
-        return table
+        return self._beside(np.column_stack([self.forwards * eager, self.forwards[:, None] * rises]), names, floor)
 
     def rises(self) -> Floats:
         """The levels, of both tables, behind which a measured one lies; the first captured one rises from nothing."""
@@ -140,13 +136,8 @@ class StairSolution(Solution):
     def jacobian(self) -> Floats:
         return self.problem.columns(self.bends, self.names, self.floor())
 
-    def standard_errors(self) -> dict[str, float]:
-        """Of each coefficient; a level's are of its time, those in between have none of their own."""
-        table = self.jacobian()
-        norms = np.linalg.norm(table, axis=0)
-        free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
-        inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
-        covariance = self.squares / max(1, len(table) - int(free.sum())) * inverse / np.outer(scale, scale)
+    def stated(self, size: int) -> dict[str, Floats]:
+        """What the profile states but for launch; a level's is its time, those in between have none of their own."""
         stated: dict[str, Floats] = {}
         for name, graphs in (("knots", False), ("graph_knots", True)):
             if not (self.problem.captured == graphs).any():
@@ -154,11 +145,8 @@ class StairSolution(Solution):
             knots = [x for x, _ in getattr(self.model(0.0, 0.0), name)]
             for level, sums in zip(*self.sums(graphs), strict=True):
                 stated[f"{name}[{knots.index(level)}][1]"] = sums
-        size, num = len(self.values), 1 + len(self.bends)
-        stated |= {name: np.eye(size)[num + i] for i, name in enumerate(self.names)}
-        if free[-1]:
-            stated["launch"] = np.eye(size)[-1]
-        return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+        num = 1 + len(self.bends)
+        return stated | {name: np.eye(size)[num + i] for i, name in enumerate(self.names)}
 
 
 TERMS = ("attention", "kv_read", "prompt_attention", "prompt_kv_read", "sequence", "head", "sample")

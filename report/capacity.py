@@ -57,51 +57,31 @@ def warnings(found: Json) -> list[str]:
 
 def facts(found: Json) -> list[tuple[str, str]]:
     """The basis of the capacity, as (name, value)."""
-    lines = []
-    if "traffic" in found:
-        lines.append(("Trace", found["traffic"]))
-    lines.append(("SLOs", ", ".join(found["criteria"])))
-    if found["one_fewer"] is not None:
-        lines.append(("One replica less", f"sustains {span(found['one_fewer'])}, which is too little or unsure"))
-    if found["binding_slo"] == "stability":
-        binding = "none: the queue grows without end first"
-    else:
-        binding = found["binding_slo"]
-    lines.append(("Binding SLO", f"{binding} (in {100 * found['binding_share']:.0f}% of replications)"))
-    if found["shares"]:
-        shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
-        setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
-        lines.append(("Limited by", f"{found['limited_by']}{setting} (of the busy time: {shares})"))
-        held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found.get("memory", {}).items())
-        binds = found.get("binds") or "no pool"
-        lines.append(("What binds", f"{binds}; the memory of a replica is {held}" if held else binds))
+    less, cost, limit, binds = found["one_fewer"], found["cost"], found["limited_by"], found.get("binds") or "no pool"
+    binding = found["binding_slo"] if found["binding_slo"] != "stability" else "none: the queue grows without end first"
+    shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
+    setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
+    held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found.get("memory", {}).items())
     at = {name: known for name, known in found.get("latency_ms", {}).items() if known is not None}
-    if at:
-        seen = (f"{name} {number(known['p50'])} ms, p90 {number(known['p90'])} ms" for name, known in at.items())
-        lines.append(("At capacity", f"median {'; median '.join(seen)}"))
-    if found["cost"] is not None:
-        cost = found["cost"]
-        lines.append(
-            (
-                "Cost",
-                f"{money(cost['per_hour'], found)} an hour for {cost['gpus']} GPU{_es(cost['gpus'])}, "
-                f"{money(cost['per_million_requests'], found)} per million requests",
-            )
-        )
-    if found.get("workload"):
-        lines.append(("Workload", found["workload"]))
-    if found.get("frontend"):
-        lines.append(("Front end", front_end(found["frontend"])))
-    verdict = ": estimated, not measured" if found["estimated"] else ""
-    lines.append(("Profile", found["profile"] + verdict))
-    lines.append(
-        (
-            "Search",
-            f"{found['num_replays']} replays of {found['num_requests']:,} requests, {len(found['replications'])} "
-            f"replications, resampled {found['block']:,} requests at a time",
-        )
-    )
-    return lines
+    seen = "; ".join(f"median {n} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for n, ms in at.items())
+    told = {
+        "Trace": found.get("traffic"),
+        "SLOs": ", ".join(found["criteria"]),
+        "One replica less": less and f"sustains {span(less)}, which is too little or unsure",
+        "Binding SLO": f"{binding} (in {100 * found['binding_share']:.0f}% of replications)",
+        "Limited by": found["shares"] and f"{limit}{setting} (of the busy time: {shares})",
+        "What binds": found["shares"] and (f"{binds}; the memory of a replica is {held}" if held else binds),
+        "At capacity": seen,
+        "Cost": cost
+        and f"{money(cost['per_hour'], found)} an hour for {cost['gpus']} GPU{_es(cost['gpus'])}, "
+        f"{money(cost['per_million_requests'], found)} per million requests",
+        "Workload": found.get("workload"),
+        "Front end": found.get("frontend") and front_end(found["frontend"]),
+        "Profile": found["profile"] + (": estimated, not measured" if found["estimated"] else ""),
+        "Search": f"{found['num_replays']} replays of {found['num_requests']:,} requests, "
+        f"{len(found['replications'])} replications, resampled {found['block']:,} requests at a time",
+    }
+    return [(name, text) for name, text in told.items() if text]
 
 
 def capacity_page(found: Json) -> Page:

@@ -1,12 +1,10 @@
 """Writes a run's folder: run.json, requests.parquet, steps.parquet and report.html, all of them or nothing."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,10 @@ import pyarrow.parquet as pq
 from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..files.interrupt import asked_to_stop
 from ..files.place import Kind, Staged, has_schema, whole_path
-from ..files.read import fault
+from ..files.read import fault, naming
 from ..files.write import encoded, tell
 from .manifest import Manifest
+from .metrics import no_nan
 from .run import FILES, SCHEMA, VERSION, Array, read_run
 
 RUN = Kind("a run", FILES, "run.json", has_schema(SCHEMA))
@@ -122,10 +121,10 @@ class RunWriter:
         from .run_page import write_html
 
         info = {"schema": SCHEMA, "version": VERSION, **run_json}
-        text = json.dumps(_plain(info), indent=2, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(no_nan(info), indent=2, allow_nan=False, ensure_ascii=False)
         build = self._staged.path
         undrawn: Exception | None = None
-        try:
+        with naming(self._shown):
             self._close()
             (build / "run.json").write_bytes(encoded(text + "\n"))
             try:
@@ -133,10 +132,8 @@ class RunWriter:
             except Exception as error:
                 undrawn = error
                 (build / "report.html").unlink(missing_ok=True)
-        except OSError as error:
-            raise fault(self._shown, error) from None
-        if isinstance(undrawn, OSError):  # of the disk, which would not take the rest, either
-            raise fault(self._shown, undrawn) from None
+            if isinstance(undrawn, OSError):  # of the disk, which would not take the rest, either
+                raise undrawn
         self._staged.commit()
         self._open = False
         if undrawn is not None:
@@ -158,9 +155,7 @@ class RunWriter:
     def __enter__(self) -> "RunWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
 
@@ -174,22 +169,9 @@ _ENCODING: dict[str, Any] = {
 
 
 def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, shown: str | Path) -> None:
-    try:
+    with naming(shown):
         writer.write_batch(batch)
-    except OSError as error:
-        raise fault(shown, error) from None
 
 
 def _names(indices: Array, names: Sequence[str]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(names), pa.string()))
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON has it: NaN becomes null, NumPy's numbers become Python's."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

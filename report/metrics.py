@@ -367,11 +367,13 @@ def _per(amount: float, base: float) -> float:
 
 
 def no_nan(value: Any) -> Any:
-    """JSON's own types: NaN and infinity become null."""
-    if isinstance(value, dict):
-        return {key: no_nan(v) for key, v in value.items()}
+    """JSON's own types: NaN and infinity become null, NumPy's numbers become Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): no_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
         return [no_nan(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -130,9 +130,7 @@ class Run:
                 column = table[name].combine_chunks()
                 if column.null_count:
                     raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
-                lengths = np.asarray(pc.list_value_length(column), np.int64)
-                offsets = np.concatenate([[0], np.cumsum(lengths)])
-                lists[name] = (_numpy(column.flatten(), STEP_LISTS[name]), offsets)
+                lists[name] = _list(column, STEP_LISTS[name])
         # Runs of before evictions were kept lack these alone.
         if "evictions" not in held:
             lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])

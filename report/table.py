@@ -1,7 +1,7 @@
 """The table that compares policies, for the terminal and the page: which numbers, in which unit, and who is best."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ def number(value: float | None) -> str:
 
 
 def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> Row | None:
-    values = [_get(policy, spec.path) for policy in policies]
+    values = [value(policy, spec.path) for policy in policies]
     if spec.optional and not any(values):
         return None
     unit, scale = spec.unit, 1.0
@@ -148,8 +148,9 @@ def _slo_rows(policies: Sequence[Json]) -> list[Row]:
     return rows
 
 
-def _get(summary: Json, path: str) -> float | None:
-    value: Any = summary
+def value(summary: Mapping[str, Any], path: str) -> float | None:
+    """A summary's number by its dotted keys; None where it has none."""
+    found: Any = summary
     for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return None if value is None else float(value)
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return None if found is None else float(found)

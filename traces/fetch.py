@@ -12,7 +12,7 @@ from typing import IO, BinaryIO
 from urllib.parse import urlsplit
 
 from ..engine.errors import TraceError
-from ..files.read import cut, fault, read_bytes
+from ..files.read import cut, naming, read_bytes
 from ..files.write import check_file, writing
 
 SCHEMES = ("https",)
@@ -41,30 +41,15 @@ DATA = "https://github.com/HPMLL/BurstGPT/raw/main/data"
 RELEASED = "https://github.com/HPMLL/BurstGPT/releases/download/v1.1"
 
 # BurstGPT: CC BY 4.0, KDD '25, https://github.com/HPMLL/BurstGPT
-RELEASES = {
-    "burstgpt": {
-        "BurstGPT_1.csv": Release(
-            f"{DATA}/BurstGPT_1.csv",
-            52_283_111,
-            "4bb3783693d0a435686fbfc885615d2349bd067239079fa4b749f2e679e12122",
-        ),
-        "BurstGPT_2.csv": Release(
-            f"{DATA}/BurstGPT_2.csv",
-            144_819_209,
-            "44bf5942b03fca42c01a226a545ad3a750ec62688faecd67b6831c56a8928bf7",
-        ),
-        "BurstGPT_without_fails_1.csv": Release(
-            f"{RELEASED}/BurstGPT_without_fails_1.csv",
-            51_429_517,
-            "a4d068a7113ec0290e74063a1b3447dc6001a30e4298eb313581b71006dda1f4",
-        ),
-        "BurstGPT_without_fails_2.csv": Release(
-            f"{RELEASED}/BurstGPT_without_fails_2.csv",
-            142_376_815,
-            "56193aa9b2bb26128ded43d2d29a960df6bf5af062bcfc9b005f3fcaa4e6e501",
-        ),
-    }
-}
+_BURSTGPT = (
+    (DATA, "BurstGPT_1.csv", 52_283_111, "4bb3783693d0a435686fbfc885615d2349bd067239079fa4b749f2e679e12122"),
+    (DATA, "BurstGPT_2.csv", 144_819_209, "44bf5942b03fca42c01a226a545ad3a750ec62688faecd67b6831c56a8928bf7"),
+    (RELEASED, "BurstGPT_without_fails_1.csv", 51_429_517,
+     "a4d068a7113ec0290e74063a1b3447dc6001a30e4298eb313581b71006dda1f4"),
+    (RELEASED, "BurstGPT_without_fails_2.csv", 142_376_815,
+     "56193aa9b2bb26128ded43d2d29a960df6bf5af062bcfc9b005f3fcaa4e6e501"),
+)  # fmt: skip
+RELEASES = {"burstgpt": {name: Release(f"{where}/{name}", size, digest) for where, name, size, digest in _BURSTGPT}}
 
 
 def fetch(
@@ -87,10 +72,8 @@ def fetch(
     path = Path(dest) / file
     if path.exists() and not force:
         return verified(path, release, file)
-    try:
+    with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise fault(path, error) from None
     check_file(path, force=True)
     with writing(path) as out:
         download(release, out, file, progress)

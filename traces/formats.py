@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.errors import TraceError
-from ..files.read import cut, quoted
+from ..files.read import cut, float_of, quoted
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
@@ -149,10 +149,7 @@ def is_number(value: object) -> bool:
     """Whether a value, perhaps as text, is a number or nothing at all."""
     if not isinstance(value, str):
         return value is None or isinstance(value, int | float)
-    try:
-        return value == "" or math.isfinite(float(value))
-    except ValueError:
-        return False
+    return value == "" or math.isfinite(float_of(value))
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +29,12 @@ class Rows:
     numbers: list[int]
     rows: list[Row | str]
     by_line: bool = True
+
+    @classmethod
+    def of(cls, path: str, found: Iterable[tuple[int, Row | str]], by_line: bool = True) -> "Rows":
+        """The rows of these objects, each with its number, and complaints (`rows_in`)."""
+        pairs = [(number, row) for number, item in found for row in rows_in(item)]
+        return cls(path, [number for number, _ in pairs], [row for _, row in pairs], by_line)
 
     def place(self, i: int) -> str:
         """Where row i stands, for an error message."""
@@ -106,16 +112,9 @@ def csv_rows(path: str, text: str) -> Rows:
 
 def jsonl_rows(path: str, text: str) -> Rows:
     """Every line of a JSON lines file; a line that is no object is a complaint. Blank lines do not count."""
-    numbers: list[int] = []
-    rows: list[Row | str] = []
     # Only \n ends a line: str.splitlines would also cut at separators that JSON strings may hold.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line or line.isspace():
-            continue
-        for row in rows_in(parse_object(line)):
-            numbers.append(number)
-            rows.append(row)
-    return Rows(path, numbers, rows)
+    lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line and not line.isspace())
+    return Rows.of(path, ((number, parse_object(line)) for number, line in lines))
 
 
 def json_rows(path: str, text: str) -> Rows:
@@ -143,13 +142,8 @@ def page_rows(path: str, text: str) -> Rows | None:
 
 def rows_of_array(path: str, found: list[Any]) -> Rows:
     """The objects of a JSON array, and complaints about what is none."""
-    numbers: list[int] = []
-    rows: list[Row | str] = []
-    for number, item in enumerate(found, start=1):
-        for row in rows_in(item if isinstance(item, dict) else complaint_about(item)):
-            numbers.append(number)
-            rows.append(row)
-    return Rows(path, numbers, rows, by_line=False)
+    items = (item if isinstance(item, dict) else complaint_about(item) for item in found)
+    return Rows.of(path, enumerate(items, start=1), by_line=False)
 
 
 def parquet_rows(path: str, data: bytes) -> Rows:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def synth(
     cv = resolve_cv(arrival, cv, burstiness)
     if num_requests is None and duration is None:
         num_requests = 1000
-    times = draw_times(arrival, rate, cv, num_requests, duration, seed, parameters)
+    times = Process(arrival, rate, cv, seed, parameters or BurstGPTLike()).times(num_requests, duration)
     drawn = lengths_of(lengths, len(times), seed)
     shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
     source = lengths if isinstance(lengths, str) else lengths.name if isinstance(lengths, Trace) else "moments"
@@ -95,7 +95,10 @@ def prepare(
         for name, value in (("time scale", time_scale), ("jitter", jitter or None)):
             if value is not None:
                 raise TraceError(f"{name} is {value}, expected none with {arrival} arrivals")
-        ready = new_times(trace, arrival, num_requests, rate, cv, seed, parameters)
+        if rate is None and not (trace.notes.has_arrivals and trace.duration > 0):
+            raise TraceError(f"{trace.name} has no rate of its own, expected a --rate for {arrival} arrivals")
+        rate = trace.rate if rate is None else rate
+        ready = new_times(trace, Process(arrival, rate, cv, seed, parameters or BurstGPTLike()), num_requests)
     if lengths is None:
         return ready
     drawn = lengths_of(lengths, len(ready), seed)
@@ -126,79 +129,56 @@ def own_times(
     return ready if rate is None else ready.scaled_to_rate(rate)
 
 
-def new_times(
-    trace: Trace,
-    arrival: str,
-    num_requests: int | None,
-    rate: float | None,
-    cv: float,
-    seed: int,
-    parameters: BurstGPTLike | None,
-) -> Trace:
+@dataclass(frozen=True)
+class Process:
+    """An arrival process, its luck included."""
+
+    arrival: str
+    rate: float  # req/s
+    cv: float  # of the gaps of a renewal process
+    seed: int
+    parameters: BurstGPTLike
+
+    def times(self, num_requests: int | None, duration: float | None = None) -> Floats:
+        """So many arrival times (s), or those under `duration` s, or whichever are fewer."""
+        if duration is None:
+            assert num_requests is not None
+            return self._first(num_requests, None)
+        want = min(num_requests or MAX_REQUESTS, int(self.rate * duration * 1.1) + 100)
+        while True:
+            times = self._first(want, duration)
+            if times[-1] >= duration or want == num_requests:
+                return times[times < duration]
+            want = min(num_requests or MAX_REQUESTS, want * 2)
+            if want >= MAX_REQUESTS:
+                raise TraceError(f"{self.rate} req/s for {duration} s is over {MAX_REQUESTS} requests, expected fewer")
+
+    def _first(self, num_requests: int, horizon: float | None) -> Floats:
+        if self.arrival in GAPS:
+            return renewal(self.arrival, num_requests, self.rate, self.cv, self.seed)
+        return burstgpt_like(num_requests, self.rate, self.seed, self.parameters, horizon)
+
+
+def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace:
     """A trace's requests in their order, then draws from it, at the times of an arrival process."""
-    if rate is None:
-        if not trace.notes.has_arrivals or not trace.duration > 0:
-            raise TraceError(f"{trace.name} has no rate of its own, expected a --rate for {arrival} arrivals")
-        rate = trace.rate
     num_requests = num_requests or len(trace)
-    times = draw_times(arrival, rate, cv, num_requests, None, seed, parameters)
+    times = process.times(num_requests)
     index = np.arange(num_requests)
     if num_requests > len(trace):
         extras = {name: column for name, column in trace.extras.items() if name not in IDENTITIES}
-        index[len(trace) :] = bootstrap(trace, index[len(trace) :], seed)
+        index[len(trace) :] = bootstrap(trace, index[len(trace) :], process.seed)
         trace = replace(trace, extras=extras, notes=replace(trace.notes, has_hash_ids=False))
     return replace(trace.take(index, times), notes=replace(trace.notes, has_arrivals=True))
 
 
-def draw_times(
-    arrival: str,
-    rate: float,
-    cv: float,
-    num_requests: int | None,
-    duration: float | None,
-    seed: int,
-    parameters: BurstGPTLike | None,
-) -> Floats:
-    """So many arrival times, or those under `duration` s, or whichever are fewer."""
-    if duration is None:
-        assert num_requests is not None
-        return times_of(arrival, rate, cv, num_requests, seed, parameters, None)
-    want = min(num_requests or MAX_REQUESTS, int(rate * duration * 1.1) + 100)
-    while True:
-        times = times_of(arrival, rate, cv, want, seed, parameters, duration)
-        if times[-1] >= duration or want == num_requests:
-            return times[times < duration]
-        want = min(num_requests or MAX_REQUESTS, want * 2)
-        if want >= MAX_REQUESTS:
-            raise TraceError(f"{rate} req/s for {duration} s is over {MAX_REQUESTS} requests, expected fewer")
-
-
-def times_of(
-    arrival: str,
-    rate: float,
-    cv: float,
-    num_requests: int,
-    seed: int,
-    parameters: BurstGPTLike | None,
-    horizon: float | None,
-) -> Floats:
-    """Times of a process by its name."""
-    if arrival in GAPS:
-        return renewal(arrival, num_requests, rate, cv, seed)
-    return burstgpt_like(num_requests, rate, seed, parameters or BurstGPTLike(), horizon)
-
-
 def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> Drawn:
-    """Lengths by name, form, moments or trace; text may end in `,max_tokens=N`."""
-    named, limit = without_limit(lengths) if isinstance(lengths, str) else (lengths, None)
-    return draw_lengths(resolve_lengths(named), num_requests, seed, limit)
-
-
-def resolve_lengths(lengths: str | Moments | Trace) -> str | Moments | Trace:
-    """Lengths by name: published moments and forms stay as they are; a file or a shipped trace is loaded."""
-    if not isinstance(lengths, str) or lengths in LENGTHS:
-        return lengths
-    return load(lengths) if lengths in SHIPPED or os.path.exists(lengths) else lengths
+    """Lengths by name, form, moments or trace, which may be a file's; text may end in `,max_tokens=N`."""
+    limit = None
+    if isinstance(lengths, str):
+        lengths, limit = without_limit(lengths)
+        if lengths not in LENGTHS and (lengths in SHIPPED or os.path.exists(lengths)):
+            lengths = load(lengths)
+    return draw_lengths(lengths, num_requests, seed, limit)
 
 
 def check_count(num_requests: int | None) -> None:

@@ -155,7 +155,6 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     columns["input_length"][:] = np.where(done, told_input, asked_input)
     columns["output_length"][:] = tokens if trace is None else trace.output_length[rows]
     columns["max_tokens"][:] = columns["output_length"]
-    columns["max_tokens"][:] = columns["output_length"]
     for name, key in (("first_emission", "first"), ("last_emission", "last"), ("finish", "last")):
         columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
     columns["num_tokens"][:] = columns["num_committed"][:] = tokens

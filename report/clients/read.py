@@ -197,14 +197,12 @@ def _aiperf(path: str, text: str) -> ClientLog:
             continue
         value = {name: metrics.at(name) for name in ("request_latency", "time_to_first_token")}
         e2el, ttft = (value[name].ms("value") for name in value)
-        gaps = (
-            tuple(1e-3 * g for g in metrics.at("inter_chunk_latency").numbers("value"))
-            if "inter_chunk_latency" in metrics.values
-            else ()
-        )
-        tpot = metrics.at("inter_token_latency").ms("value") if "inter_token_latency" in metrics.values else math.nan
+        names = ("inter_chunk_latency", "inter_token_latency", "decode_duration")
+        chunks, pace, decoding = (metrics.at(name) if name in metrics.values else None for name in names)
+        gaps = tuple(1e-3 * g for g in chunks.numbers("value")) if chunks else ()
+        tpot = pace.ms("value") if pace else math.nan
         # The last chunk with text: what follows it is the usage. A request of one chunk has no duration.
-        decode = metrics.at("decode_duration").ms("value") if "decode_duration" in metrics.values else 0.0
+        decode = decoding.ms("value") if decoding else 0.0
         tokens = metrics.at("usage_completion_tokens").count("value")
         found.append(
             Sent(
@@ -256,9 +254,7 @@ class _Row:
 
     def at(self, *keys: str) -> "_Row":
         """An object inside."""
-        value: Any = self.values
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = self.maybe(*keys)
         if not isinstance(value, Mapping):
             raise DsimError(f"{self.where}: {'.'.join(keys)} is {_shown(value)}, expected an object")
         return _Row(self.where if len(self.where) > 300 else f"{self.where}: {'.'.join(keys)}", value)

@@ -12,9 +12,9 @@ from typing import Any
 
 from ...engine.errors import DsimError
 from ...files.read import cut, quoted
+from ..slo import STATS
 
 METRICS = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time", "step_latency")
-STATS = ("mean", "p50", "p90", "p95", "p99")
 
 _SHAPE = re.compile(r"(?:(?P<stat>[^:=]*):)?(?P<metric>[^:=]*)=\s*(?P<percent>\d+\.?\d*|\.\d+)\s*%")
 

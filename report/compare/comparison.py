@@ -11,22 +11,23 @@ from ...engine.policy import parse
 from ...files.read import cut
 from ...profiler.placed import placed
 from ...profiler.profile import Profile
-from ..metrics import CANCELLED, METRICS, Floats, no_nan
+from ..metrics import CANCELLED, COMPLETED, METRICS, Floats, no_nan
 from ..run import Columns, Run
+from ..slo import STATS
+from ..table import value
+from .bounds import METRICS as DISTRIBUTIONS
 from .bounds import Bound, Judged, judge
 from .errors import DEFINITIONS as ERROR_DEFINITIONS
 from .errors import Errors, errors, ks_distance, relative_error
-from .parts import COMPLETED, Parts, parts, per_request
+from .parts import Parts, parts, per_request
 from .ranking import DEFINITIONS as RANKING_DEFINITIONS
-from .ranking import Verdict, pooled_taus, rankings, value
+from .ranking import Verdict, pooled_taus, rankings
 from .steps import Steps, compare_steps
 from .summaries import is_client, summary
 
 Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
 
-STATS = ("mean", "p50", "p90", "p95", "p99")
-PER_REQUEST = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time")
-DISTRIBUTIONS = (*PER_REQUEST, "step_latency")
+PER_REQUEST = DISTRIBUTIONS[:-1]  # all but the steps' own
 # Numbers of a whole run, in the order of the table: name, its place in a summary.
 TOTALS = {
     "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..page import Number, Page, Section, Table, Words, table
 from ..run import Run
 from . import words
-from .comparison import Cell, Comparison
+from .comparison import DEFINITIONS, Cell, Comparison
 from .figures import of_cell, overview
 
 # Left out first where a terminal is too narrow.
@@ -51,7 +51,7 @@ def _page(found: Comparison, sections: Sequence[Section]) -> Page:
         alarms=tuple(words.warnings(found)),
         facts=tuple(facts),
         sections=tuple(sections),
-        notes=(*found.notes, *words.definition_lines()),
+        notes=(*found.notes, *(f"{name}: {text}" for name, text in DEFINITIONS.items())),
     )
 
 

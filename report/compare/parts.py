@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from ...engine import cache_overhead
 from ...engine.errors import DsimError
-from ...engine.journal import STATUSES
 from ...profiler.profile import Profile
-from ..metrics import Floats, latencies
+from ..metrics import COMPLETED, Floats, latencies
 from ..run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies
@@ -31,7 +30,6 @@ from .rerun import Price, World, rerun, witness, world_of
 from .steps import Lists, prices
 from .summaries import is_client
 
-COMPLETED = STATUSES.index("completed")
 Indices = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]  # steps re-run so far, and about how many there will be
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..table import value
+
 Json = Mapping[str, Any]
 
 # Metric: its place in a summary, and whether more is better.
@@ -74,14 +76,6 @@ def kendall_tau(*groups: tuple[Sequence[float], Sequence[float]]) -> float:
                 untied_a += x * x
                 untied_b += y * y
     return agree / math.sqrt(untied_a * untied_b) if untied_a and untied_b else math.nan
-
-
-def value(summary: Json, path: str) -> float | None:
-    """A summary's number by its dotted keys."""
-    found: Any = summary
-    for key in path.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return None if found is None else float(found)
 
 
 def _sign(x: float) -> int:

@@ -23,7 +23,6 @@ COMPUTED = (
     "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
     "window_q_kv", "window_kv",
 )  # fmt: skip
-KINDS = ("decode", "prefill")
 
 
 @dataclass(frozen=True)

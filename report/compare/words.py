@@ -2,8 +2,9 @@
 
 import math
 
+from ..slo import STATS
 from ..table import number
-from .comparison import DEFINITIONS, PER_REQUEST, STATS, Cell, Comparison, Ranking, Side
+from .comparison import PER_REQUEST, Cell, Comparison, Ranking, Side
 from .errors import Errors
 
 Table = tuple[list[str], list[list[str]]]  # head, rows
@@ -201,11 +202,6 @@ def part_lines(cell: Cell) -> list[str]:
         f"Recorded commits answered for {parts.commit_rows:,} rows of re-runs; in {parts.commit_forced:,} none was due "
         f"and the soonest was taken, and {parts.commit_unknown:,} of {parts.commit_masks:,} masks had no record.",
     ]
-
-
-def definition_lines() -> list[str]:
-    """The meaning of the words."""
-    return [f"{name}: {text}" for name, text in DEFINITIONS.items()]
 
 
 def left_out_line(cell: Cell) -> str:

@@ -1,0 +1,44 @@
+"""What a command says: its findings on standard output, and on standard error what is beside them."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from ..report.page import Page
+
+
+class Screen(Console):
+    """Standard error, a line a message."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True, soft_wrap=True, highlight=False)
+
+    def warn(self, lines: Iterable[str]) -> None:
+        """Say what is doubtful."""
+        for line in lines:
+            self.print(f"Warning: {line}", style="yellow", markup=False)
+
+    def alarm(self, line: str) -> None:
+        """Say what went otherwise than asked."""
+        self.print(line, style="bold red", markup=False)
+
+    def wrote(self, out: Path | None, files: Iterable[str]) -> None:
+        """Say what was written, where anything was."""
+        if out is not None:
+            self.print(f"Wrote {out}/ ({', '.join(files)})", markup=False)
+
+
+def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
+    """The findings: a page for people, or one JSON object, in which what is no number is null."""
+    from ..report.metrics import no_nan
+    from ..report.text import render
+
+    if as_json:
+        print(json.dumps(no_nan(data), allow_nan=False))
+    else:
+        render(page(), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
