@@ -21,17 +21,17 @@ class Ledger:
 
     def __init__(self, path: Path, check: Callable[[str, bytes], Json]) -> None:
         self.entries: list[Json] = []
-        self._path = path
+        self.path = path
         self._file: BinaryIO | None = None
         self._read(check)
 
     def begin(self) -> None:
         """Open it for adding."""
         try:
-            self._file = self._path.open("ab")
+            self._file = self.path.open("ab")
         except OSError as error:
-            raise fault(self._path, error) from None
-        sync_folder(self._path.parent)
+            raise fault(self.path, error) from None
+        sync_folder(self.path.parent)
 
     def append(self, entry: Json) -> None:
         """A piece of work is finished: it is on the disk when this returns."""
@@ -41,7 +41,7 @@ class Ledger:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise fault(self._path, error) from None
+            raise fault(self.path, error) from None
 
     def close(self) -> None:
         """No more is added."""
@@ -51,16 +51,16 @@ class Ledger:
 
     def _read(self, check: Callable[[str, bytes], Json]) -> None:
         """The finished work; a line that a crash tore off is dropped, and its work done again."""
-        if not self._path.is_file():
+        if not self.path.is_file():
             return
         end = 0
         try:
-            with self._path.open("r+b") as file:
+            with self.path.open("r+b") as file:
                 for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
                     if not line.endswith(b"\n"):
                         break
                     end += len(line)
-                    self.entries.append(check(f"{self._path}:{i}", line))
+                    self.entries.append(check(f"{self.path}:{i}", line))
                 file.truncate(end)
         except OSError as error:
-            raise fault(self._path, error) from None
+            raise fault(self.path, error) from None

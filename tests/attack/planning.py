@@ -176,12 +176,13 @@ def an_experiment(chance: Random, folder: Path) -> None:
     experiment.read(str(write(folder / "e.toml", mutate.toml_text(EXPERIMENT, chance))))
 
 
+PUBLISHED = ["experiment", "series", "at", "measure", "published"]
 PLACES = [["t", "twin", "1", "output_throughput", "9"], ["t", "twin", "2", "output_throughput", "1.5"]]
 
 
 def published(chance: Random, folder: Path) -> None:
     """A CSV for `--published`."""
-    data = mutate.table(["experiment", "series", "at", "measure", "published"], PLACES, chance)
+    data = mutate.table(PUBLISHED, PLACES, chance)
     path = write(folder / "p.csv", data)
     check_published([_experiment()], read_published(path), str(path))
 

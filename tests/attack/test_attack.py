@@ -22,6 +22,7 @@ NAMES: tuple[str, ...] = (
     "Prometheus", "SLO, bound, duration, lengths", "data sheet", "model's shape", "yield", "experiment",
     "published values", "reproduction's ledger", "plan's ledger", "manifest", "search's journal", "request",
     *(("request, tokenized",) if find_spec("tokenizers") else ()), "command line",
+    "command's files",
 )  # fmt: skip
 if find_spec("torch"):
     NAMES += ("model config", "tokenizer", "prompts", "chats", "safetensors")

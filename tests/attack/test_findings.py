@@ -39,7 +39,7 @@ from dsim.traces import load, prepare, synth
 from dsim.traces.lengths import parse_lengths
 
 from . import disasters, planning
-from .targets import run_command
+from .commands import run_command
 
 ROWS = [{"timestamp": 1000 * i, "input_length": 20, "output_length": 8} for i in range(5)]
 
