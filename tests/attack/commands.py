@@ -128,8 +128,7 @@ WITH_FILES: tuple[tuple[str, ...], ...] = (
     ("reproduce", "EXPERIMENT", "--published", "PUBLISHED", "--jobs", "1", "-o", "OUT"),
     ("reproduce", "EXPERIMENT", "--list", "--json"),
     ("profile", "--roofline", "SHEET", "--model", "SHAPE", "--tp", "2", "-o", "OUT"),
-    ("serve", "--twin", "PROFILE", "--policy", "ar"), ("serve", "--twin", "PROFILE", "--policy", "POLICY"),
-    ("validate", "--model", "tiny", "--profile", "PROFILE", "--trace", "TRACE", "-o", "OUT"),
+    ("serve", "--twin", "PROFILE", "--policy", "ar"),
     ("live", "TRACE", "--model", "tiny", "--commits", "twin", "--profile", "PROFILE", "--prompts", "PROMPTS"),
 )  # fmt: skip
 ENDS = {"CLIENT": (".json", ".jsonl"), "POLICY": (".toml",), "EXPERIMENT": (".toml",), "SHEET": (".toml",),
