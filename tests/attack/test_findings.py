@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,9 +36,11 @@ from dsim.profiler.profile import load as load_profile
 from dsim.profiler.steplog import read_log
 from dsim.report.clients.read import read_client
 from dsim.report.compare.bounds import Bound
+from dsim.report.compare.errors import errors, relative_error
 from dsim.report.files import RunWriter
 from dsim.report.run import read_run
 from dsim.report.slo import Slo
+from dsim.reproduce.run import KEPT, _Kept
 from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
 from dsim.traces.lengths import parse_lengths
@@ -671,3 +674,17 @@ def test_a_plan_s_finished_replay_of_another_shape_is_told_in_a_line(task: str, 
     for entry in (row | {"found": row["found"] | changed}, row | {"found": {}}, row | {"task": ""}):
         with pytest.raises(DsimError, match=r"^l:1: cannot be read as a finished replay"):
             entry_of("l:1", json.dumps(entry).encode())
+
+
+def test_a_share_of_next_to_nothing_is_no_error() -> None:
+    found = errors(np.array([2.0, 3.0]), np.array([1e-320, 2.0]))
+    assert (found.num, found.mape, found.num_zero) == (1, 0.5, 1)
+    assert math.isnan(relative_error(2.0, 1e-320))
+
+
+@pytest.mark.parametrize("value", [10**400, math.nan, math.inf, "3"])
+def test_a_finished_point_that_is_no_number_is_told_with_its_line(value: object) -> None:
+    Path("out").mkdir()
+    Path("out", KEPT).write_text(json.dumps({"key": "k", "values": {"ttft": value}}) + "\n")
+    with pytest.raises(DsimError, match=rf"out/{KEPT}:1: cannot be read as a finished point"):
+        _Kept(Path("out"), False)
