@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, cut
 from . import options
 from .bar import Bar
 from .importing import requested
@@ -71,9 +71,8 @@ def compare_command(
     if out is not None:
         compare_files.check(out, force=force)
     pairs = [_pair(p, m, trace, columns, policy) for p, m in zip(runs[::2], runs[1::2], strict=True)]
-    given = {run.info["fitted_profile"]["name"]: _fitted(run) for pair in pairs for run in pair
-             if "fitted_profile" in run.info}  # fmt: skip
-    given |= {found.name: found for found in map(load, profile or [])}
+    held = [_fitted(run) for pair in pairs for run in pair if "fitted_profile" in run.info]
+    given = {found.name: found for found in [*held, *map(load, profile or [])]}
     screen = Screen()
     with Bar(screen, "reading", "steps") as bar:
         found = compare_runs(
@@ -130,5 +129,5 @@ def _profile(given: dict[str, "Profile"], name: str) -> "Profile":
         return load(name)
     except DsimError:
         raise DsimError(
-            f"profile {name}, which a run names, is not shipped: give its file with --profile, or --no-parts"
+            f"profile {cut(name)}, which a run names, is not shipped: give its file with --profile, or --no-parts"
         ) from None

@@ -1,6 +1,5 @@
 """Output folders: may dsim write here, is what is there dsim's own, and how it is replaced so that nothing is lost."""
 
-import json
 import os
 import shutil
 import stat
@@ -14,7 +13,7 @@ from typing import Any
 from ..engine.errors import DsimError
 from .interrupt import uninterrupted
 from .lock import Lock, is_held
-from .read import described, fault, naming, read_json
+from .read import described, fault, json_of, naming, read_json
 from .write import NEW, beside, check_parent, encoded, leftovers, sync, sync_folder, tell
 
 OLD = "dsim-old"  # `.NAME.dsim-old`: a folder that is being replaced
@@ -311,8 +310,8 @@ def _is_record(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             first = file.readline(1 << 20)
-        return not first.endswith(b"\n") or isinstance(json.loads(first), dict)
-    except (OSError, ValueError, RecursionError):
+        return not first.endswith(b"\n") or isinstance(json_of(first), dict)
+    except (OSError, ValueError):
         return False
 
 

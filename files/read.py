@@ -9,6 +9,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..engine.errors import quoted as quoted
 
 MOST = 2 << 30  # bytes of a trace, a log or a journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, a manifest or a TOML file
+DEEPEST = 100  # lists and objects of JSON in each other: whoever goes through them by recursion has the room
 # A path of one's own choice: another one mends these. Anything else is the machine's.
 OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
@@ -52,7 +54,32 @@ def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: Kind = Ds
         raise kind(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def read_json(path: str | Path, *, kind: Kind = DsimError, parse: Callable[[str], Any] = json.loads) -> Any:
+def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
+    """The value of a JSON text, `how` as of json.loads; ValueError where it is none or nested beyond DEEPEST."""
+    try:
+        value = json.loads(text, **how)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    if opened > DEEPEST:  # few texts: most need no look at every value
+        _check_depth(value)
+    return value
+
+
+TOO_DEEP = "it is nested too deeply"
+
+
+def _check_depth(value: Any) -> None:
+    level: list[Any] = [value]
+    for _ in range(DEEPEST + 1):
+        level = [held for held in level if isinstance(held, dict | list)]
+        if not level:
+            return
+        level = list(chain.from_iterable(held.values() if isinstance(held, dict) else held for held in level))
+    raise ValueError(TOO_DEEP)
+
+
+def read_json(path: str | Path, *, kind: Kind = DsimError, parse: Callable[[str], Any] = json_of) -> Any:
     """The value in a JSON file."""
     text = read_text(path, kind=kind)
     with parsing(path, "JSON", kind):
@@ -88,7 +115,7 @@ def parsing(where: object, what: str, kind: Kind = DsimError) -> Iterator[None]:
     except DsimError:
         raise
     except RecursionError:
-        raise kind(f"{where}: cannot be read as {what}: it is nested too deeply") from None
+        raise kind(f"{where}: cannot be read as {what}: {TOO_DEEP}") from None
     except MemoryError:
         raise kind(f"{where}: cannot be read as {what}: it asks for more memory than there is") from None
     except Exception as error:

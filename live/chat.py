@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ..engine.errors import ModelError
-from ..files.read import cut, parsing, read_lines, read_text
+from ..files.read import cut, json_of, parsing, read_lines, read_text
 from .config_file import read_json
 from .template import Messages
 
@@ -81,8 +81,8 @@ def read_conversations(path: str) -> list[Messages] | None:
         if not line.strip():
             continue
         try:
-            said = json.loads(line)
-        except (ValueError, RecursionError):
+            said = json_of(line)
+        except ValueError:
             said = None
         if not isinstance(said, dict) or "messages" not in said:
             if not found:

@@ -1,6 +1,5 @@
 """The prompts of requests: a trace has lengths, not words, so they are cut from a text or made of random tokens."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from ..engine.chance import PROMPT, key
 from ..engine.errors import ModelError
-from ..files.read import cut, parsing, read_bytes
+from ..files.read import cut, json_of, parsing, read_bytes
 from .chat import chat_template, read_conversations, render
 
 Tokens = npt.NDArray[np.int32]
@@ -119,7 +118,7 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
         if not line.strip():
             continue
         with parsing(f"{path}:{number}", "a list of token ids", ModelError):
-            ids = json.loads(line)
+            ids = json_of(line)
         if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 2**31 for i in ids):
             raise ModelError(
                 f"{path}:{number}: is {cut(line.decode(errors='replace'), 40)}, expected a list of token ids"

@@ -21,20 +21,20 @@ class Ledger:
 
     def __init__(self, path: Path, check: Callable[[str, bytes], Json]) -> None:
         self.entries: list[Json] = []
-        self._path = path
+        self.path = path
         self._file: BinaryIO | None = None
         self._read(check)
 
     def begin(self) -> None:
         """Open it for adding."""
-        with naming(self._path):
-            self._file = self._path.open("ab")
-        sync_folder(self._path.parent)
+        with naming(self.path):
+            self._file = self.path.open("ab")
+        sync_folder(self.path.parent)
 
     def append(self, entry: Json) -> None:
         """A piece of work is finished: it is on the disk when this returns."""
         assert self._file is not None, "the ledger was not begun"
-        with naming(self._path):
+        with naming(self.path):
             self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -47,13 +47,13 @@ class Ledger:
 
     def _read(self, check: Callable[[str, bytes], Json]) -> None:
         """The finished work; a line that a crash tore off is dropped, and its work done again."""
-        if not self._path.is_file():
+        if not self.path.is_file():
             return
         end = 0
-        with naming(self._path), self._path.open("r+b") as file:
+        with naming(self.path), self.path.open("r+b") as file:
             for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
                 if not line.endswith(b"\n"):
                     break
                 end += len(line)
-                self.entries.append(check(f"{self._path}:{i}", line))
+                self.entries.append(check(f"{self.path}:{i}", line))
             file.truncate(end)

@@ -1,6 +1,5 @@
 """The replays of a plan: what each is asked, what it shows, and that none is done twice."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
+from ..engine.plain import plain
 from ..files.interrupt import uninterrupted
-from ..files.read import parsing
+from ..files.read import json_of, parsing, shown
 from ..profiler.profile import Profile
 from ..report.metrics import attainment, latencies, of_class
 from ..sim.twin import limits_of
@@ -24,6 +24,7 @@ from .scenario import Scenario, class_column
 
 Json = dict[str, Any]
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
+PERCENTS = ("p50", "p90", "p99")
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
 PILOT_PER_REPLICA = 100  # requests
 
@@ -60,6 +61,11 @@ class Task:
         """The key that tells it from the plan's others."""
         return f"{self.kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
 
+    @staticmethod
+    def is_first(key: str) -> bool:
+        """Whether a key is of the first replication."""
+        return key.endswith(" 0")
+
 
 class Replays:
     """Answers tasks, from the ledger where it holds them, from a pool of processes otherwise."""
@@ -78,6 +84,7 @@ class Replays:
         tasks = list(tasks)
         for task in tasks:
             if task.key not in self._known and task.key in self._kept:
+                self._check_kept(task)
                 self._add(task.key, self._kept[task.key])
         new = {task.key: (self._searches[task.candidate], task) for task in tasks if task.key not in self._known}
         outcomes = self._pool.run(_do, new)
@@ -97,6 +104,13 @@ class Replays:
             outcomes.close()
         return [self._known[task.key] for task in tasks]
 
+    def _check_kept(self, task: Task) -> None:
+        """DsimError where the ledger's finding is of other criteria than the task's."""
+        found, num = self._kept[task.key], len(self._searches[task.candidate].criteria)
+        if "error" not in found and (len(found.get("values", range(num))) != num or found.get("binding", 0) >= num):
+            assert self._ledger is not None
+            raise DsimError(f"{self._ledger.path}: {task.key} is not of {num} criteria (--force replays it again)")
+
     def _add(self, key: str, found: Json) -> None:
         self._known[key] = found
         self.num_replays += found.get("replays", 0)
@@ -105,27 +119,54 @@ class Replays:
 def entry_of(where: str, line: bytes) -> Json:
     """A line of a plan's ledger."""
     with parsing(where, "a finished replay (delete the line to replay it again, or pass --force)"):
-        entry = json.loads(line)
+        entry = json_of(line)
         match entry:
             case {"plan": str()}:
                 pass
             case {"task": str(), "found": dict() as found}:
-                _check_found(found)
+                _check_found(entry["task"], found)
             case _:
                 raise ValueError("it has neither plan nor task and found")
     return dict(entry)
 
 
-def _check_found(found: Json) -> None:
-    """ValueError unless these are what one of TASKS finds."""
-    needs = {"replicas": int, "value": float, "rate": float, "severity": float, "values": list, "error": str}
-    for name, kind in needs.items():
-        value = found.get(name)
-        good = (int, float) if kind is float else kind
-        if value is not None and (not isinstance(value, good) or isinstance(value, bool)):
-            raise ValueError(f"{name} is {value!r:.40}")
-    if not {"severity", "rate", "value", "error"} & set(found):
-        raise ValueError("it holds nothing that was found")
+# What each kind of task finds, beside what is checked below.
+FOUND: dict[str, dict[str, type]] = {
+    "pilot": {"replays": int}, "own": {"rate": float, "binding": int, "replays": int},
+    "replay": {"severity": float, "stable": bool, "rejected": float, "replays": int},
+}  # fmt: skip
+
+
+def _check_found(task: str, found: Json) -> None:
+    """ValueError, or what a value of another type raises, unless this is what the task finds."""
+    if "error" in found:
+        plain(found["error"], str)
+        return
+    kind = task.split()[0]
+    for name, of in FOUND[kind].items():
+        try:
+            plain(found[name], of)
+        except ValueError as error:
+            raise ValueError(f"{name} is {shown(found[name])}, expected {error}") from None
+    if kind == "pilot":
+        _check_numbers([found["value"]])
+        if found["replicas"] is not None:
+            plain(found["replicas"], int, 1)
+    if kind == "replay":
+        _check_numbers(found["values"])
+        for share in found["attained"].values():
+            plain(share, float)
+        if Task.is_first(task):
+            plain(found["limited_by"], str)
+            plain(found["limiting_setting"], str)
+            for name in SEEN:
+                _check_numbers([(found["latency_ms"][name] or dict.fromkeys(PERCENTS))[p] for p in PERCENTS])
+
+
+def _check_numbers(values: Iterable[Any]) -> None:
+    for value in values:
+        if value is not None:
+            plain(value, float)
 
 
 def fleet(search: Search, replicas: int, slower: float = 1.0) -> Search:

@@ -1,5 +1,6 @@
 """Runs recorded: scenarios served one after another by the twin or on a device, their journal and report written."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -138,7 +139,7 @@ def manifest_of(
             "name": source.name,
             "num_requests": len(requests),
             "arrival": f"closed loop of {scenario.concurrency}" if closed else scenario.arrival + turns,
-            "rate": requests.rate if len(requests) > 1 and requests.duration > 0 else 0.0,
+            "rate": 0.0 if math.isnan(requests.rate) else requests.rate,
             "skipped_bad": notes.num_skipped,
             "failed_in_trace": notes.failed_in_trace,
             "sorted_rows": notes.num_unsorted,

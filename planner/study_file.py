@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from ..engine.errors import DsimError
 from ..files.lock import Lock
-from ..files.read import cut, described, fault, naming
+from ..files.read import cut, described, fault, json_of, naming
 
 STUDY = "dsim-tune"
 FINGERPRINT = "fingerprint"
@@ -98,7 +98,7 @@ def check_same(storage: BaseStorage, path: str, fingerprint: Mapping[str, Any]) 
     if not names:
         return
     if STUDY not in names:
-        raise DsimError(f"{path} holds the study {names[0]}, expected one of dsim tune")
+        raise DsimError(f"{path} holds the study {cut(names[0])}, expected one of dsim tune")
     kept = optuna.load_study(study_name=STUDY, storage=storage).user_attrs.get(FINGERPRINT)
     if kept is None:  # its process was killed as it began
         return
@@ -119,7 +119,7 @@ def _is_sqlite(path: Path) -> bool:
 def _is_journal(path: Path) -> bool:
     try:
         with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+            first = json_of(file.readline())
     except ValueError:
         return False
     return isinstance(first, dict) and "op_code" in first

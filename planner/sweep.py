@@ -13,7 +13,7 @@ from .. import __version__
 from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
 from ..files.place import Kind, Taken, check_folder, has_schema
-from ..files.read import cut, parsing, read_json
+from ..files.read import cut, json_of, parsing, read_json
 from ..files.write import write_whole
 from ..report.metrics import no_nan
 from ..report.page import Page, Section, table
@@ -251,7 +251,7 @@ def _finished(where: str, line: bytes) -> Json:
     """A line of cells.jsonl: a cell with its summary, or with the error that stands in its place."""
     mend = "delete the line to run its cell again, or pass --force"
     with parsing(where, f"a finished cell ({mend})"):
-        entry = json.loads(line)
+        entry = json_of(line)
         match entry:
             case {"key": str(), "cell": dict(), "summary": dict() as summary}:
                 _check_summary(summary)

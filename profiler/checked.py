@@ -3,6 +3,7 @@
 import json
 import math
 import types
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -170,7 +171,7 @@ def write_json(value: object, indent: str = "") -> str:
 
 
 def _parse(text: str) -> object:
-    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
+    return read.json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
 
 
 def _no_constant(text: str) -> object:
@@ -180,6 +181,6 @@ def _no_constant(text: str) -> object:
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {cut(next(key for key in keys if keys.count(key) > 1), 40)} is given twice")
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"key {cut(next(key for key in counts if counts[key] > 1), 40)} is given twice")
     return values

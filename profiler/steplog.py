@@ -1,6 +1,5 @@
 """Read a step log, the JSONL that any engine can emit (docs/steplog.md), and fit a profile to it."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
 from ..engine.policy import PRESETS
-from ..files.read import cut, parsing, read_lines, shown
+from ..files.read import cut, json_of, parsing, read_lines, shown
 from .checked import Section
 from .commit_log import Bools, CommitLog
 from .fit import fit_latency, predict
@@ -210,7 +209,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         where = f"{path}:{number}"
         with parsing(where, "JSON", ProfileError):
-            value = json.loads(line.rstrip())
+            value = json_of(line.rstrip())
         if not isinstance(value, dict):
             raise ProfileError(f"{where}: the line is {shown(value)}, expected an object")
         yield where, value

@@ -25,6 +25,7 @@ SCHEMA, VERSION = "dsim-run", 1
 FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
 
 MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any number
+LARGEST = 1e100  # a time; squares and sums of such are numbers still
 # Columns that a run of before they were kept lacks.
 LATER = ("max_tokens", "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
 
@@ -103,7 +104,7 @@ class Run:
                 times = file.read_row_group(k, columns=["policy", "start", "latency"])
                 if not times.num_rows or times["policy"][0].as_py() != policy:
                     continue
-                start, latency = (np.asarray(times[name]) for name in ("start", "latency"))
+                start, latency = (_numpy(times[name], STEP_COLUMNS[name]) for name in ("start", "latency"))
                 end = start + latency
                 if not any(((end > low) & (start < high)).any() for low, high in spans):
                     continue
@@ -111,7 +112,7 @@ class Run:
                 if any(table[name].null_count for name in lists):
                     return
                 columns = {"start": start, "latency": latency}
-                columns |= {name: np.asarray(table[name]) for name in ("replica", "step")}
+                columns |= {name: _numpy(table[name], STEP_COLUMNS[name]) for name in ("replica", "step")}
                 yield columns, {name: _list(table[name].combine_chunks(), STEP_LISTS[name]) for name in lists}
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
@@ -226,4 +227,7 @@ def _numpy(array: Any, dtype: str) -> Array:
         array = pa.array(known[np.asarray(array.indices)])
     if array.null_count and np.dtype(dtype).kind in "iub":
         raise ValueError(f"it lacks {array.null_count} values of a column of whole numbers")
-    return np.asarray(array.to_numpy(zero_copy_only=False), dtype)
+    values = np.asarray(array.to_numpy(zero_copy_only=False), dtype)
+    if values.dtype.kind == "f" and (np.abs(values) > LARGEST).any():
+        raise ValueError(f"it holds {np.nanmax(np.abs(values)):g}, expected numbers of at most {LARGEST:g}")
+    return values

@@ -17,9 +17,10 @@ import numpy as np
 
 from .. import __version__
 from ..engine.errors import DsimError
+from ..engine.plain import MOST
 from ..files.interrupt import uninterrupted
 from ..files.place import Kind, Taken, check_folder, has_schema
-from ..files.read import MOST_OF_SETTINGS, cut, fault, parsing, quoted, read_text
+from ..files.read import MOST_OF_SETTINGS, cut, fault, json_of, parsing, quoted, read_text
 from ..files.write import write_whole
 from ..planner.backend import Pool
 from ..planner.ensemble import sustained
@@ -376,10 +377,10 @@ class _Kept:
                     break
                 end += len(line)
                 with parsing(f"{path}:{i}", "a finished point (delete the line to run it again, or pass --force)"):
-                    entry = json.loads(line)
+                    entry = json_of(line)
                     match entry:
                         case {"key": str(), "values": dict() as values}:
-                            if not all(isinstance(v, int | float) for v in values.values()):
+                            if not all(_is_finite(value) for value in values.values()):
                                 raise ValueError(f"values are {cut(values, 40)}, expected numbers")
                         case {"key": str(), "error": str()}:
                             pass
@@ -437,6 +438,10 @@ def _csv_rows(path: str | Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, 
             raise DsimError(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
     for line, row in rows:
         yield f"{path}:{line}", {name: row[name] or "" for name in wanted}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < MOST[float]
 
 
 def _finite(where: str, name: str, text: str) -> float:

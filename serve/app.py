@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ..files.read import json_of
 from . import metrics
 from .fleet import BusyError, Emission, Fleet, Stream, TooLongError
 from .words import Pieces, Words
@@ -111,8 +112,8 @@ class _Routes:
         except ClientDisconnect:
             raise RefusedError(400, "the client went away") from None
         try:
-            body = json.loads(data)
-        except (ValueError, RecursionError):
+            body = json_of(data)
+        except ValueError:
             raise RefusedError(400, "the request is not JSON") from None
         if not isinstance(body, dict):
             raise RefusedError(400, f"the request is a {type(body).__name__}, expected an object")

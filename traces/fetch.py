@@ -85,7 +85,7 @@ def find(dataset: str, file: str) -> Release:
     if dataset not in RELEASES:
         raise TraceError(f"no data set named {cut(dataset)}, expected one of: {', '.join(RELEASES)}")
     if file not in RELEASES[dataset]:
-        raise TraceError(f"no file {file} in {dataset}, expected one of: {', '.join(RELEASES[dataset])}")
+        raise TraceError(f"no file {cut(file)} in {dataset}, expected one of: {', '.join(RELEASES[dataset])}")
     return RELEASES[dataset][file]
 
 

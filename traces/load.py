@@ -54,7 +54,7 @@ def load(
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
     path, name = locate(path_or_name)
     if columns is not None and format is not None:
-        raise TraceError(f"--columns is {columns} and --format is {format}, expected one of them")
+        raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
     found, form = read(path, format, skip_bad, columns)
     has_arrivals = form is not None
     unit = time_unit or (form.unit if form else "s")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ..engine.errors import TraceError
+from ..files.read import json_of
 from .formats import TICKS_PER_SECOND, Format
 from .rows import Row, Rows
 from .trace import MAX_LENGTH, Ints
@@ -240,7 +241,7 @@ def read_hash_ids(value: Any) -> list[Any]:
     found = value
     if isinstance(value, str):
         with suppress(ValueError):
-            found = json.loads(value)
+            found = json_of(value)
     if not isinstance(found, list):
         raise BadRowError(f"hash_ids is {shown(value)}, expected a list")
     return found

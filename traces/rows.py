@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from ..engine.errors import TraceError
-from ..files.read import MOST, cut, parsing
+from ..files.read import MOST, cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_ROWS = 10_000_000  # a file of a few bytes may claim any number
@@ -120,11 +120,11 @@ def jsonl_rows(path: str, text: str) -> Rows:
 def json_rows(path: str, text: str) -> Rows:
     """Every object of a JSON array; the array itself must be whole."""
     try:
-        found = json.loads(text)
+        found = json_of(text)
     except json.JSONDecodeError as error:
         where = place(path, error.lineno)
         raise TraceError(f"{where}: malformed JSON ({error.msg}), expected an array of objects") from None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, MemoryError) as error:
         raise TraceError(f"{path}: malformed JSON ({cut(error)}), expected an array of objects") from None
     return rows_of_array(path, found)
 
@@ -134,8 +134,8 @@ def page_rows(path: str, text: str) -> Rows | None:
     if not isinstance(parse_object(text.lstrip().split("\n", 1)[0]), str):
         return None  # a whole object a line
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError, MemoryError):
+        found = json_of(text)
+    except (ValueError, MemoryError):
         return None
     return rows_of_array(path, [found])
 
@@ -164,10 +164,10 @@ def parquet_rows(path: str, data: bytes) -> Rows:
 def parse_object(line: str) -> Row | str:
     """The object a line holds, or the complaint."""
     try:
-        found = json.loads(line)
+        found = json_of(line)
     except json.JSONDecodeError as error:
         return f"malformed JSON ({error.msg} at column {error.colno}), expected one object per line"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return f"malformed JSON ({cut(error)}), expected one object per line"
     return found if isinstance(found, dict) else complaint_about(found)
 

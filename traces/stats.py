@@ -26,7 +26,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "failed_in_trace": notes.failed_in_trace,
         "warnings": list(notes.warnings),
         "duration": trace.duration if has_arrivals else None,
-        "rate": trace.rate if has_arrivals and trace.duration > 0 else None,
+        "rate": trace.rate if has_arrivals and not math.isnan(trace.rate) else None,
         "cv": gap_cv(trace.arrival) if has_arrivals else None,
         "zero_gaps": float((gaps == 0).mean()) if has_arrivals else None,
         "longest_gap": float(gaps.max()) if has_arrivals else None,

@@ -69,8 +69,9 @@ class Trace:
 
     @property
     def rate(self) -> float:
-        """Mean arrival rate (req/s), one over the mean gap; NaN when all arrive at once."""
-        return (len(self) - 1) / self.duration if self.duration > 0 else math.nan
+        """Mean arrival rate (req/s), one over the mean gap; NaN when all arrive at once, as far as a float can tell."""
+        rate = (len(self) - 1) / self.duration if self.duration > 0 else math.nan
+        return rate if rate < math.inf else math.nan
 
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""

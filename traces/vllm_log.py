@@ -62,10 +62,10 @@ def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
             continue
         request = seen.setdefault(about[1], Seen(number))
         if generated:
-            request.num_output, by_text = length_of(said, "output")
+            request.num_output, by_text = length_of(said, "output", about.end())
             guessed += by_text
             continue
-        num_input, by_text = length_of(said, "prompt")
+        num_input, by_text = length_of(said, "prompt", about.end())
         if num_input is not None:
             request.num_input = num_input
             guessed += by_text
@@ -116,17 +116,19 @@ def moment(path: str, number: int, text: str, last: datetime | None) -> datetime
     year = 2000 if last is None else last.year  # a leap year: it has every day
     try:
         found = datetime.strptime(f"{year}-{text}", "%Y-%m-%d %H:%M:%S")
+        return found.replace(year=year + 1) if last is not None and last - found > HALF_A_YEAR else found
     except ValueError:
         raise TraceError(f"{path}:{number}: time is {text}, expected MM-DD HH:MM:SS") from None
-    return found.replace(year=year + 1) if last is not None and last - found > HALF_A_YEAR else found
 
 
-def length_of(said: str, what: str) -> tuple[int | None, bool]:
-    """Tokens of a prompt or an output, and whether they are a guess by its text; None where a line has neither."""
+def length_of(said: str, what: str, begin: int) -> tuple[int | None, bool]:
+    """Tokens of a prompt or an output, and whether they are a guess by its text; None where a line has neither.
+
+    begin: where its text does, if the line has one. It is looked for nowhere else: it may quote any number of others.
+    """
     ids = re.findall(rf"\b{what}_token_ids: (?:array\('i', )?[\[(]([\d, ]*)[\])]", said)
     if ids:
         return (ids[-1].count(",") + 1 - ids[-1].rstrip().endswith(",")) if ids[-1].strip() else 0, False
-    text = re.search(rf"\b{what}: '(.*?)(?<!\\)'(?:, |$)", said) or re.search(
-        rf'\b{what}: "(.*?)(?<!\\)"(?:, |$)', said
-    )
-    return (num_tokens(text[1]), True) if text and text[1] else (None, False)
+    text = re.compile(rf"""{what}: (?:'(.*?)(?<!\\)'|"(.*?)(?<!\\)")(?:, |$)""").match(said, begin)
+    quoted = text and (text[1] or text[2])
+    return (num_tokens(quoted), True) if quoted else (None, False)

@@ -1,5 +1,6 @@
 """A load generator's file as a measured run: its requests in the trace's terms, without a journal of steps."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ def measured_run(
     summary |= dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
     summary["stable"] = stable(for_stability)
     arrival = columns["arrival"]
-    duration = float(arrival[-1] - arrival[0])
+    rate = (len(arrival) - 1) / span if (span := float(arrival[-1] - arrival[0])) > 0 else 0.0
     info = Manifest(
         question="What did its clients see?",
         dsim=__version__,
@@ -99,7 +100,7 @@ def measured_run(
             "name": Path(log.path).name if trace is None else trace.name,
             "num_requests": len(arrival),
             "arrival": "as sent" if trace is None else "trace",
-            "rate": (len(arrival) - 1) / duration if duration > 0 else 0.0,
+            "rate": rate if rate < math.inf else 0.0,
         },
         replicas=replicas,
         slos=[str(slo) for slo in slos],

@@ -57,7 +57,7 @@ def read_samples(path: str | Path) -> dict[str, float]:
 
 
 def summary_of(after: dict[str, float], before: dict[str, float] | None = None) -> dict[str, float]:
-    """The server's counts, between two readings where there are two; what it does not export is left out."""
+    """The server's counts, between two readings where there are two; what it exports not, or as NaN, is left out."""
 
     def grown(name: str) -> float | None:
         if name not in after:
@@ -73,7 +73,7 @@ def summary_of(after: dict[str, float], before: dict[str, float] | None = None) 
         raise DsimError("the metrics after are below those before: expected two readings of one server, in order")
     if (steps := found.get("denoising_steps")) and "committed_tokens" in found:
         found["tokens_per_step"] = found["committed_tokens"] / steps
-    return found
+    return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
 def differences(server: dict[str, float], columns: Columns, info: Manifest) -> list[str]:

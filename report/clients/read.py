@@ -1,6 +1,5 @@
 """Reads what a load generator wrote of its requests, vLLM's `bench serve`, guidellm or aiperf, or the engine itself."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.errors import DsimError
-from ...files.read import MOST, cut, read_text, shown
+from ...files.read import MOST, cut, json_of, read_text, shown
 from ...profiler import steplog
 
 Floats = npt.NDArray[np.float64]
@@ -93,8 +92,8 @@ def _expected() -> str:
 
 def _object(text: str) -> Json | None:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_of(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+LEAST = 1e-100  # of a value that others are a share of: less is zero, and a share of it no float
 
 DEFINITIONS = {
     "mape": "mean of |predicted - measured| / measured, over requests that completed in both runs",
@@ -35,7 +36,7 @@ class Errors:
 def errors(predicted: Floats, measured: Floats) -> Errors:
     """The relative errors of values that belong together; NaN is a value that is missing."""
     known = ~(np.isnan(predicted) | np.isnan(measured))
-    some = known & (measured > 0)
+    some = known & (measured > LEAST)
     relative = (predicted[some] - measured[some]) / measured[some]
     num_missing, num_zero = int((~known).sum()), int((known & ~some).sum())
     if not len(relative):
@@ -47,7 +48,7 @@ def errors(predicted: Floats, measured: Floats) -> Errors:
 
 def relative_error(predicted: float | None, measured: float | None) -> float:
     """(predicted - measured) / measured; NaN without either, or where the measured value is zero."""
-    if predicted is None or measured is None or not measured:
+    if predicted is None or measured is None or abs(measured) <= LEAST:
         return math.nan
     return (predicted - measured) / measured
 

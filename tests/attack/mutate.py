@@ -8,6 +8,8 @@ import json
 import math
 import re
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -24,7 +26,11 @@ WORDS = (
     "1e17", "none", "true", "=", ",", ":", "/", "a=b", "%", "99%", "101%", "-", "--", "..", "/dev/zero", "/dev/full",
     "~",    "\u202e", "\ud800", "é", "[bold]", "{}", "'", '"', "\n", "\t", "2147483647", "1.5", "1e9", "s", "5ms",
 )  # fmt: skip
-DEEP = "[" * 100_000
+# Too deep for the parser; and just not too deep for it, but for whoever goes through its values from a place deeper in.
+DEEP = (
+    "[" * 100_000,
+    *(left * n + "1" + right * n for n in (850, 900, 950, 970) for left, right in ("[]", ('{"a":', "}"))),
+)
 GENTLE = 0.35  # share of the inputs that only say other numbers: most of them are read, and what follows is attacked
 
 
@@ -41,7 +47,9 @@ def json_text(value: Any, chance: Random) -> bytes:
         return nearly(json.dumps(value), chance).encode()
     text = json.dumps(json_value(value, chance), ensure_ascii=chance.random() < 0.9)
     if chance.random() < 0.05:
-        return text.replace("1", chance.choice(("NaN", DEEP, "9" * 5000, "1e999")), 1).encode("utf-8", "replace")
+        return text.replace("1", chance.choice(("NaN", chance.choice(DEEP), "9" * 5000, "1e999")), 1).encode(
+            "utf-8", "replace"
+        )
     data = text.encode("utf-8", "surrogatepass")
     return damaged(data, chance) if chance.random() < 0.1 else data
 
@@ -149,7 +157,7 @@ def columns(table: pa.Table, chance: Random) -> pa.Table:
     at = chance.randrange(table.num_columns)
     column, name = table.column(at), table.column_names[at]
     rows = [chance.randrange(table.num_rows) for _ in range(chance.randrange(table.num_rows + 1))]
-    match chance.randrange(7):
+    match chance.randrange(8):
         case 0:
             return table.remove_column(at)
         case 1:
@@ -163,8 +171,38 @@ def columns(table: pa.Table, chance: Random) -> pa.Table:
         case 5:
             others = pa.array([chance.randrange(len(column)) for _ in column], pa.int64())
             return table.set_column(at, name, column.take(others))
+        case 6 if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
+            values = column.to_pylist()
+            for _ in range(min(len(values), chance.randint(1, 3))):
+                values[chance.randrange(len(values))] = _edge(column.type, chance)
+            return table.set_column(at, name, pa.array(values, column.type))
         case _:
             return table.take(pa.array(sorted(rows) if chance.random() < 0.5 else rows, pa.int64()))
+
+
+def _edge(kind: pa.DataType, chance: Random) -> float | int:
+    """A number at the edge of a column's type."""
+    if pa.types.is_floating(kind):
+        return chance.choice((math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-320, 1e308))
+    most = 2 ** (kind.bit_width - pa.types.is_signed_integer(kind)) - 1
+    return chance.choice((0, 1, most, most // 2, 0 if pa.types.is_unsigned_integer(kind) else -1))
+
+
+# Types of a Parquet column, and values of each.
+TYPES: tuple[tuple[pa.DataType, Any], ...] = (
+    (pa.date32(), date(2026, 1, 2)), (pa.timestamp("us", "UTC"), datetime(2026, 1, 2)),
+    (pa.timestamp("ns"), datetime(2026, 1, 2)), (pa.duration("ms"), timedelta(1)), (pa.time64("us"), time(1)),
+    (pa.decimal128(38, 9), Decimal("1.5")), (pa.decimal128(38, 0), Decimal(10) ** 37), (pa.binary(), b"\xff9"),
+    (pa.large_string(), "9"), (pa.dictionary(pa.int32(), pa.string()), "9"), (pa.list_(pa.int64()), [1, 2]),
+    (pa.struct([("a", pa.int64())]), {"a": 1}), (pa.map_(pa.string(), pa.int64()), [("a", 1)]), (pa.bool_(), True),
+    (pa.uint64(), 2**64 - 1), (pa.int8(), -1), (pa.float32(), 3e38), (pa.float64(), math.inf), (pa.float64(), 1e-320),
+)  # fmt: skip
+
+
+def of_a_type(num: int, chance: Random) -> pa.Array:
+    """A column of so many values of one of Parquet's types, now and then without some."""
+    kind, value = chance.choice(TYPES)
+    return pa.array([None if chance.random() < 0.1 else value for _ in range(num)], kind)
 
 
 def spec(text: str, chance: Random) -> str:

@@ -176,12 +176,13 @@ def an_experiment(chance: Random, folder: Path) -> None:
     experiment.read(str(write(folder / "e.toml", mutate.toml_text(EXPERIMENT, chance))))
 
 
+PUBLISHED = ["experiment", "series", "at", "measure", "published"]
 PLACES = [["t", "twin", "1", "output_throughput", "9"], ["t", "twin", "2", "output_throughput", "1.5"]]
 
 
 def published(chance: Random, folder: Path) -> None:
     """A CSV for `--published`."""
-    data = mutate.table(["experiment", "series", "at", "measure", "published"], PLACES, chance)
+    data = mutate.table(PUBLISHED, PLACES, chance)
     path = write(folder / "p.csv", data)
     check_published([_experiment()], read_published(path), str(path))
 
@@ -206,7 +207,8 @@ REPLAYS = [
     {"task": "pilot 0 3.0 4 1.0 0", "found": {"replicas": 3, "value": 0.5, "replays": 3}},
     {"task": "replay 0 3.0 3 1.0 0", "found": {
         "attained": {"ttft=2s": 0.99}, "values": [0.1, None], "severity": -0.5, "stable": True, "rejected": 0.0,
-        "replays": 1, "limited_by": "x", "limiting_setting": "y", "latency_ms": {"ttft": {"p50": 1.0}},
+        "replays": 1, "limited_by": "x", "limiting_setting": "y",
+        "latency_ms": {"ttft": {"p50": 1.0, "p90": 2.0, "p99": 3.0}, "norm_latency": None, "tpot_chunk": None},
     }},
     {"task": "own 0 3.0 3 1.0 0", "found": {"rate": 4.5, "binding": 0, "replays": 6}},
 ]  # fmt: skip

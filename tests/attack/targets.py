@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -13,15 +12,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any, NoReturn
-from unittest import mock
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 
 import dsim
-from dsim import cli
 from dsim.cli.duration import seconds_of
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
@@ -29,7 +25,7 @@ from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario, replicas_of
 from dsim.profiler import profile, steplog
-from dsim.report.clients.measured import MeasuredRun, measured_run
+from dsim.report.clients.measured import MeasuredRun, measured_run, write_measured
 from dsim.report.clients.prometheus import differences, read_samples, summary_of
 from dsim.report.clients.read import read_client
 from dsim.report.compare.bounds import Bound
@@ -37,11 +33,12 @@ from dsim.report.compare.comparison import compare_runs
 from dsim.report.run import Run, read_run
 from dsim.report.slo import Slo
 from dsim.report.trace_view import events
-from dsim.traces import load, prepare, write
+from dsim.traces import describe, load, prepare, write
 from dsim.traces.lengths import parse_lengths
+from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import Trace
 
-from . import mutate, planning
+from . import commands, mutate, planning
 
 # Modules whose names the package gives to their functions.
 sweep, validate = (import_module(f"dsim.planner.{name}") for name in ("sweep", "validate"))
@@ -75,8 +72,8 @@ def targets(work: Path) -> list[Target]:
         Target("sweep file", partial(_grid, work), 4),
         Target("space file", _space, 4),
         Target("quality table", _quality, 4),
-        Target("run.json", partial(_run_json, work)),
-        Target("run's Parquet", partial(_run_parquet, work)),
+        Target("run.json", partial(_run_file, work, RUN[:1])),
+        Target("run's Parquet", partial(_run_file, work, RUN[1:])),
         Target("cells.jsonl", partial(_cells, work)),
         Target("validation.json", _plan, 4),
         Target("load generator", _client, 4),
@@ -85,7 +82,10 @@ def targets(work: Path) -> list[Target]:
         *(Target(name, attack, weight) for name, (attack, weight) in planning.of_files().items()),
         Target("search's journal", partial(planning.search, work)),
         *(Target(name, attack, of_a_file=False) for name, attack in planning.of_clients(work).items()),
-        Target("command line", partial(_command_line, work), of_a_file=False),
+        Target("command line", partial(commands.command_line, work), of_a_file=False),
+        Target(
+            "command's files", partial(commands.with_files, work, _files(work), partial(_a_run, work)), of_a_file=False
+        ),
     ]
     return found + _models(work)
 
@@ -103,9 +103,10 @@ def _models(work: Path) -> list[Target]:
 # ---- traces ---------------------------------------------------------------------------------------------------
 
 MOONCAKE = [
-    {"timestamp": 30 * i, "input_length": 100 + i, "output_length": 20, "hash_ids": [1, 2], "session_id": i % 2}
+    {"timestamp": 30 * i, "input_length": 600 + i, "output_length": 20, "hash_ids": [1, 2], "session_id": i % 2,
+     "slo_class": "chat", "max_tokens": 20 + i, "id": f"r{i}"}
     for i in range(5)
-]
+]  # fmt: skip
 SESSIONS = [
     {"arrival_time_ns": 10**9 * i, "session_id": f"s{i}",
      "sub_requests": [{"input_toks": 9, "output_toks": 4, "tool_duration_ns": 10}, {"input_toks": 5, "output_toks": 2}]}
@@ -204,16 +205,21 @@ def _trace(make: Callable[[Random], bytes], chance: Random, folder: Path) -> Non
         raise DsimError(f"{path}: {error}") from None
 
 
-def _parquet_trace(chance: Random, folder: Path) -> None:
+def _parquet_file(chance: Random) -> bytes:
     if chance.random() < 0.3:
         odd = pa.array([chance.choice((None, "x", "9")) for _ in MOONCAKE])
-        columns = pa.table(
-            {name: odd if chance.random() < 0.3 else [r[name] for r in MOONCAKE] for name in MOONCAKE[0]}
-        )
+        columns = pa.table({
+            name: chance.choice((odd, mutate.of_a_type(len(MOONCAKE), chance))) if chance.random() < 0.3
+            else [r[name] for r in MOONCAKE] for name in MOONCAKE[0]
+        })  # fmt: skip
     else:
         columns = pa.Table.from_pylist(json.loads(mutate.nearly(json.dumps(MOONCAKE), chance)))
     data = _parquet(columns)
-    _use_trace(_write(folder / "trace", data if chance.random() < 0.5 else mutate.damaged(data, chance)), chance)
+    return data if chance.random() < 0.5 else mutate.damaged(data, chance)
+
+
+def _parquet_trace(chance: Random, folder: Path) -> None:
+    _use_trace(_write(folder / "trace", _parquet_file(chance)), chance)
 
 
 def _parquet(columns: pa.Table) -> bytes:
@@ -230,6 +236,9 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
         format=None if columns else chance.choice((None, None, None, None, "guidellm", "mooncake", "sharegpt")),
         columns=columns,
     )  # fmt: skip
+    describe(trace)
+    with contextlib.suppress(DsimError):  # hash ids that do not fit their prompts, as the trace's name says
+        prefixes_of(trace)
     copy = write(trace, path.with_suffix(".out"), force=True)
     with contextlib.suppress(DsimError):  # a kept request without output is read back as it is asked for
         again = load(copy, keep_failed=True)
@@ -309,9 +318,36 @@ def _steplog(chance: Random, folder: Path) -> None:
         assert profile.load(folder / "p.json") == found
 
 
+POLICY_FILE = """policy = "optimus"
+max_chunk = 8
+obs = true
+max_batch = "none"
+candidates = [2, 8]
+threshold = 0.9
+replicas = 3
+"""
+SWEEP_FILE = """title = "t"
+[base]
+trace = "THE TRACE"
+slos = ["ttft=1s"]
+[grid]
+rate = [1, 2]
+policy.max_batch = [4, 8]
+[[list]]
+policy = "ar"
+replicas = 2
+"""
+SPACE_FILE = """policy = ["optimus", "chunk"]
+chunk = [4, 16]
+max_batch = ["none", 32]
+[optimus]
+hysteresis = {low = 0.0, high = 0.1, step = 0.05}
+"""
+SCORES = [["optimus", "0.9", "99.5", "100"], ["lmdeploy-bd32", "0.9", "100", ""]]
+
+
 def _policy_file(chance: Random, folder: Path) -> None:
-    text = 'policy = "optimus"\nmax_chunk = 8\nobs = true\nmax_batch = "none"\ncandidates = [2, 8]\nthreshold = 0.9\n'
-    path = _write(folder / "p.toml", mutate.toml_text(text + "replicas = 3\n", chance))
+    path = _write(folder / "p.toml", mutate.toml_text(POLICY_FILE, chance))
     replicas_of([str(path)], None)
     parse(str(path))
 
@@ -325,22 +361,17 @@ def _policy(chance: Random, folder: Path) -> None:
 
 
 def _grid(work: Path, chance: Random, folder: Path) -> None:
-    text = 'title = "t"\n[base]\ntrace = "THE TRACE"\nslos = ["ttft=1s"]\n[grid]\nrate = [1, 2]\n'
-    text += 'policy.max_batch = [4, 8]\n[[list]]\npolicy = "ar"\nreplicas = 2\n'
-    given = mutate.toml_text(text, chance).replace(b"THE TRACE", os.fsencode(work / "trace.jsonl"))
+    given = mutate.toml_text(SWEEP_FILE, chance).replace(b"THE TRACE", os.fsencode(work / "trace.jsonl"))
     grid.read_plan(_write(folder / "s.toml", given))
 
 
 def _space(chance: Random, folder: Path) -> None:
-    text = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n[optimus]\n'
-    text += "hysteresis = {low = 0.0, high = 0.1, step = 0.05}\n"
     check = space.runs_on(profile.load(profile.DEFAULT), None)
-    space.load_space(_write(folder / "s.toml", mutate.toml_text(text, chance)), check)
+    space.load_space(_write(folder / "s.toml", mutate.toml_text(SPACE_FILE, chance)), check)
 
 
 def _quality(chance: Random, folder: Path) -> None:
-    rows = [["optimus", "0.9", "99.5", "100"], ["lmdeploy-bd32", "0.9", "100", ""]]
-    given = mutate.table(["policy", "threshold", "score", "baseline"], rows, chance)
+    given = mutate.table(["policy", "threshold", "score", "baseline"], SCORES, chance)
     table = quality.load_table(_write(folder / "q.csv", given))
     quality.quality_of(parse("optimus"), "SDAR-8B", table)
 
@@ -351,12 +382,13 @@ def _quality(chance: Random, folder: Path) -> None:
 def _make_run(work: Path) -> None:
     scenario = Scenario(str(work / "trace.jsonl"), policy="chunk:8", slos=("ttft=1s",))
     record([scenario, replace(scenario, policy="ar")], scenario.requests(), in_twin, out=work / "run")
+    write_measured(_measured(), work / "measured")
 
 
 RUN = ("run.json", "requests.parquet", "steps.parquet")
 
 
-def _run_with(work: Path, folder: Path, name: str, data: bytes) -> Path:
+def _run_with(run: Path, folder: Path, name: str, data: bytes) -> Path:
     """A run's folder of which one file is another."""
     copy = folder / "run"
     copy.mkdir(exist_ok=True)
@@ -364,23 +396,39 @@ def _run_with(work: Path, folder: Path, name: str, data: bytes) -> Path:
         if file == name:
             _write(copy / file, data)
         else:
-            os.link(work / "run" / file, copy / file)
+            os.link(run / file, copy / file)
     return copy
 
 
-def _run_json(work: Path, chance: Random, folder: Path) -> None:
-    data = mutate.json_text(json.loads(_held(work / "run" / "run.json")), chance)
-    _use_run(work, _run_with(work, folder, "run.json", data), chance)
+def _a_run(work: Path, chance: Random, folder: Path) -> Path:
+    """The folder of a replay, or of a load generator's file, of which a file is changed."""
+    run = work / chance.choice(("run", "measured"))
+    return _run_with(run, folder, *_changed_file(run, chance.choice(RUN), chance))
 
 
-def _run_parquet(work: Path, chance: Random, folder: Path) -> None:
-    name = chance.choice(RUN[1:])
-    data = _held(work / "run" / name)
-    if chance.random() < 0.5:
-        data = mutate.damaged(data, chance)
-    else:
-        data = _parquet(mutate.columns(pq.read_table(io.BytesIO(data)), chance))
-    _use_run(work, _run_with(work, folder, name, data), chance)
+def _changed_file(run: Path, name: str, chance: Random) -> tuple[str, bytes]:
+    data = _held(run / name)
+    if name == "run.json":
+        more = _more_of_a_run() if chance.random() < 0.5 else {}
+        return name, mutate.json_text(json.loads(data) | more, chance)
+    if mutate.GENTLE < 1 and chance.random() < 0.5:
+        return name, mutate.damaged(data, chance)
+    return name, _parquet(mutate.columns(pq.read_table(io.BytesIO(data)), chance))
+
+
+@cache
+def _more_of_a_run() -> dict[str, Any]:
+    """What a run.json may say besides, as other commands write it."""
+    return {
+        "as_logged": {"log": "l.jsonl", "profile": "fitted to the same log", "not_in_policy": ["x"]},
+        "fitted_profile": _profiles()[0], "cost": {"gpus": 2, "per_hour": 4.0, "currency": "USD"},
+        "live": {"device": "cpu", "settings": {"temperature": 0.5}}, "server": {"ttft": 0.5},
+    }  # fmt: skip
+
+
+def _run_file(work: Path, names: tuple[str, ...], chance: Random, folder: Path) -> None:
+    """One of these files of a run is changed."""
+    _use_run(work, _run_with(work / "run", folder, *_changed_file(work / "run", chance.choice(names), chance)), chance)
 
 
 def _use_run(work: Path, folder: Path, chance: Random) -> None:
@@ -456,7 +504,7 @@ def _plan(chance: Random, folder: Path) -> None:
 
 # ---- what load generators and servers wrote ---------------------------------------------------------------------
 
-CLIENTS = ROOT / "tests" / "report" / "clients"
+CLIENTS = commands.CLIENTS
 SAMPLES = """# TYPE vllm:time_to_first_token_seconds histogram
 vllm:time_to_first_token_seconds_sum{model_name="m"} 1.5
 vllm:time_to_first_token_seconds_count{model_name="m"} 8
@@ -466,17 +514,21 @@ vllm:generation_tokens_total{model_name="m"} 300
 """
 
 
-def _client(chance: Random, folder: Path) -> None:
+def _client_file(chance: Random) -> bytes:
+    """What a load generator wrote, changed."""
     name = chance.choice(("vllm_bench.json", "guidellm.json", "aiperf.jsonl"))
     held = _held(CLIENTS / name).splitlines() if name.endswith("l") else [_held(CLIENTS / name)]
     rows = [json.loads(line) for line in held if line.strip()]
-    data = mutate.json_lines(rows, chance) if len(rows) > 1 else mutate.json_text(rows[0], chance)
-    log = read_client(_write(folder / name, data))
+    return mutate.json_lines(rows, chance) if len(rows) > 1 else mutate.json_text(rows[0], chance)
+
+
+def _client(chance: Random, folder: Path) -> None:
+    log = read_client(_write(folder / "bench.json", _client_file(chance)))
     measured_run(log, None, slos=[Slo.parse("ttft=1s")], replicas=chance.choice((1, 2)))
 
 
-def _prometheus(chance: Random, folder: Path) -> None:
-    path = folder / "metrics.txt"
+def _metrics_file(chance: Random) -> bytes:
+    """A server's metrics, changed."""
     lines = SAMPLES.splitlines()
     for _ in range(chance.randint(1, 3)):
         at = chance.randrange(len(lines))
@@ -484,7 +536,11 @@ def _prometheus(chance: Random, folder: Path) -> None:
         other = f"{lines[at].rpartition(' ')[0]} {value}"
         lines[at] = chance.choice((other, other, mutate.spec(lines[at], chance), chance.choice(mutate.WORDS)))
     data = "\n".join(lines).encode("utf-8", "surrogatepass")
-    samples = read_samples(_write(path, mutate.damaged(data, chance) if chance.random() < 0.3 else data))
+    return mutate.damaged(data, chance) if chance.random() < 0.3 else data
+
+
+def _prometheus(chance: Random, folder: Path) -> None:
+    samples = read_samples(_write(folder / "metrics.txt", _metrics_file(chance)))
     with contextlib.suppress(DsimError):  # a reading before that is none of the same server
         server = summary_of(samples, chance.choice((None, {"vllm:prompt_tokens_total": 1e308})))
         run = _measured()
@@ -496,7 +552,7 @@ def _measured() -> MeasuredRun:
     return measured_run(read_client(CLIENTS / "vllm_bench.json"))
 
 
-# ---- the option parser ----------------------------------------------------------------------------------------
+# ---- the option parser's words --------------------------------------------------------------------------------
 
 
 def _words(chance: Random, folder: Path) -> None:
@@ -509,116 +565,33 @@ def _words(chance: Random, folder: Path) -> None:
     read(mutate.spec(given, chance))
 
 
-COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("replay", "T", "--policy", "chunk:8", "--slo", "ttft=1s", "--json"),
-    ("replay", "T", "--rate", "2", "--num-requests", "4", "--seed", "1", "--replicas", "2", "--router", "jsq"),
-    ("replay", "T", "--arrival", "gamma", "--cv", "2", "--lengths", "fixed:8,8", "--emit", "token"),
-    ("replay", "T", "--concurrency", "2", "--drop-warmup", "1", "--time-scale", "2", "--jitter", "0.5"),
-    ("trace", "info", "T", "--json"),
-    ("trace", "info", "azure-conv", "--time-unit", "s", "--format", "azure"),
-    ("trace", "convert", "T", "OUT", "--skip-bad", "--force"),
-    ("trace", "synth", "OUT", "--rate", "2", "--arrival", "weibull", "--cv", "1.5", "--num-requests", "20", "--force"),
-    ("trace", "synth", "OUT", "--rate", "2", "--duration", "10", "--lengths", "normal:9,3", "--seed", "1", "--force"),
-    ("profile", "--roofline", "h200", "--model", "SDAR-8B", "--tp", "2", "-o", "OUT", "--force"),
-    ("profile", "--from-log", "T", "-o", "OUT", "--force"),
-    ("compare", "RUN", "RUN", "--no-parts", "--bound", "e2el=3%", "--json"),
-    ("sweep", "T", "-o", "OUT", "--jobs", "1"),
-    ("capacity", "T", "--slo", "nonsense", "--precision", "2%", "--rate", "3", "--max-replicas", "2"),
-    ("tune", "T", "--train", "7", "--trials", "2", "--space", "T", "-o", "OUT"),
-    ("capacity", "T", "--slo", "p90:ttft=1s", "--rate", "3", "--max-replicas", "2", "--gpu-hour", "x", "-o", "OUT"),
-    ("tune", "T", "--slo", "ttft=1s", "--policy", "optimus", "--objective", "speed", "--sampler", "x", "-o", "RUN"),
-    ("trace-view", "RUN", "--from", "0", "--to", "5", "--rows", "-o", "OUT", "--force"),
-    ("import", "BENCH", "--policy", "server", "--replicas", "1", "--slo", "ttft=2s", "-o", "OUT", "--force"),
-    ("live", "T", "--model", "tiny", "--commits", "model", "--prompts", "source", "--temperature", "0.5", "-o", "OUT"),
-    ("live", "T", "--model", "tiny", "--commits", "twin", "--block-length", "4", "--top-p", "0.9", "--device", "cpu"),
-    ("validate", "--model", "tiny", "--budget", "10m", "--load", "0.5", "--policy", "ar", "--lengths", "fixed:8,8",
-     "--bound", "e2el=3%", "-o", "OUT"),
-    ("serve", "--twin", "a100-sdar-8b", "--port", "8000", "--replicas", "2", "--speed", "2", "--max-body", "9"),
-    ("serve", "--model", "tiny", "--policy", "lmdeploy-bd32", "--drain", "1", "--max-waiting", "3", "-o", "OUT"),
-    ("profile", "--model", "tiny", "--budget", "1m", "--device", "cpu", "-o", "OUT"),
-    ("plan", "T", "--policy", "ar", "--slo", "ttft=1s", "--rate", "2", "--gpu-hour", "2", "--jobs", "1", "-o", "OUT"),
-    ("reproduce", "T", "--seeds", "1", "--published", "T", "-o", "OUT"),
-    ("model", "info", "tiny", "--gpu", "H100", "--json"), ("model", "info", "MODEL", "--block-length", "4"),
-    ("policies", "--json"), ("profiles",), ("metrics", "--json"), ("--version",), ("--help",),
-)  # fmt: skip
+# ---- whole commands -------------------------------------------------------------------------------------------
 
 
-def _command_line(work: Path, chance: Random, folder: Path) -> None:
-    words = list(chance.choice(COMMANDS))
-    for _ in range(chance.randint(1, 3)):
-        i = chance.randrange(len(words))
-        how = chance.random()
-        if how < 0.6 and i:
-            words[i] = chance.choice((mutate.spec(words[i], chance), chance.choice(mutate.WORDS)))
-        elif how < 0.8:
-            words.insert(
-                i + 1, chance.choice((*mutate.WORDS, "--json", "--replicas", "--num-requests", "-o", "--help"))
-            )
-        else:
-            del words[i]
-            words = words or ["--help"]
-    places = {
-        "T": str(work / "trace.jsonl"), "OUT": str(folder / "out"), "RUN": str(work / "run"),
-        "BENCH": str(CLIENTS / "vllm_bench.json"), "MODEL": str(ROOT / "live" / "tiny"),
-    }  # fmt: skip
-    with _before_the_work():
-        code, out, err = run_command([places.get(word, word) for word in words], folder)
-    assert code in (0, 1, 2), f"exit code {code}"
-    assert "Traceback" not in err + out
-    assert "Warning:" not in err or "RuntimeWarning" not in err
-    if code == 2 and not (err or out.lstrip()).startswith("Usage"):  # a group of commands prints its help
-        assert err.count("\n") <= 4, err
-        assert err.splitlines()[-1].startswith("Error: "), err
-        assert all(len(word) <= 250 for word in err.split()), "an overlong word in a message"
-
-
-def _stop(*_: Any, **__: Any) -> NoReturn:
-    raise DsimError("the work begins")
-
-
-# Where work begins that takes minutes, many processes, or lasts until it is stopped: module, and what of it.
-WORK = (
-    ("live.session", "run"), ("live.session", "open_executor"), ("planner.validate", "validate"),
-    ("planner.validate", "least_time"), ("profiler.measure", "profile_model"), ("serve.server", "Server.run"),
-    ("planner.backend", "Pool.__enter__"),
-)  # fmt: skip
-
-
-@contextlib.contextmanager
-def _before_the_work() -> Iterator[None]:
-    """Commands that search, serve or measure end where that begins: what they say before it is what is tried here."""
-    with contextlib.ExitStack() as stack:
-        for module, name in WORK if find_spec("torch") else ():
-            place: Any = import_module(f"dsim.{module}")
-            *inside, last = name.split(".")
-            for part in inside:
-                place = getattr(place, part)
-            stack.enter_context(mock.patch.object(place, last, _stop))
-        yield
-
-
-def run_command(arguments: list[str], folder: Path) -> tuple[int, str, str]:
-    """How a command ends in this process: its exit code and what it printed."""
-    out, err = io.StringIO(), io.StringIO()
-    code = 0
-    with (
-        contextlib.chdir(folder),
-        mock.patch.object(sys, "argv", ["dsim", *arguments]),
-        mock.patch("dsim.cli.app", _parser()),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    return code, out.getvalue(), err.getvalue()
-
-
-@cache
-def _parser() -> Any:
-    """The option parser, made once: it takes longer than most commands."""
-    return typer.main.get_command(cli.app)
+def _files(work: Path) -> dict[str, Callable[[Random], bytes]]:
+    """By kind: a changed file for a command to read."""
+    many = [
+        {"timestamp": 700 * i * i, "input_length": 20 + i, "output_length": 8, "slo_class": "chat"} for i in range(40)
+    ]
+    fine = SWEEP_FILE.replace("THE TRACE", str(work / "trace.jsonl"))
+    return {
+        "TRACE": lambda c: c.choice(list(TRACES.values()))(c),
+        "PARQUET": _parquet_file,
+        "MANY": lambda c: mutate.json_lines(many, c),
+        "PROFILE": lambda c: mutate.json_text(c.choice(_profiles()), c),
+        "LOG": lambda c: _changed_log(c, c.choice(_logs()[:2])),
+        "CLIENT": _client_file,
+        "METRICS": _metrics_file,
+        "SHEET": lambda c: mutate.toml_text(planning.SHEET, c),
+        "SHAPE": lambda c: mutate.json_text(c.choice((planning.DENSE, planning.SPARSE, planning.OLDER)), c),
+        "POLICY": lambda c: mutate.toml_text(POLICY_FILE, c),
+        "SPACE": lambda c: mutate.toml_text(SPACE_FILE, c),
+        "SWEEP": lambda c: mutate.toml_text(fine, c),
+        "QUALITY": lambda c: mutate.table(["policy", "threshold", "score", "baseline"], SCORES, c),
+        "EXPERIMENT": lambda c: mutate.toml_text(planning.EXPERIMENT, c),
+        "PUBLISHED": lambda c: mutate.table(planning.PUBLISHED, planning.PLACES, c),
+        "PROMPTS": lambda c: mutate.json_lines([[1, 2, 3], [4], list(range(20))], c),
+    }
 
 
 # ---- small things ---------------------------------------------------------------------------------------------

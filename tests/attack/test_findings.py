@@ -1,15 +1,19 @@
 """What the attack and those before it found, one by one: each lost something, hung, or ended in a traceback."""
 
 import json
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +24,7 @@ from dsim.engine.policy import parse
 from dsim.files.read import printable
 from dsim.live.chat import chat_template
 from dsim.live.config_file import read_config
+from dsim.planner.plan_replays import entry_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
@@ -31,15 +36,17 @@ from dsim.profiler.profile import load as load_profile
 from dsim.profiler.steplog import read_log
 from dsim.report.clients.read import read_client
 from dsim.report.compare.bounds import Bound
+from dsim.report.compare.errors import errors, relative_error
 from dsim.report.files import RunWriter
 from dsim.report.run import read_run
 from dsim.report.slo import Slo
+from dsim.reproduce.run import KEPT, _Kept
 from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
 from dsim.traces.lengths import parse_lengths
 
 from . import disasters, planning
-from .targets import run_command
+from .commands import run_command
 
 ROWS = [{"timestamp": 1000 * i, "input_length": 20, "output_length": 8} for i in range(5)]
 
@@ -569,3 +576,115 @@ def test_trials_that_chose_among_other_values_are_refused_with_their_file(tmp_pa
 
     with pytest.raises(DsimError, match=re.escape(str(path))), quiet():
         go_on()
+
+
+@pytest.mark.parametrize("depth", [101, 900, 940, 950, 960, 970, 980])
+def test_json_that_is_nested_deeper_than_any_file_s_is_refused(depth: int) -> None:
+    # A depth at which the parser still reads it, and whoever shows the value from deeper in does not.
+    for value in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        Path("d.jsonl").write_text(f'{{"timestamp": {value}, "input_length": 9, "output_length": 3}}\n')
+        with pytest.raises(TraceError, match=r"^d.jsonl:1: malformed JSON \(it is nested too deeply\)"):
+            load("d.jsonl")
+
+
+def test_a_prompt_that_quotes_a_server_s_log_takes_no_longer_than_others() -> None:
+    prompt = "prompt: '" * 20_000  # a search from each of these on would take half a minute
+    line = f'INFO 10-01 18:43:27 [logger.py:36] Received request r: prompt: "{prompt}", params: P(max_tokens=9)\n'
+    Path("server.log").write_text(line)
+    begin = time.process_time()
+    assert load("server.log").input_length.tolist() == [len(prompt) // 4]
+    assert time.process_time() - begin < 2
+
+
+def test_a_server_s_log_goes_on_through_a_leap_day() -> None:
+    said = "INFO {} [logger.py:36] Received request {}: prompt: 'six', params: SamplingParams(max_tokens=9)"
+    Path("server.log").write_text("\n".join(said.format(day, day[:5]) for day in ("11-01 00:00:00", "02-29 00:00:00")))
+    with pytest.raises(TraceError, match=r"^server.log:2: time is 02-29 00:00:00, expected"):
+        load("server.log")  # 2001 has none
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "info", "t.jsonl", "--columns", "x" * 150, "--format", "y" * 150),
+        ("trace", "fetch", "burstgpt", "--file", "x" * 150),
+    ],
+)
+def test_words_of_a_command_line_are_cut(words: tuple[str, ...]) -> None:
+    code, err = dsim(*words)
+    assert (code, re.findall("x{100}|y{100}", err)) == (2, []), err
+
+
+def test_metrics_that_are_no_numbers_are_left_out() -> None:
+    shutil.copy(CLIENTS / "vllm_bench.json", "b.json")
+    Path("m.txt").write_text("vllm:prompt_tokens_total NaN\nvllm:generation_tokens_total +Inf\nvllm:x 1\n")
+    code, out, err = run_command(["import", "b.json", "--metrics", "m.txt", "--json", "-o", "run"], Path.cwd())
+    assert (code, err) == (0, "Wrote run/ (run.json, requests.parquet, steps.parquet, report.html)\n")
+    assert json.loads(out)["server"] == {}
+
+
+def test_requests_a_hair_apart_come_at_no_rate() -> None:
+    held = json.loads((CLIENTS / "vllm_bench.json").read_text())
+    Path("b.json").write_text(json.dumps(held | {"start_times": [5e-324] + [0.0] * (len(held["ttfts"]) - 1)}))
+    assert dsim("import", "b.json", "--json")[0] == 0
+    lines(Path("s.jsonl"), [row | {"timestamp": 5e-324 * i} for i, row in enumerate(ROWS)])
+    code, out, _ = run_command(["trace", "info", "s.jsonl", "--time-unit", "s", "--json"], Path.cwd())
+    assert (code, json.loads(out)["rate"]) == (0, None)
+    assert dsim("replay", "s.jsonl", "--time-unit", "s", "--policy", "ar", "-o", "out")[0] == 0
+
+
+def test_a_fitted_profile_that_is_none_is_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = json.loads(Path("a/run.json").read_text())
+    Path("a/run.json").write_text(json.dumps(held | {"fitted_profile": []}))
+    code, err = dsim("compare", "a", "a", "--no-parts")
+    assert (code, err.startswith("Error: a/run.json: fitted_profile"), err.count("\n")) == (2, True, 1), err
+
+
+def test_a_run_of_times_without_end_is_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = pq.read_table("a/steps.parquet")
+    endless = pa.array([math.inf] * held.num_rows)
+    pq.write_table(held.set_column(held.column_names.index("latency"), "latency", endless), "a/steps.parquet")
+    for words in (("trace-view", "a", "-o", "v.json"), ("compare", "a", "a")):
+        code, err = dsim(*words)
+        assert (code, "a/steps.parquet: cannot be read" in err and "it holds inf" in err) == (2, True), err
+
+
+def test_a_key_given_twice_among_many_is_found_at_once() -> None:
+    Path("p.json").write_text("{" + "".join(f'"{i}": 0, ' for i in range(30_000)) + '"7": 1}')
+    begin = time.process_time()
+    with pytest.raises(DsimError, match="key 7 is given twice"):
+        load_profile("p.json")
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize(
+    ("task", "changed"),
+    [
+        ("pilot", {"replays": "3"}), ("pilot", {"replicas": 0.5}), ("pilot", {"value": []}),
+        ("replay", {"severity": None}),
+        ("replay", {"attained": {"ttft=2s": None}}), ("replay", {"values": ["x"]}), ("replay", {"latency_ms": {}}),
+        ("replay", {"limited_by": None}), ("own", {"binding": 1.5}), ("own", {"rate": math.nan}),
+    ],
+)  # fmt: skip
+def test_a_plan_s_finished_replay_of_another_shape_is_told_in_a_line(task: str, changed: dict[str, Any]) -> None:
+    [row] = [row for row in planning.REPLAYS if str(row.get("task")).startswith(task)]
+    assert entry_of("l:1", json.dumps(row).encode()) == row
+    for entry in (row | {"found": row["found"] | changed}, row | {"found": {}}, row | {"task": ""}):
+        with pytest.raises(DsimError, match=r"^l:1: cannot be read as a finished replay"):
+            entry_of("l:1", json.dumps(entry).encode())
+
+
+def test_a_share_of_next_to_nothing_is_no_error() -> None:
+    found = errors(np.array([2.0, 3.0]), np.array([1e-320, 2.0]))
+    assert (found.num, found.mape, found.num_zero) == (1, 0.5, 1)
+    assert math.isnan(relative_error(2.0, 1e-320))
+
+
+@pytest.mark.parametrize("value", [10**400, math.nan, math.inf, "3"])
+def test_a_finished_point_that_is_no_number_is_told_with_its_line(value: object) -> None:
+    Path("out").mkdir()
+    Path("out", KEPT).write_text(json.dumps({"key": "k", "values": {"ttft": value}}) + "\n")
+    with pytest.raises(DsimError, match=rf"out/{KEPT}:1: cannot be read as a finished point"):
+        _Kept(Path("out"), False)

@@ -251,7 +251,7 @@ def row(timestamp: object = 0, input_length: object = 5, output_length: object =
         (row()[:-2] + ', "hash_ids": 3}\n', "hash_ids is 3, expected a list"),
         (row()[:-2] + ', "gen_length": 0}\n', "gen_length is 0, expected at least 1"),
         (row()[:-2] + ', "delay": "soon"}\n', 'delay is "soon", expected a number of at least 0'),
-        ("[" * 100_000 + "\n", "malformed JSON (maximum recursion depth exceeded"),
+        ("[" * 100_000 + "\n", "malformed JSON (it is nested too deeply"),
     ],
 )
 def test_a_bad_line_is_named_and_can_be_skipped(tmp_path: Path, second: str, complaint: str) -> None:
