@@ -68,6 +68,7 @@ def import_command(
     from ..report.clients.read import read_client
     from ..report.clients.words import client_lines
     from ..report.slo import Slo
+    from ..report.spread import no_spread
     from ..report.story import words
     from ..report.text import render
 
@@ -94,6 +95,7 @@ def import_command(
     for line in run.info["client"]["warnings"]:
         screen.print(f"Warning: {line}", style="yellow", markup=False)
     if out is not None:  # before a word is said: who listens may leave early
+        run.info["spread"] = no_spread("a client's file names no profile; `dsim replay` its trace")
         write_measured(run, out, force=force)
     if as_json:
         shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}

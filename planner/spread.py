@@ -9,6 +9,7 @@ from ..profiler.profile import Profile
 from ..profiler.uncertainty import SPREAD, score_of_spread
 from ..report.metrics import METRICS, no_nan
 from ..report.slo import Slo
+from ..report.spread import no_spread
 from ..sim.twin import drawn_from
 from ..traces import Trace
 from .scenario import Scenario
@@ -44,7 +45,7 @@ def moved_by_spread(
     if rows:
         return {"factors": list(FACTORS), "policies": rows}
     reasons = list(dict.fromkeys(why for why in found if isinstance(why, str)))
-    return _nothing("; ".join(reasons)) if reasons else None
+    return no_spread("; ".join(reasons)) if reasons else None
 
 
 def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile | None) -> dict[str, Any] | None:
@@ -60,11 +61,7 @@ def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile
             return moved_by_spread(scenarios, requests)
         except DsimError as error:
             why = str(error)
-    return _nothing(why)
-
-
-def _nothing(why: str) -> dict[str, Any]:
-    return {"none": f"Nothing was replayed at other spreads between requests: {why}."}
+    return no_spread(why)
 
 
 def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved | str | None:

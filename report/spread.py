@@ -12,6 +12,11 @@ from .table import number
 TITLE = "How P90 moves with the spread between requests"
 
 
+def no_spread(why: str) -> dict[str, str]:
+    """The entry of run.json where nothing was replayed."""
+    return {"none": f"Nothing was replayed at other spreads between requests: {why}."}
+
+
 def of_spread(found: Mapping[str, Any] | None, measured: Mapping[str, Columns] | None = None) -> tuple[Section, ...]:
     """A table of 90th percentiles at other spreads, or why there is none; nothing where nothing was asked.
 
