@@ -171,14 +171,14 @@ def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[Co
             continue
         told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
         told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
-        yield CommitInfo(**told, **_under(profile, policy, law))
+        yield {**told, **_under(profile, policy, law)}
 
 
 def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
     """The autoregressive runs whose steps yield otherwise than those that their profile was calibrated to."""
     for result, profile in zip(results, profiles, strict=True):
         if result.policy.autoregressive and (told := _under(profile, result.policy, None)):
-            yield CommitInfo(policy=result.policy.name, **told)
+            yield {"policy": result.policy.name, **told}
 
 
 def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
