@@ -15,6 +15,7 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.policy import parse
 from dsim.profiler.engines import Published, engine_profile
 from dsim.profiler.hardware import gpu
+from dsim.profiler.known import drafted
 from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, gb, load
 from dsim.profiler.roofline import weight_read
@@ -369,7 +370,8 @@ def autoregressive_gemma() -> Profile:
     slope = 9.0e-6  # s a token beyond, as assumed for the diffusion model of the same shape
     runs = Published(
         (*points, (512.0, points[-1][1] + 256 * slope)), 1, 1536,
-        "vLLM's blog of 2026-06-10: 197 tok/s, one client; reads of experts by the data sheet", weight_bytes=1,
+        "vLLM's blog of 2026-06-10: 197 tok/s, one client; reads of experts by the data sheet", drafted((1.0,)), 1.0,
+        weight_bytes=1,
     )  # fmt: skip
     return engine_profile(
         "H100", "Gemma4-26B-A4B", runs, name="h100-gemma4-fp8-ar", date="2026-11-22",

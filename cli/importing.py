@@ -65,6 +65,7 @@ def import_command(
     from ..report.clients.words import client_lines
     from ..report.run import FILES
     from ..report.slo import Slo
+    from ..report.spread import no_spread
     from ..report.story import words
 
     if metrics_before is not None and metrics is None:
@@ -88,6 +89,7 @@ def import_command(
         screen.warn(differences(server, run.columns, run.info))
     screen.warn(run.info["client"]["warnings"])
     if out is not None:  # before a word is said: who listens may leave early
+        run.info["spread"] = no_spread("a client's file names no profile; `dsim replay` its trace")
         write_measured(run, out, force=force)
     shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}
     say(lambda: words(run.info["policies"], run.info), shown, as_json)

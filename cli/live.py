@@ -5,7 +5,7 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -68,6 +68,7 @@ def live_command(
     """
     from ..planner.on_device import Answers, about_live, check_live, on_device
     from ..planner.record import FILES, record
+    from ..planner.spread import beside_live
     from ..report.story import words
     from ..report.text import render
 
@@ -114,7 +115,10 @@ def live_command(
         return
 
     serve = partial(on_device, loaded, held, commits, prompts, answers=answers)
-    of_device, told = about_live(loaded, held, commits, prompts, answers), {"command": options.command()}
+    of_device = about_live(loaded, held, commits, prompts, answers)
+    told: dict[str, Any] = {"command": options.command()}
+    if out is not None:
+        told |= {"spread": beside_live(scenarios, requests, held)}
     with Bar(screen, "live", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
         recorded = record(

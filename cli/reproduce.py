@@ -43,7 +43,7 @@ def reproduce_command(
     from ..report.html import to_html
     from ..report.reproduce import reproduce_page
     from ..reproduce.experiment import MAX_SEEDS, read, shipped
-    from ..reproduce.run import FILES, Reproduced, check_published, read_published, reproduce
+    from ..reproduce.run import FILES, Reproduced, check_published, moved, read_published, reproduce
 
     if list_:
         about = {name: read(name) for name in shipped()}
@@ -66,7 +66,8 @@ def reproduce_command(
     command = options.command(options.SPEED)
 
     def page(found: Reproduced) -> str:
-        return to_html(reproduce_page(found.to_json(), command))
+        told = {} if found.interrupted else moved(found.experiments)
+        return to_html(reproduce_page(found.to_json() | {"spread": told}, command))
 
     with Bar(screen, "reproduce", "runs", note="starting (the first run compiles)") as bar:
         found = reproduce(

@@ -71,6 +71,7 @@ def serve_command(
     from ..profiler.profile import load as load_profile
     from ..report.files import RunWriter
     from ..report.slo import Slo
+    from ..report.spread import no_spread
     from ..report.story import words
     from ..report.text import render
     from ..serve.app import Settings, application
@@ -112,7 +113,7 @@ def serve_command(
         manifest = behind.run_json(summary, slos)
         if writer is not None:
             writer.requests(policy, behind.columns())
-            writer.finish(manifest)
+            writer.finish({**manifest, "spread": no_spread("requests come as they come; `dsim replay` a trace")})
     render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if behind.fleet.num_refused:
         screen.print(f"{behind.fleet.num_refused:,} requests were told to come again", style="yellow", markup=False)

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..engine.commits import CommitModel
+from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.journal import CACHED_COLUMNS
+from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
-from ..profiler.known import calibrated_under, unknown_host
+from ..profiler.known import calibrated_under, drafted, unknown_host
 from ..profiler.profile import Profile
 from ..report.files import RunWriter
 from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
 from ..report.story import notes_on
 from ..sim.memory import StepMemory
-from ..sim.twin import Append, Progress, Result, commit_model_of
+from ..sim.twin import Append, Progress, Result, drawn_from
 from ..traces import Trace
 from .scenario import Scenario, arrived
 
@@ -117,7 +118,7 @@ def manifest_of(
         emit += f" ({AR_EMITS})"
     closed = scenario.concurrency is not None
     turns = ", turns of a session one after another" if scenario.sessions else ""
-    commits: list[CommitInfo] = [*_laws(results)]
+    commits: list[CommitInfo] = [*_laws(results, profiles), *_drafts(results, profiles)]
     commits += [
         {
             "policy": result.policy.name,
@@ -127,7 +128,7 @@ def manifest_of(
             **_in_place_of(result),
             "source": result.commit_model.source,
             "extrapolated_from": result.commit_model.extrapolated_from,
-            **_under(profile, result.commit_model),
+            **_under(profile, result.policy, result.commit_model),
         }
         for result, profile in zip(results, profiles, strict=True)
         if result.commit_model is not None
@@ -163,25 +164,31 @@ def manifest_of(
     )
 
 
-def _laws(results: list[Result]) -> Iterator[CommitInfo]:
+def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
     """The laws that runs drew their blocks' forwards from."""
-    for result in results:
+    for result, profile in zip(results, profiles, strict=True):
         policy, law = result.policy, result.law
         if law is None:
             continue
         told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
         told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
-        yield told
+        yield {**told, **_under(profile, policy, law)}
+
+
+def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
+    """The autoregressive runs whose steps yield otherwise than those that their profile was calibrated to."""
+    for result, profile in zip(results, profiles, strict=True):
+        if result.policy.autoregressive and (told := _under(profile, result.policy, None)):
+            yield {"policy": result.policy.name, **told}
 
 
 def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
     """A line for each limit of the scenarios' profiles: a yield that is not the calibration's, host terms unknown."""
     lines: list[str] = []
     for scenario in scenarios:
-        profile = scenario.loaded_profile()
-        model = commit_model_of(scenario.parsed_policy(), profile, scenario.workload)
-        models = [] if model is None else [CommitInfo(workload=model.workload, **_under(profile, model))]
-        lines += notes_on(_info(profile), models)
+        profile, policy = scenario.loaded_profile(), scenario.parsed_policy()
+        drawn = drawn_from(policy, profile, scenario.workload)
+        lines += notes_on(_info(profile), [_under(profile, policy, drawn)])
     return list(dict.fromkeys(lines))
 
 
@@ -191,14 +198,28 @@ def _in_place_of(result: Result) -> CommitInfo:
     return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
 
 
-def _under(profile: Profile, model: CommitModel) -> CommitInfo:
-    """The tokens that a run's steps commit, where its profile was calibrated under another yield."""
+def _under(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | None) -> CommitInfo:
+    """The tokens that a run's steps yield, and of which workload, where its profile was calibrated under others."""
     with_ = calibrated_under(profile)
-    if with_ is None or (model.workload, model.threshold) == (with_.workload, with_.threshold):
+    if with_ is None:
         return {}
-    from ..profiler.request_effects import mean_yield  # imported here: it loads SciPy
+    from ..profiler.canvas_law import mean_forwards  # imported here: they load SciPy
+    from ..profiler.request_effects import mean_yield
 
-    return {"tokens_per_step": float(f"{mean_yield(model):.3g}")}
+    threshold: float | None = None
+    match drawn:
+        case CommitModel():
+            workload, threshold, tokens = drawn.workload, drawn.threshold, mean_yield(drawn)
+        case CanvasLaw():
+            workload, tokens = drawn.workload, drawn.canvas_length / mean_forwards(drawn)
+        case None if policy.autoregressive and profile.family == "autoregressive":
+            acceptances = policy.granularity.acceptances
+            workload, tokens = drafted(acceptances), float(np.cumprod(acceptances).sum())
+        case None:
+            return {}
+    if (workload, threshold) == (with_.workload, with_.threshold):
+        return {}
+    return CommitInfo(workload=workload, tokens_per_step=float(f"{tokens:.3g}"))
 
 
 def _info(profile: Profile) -> ProfileInfo:

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..engine.errors import DsimError
+from ..profiler.profile import Profile
 from ..profiler.uncertainty import SPREAD, score_of_spread
 from ..report.metrics import METRICS, no_nan
 from ..report.slo import Slo
+from ..report.spread import no_spread
 from ..sim.twin import drawn_from
 from ..traces import Trace
 from .scenario import Scenario
@@ -30,7 +33,7 @@ class Moved:
 def moved_by_spread(
     scenarios: Sequence[Scenario], requests: Trace | None = None, *, names: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """The entry of run.json: replays of the first requests at other spreads; None where no policy draws any.
+    """The entry of run.json: replays of the first requests at other spreads, or why none; None where no policy draws.
 
     requests: of all scenarios; None: each has its own. names: to tell the scenarios by, their policies by default.
     Ctrl-C raises KeyboardInterrupt: a part of a replay says nothing.
@@ -38,20 +41,40 @@ def moved_by_spread(
     told = names or [scenario.policy for scenario in scenarios]
     asked = zip(told, scenarios, strict=True)
     found = [moved for name, scenario in asked if (moved := _of_policy(name, scenario, requests)) is not None]
-    if not found:
+    rows = [{**vars(moved), "p90_ms": no_nan(moved.p90_ms)} for moved in found if isinstance(moved, Moved)]
+    if rows:
+        return {"factors": list(FACTORS), "policies": rows}
+    reasons = list(dict.fromkeys(why for why in found if isinstance(why, str)))
+    return no_spread("; ".join(reasons)) if reasons else None
+
+
+def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile | None) -> dict[str, Any] | None:
+    """The same of a run on a device: what the twin says of its requests, or why it says nothing."""
+    if all(scenario.parsed_policy().autoregressive for scenario in scenarios):
         return None
-    rows = [{**vars(moved), "p90_ms": no_nan(moved.p90_ms)} for moved in found]
-    return {"factors": list(FACTORS), "policies": rows}
+    if profile is None:
+        why = "no profile of this device was given (--profile)"
+    elif scenarios[0].eos:
+        why = "answers ended where the weights said, which the twin does not know beforehand"
+    else:
+        try:
+            return moved_by_spread(scenarios, requests)
+        except DsimError as error:
+            why = str(error)
+    return no_spread(why)
 
 
-def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved | None:
+def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved | str | None:
+    """What was found, why nothing could be, or None where nothing is drawn."""
     profile = scenario.loaded_profile()
     model = drawn_from(scenario.parsed_policy(), profile, scenario.workload)
-    if model is None or not model.request_spread:
+    if model is None:
         return None
+    if not model.request_spread:
+        return f"in {profile.name} requests of {model.workload} do not differ"
     scores = [score for factor in FACTORS if (score := score_of_spread(profile, model, factor)) is not None]
     if len(scores) < len(FACTORS):
-        return None
+        return f"{profile.name} is sure of how requests of {model.workload} differ"
     whole = scenario.requests() if requests is None else requests
     few = whole.head(min(MOST, len(whole)))
     metrics = tuple(dict.fromkeys(Slo.parse(text).metric for text in scenario.slos)) or USUAL

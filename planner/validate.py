@@ -32,6 +32,7 @@ from ..traces import Trace
 from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
 from .record import in_twin, record
 from .scenario import Scenario
+from .spread import moved_by_spread
 
 if TYPE_CHECKING:
     from ..profiler.canvas import Opened
@@ -215,7 +216,8 @@ def validate(
 def _predict(folder: Path, scenario: Scenario, requests: Trace) -> None:
     """Replay a cell in the twin, unless that was done."""
     if not _is_whole(folder / "predicted"):
-        record([scenario], requests, in_twin, out=folder / "predicted")
+        moved = moved_by_spread([scenario], requests)
+        record([scenario], requests, in_twin, out=folder / "predicted", about=lambda _: {"spread": moved})
 
 
 def _ended(requests: Trace, measured: Run, policy: str) -> Trace:

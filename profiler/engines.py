@@ -12,11 +12,14 @@ import numpy as np
 from ..engine.latency import LatencyModel
 from .fit import key_times
 from .hardware import gpu
+from .known import drafted
 from .models import BYTES, model
 from .profile import Fit, Profile, Provenance
+from .published import EDITING
 from .roofline import roofline
 
 CANVAS = 256
+FIXED_48 = "fixed-48", round(CANVAS / 48, 4)  # the law of SGLang's benchmark, and tokens a denoising forward
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Published:
     row: int
     keys: float
     source: str
+    workload: str  # whose forwards these are: a law of the profile, or the drafts of a step
+    tokens: float  # that a forward yielded (of a canvas one that denoises)
     host_step: float = 0.0  # s, of the engine's scheduler, not in the points
     host_request: float = 0.0
     overlap: bool = True  # the host's time passes while the device works
@@ -72,7 +77,12 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         latency=latency,
         memory=memory,
         fit=Fit((runs.points[0][0], 4 * runs.points[-1][0]), regimes, None, None, runs.uncertainty),
-        provenance=Provenance((runs.source, *base.provenance.sources), said["date"], base.provenance.tool_version),
+        provenance=Provenance(
+            (runs.source, *base.provenance.sources),
+            said["date"],
+            base.provenance.tool_version,
+            settings={"calibrated_yield": runs.tokens, "calibrated_workload": runs.workload},
+        ),
     )
 
 
@@ -87,6 +97,7 @@ VLLM_GEMMA = Published(
     384,
     "SGLang's benchmark README (PR 34061), H200 TP 2, 48 fixed steps, prompts of 128: vLLM 0.28 0.569, 1.281, 2.226 s "
     "at 1, 4, 8 concurrent, read as 50 forwards of 6.65 ms + 18.5 us a token",
+    *FIXED_48,
 )
 # SGLang: 49 forwards. In step (sync) 15.1, 28.8 and 50.1 ms; FDFO 1.4 to 2.3 ms more, its scheduler's share.
 SGLANG_GEMMA = Published(
@@ -95,6 +106,7 @@ SGLANG_GEMMA = Published(
     384,
     "SGLang's benchmark README (PR 34061), H200 TP 2, 48 fixed steps, prompts of 128: sync 0.741, 1.409, 2.455 s and "
     "FDFO 0.810, 1.521, 2.561 s at 1, 4, 8 concurrent, read as 49 forwards",
+    *FIXED_48,
     host_step=1.5e-3,
     host_request=0.1e-3,
     overlap=False,
@@ -106,6 +118,8 @@ BLOG_GEMMA = Published(
     1664,
     "vLLM's blog of 2026-06-10, H100, FP8, batch 1, 1024/1024 tokens, 16 fixed steps: 1,008 tok/s, read as 17 forwards "
     "a canvas of 14.9 ms; what more rows cost is assumed (9 us a token, half of what the H200s' bf16 runs show)",
+    "fixed-16",
+    CANVAS / 16,
     weight_bytes=1,
     uncertainty=0.3,
 )
@@ -116,16 +130,21 @@ QWEN_AR = Published(
     1000,
     "DreamShift's report, Qwen3-8B on SGLang, H100, AIME: 149 tok/s at concurrency 1 and 5,794 at 64; a context "
     "of 1,000 tokens assumed (1,200 would leave nothing but KV reads between the two)",
+    drafted((1.0,)),
+    1.0,
 )
 # The same GPU and shape, its own speculation: three drafts and the next token are verified in a forward. Half of the
 # drafts accepted (assumed) is 1.875 tokens a forward, of 6.9 and 18.7 ms.
-SDAR_TOKENS = 1 + 0.5 + 0.25 + 0.125
+SDAR_DRAFTS = (1.0, 0.5, 0.5, 0.5)
+SDAR_TOKENS = float(np.cumprod(SDAR_DRAFTS).sum())
 SDAR_SGLANG = Published(
     ((4.0, SDAR_TOKENS / 272), (256.0, 64 * SDAR_TOKENS / 6414)),
     4,
     1000,
     "DreamShift's report, SDAR-8B speculative (N=3, greedy) on SGLang, H100, AIME: 272 tok/s at concurrency 1 and "
     "6,414 at 64; each draft accepted with probability 0.5 and a context of 1,000 tokens assumed",
+    drafted(SDAR_DRAFTS),
+    SDAR_TOKENS,
     overlap=False,
     uncertainty=0.3,
 )
@@ -139,6 +158,8 @@ LLADA21_SGLANG = Published(
     "SGLang issue 33322 and its report, LLaDA2.1-mini, JointThreshold, H20, a contributor's tuned fork, gsm8k: 592, "
     "2,451 and 3,412 tok/s at concurrency 1, 16 and 128; 90 ms of kernels at 4,096 tokens, 5.5 ms of host a forward; "
     "prompts of 64 tokens that no cache holds and outputs of 256 assumed",
+    "gsm8k",
+    EDITING["LLaDA2.1-mini"]["gsm8k"][0],
     host_step=5.5e-3,
     host_request=1.05e-3,
     overlap=False,

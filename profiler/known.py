@@ -1,5 +1,6 @@
 """A profile's own limits: the yield behind its step times, and host terms that nobody knows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .profile import Profile
@@ -9,21 +10,28 @@ from .profile import Profile
 class Under:
     """The yield that a profile's step times were calibrated under: to what else commits they are carried over."""
 
-    tokens: float  # a denoise step
-    workload: str
-    threshold: float
+    tokens: float  # a denoise step; of drafts, a forward
+    workload: str  # of drafts, how many of them and how likely each is accepted
+    threshold: float | None  # None: of a law of forwards, or of drafts
 
     def __str__(self) -> str:
-        return f"{self.tokens:.3g} ({self.workload}, threshold {self.threshold:g})"
+        at = "" if self.threshold is None else f", threshold {self.threshold:g}"
+        return f"{self.tokens:.3g} ({self.workload}{at})"
 
 
 def calibrated_under(profile: Profile) -> Under | None:
-    """The yield that a profile says it was calibrated under; None for one that was measured, or from data sheets."""
+    """The yield that a profile says it was calibrated under; None where it says none: measured ones, data sheets."""
     settings = profile.provenance.settings
     tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
-    if not isinstance(tokens, int | float) or not isinstance(threshold, int | float) or workload is None:
+    if not isinstance(tokens, int | float) or not isinstance(threshold, int | float | None) or workload is None:
         return None
-    return Under(float(tokens), str(workload), float(threshold))
+    return Under(float(tokens), str(workload), None if threshold is None else float(threshold))
+
+
+def drafted(acceptances: Sequence[float]) -> str:
+    """The workload of an autoregressive run: how likely each token of a step is, those before it being."""
+    drafts = acceptances[1:]
+    return f"{len(drafts)} drafts, each accepted with probability {drafts[0]:g}" if drafts else "a token at a time"
 
 
 def unknown_host(profile: Profile) -> tuple[str, ...]:

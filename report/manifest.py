@@ -41,7 +41,7 @@ class CommitInfo(TypedDict, total=False):
     extrapolated_from: int | None  # the block size that was fitted, where it is another
     canvas_length: int  # of a law of canvases, in place of block_length
     median_steps: float  # of a law: forwards of a typical request's first block
-    tokens_per_step: float  # that an ordinary denoise step of whole blocks commits
+    tokens_per_step: float  # that an ordinary step yields, where the profile was calibrated under another yield
 
 
 class MemoryInfo(TypedDict, total=False):

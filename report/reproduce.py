@@ -1,11 +1,13 @@
 """Reproduced experiments as a page: a table each, published beside predicted, and what every value is worth."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from .chart import Chart
 from .page import Figure, Number, Page, Row, Section, Table, Words
+from .spread import of_spread
 from .table import number
 
 Json = Mapping[str, Any]  # what `dsim reproduce --json` prints
@@ -14,7 +16,7 @@ MOST_CHARTS = 3  # measures of an experiment that are drawn
 
 
 def reproduce_page(found: Json, command: str = "") -> Page:
-    """The page; `found` is what `dsim reproduce --json` prints."""
+    """The page; `found` is what `dsim reproduce --json` prints; `spread` beside it, by experiment."""
     names = [e["name"] for e in found["experiments"]]
     title = found["experiments"][0]["title"] if len(names) == 1 else f"{len(names)} published experiments"
     made = f"{found['date']}, dsim {found['dsim']}" + (f", commit {found['commit']}" if found["commit"] else "")
@@ -28,9 +30,7 @@ def reproduce_page(found: Json, command: str = "") -> Page:
         else (),
         numbers=tuple(_number(status, s) for status, s in found["summary"].items()),
         facts=(("Made", made),),
-        sections=tuple(
-            _section(e, [r for r in found["rows"] if r["experiment"] == e["name"]]) for e in found["experiments"]
-        ),
+        sections=tuple(section for e in found["experiments"] for section in _sections(found, e)),
         command=command,
         version=found["dsim"],
     )
@@ -51,6 +51,13 @@ def _number(status: str, s: Json) -> Number:
     if s["median_error"] is None:
         return Number(status, ((None, f"{s['num']:,}"),), "values; nothing to compare them with")
     return Number(status, ((None, f"{100 * s['median_error']:.1f} %"),), f"median error of {s['num']} values")
+
+
+def _sections(found: Json, e: Json) -> tuple[Section, ...]:
+    """An experiment: its values, and how its 90th percentiles move."""
+    values = _section(e, [r for r in found["rows"] if r["experiment"] == e["name"]])
+    moved = of_spread(found.get("spread", {}).get(e["name"]))
+    return (values, *(replace(section, title=f"{section.title}: {e['title']}") for section in moved))
 
 
 def _section(e: Json, rows: Sequence[Json]) -> Section:

@@ -49,7 +49,8 @@ def run_page(run: Run) -> Page:
     slow, about = _slowest(run, requests, slos)
     opened = Widget("requests", "The slowest requests", f"{about} A row opens the request's own timeline.")
     engine = _engine(run, requests, steps, edges)
-    more = *of_spread(info.get("spread")), of_memory(info.get("memory", []))
+    measured = requests if info.get("driver") == "live" else {}
+    more = *of_spread(info.get("spread"), measured), of_memory(info.get("memory", []))
     sections = [
         Section("Latency and SLOs", tuple(shown[1:])),
         Section("Timeline", (moment, *timeline)),

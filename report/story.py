@@ -184,7 +184,7 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
         if others:
             lines.append(
                 f"{profile['name']}'s step times were calibrated under a yield of {profile['calibrated_with']}; "
-                f"this run commits {', '.join(others)} tokens a denoise step"
+                f"this run commits {', '.join(others)} tokens a step"
             )
     if profile.get("unknown_host"):
         lines.append(
@@ -281,6 +281,8 @@ def _commits(models: Sequence[CommitInfo]) -> list[str]:
     """The models that the runs drew their yields from, each once, and whose it is where they differ."""
     found: dict[str, list[str]] = {}
     for commit in models:
+        if not commit.keys() & {"block_length", "canvas_length"}:  # autoregressive
+            continue
         found.setdefault(_commit(commit), []).append(commit.get("policy", ""))
     if len(found) < 2:
         return list(found)

@@ -27,6 +27,7 @@ from ..planner.ensemble import sustained
 from ..planner.grid import key_of
 from ..planner.replicate import student
 from ..planner.scenario import Scenario
+from ..planner.spread import FACTORS, moved_by_spread
 from .experiment import PREDICTED, Experiment, Run
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
@@ -178,6 +179,25 @@ def reproduce(
             tuple(experiments), rows, len(done) - reused, reused, len(points), interrupted, _today(), commit()
         )
         kept.finish(found, page)
+    return found
+
+
+def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
+    """How 90th percentiles move with the spread between requests, by experiment that measures some.
+
+    Of each series the middle place, with the first seed; a run that cannot be is left out, as its row says.
+    """
+    found = {}
+    for e in experiments:
+        rows: list[dict[str, Any]] = []
+        for series in e.series:
+            run = series.runs[len(series.runs) // 2]
+            if any(measure.partition(OVER)[0].endswith(".p90") for measure in series.measures):
+                with suppress(DsimError):
+                    told = moved_by_spread([Point(run, (), 0).scenario], names=[f"{series.name} at {run.at}"])
+                    rows += told.get("policies", []) if told is not None else []
+        if rows:
+            found[e.name] = {"factors": list(FACTORS), "policies": rows}
     return found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ..page import Number, Page, Section, Table, Words, table
 from ..run import Run
+from ..spread import of_spread
 from . import words
 from .comparison import DEFINITIONS, Cell, Comparison
 from .figures import of_cell, overview
@@ -23,7 +24,7 @@ def spoken(found: Comparison) -> Page:
 def compare_page(found: Comparison, pairs: Sequence[tuple[Run, Run]], command: str = "", version: str = "") -> Page:
     """The page; the same comparison gives the same one."""
     chart, *others = overview(found)
-    sections = [Section("All policies", tuple(others)), *_rankings(found)]
+    sections = [Section("All policies", tuple(others)), *_rankings(found), *_spread(found, pairs)]
     for i, cell in enumerate(found.cells):
         every = _table(words.full_table(found, cell), title=f"Every number of {cell.name}", fold=True)
         blocks = (*_errors(found, cell), *of_cell(found, i, pairs[cell.pair]), every)
@@ -85,6 +86,20 @@ def _rankings(found: Comparison) -> list[Section]:
         Section(f"Ranking of {', '.join(ranking.cells)}", (_table(words.ranking_table(found, ranking)),), spoken=True)
         for ranking in found.rankings
     ]
+
+
+def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Section, ...]:
+    """What the predicted runs say of other spreads between requests, beside what was measured."""
+    told, measured, factors, why = [], {}, [], ""
+    for cell in found.cells:
+        predicted, seen = pairs[cell.pair]
+        kept = predicted.info.get("spread") or {}
+        why = why or kept.get("none", "")
+        for own in kept.get("policies", []):
+            if own["policy"] == cell.policy:
+                told.append({**own, "policy": cell.name})
+                measured[cell.name], factors = seen.requests(cell.policy), kept["factors"]
+    return of_spread({"factors": factors, "policies": told} if told or not why else {"none": why}, measured)
 
 
 def _numbers(found: Comparison) -> tuple[Number, ...]:

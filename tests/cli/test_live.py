@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,8 +22,11 @@ from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.weights import random_model, save_model
 from dsim.profiler.measure import shape_of
 from dsim.profiler.profile import load, save
+from dsim.report.compare.comparison import compare_runs
+from dsim.report.compare.page import compare_page
 from dsim.report.files import FILES
 from dsim.report.run import read_run
+from dsim.report.run_page import run_page
 
 from ..held_up import PATIENCE, wait_until
 from .command import Ran, dsim
@@ -80,6 +84,7 @@ def test_it_serves_under_several_policies_and_writes_what_replay_writes_and_a_jo
     report = Path("run/report.html").read_text()
     assert "Measured on" in report
     assert "Estimated, not measured" not in report
+    assert "at other spreads between requests: no profile of this device was given (--profile)." in report
 
 
 def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_one_by_one() -> None:
@@ -96,6 +101,21 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     # What a request commits in all is the draws', whenever its steps come.
     sides = [read_run(name).requests(spec) for name in ("predicted", "measured")]
     assert sides[0]["num_committed"].tolist() == sides[1]["num_committed"].tolist()
+    # How the twin's P90 moves with the spread between requests stands beside what was measured.
+    told = [read_run(name).info["spread"] for name in ("predicted", "measured")]
+    assert told[0] == told[1]
+    measured = f"{1e3 * np.percentile(sides[1]['finish'] - sides[1]['arrival'], 90):.3g}"
+    sections = [
+        run_page(read_run("measured")).sections,
+        compare_page(
+            compare_runs([(read_run("predicted"), read_run("measured"))], lambda _: load("ours.json"), (), across=True),
+            [(read_run("predicted"), read_run("measured"))],
+        ).sections,
+    ]
+    for of_page in sections:
+        [section] = [s for s in of_page if s.title.startswith("How P90 moves")]
+        assert section.blocks[0].rows[-1].cells[1] == "e2el p90, ms"
+        assert section.blocks[0].rows[-1].cells[-1] == measured
 
 
 @pytest.mark.parametrize(

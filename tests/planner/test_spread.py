@@ -11,9 +11,9 @@ from dsim.planner import spread
 from dsim.planner.plan import Planned, best_fleets, candidates_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
-from dsim.planner.spread import moved_by_spread
+from dsim.planner.spread import beside_live, moved_by_spread
 from dsim.planner.sweep import sweep
-from dsim.profiler.profile import load
+from dsim.profiler.profile import Profile, load
 from dsim.profiler.request_effects import mean_yield
 from dsim.profiler.uncertainty import SPREAD, score_of_spread, varied
 from dsim.report.run import read_run
@@ -102,6 +102,27 @@ def test_a_sweep_tells_it_of_the_first_cell_of_each_policy(tmp_path: Path) -> No
 
 def test_without_a_policy_that_draws_nothing_is_told() -> None:
     assert moved_by_spread([replace(ASKED, policy="ar")], ASKED.requests()) is None
+
+
+def test_where_requests_do_not_differ_it_is_said() -> None:
+    fixed = Scenario("azure-conv", policy="vllm-diffusion", profile="h200x2-diffusiongemma-vllm", workload="fixed-48")
+    why = "in h200x2-diffusiongemma-vllm requests of fixed-48 do not differ"
+    assert moved_by_spread([fixed]) == {"none": f"Nothing was replayed at other spreads between requests: {why}."}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "profile", "why"),
+    [
+        (ASKED, None, "no profile of this device was given (--profile)"),
+        (replace(ASKED, eos=True), PROFILE, "answers ended where the weights said, which the twin does not know"),
+        (replace(ASKED, policy="sparse-dllm"), PROFILE, "profile a100-sdar-8b is of family block-diffusion"),
+    ],
+)
+def test_a_measured_run_says_why_its_twin_was_not_asked(scenario: Scenario, profile: Profile | None, why: str) -> None:
+    told = beside_live([scenario], ASKED.requests(), profile)
+    assert told is not None
+    assert told["none"].startswith(f"Nothing was replayed at other spreads between requests: {why}")
+    assert beside_live([replace(scenario, policy="ar")], ASKED.requests(), profile) is None
 
 
 def test_an_interrupt_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ import pytest
 import dsim as package
 from dsim.engine.errors import DsimError
 from dsim.profiler.models import model
+from dsim.report.reproduce import reproduce_page
 from dsim.reproduce.experiment import CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
 from dsim.reproduce.memory import GIB, RUNS, Sizes, peak
-from dsim.reproduce.run import reproduce, summary, to_csv
+from dsim.reproduce.run import moved, reproduce, summary, to_csv
 
 from ..cli.command import dsim, held
 from .experiments import part, rows
@@ -119,6 +120,20 @@ def test_a_second_call_runs_nothing_and_a_torn_line_is_run_again(small: Path) ->
     third = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
     assert (third.json["num_run"], third.json["num_reused"]) == (1, 3)
     assert third.json["rows"] == first.json["rows"]
+
+
+def test_p90s_are_moved_by_the_spread_where_an_experiment_measures_some(small: Path) -> None:
+    assert moved([read("small.toml")]) == {}
+    lines = SMALL.replace('["output_throughput"]', '["norm_latency_ms.p90"]', 1).splitlines()
+    small.write_text("\n".join(line for line in lines if not line.startswith(("published", "calibrated"))))
+    told = moved([read("small.toml")])
+    assert list(told) == ["small"]
+    [own] = told["small"]["policies"]  # A is autoregressive
+    assert (own["policy"], own["num_requests"], own["of"]) == ("B at 2", 4, 4)
+    found = reproduce([read("small.toml")], jobs=1)
+    assert own["p90_ms"]["norm_latency"][1] == pytest.approx(found.rows[-1].predicted, rel=1e-3)
+    page = reproduce_page(found.to_json() | {"spread": told})
+    assert page.sections[1].title == "How P90 moves with the spread between requests: Two policies"
 
 
 def test_a_killed_run_goes_on(small: Path) -> None:
