@@ -17,6 +17,7 @@ from torch.nn.functional import gelu, linear, rms_norm
 
 from ..engine.errors import ModelError
 from ..files.read import cut, parsing
+from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope.reference import rotate
 from .config_file import read_json
 from .families import CANVAS
@@ -156,13 +157,8 @@ class CanvasModel:
         weights, chosen = scores.topk(c.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True) * w[at + "router.per_expert_scale"][chosen]
         x = self._norm(x, at + "pre_feedforward_layernorm_2")
-        out = torch.zeros_like(x)
-        for expert in sorted(set(chosen.reshape(-1).tolist())):
-            rows, place = (chosen == expert).nonzero(as_tuple=True)
-            gate, up = linear(x[rows], w[at + "experts.gate_up_proj"][expert]).chunk(2, dim=-1)
-            said = linear(gelu(gate, approximate="tanh") * up, w[at + "experts.down_proj"][expert])
-            out.index_add_(0, rows, (said * weights[rows, place, None]).to(out))
-        return out
+        matrices = w[at + "experts.gate_up_proj"], w[at + "experts.down_proj"]
+        return grouped_experts(x, chosen, weights, *matrices, activation="gelu")
 
     def _gated(self, x: Tensor, at: str) -> Tensor:
         gate, up = self._linear(x, at + ".gate_proj"), self._linear(x, at + ".up_proj")
