@@ -78,6 +78,11 @@ class CanvasConfig:
         return None
 
     @property
+    def block_length(self) -> int:
+        """Positions decoded together."""
+        return self.canvas_length
+
+    @property
     def state_tokens(self) -> int:
         """Tokens' worth of KV that what is kept of a token beside its KV takes: as nothing is, the least there is."""
         return 1
