@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ..engine.policy import Policy, name_of, settings_of
 from .quality import reference_of
 
-
 NO = ("", "none")  # cells of fields that have no value
 
 

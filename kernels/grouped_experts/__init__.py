@@ -15,7 +15,8 @@ def grouped_experts(
 ) -> torch.Tensor:  # fmt: skip
     """The sum over a row's experts e of weight * down[e] @ (activation(gate) * up), [N, h], in x's dtype.
 
-    activation: silu, or gelu by its approximation with tanh (Gemma). x [N, h]; experts [N, k] int64, each row's own, 0 to E - 1; weights [N, k] fp32; gate_up [E, 2f, h], gates and then
+    activation: silu, or gelu by its approximation with tanh (Gemma).
+    x [N, h]; experts [N, k] int64, each row's own, 0 to E - 1; weights [N, k] fp32; gate_up [E, 2f, h], gates and then
     what they let through, and down [E, h, f], in x's dtype. Products are accumulated, and experts summed, in fp32.
     """
     check_shape("x", x, "N", "h")

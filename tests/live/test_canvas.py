@@ -24,7 +24,7 @@ from dsim.live import canvas as canvas_module
 from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
-from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
+from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
 from dsim.live.loop import serve
 from dsim.planner.agreement import table
 from dsim.planner.on_device import Answers, agreement, check_canvases, check_live
@@ -39,7 +39,7 @@ from dsim.traces import Trace
 
 from ..serve.serving import serving
 from ..worlds import Collector
-from .checkpoints import rewrite, shaken
+from .checkpoints import replaced, rewrite, shaken
 
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
 RULES = [
@@ -231,6 +231,19 @@ def test_what_is_wrong_is_one_line_with_both_values(gemma: tuple[Any, Path], tmp
     rewrite(tmp_path, text_config=found, architectures=["Gemma4ForCausalLM"])
     with pytest.raises(ModelError, match=r"architectures is .*Gemma4ForCausalLM.*, expected"):
         read_canvas_config(tmp_path)
+
+
+def test_a_head_beside_the_embedding_is_the_same_or_refused(gemma: tuple[Any, Path], tmp_path: Path) -> None:
+    for path in gemma[1].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    of = "model.decoder.embed_tokens.weight"
+    replaced(tmp_path, "lm_head.weight", lambda tensors: tensors[of].clone())
+    check_canvas_model(tmp_path)
+    read_canvas_model(tmp_path, "cpu", torch.float32)
+    replaced(tmp_path, "lm_head.weight", lambda tensors: tensors[of] + 1)
+    for reads in (check_canvas_model, lambda folder: read_canvas_model(folder, "cpu", torch.float32)):
+        with pytest.raises(ModelError, match=r"weight is not .*, and config.json says that it is \(tied\)"):
+            reads(tmp_path)
 
 
 # ---- under the engine's plans --------------------------------------------------------------------------------------
