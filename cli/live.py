@@ -20,7 +20,7 @@ from .options import INTERRUPTED, option
 if TYPE_CHECKING:
     from ..planner.on_device import Answers
     from ..planner.scenario import Scenario
-    from ..profiler.measure import Loaded
+    from ..profiler.canvas import Opened
     from ..profiler.profile import Profile
     from ..traces import Trace
 
@@ -83,7 +83,7 @@ def live_command(
     from ..live.canvas_model import is_canvas  # imported here: they load PyTorch
     from ..live.config_file import Given
     from ..live.sampling import Sampling
-    from ..profiler.canvas import LoadedCanvas, open_any
+    from ..profiler.canvas import open_any
 
     sampling = Sampling(temperature, top_p, gumbel, seed) if temperature else None
     if sampling is None and (gumbel or top_p != 1):
@@ -92,9 +92,11 @@ def live_command(
         raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
     if tp < 1:
         raise DsimError(f"--tp is {tp}, expected at least 1")
-    if is_canvas(Path(model)) and (sampling is not None or agreement):
-        asked = "--agreement" if agreement else f"--temperature {temperature:g}"
-        raise DsimError(f"{model}: its canvases are drawn by the checkpoint's own rule, and {asked} is of decoders")
+    if is_canvas(Path(model)) and sampling is not None:
+        raise DsimError(
+            f"{model}: its canvases are drawn by the checkpoint's own rule, and --temperature {temperature:g} is of "
+            "decoders"
+        )
     loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length), tp)
     answers = Answers(tokenizer, sampling)
     requests = answers.conversations(loaded, prompts, requests)
@@ -110,7 +112,6 @@ def live_command(
     if agreement:
         if commits != "model" or prompts is None or sampling is not None:
             raise DsimError(f"--agreement is of the likeliest tokens of trained weights, and commits is {cut(commits)}")
-        assert not isinstance(loaded, LoadedCanvas), "refused above"
         _agree(loaded, held, prompts, scenarios, requests, answers, out, force, as_json, screen)
         return
 
@@ -150,7 +151,7 @@ def live_command(
 
 
 def _agree(
-    loaded: "Loaded", held: "Profile | None", prompts: str, scenarios: "list[Scenario]", requests: "Trace",
+    loaded: "Opened", held: "Profile | None", prompts: str, scenarios: "list[Scenario]", requests: "Trace",
     answers: "Answers", out: Path | None, force: bool, as_json: bool, screen: Console,
 ) -> None:  # fmt: skip
     """Serve the requests one after another under each policy, print the agreement, and write the table."""

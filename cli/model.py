@@ -35,7 +35,9 @@ def info(
     block_length: options.BlockLength = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what a model is, whether and how it runs here, and what it needs. No weight is read, no code of it run.
+    """Say what a model is, whether and how it runs here, and what it needs. No code of it is run.
+
+    No weight is read but a tied head, to see that it is the embedding.
 
     dsim model info ./LLaDA-8B-Instruct --gpu H100
     """

@@ -33,6 +33,9 @@ def serve_command(
     commits: Annotated[str | None, option("C", "With --model: what decides what commits, model or twin.")] = None,
     device: Annotated[str | None, option("D", "With --model: cuda or cpu; the GPU where there is one.")] = None,
     graphs: options.Graphs = None,
+    mask_token_id: options.MaskTokenId = None,
+    block_length: options.BlockLength = None,
+    eos: options.EndsAtEos = False,
     tokenizer: Annotated[
         str | None, option("DIR", "The twin's: count prompts by this tokenizer.json, not by bytes.")
     ] = None,
@@ -61,6 +64,8 @@ def serve_command(
     """
     if (model is None) == (twin is None):
         raise DsimError(f"--model is {model} and --twin is {twin}, expected one of them")
+    if twin is not None and (eos or mask_token_id is not None or block_length is not None):
+        raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
     if not 0 <= port < 1 << 16:
         raise DsimError(f"--port is {port}, expected 0 to 65535")
     if max_body < 1:
@@ -83,7 +88,7 @@ def serve_command(
         bound.check_class(set())
     scenario = Scenario(
         trace="", policy=policy, profile=twin or choices.PROFILE, workload=workload, replicas=replicas, router=router,
-        emit=emit, seed=seed,
+        emit=emit, seed=seed, eos=eos,
     )  # fmt: skip
     bounds = Bounds(max_requests, max_waiting)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -92,11 +97,12 @@ def serve_command(
         if twin is not None:
             behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append)
         else:
-            from ..profiler.canvas import open_any  # imported here: it loads PyTorch
+            from ..live.config_file import Given  # imported here: they load PyTorch
+            from ..profiler.canvas import open_any
 
             assert model is not None
             held = None if profile is None else load_profile(profile)
-            loaded = open_any(model, device, seed, graphs)
+            loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
             behind = open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
         name = served_name or str(behind.manifest["live"]["model"])
         settings = Settings(name, behind.header, max_body, api_key or None)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 Path = Literal["reference", "triton"]
+Taken = Literal["reference", "triton", "flashinfer"]
 
-taken: Counter[tuple[str, Path]] = Counter()  # calls by operation and path, since the process began
+taken: Counter[tuple[str, Taken]] = Counter()  # calls by operation and path, since the process began
 _choice: ContextVar[Literal["auto"] | Path] = ContextVar("path", default="auto")
 
 

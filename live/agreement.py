@@ -1,6 +1,6 @@
 """Agreement of an approximation with the exact run of the same weights, on a model that learned something."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,16 @@ from ..engine.journal import RequestTable
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.request import Request
+from .canvas import Canvas, CanvasCache
+from .canvas_executor import KeyedChance
+from .canvas_model import CanvasModel
 from .loop import serve
 from .model import Decoder
 from .prompts import Prompts, Tokens
-from .session import make_executor, make_forward
+from .session import open_forward, open_steps
+
+PARTS = 8  # an answer is masked in so many turns, every eighth token in each
+PAGE = 64  # tokens, of the cache that a canvas's text is read from
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Agreement:
     """A policy's answers beside those of the exact run."""
 
     equal: float  # share of the answers' tokens that are the same, at the same place
-    likelihood: float  # nats a token, mean log-likelihood of its answers, each masked in turn
+    likelihood: float  # nats a token, mean log-likelihood of its answers' tokens, each unseen in its turn
     exact_likelihood: float  # of the exact run's
 
     @property
@@ -42,14 +48,17 @@ class Agreement:
 
 
 def answers(
-    model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts,
-    latency: LatencyModel | None = None,
+    model: Decoder | CanvasModel, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts,
+    latency: LatencyModel | None = None, seed: int = 0,
 ) -> list[Answer]:  # fmt: skip
-    """A policy's answers to requests, served one after another; latency: what an elastic chunk is chosen by."""
+    """A policy's answers to requests, served one after another.
+
+    latency: what an elastic chunk is chosen by. seed: of a canvas's noise and draws.
+    """
     found = []
     for request in requests:
-        forward = make_forward(model, policy, limits, [request])
-        executor = make_executor(forward, policy, limits, prompts)
+        forward = open_forward(model, policy, limits, [request])
+        executor = open_steps(forward, policy, limits, prompts, seed=seed)
         engine = Engine(policy, limits, RequestTable(request.index + 1), latency=latency)
         serve(engine, executor, [Request(request.index, 0.0, request.input_length, request.output_length)])
         length = request.input_length + request.output_length
@@ -58,38 +67,67 @@ def answers(
     return found
 
 
-def compare(model: Decoder, exact: Sequence[Answer], other: Sequence[Answer]) -> Agreement:
+def compare(model: Decoder | CanvasModel, exact: Sequence[Answer], other: Sequence[Answer]) -> Agreement:
     """Tokens equal and likelihoods, over the answers of the same requests."""
     equal = [a.tokens[a.prompt :] == b.tokens[b.prompt :] for a, b in zip(exact, other, strict=True)]
     return Agreement(float(np.concatenate(equal).mean()), likelihood(model, other), likelihood(model, exact))
 
 
 @torch.inference_mode()
-def likelihood(model: Decoder, found: Sequence[Answer], parts: int = 8) -> float:
-    """Mean log-likelihood of answers' tokens in nats: an eighth of them masked at a time, all else seen both ways.
+def likelihood(model: Decoder | CanvasModel, found: Sequence[Answer]) -> float:
+    """Mean log-likelihood of answers' tokens in nats, each said by the model where it does not see it."""
+    total, num = 0.0, 0
+    for i, answer in enumerate(found):
+        parts = _of_canvases(model, answer, i) if isinstance(model, CanvasModel) else _of_masks(model, answer)
+        for logs in parts:
+            total += float(logs.sum())
+            num += len(logs)
+    return total / max(1, num)
+
+
+def _of_masks(model: Decoder, answer: Answer) -> Iterator[Tensor]:
+    """Log-likelihoods of an answer's tokens: an eighth of them masked at a time, all else seen both ways.
 
     A model of blocks sees block-causally, as it was trained to. A row that says the next position is taken as such.
     """
     config, device = model.config, model.embedding.weight.device
-    total, num = 0.0, 0
-    for answer in found:
-        text = torch.from_numpy(answer.tokens).long().to(device)
-        positions = torch.arange(len(text), device=device)
-        block = positions // config.block_length
-        seen = torch.ones_like(block[:, None] >= block) if config.both_ways else block[:, None] >= block
+    text = torch.from_numpy(answer.tokens).long().to(device)
+    positions = torch.arange(len(text), device=device)
+    block = positions // config.block_length
+    seen = torch.ones_like(block[:, None] >= block) if config.both_ways else block[:, None] >= block
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, seen: Tensor = seen) -> Tensor:
-            q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-            return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
 
-        for part in range(parts):
-            masked = positions[(positions >= answer.prompt) & ((positions - answer.prompt) % parts == part)]
-            if not len(masked):
-                continue
-            tokens = text.clone()
-            tokens[masked] = config.mask_token
-            rows = (masked - int(config.shifted)).clamp(min=0)
-            logs = model.logits(model(tokens, positions, attend)[rows]).float().log_softmax(dim=-1)
-            total += float(logs.gather(1, text[masked][:, None]).sum())
-            num += len(masked)
-    return total / max(1, num)
+    for part in range(PARTS):
+        masked = positions[(positions >= answer.prompt) & ((positions - answer.prompt) % PARTS == part)]
+        if not len(masked):
+            continue
+        tokens = text.clone()
+        tokens[masked] = config.mask_token
+        rows = (masked - int(config.shifted)).clamp(min=0)
+        logs = model.logits(model(tokens, positions, attend)[rows]).float().log_softmax(dim=-1)
+        yield logs.gather(1, text[masked][:, None])
+
+
+def _of_canvases(model: CanvasModel, answer: Answer, index: int) -> Iterator[Tensor]:
+    """The same of canvases, each behind all text before it: for masks, which they know not, there is noise.
+
+    A canvas that the answer does not fill is noise from there on. index: what the noise is keyed by.
+    """
+    weight, length = model.embedding, model.config.canvas_length
+    text = torch.from_numpy(answer.tokens).long().to(weight.device)
+    pages = -(-(len(text) + length) // PAGE)
+    cache = CanvasCache(model, (pages, pages), PAGE, str(weight.device), weight.dtype)
+    read = 0
+    for begin in range(answer.prompt, len(text), length):
+        cache.encode({0: text[read:begin]})
+        read = begin
+        chance, own = KeyedChance(0, index, begin, length, weight.device), text[begin : begin + length]
+        for part in range(min(PARTS, len(own))):
+            tokens = chance.noise(length, model.config.vocab)
+            seen = torch.arange(len(own), device=weight.device) % PARTS != part
+            tokens[: len(own)][seen] = own[seen]
+            said = model.logits(cache.denoise({0: Canvas(tokens)})[0][: len(own)][~seen])
+            yield said.log_softmax(dim=-1).gather(1, own[~seen][:, None])

@@ -17,10 +17,11 @@ from torch.nn.functional import gelu, linear, rms_norm
 
 from ..engine.errors import ModelError
 from ..files.read import cut, parsing
+from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope.reference import rotate
 from .config_file import read_json
 from .families import CANVAS
-from .weights import NOWHERE, Stored, kept, stored_in, tensors_of
+from .weights import NOWHERE, Stored, alike, kept, stored_in, tensors_of
 
 ARCHITECTURE = CANVAS
 MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
@@ -75,6 +76,11 @@ class CanvasConfig:
     def mask_token(self) -> int | None:
         """None: a canvas begins as noise."""
         return None
+
+    @property
+    def block_length(self) -> int:
+        """Positions decoded together."""
+        return self.canvas_length
 
     @property
     def state_tokens(self) -> int:
@@ -156,13 +162,8 @@ class CanvasModel:
         weights, chosen = scores.topk(c.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True) * w[at + "router.per_expert_scale"][chosen]
         x = self._norm(x, at + "pre_feedforward_layernorm_2")
-        out = torch.zeros_like(x)
-        for expert in sorted(set(chosen.reshape(-1).tolist())):
-            rows, place = (chosen == expert).nonzero(as_tuple=True)
-            gate, up = linear(x[rows], w[at + "experts.gate_up_proj"][expert]).chunk(2, dim=-1)
-            said = linear(gelu(gate, approximate="tanh") * up, w[at + "experts.down_proj"][expert])
-            out.index_add_(0, rows, (said * weights[rows, place, None]).to(out))
-        return out
+        matrices = w[at + "experts.gate_up_proj"], w[at + "experts.down_proj"]
+        return grouped_experts(x, chosen, weights, *matrices, activation="gelu")
 
     def _gated(self, x: Tensor, at: str) -> Tensor:
         gate, up = self._linear(x, at + ".gate_proj"), self._linear(x, at + ".up_proj")
@@ -315,8 +316,8 @@ def check_canvas_model(folder: Path) -> Stored:
 
 def _read(folder: Path, config: CanvasConfig, device: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Stored]:
     """The text's weights by our names, and what the files hold."""
-    wanted, found = shapes(config), dict[str, Tensor]()
-    stored = []
+    wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
+    stored, head = [], "lm_head.weight"
     for path, name, tensor in tensors_of(folder, device):
         stored.append(kept(path, tensor))
         if name.startswith(NOT_TEXT):
@@ -324,16 +325,17 @@ def _read(folder: Path, config: CanvasConfig, device: str, dtype: torch.dtype) -
         ours = name.removeprefix(DECODER)
         if name.startswith(ENCODER) and not name.endswith("layer_scalar"):
             ours = name.removeprefix(ENCODER)  # the same weight once more
-        elif name == "lm_head.weight":
+        elif name == head:
             ours = "embed_tokens.weight"
         if ours not in wanted:
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
         if tuple(tensor.shape) != wanted[ours]:
             raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(wanted[ours])} by config.json")
-        tensor = tensor.to(dtype)
-        if ours in found and tensor.device.type != NOWHERE and not torch.equal(found[ours], tensor):
-            raise ModelError(f"{path}: {name} is not {DECODER}{ours}, and config.json says that it is (tied)")
-        found[ours] = tensor
+        # Of what is held twice the head alone is read where nothing is kept: to compare all would take as long as that.
+        again = ours in found and (name == head or named[ours][1] == head or device != NOWHERE)
+        if again and not alike((path, name), named[ours]):
+            raise ModelError(f"{path}: {name} is not {named[ours][1]}, and config.json says that it is (tied)")
+        found[ours], named[ours] = tensor.to(dtype), (path, name)
     lacking = [name for name in wanted if name not in found]
     if lacking:
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")

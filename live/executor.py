@@ -26,6 +26,7 @@ from .config import ModelConfig
 from .editing import JointThreshold, edit
 from .evicting import Evict
 from .forward import Batch, Forward, Sampled
+from .padding import computes_whole_blocks
 from .prompts import Prompts
 from .texts import Bools, Texts
 
@@ -80,6 +81,7 @@ class ModelExecutor(Texts):
         self._masks_alone = policy.unmasking.head == "masks"
         assert watch is None or not self._masks_alone, "who watches is told of all rows"
         self._pieces = policy.batching.pieces
+        self._whole = computes_whole_blocks(policy)
         edits = policy.unmasking if isinstance(policy.unmasking, EditingUnmasking) else None
         self._editing = (
             None if edits is None else JointThreshold(edits.threshold, edits.edit_threshold, edits.max_post_edit_steps)
@@ -252,6 +254,7 @@ class ModelExecutor(Texts):
             sampled=sampled,
             evict=evict,
             own_head=self._masks_alone,
+            whole=evict is None and self._whole,
             keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
         return _Made(batch, chosen, columns[sampled], drawn)

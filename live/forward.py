@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels.confidence import confidence_of_hidden
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.ragged_paged_attention import ragged_paged_attention
+from ..kernels.ragged_paged_attention.flashinfer import Planned
 from .cache import PagedCache
 from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, gather
 from .model import Decoder
@@ -41,6 +42,7 @@ class Batch:
     evict: Evict | None = None  # None: all rows go through all layers
     prefill: bool = False  # of prompts
     own_head: bool = False  # of decode rows those sampled alone go through the head: captured, a graph of its own
+    whole: bool = False  # whole blocks: every row sees all keys of its sequence
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], the chance by which tokens are drawn; None: the likeliest
 
 
@@ -66,6 +68,7 @@ class Forward:
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: tokens are the likeliest
         self.by_entropy = False  # confidence is the negative entropy, not the token's probability
+        self._planned: Planned | None = None  # what attends in the step, if it is not our kernel
         self._brought: tuple[Batch, Inputs] | None = None  # the batch of the next step, on the device already
         self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works on it
 
@@ -78,11 +81,19 @@ class Forward:
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
         inputs = self._inputs_of(batch)
+        self._planned = self._plan(batch)
         return self._timed(lambda: self._answers(inputs, batch))
 
     def bring(self, batch: Batch) -> None:
         """Copy a batch that will run next to the device, behind what it works on now."""
         self._brought = batch, self._upload(batch)
+
+    def _plan(self, batch: Batch, most_pages: int | None = None) -> Planned | None:
+        """What attends in a step if it is not our kernel; most_pages: of a sequence, in a step that is captured."""
+        if self.model.attention is None or not batch.whole:
+            return None
+        found: Planned | None = self.model.attention.plan(batch, self.cache.page_size, most_pages)
+        return found
 
     def _inputs_of(self, batch: Batch) -> Inputs:
         brought, self._brought = self._brought, None
@@ -133,7 +144,7 @@ class Forward:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._keep(layer, k, v, inputs)
-            return self._attend(layer, q, inputs, block_length)
+            return self._attend(layer, q, inputs, block_length, self._planned)
 
         hidden: Tensor = self.model(inputs["tokens"], inputs["positions"], attend)
         return hidden
@@ -144,10 +155,12 @@ class Forward:
     def _keep(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs) -> None:
         kv_scatter(k, v, self.cache.keys[layer], self.cache.values[layer], inputs["places"], check=False)
 
-    def _attend(self, layer: int, q: Tensor, inputs: Inputs, block_length: int) -> Tensor:
+    def _attend(
+        self, layer: int, q: Tensor, inputs: Inputs, block_length: int, planned: Planned | None = None
+    ) -> Tensor:
         return ragged_paged_attention(
             q, self.cache.keys[layer], self.cache.values[layer], inputs["page_table"], inputs["query_start"],
-            inputs["positions"], inputs["history"], inputs["listed"], block_length, check=False,
+            inputs["positions"], inputs["history"], inputs["listed"], block_length, check=False, planned=planned,
         )  # fmt: skip
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:

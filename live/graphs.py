@@ -25,7 +25,7 @@ from .cache import PagedCache
 from .evicting import Array, Chosen, Evict, Retained, choose_rows, finish_rows, gather
 from .forward import Batch, Forward, Sampled
 from .model import Decoder
-from .padding import MAX_ROWS, pad, reachable, reachable_after, shape_of
+from .padding import MAX_ROWS, computes_whole_blocks, pad, reachable, reachable_after, shape_of
 
 Key = tuple[object, ...]
 
@@ -143,7 +143,8 @@ class GraphForward(Forward):
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
         rule = policy.eviction if isinstance(policy.eviction, Focus) else None
-        blanks = [blank(rows, sequences, self.pages, width, block) for rows, sequences in shapes]
+        whole = computes_whole_blocks(policy)
+        blanks = [blank(rows, sequences, self.pages, width, block, whole) for rows, sequences in shapes]
         evicting = [] if rule is None else [blank_evicting(b, rule, forced) for b in blanks]
         if not blanks:
             return
@@ -226,8 +227,9 @@ class GraphForward(Forward):
 
     def _step(self, padded: Batch) -> Captured:
         """The graph of a step that evicts nothing."""
+        planned = self._planned = self._plan(padded, self.pages)
         rows, (sequences, width) = len(padded.tokens), padded.listed.shape
-        key = ("step", rows, sequences, width, padded.block_length)
+        key = ("step", rows, sequences, width, padded.block_length, planned is not None)
         if key not in self._graphs:
             flat, shapes = self._flatten(padded)
 
@@ -240,9 +242,10 @@ class GraphForward(Forward):
 
     def _layers(self, padded: Batch) -> Captured:
         """The graph of a step's layers; where the head finds their hidden states, they lie."""
+        planned = self._planned = self._plan(padded, self.pages)
         rows, (sequences, width) = len(padded.tokens), padded.listed.shape
         self._make_states(rows)
-        key = ("layers", rows, sequences, width, padded.block_length)
+        key = ("layers", rows, sequences, width, padded.block_length, planned is not None)
         if key not in self._graphs:
             flat, shapes = self._flatten(padded)
             states = self._states[:rows]
@@ -372,13 +375,14 @@ class _Clock:
         return self._begin.elapsed_time(self._end) / 1e3 if self._cuda else self._took
 
 
-def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) -> Batch:
+def blank(rows: int, sequences: int, pages: int, width: int, block_length: int, whole: bool = False) -> Batch:
     """A decode batch that writes nothing and sees nothing."""
     zeros = np.zeros(rows, np.int64)
     return Batch(
         tokens=zeros, positions=zeros, places=zeros - 1, query_start=np.arange(sequences + 1) * rows // sequences,
         page_table=np.full((sequences, pages), -1, np.int32), history=np.zeros(sequences, np.int64),
         listed=np.zeros((sequences, width), np.bool_), block_length=block_length, sampled=np.arange(rows),
+        whole=whole,
     )  # fmt: skip
 
 

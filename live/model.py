@@ -32,6 +32,7 @@ class Decoder(nn.Module):
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         self.frequencies = frequencies(config)
         self.ranks: Any = None  # parallel.Ranks, where several processes share the model
+        self.attention: Any = None  # attention.Attention, where there is a second kernel to choose
 
     @property
     def head_weight(self) -> Tensor:

@@ -26,13 +26,18 @@ def padded_shape(rows: int, sequences: int) -> Shape:
     return padded, bucket(sequences + (padded > rows))
 
 
+def computes_whole_blocks(policy: Policy) -> bool:
+    """Whether each sequence of a decode step is computed as a whole block, or token, which sees all of its keys."""
+    return (policy.granularity.whole_block or policy.autoregressive) and not policy.eviction.evicts
+
+
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
     """The padded shapes of a policy's decode steps with at most so many sequences, the largest first.
 
     Steps of more than MAX_ROWS rows are not captured.
     """
     found = set()
-    whole = policy.granularity.whole_block and not policy.eviction.evicts
+    whole = computes_whole_blocks(policy)
     for n in range(1, max_batch + 1):
         most = min(n * policy.width, MAX_ROWS)
         if whole:
@@ -76,6 +81,7 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
         listed=listed,
         block_length=batch.block_length,
         sampled=np.arange(rows),
+        whole=batch.whole,
         evict=None if batch.evict is None else _padded(batch.evict, num_rows, rows, num_sequences, sequences, width),
     )
 

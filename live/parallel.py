@@ -4,18 +4,23 @@ The first process, rank 0, serves: it plans, keeps the pages' tables and decides
 they are told the arrays of each batch, compute their share, and keep their share of the KV cache. A layer adds its
 shares up twice, after attention and after the feed-forward; logits are computed in shares of the vocabulary and put
 together. That is what the twin charges a replica of several GPUs for (profiler/roofline.py).
+
+Between two batches the others wait at a pipe, where nothing times out: what they do with rank 0 must end in time.
 """
 
 import atexit
 import multiprocessing
+import signal
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,7 +39,7 @@ from .sampling import sample
 STOP, OPEN, COMPUTE = range(3)  # what the others are told
 # A batch's arrays, in the order in which Forward lays them out.
 NAMES = ("query_start", "history", "page_table", "listed", "tokens", "positions", "places", "sampled", "keys")
-START = timedelta(minutes=10)  # by when all have loaded their weights
+LATEST = timedelta(minutes=10)  # by when all have loaded their weights, and take part in a batch
 
 
 @dataclass
@@ -55,13 +60,14 @@ class Ranks:
     config: ModelConfig  # of a share
     traffic: Traffic = field(default_factory=Traffic)
     processes: list[Any] = field(default_factory=list)  # rank 0's: the others
+    pipes: list[Connection] = field(default_factory=list)  # rank 0's: one to each of them; theirs: the one to rank 0
     folder: Any = None  # rank 0's: where they meet
 
     def close(self) -> None:
         """Send the others home."""
         if not self.processes:
             return
-        with suppress(RuntimeError):  # whoever has died is not told
+        with suppress(OSError, ModelError):  # whoever has died is not told
             self.tell(STOP)
         for process in self.processes:
             process.join(5)
@@ -71,15 +77,28 @@ class Ranks:
         self.processes = []
 
     def tell(self, what: int, *numbers: int) -> None:
-        """Rank 0 tells the others what comes."""
-        header = torch.zeros(2 + 3 * len(NAMES), dtype=torch.int64)
-        header[: 1 + len(numbers)] = torch.tensor([what, *numbers])
-        self.send(header)
+        """Rank 0 tells the others what comes. ModelError where one is gone."""
+        try:
+            for pipe in self.pipes:
+                pipe.send_bytes(np.array([what, *numbers], np.int64).tobytes())
+        except OSError:
+            self.check_others()
+            raise
 
     def hear(self) -> list[int]:
-        """The next message of rank 0."""
-        header = torch.zeros(2 + 3 * len(NAMES), dtype=torch.int64)
-        return self.send(header).tolist()
+        """The next message of rank 0, whenever it comes; EOFError where it is gone."""
+        found: list[int] = np.frombuffer(self.pipes[0].recv_bytes(), np.int64).tolist()
+        return found
+
+    def check_others(self) -> None:
+        """ModelError where one of the others has ended, with its last words."""
+        for rank, (process, pipe) in enumerate(zip(self.processes, self.pipes, strict=True), 1):
+            process.join(1)  # one that has failed is on its way
+            if process.exitcode is not None:
+                why = f"exit code {process.exitcode}"
+                with suppress(OSError, EOFError):
+                    why = pipe.recv_bytes().decode() if pipe.poll() else why
+                raise ModelError(f"process {rank} of --tp {self.size} has ended: {why}")
 
     def send(self, numbers: Tensor) -> Tensor:
         """Rank 0's numbers, everywhere."""
@@ -202,8 +221,15 @@ class ParallelForward(Forward):
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Any:
-        """Compute a batch, its keys and values written to the caches."""
+        """Compute a batch, its keys and values written to the caches. ModelError where a process is gone."""
         assert batch.evict is None, "no process has all heads"
+        try:
+            return self._run(batch)
+        except RuntimeError:
+            self._ranks.check_others()
+            raise
+
+    def _run(self, batch: Batch) -> Any:
         flat, shapes = self._flatten(batch)
         assert list(shapes) == [name for name in NAMES if name in shapes], "the others would read it otherwise"
         header = [batch.block_length]
@@ -259,16 +285,17 @@ def join(
         raise ModelError(f"--tp is {size}, and there are {torch.cuda.device_count()} CUDA devices: expected one each")
     folder = tempfile.TemporaryDirectory(prefix="dsim-tp-")
     where = str(Path(folder.name) / "meet")
-    processes = []
-    context = multiprocessing.get_context("spawn")
+    ranks = Ranks(0, size, config, folder=folder)
+    context, threads = multiprocessing.get_context("spawn"), threads or torch.get_num_threads()
     for rank in range(1, size):
+        ours, theirs = context.Pipe()
         process = context.Process(
-            target=follow, args=(rank, size, where, name, kind, dtype, seed, given, threads or torch.get_num_threads()),
-            daemon=True,
-        )  # fmt: skip
+            target=follow, args=(rank, size, theirs, where, name, kind, dtype, seed, given, threads), daemon=True
+        )
         process.start()
-        processes.append(process)
-    ranks = Ranks(0, size, config, processes=processes, folder=folder)
+        theirs.close()  # so that it ends where they do
+        ranks.processes.append(process)
+        ranks.pipes.append(ours)
     atexit.register(ranks.close)
     return _enter(ranks, where, name, kind, dtype, seed, given)
 
@@ -281,7 +308,7 @@ def _enter(
         torch.cuda.set_device(ranks.rank)
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(
-        backend, init_method=f"file://{where}", rank=ranks.rank, world_size=ranks.size, timeout=START
+        backend, init_method=f"file://{where}", rank=ranks.rank, world_size=ranks.size, timeout=LATEST
     )
     # Read on the host: a device has room for its share alone.
     model = weights.load(name, "cpu", dtype, seed, given)
@@ -291,25 +318,30 @@ def _enter(
 
 
 def follow(
-    rank: int, size: int, where: str, name: str, kind: str, dtype: torch.dtype, seed: int, given: Given, threads: int
-) -> None:
-    """The life of a process that is not the first."""
+    rank: int, size: int, pipe: Connection, where: str, name: str, kind: str, dtype: torch.dtype, seed: int,
+    given: Given, threads: int,
+) -> None:  # fmt: skip
+    """The life of a process that is not the first. What ends it rank 0 is told, and says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends its step first
     torch.set_num_threads(threads)
-    ranks = Ranks(rank, size, config_of_share(weights.config_of(name, given), size))
-    model = _enter(ranks, where, name, kind, dtype, seed, given)
-    weight = model.embedding.weight
-    forward: ParallelForward | None = None
-    with suppress(KeyboardInterrupt, RuntimeError):  # rank 0 says what ended it
-        while True:
-            what, *header = ranks.hear()
-            if what == STOP:
-                break
+    ranks = Ranks(rank, size, config_of_share(weights.config_of(name, given), size), pipes=[pipe])
+    try:
+        model = _enter(ranks, where, name, kind, dtype, seed, given)
+        weight = model.embedding.weight
+        forward: ParallelForward | None = None
+        while (heard := ranks.hear())[0] != STOP:
+            what, *header = heard
             if what == OPEN:
-                num_pages, page, most = header[:3]
+                num_pages, page, most = header
                 cache = PagedCache(ranks.config, num_pages, page, str(weight.device), weight.dtype)
                 forward = ParallelForward(model, cache, 1.0, most)
             else:
                 assert forward is not None, "rank 0 opens a cache first"
                 forward.follow(header)
+    except EOFError:
+        pass
+    except (ModelError, RuntimeError) as error:
+        with suppress(OSError):
+            pipe.send_bytes(str(error).splitlines()[0].encode())
     with suppress(RuntimeError):
         dist.destroy_process_group()

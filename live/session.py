@@ -155,17 +155,17 @@ def made_ready(forward: Computes) -> int:
 def open_executor(
     model: Decoder | CanvasModel, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts, *,
     draws: Commits | None = None, latency: LatencyModel | None = None, warm_up: Prompts,
-    max_num_logits: int = 8192, graphs: Kept | None = None, seed: int = 0,
+    max_num_logits: int = 8192, graphs: Kept | None = None, eos: Sequence[int] = (), seed: int = 0,
 ) -> ModelExecutor | CanvasExecutor:  # fmt: skip
     """An executor for requests that are yet to come, none of them larger than `requests`, on a model that is warm.
 
-    seed: see `run`.
+    eos, seed: see `run`.
     """
     forward = open_forward(model, policy, limits, requests, max_num_logits, graphs)
     if isinstance(forward, GraphForward):
         forward.prepare(policy, limits.max_batch, draws is not None)
     _warm_up(forward, policy, limits, latency, requests, warm_up)
-    return open_steps(forward, policy, limits, prompts, draws, seed=seed)
+    return open_steps(forward, policy, limits, prompts, draws, eos=eos, seed=seed)
 
 
 def open_forward(

@@ -25,6 +25,7 @@ from .model import Decoder, Layer, frequencies
 
 NOWHERE = "meta"  # the device of tensors that have a shape and no numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
+AT_ONCE = 4096  # rows of two weights that are held beside each other
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
@@ -95,7 +96,10 @@ class Stored:
 
 
 def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
-    """Hold names and shapes of a directory's tensors against its config.json, as `read_model` does, reading none."""
+    """Hold names and shapes of a directory's tensors against its config.json, as `read_model` does.
+
+    None is read, but a tied model's head beside its embedding, where the files hold both.
+    """
     config = read_config(folder, given)
     return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE))
 
@@ -122,14 +126,15 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Kept]:
     places = {place.name: place for place in _places(config, parameters)}
     family = FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
-    seen, stored = set(), []
-    again: tuple[Path, Tensor] | None = None  # a tied model's head, if its files hold one
+    embedding = family.names["embedding.weight"]
+    found, stored = dict[str, Path](), []
+    again: Path | None = None  # a tied model's head, if its files hold one
     for path, name, tensor in tensors_of(folder, device):
         stored.append(kept(path, tensor))
         if name.endswith(COMPUTED):
             continue
         if name == head and config.tied:
-            again = path, tensor
+            again = path
             continue
         if name not in places:
             about = f"{config.name} of {config.layers} layers"
@@ -138,18 +143,27 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Kept]:
         if tensor.shape != target.shape:
             raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(target.shape)} by config.json")
         target.copy_(tensor)
-        seen.add(name)
-    lacking = [name for name in places if name not in seen]
+        found[name] = path
+    lacking = [name for name in places if name not in found]
     if lacking:
         why = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
-    if again is not None:
-        path, other = again
-        embedding = parameters["embedding.weight"]
-        differs = other.shape != embedding.shape
-        if differs or (device != NOWHERE and not torch.equal(other.to(embedding), embedding)):
-            raise ModelError(f"{path}: {head} is not the embedding, and {tied} is true: expected false")
+    assert isinstance(head, str), "one weight"
+    assert isinstance(embedding, str), "one weight"
+    # Once, before memory is taken: what is read then is the same.
+    if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
+        raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
     return stored
+
+
+def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+    """Whether two tensors of safetensors files are the same numbers; some of their rows are read at a time."""
+    with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
+        a, b = file.get_slice(one[1]), second.get_slice(other[1])
+        if a.get_shape() != b.get_shape():
+            return False
+        parts = [slice(low, low + AT_ONCE) for low in range(0, a.get_shape()[0], AT_ONCE)]
+        return all(torch.equal(a[part].float(), b[part].float()) for part in parts)
 
 
 def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:

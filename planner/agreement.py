@@ -9,6 +9,8 @@ from ..engine.policy import Policy, name_of, settings_of
 from .quality import reference_of
 from .space import spelt
 
+NO = ("", "none")  # cells of fields that have no value
+
 
 @dataclass(frozen=True)
 class Agreed:
@@ -29,7 +31,9 @@ class Agreed:
 
 
 def exact_of(policy: Policy, block_length: int) -> str:
-    """The run whose quality is 1 by definition: the full cache, whole blocks or the whole sequence every step."""
+    """The run whose quality is 1 by definition: the full cache, whole blocks, sequence or canvases every step."""
+    if not policy.granularity.on_a_grid:  # canvases, in as many steps as the checkpoint's own rule takes
+        return f"sglang-gemma,canvas_length={block_length}"
     exact = reference_of(policy.full_sequence).name
     return exact if policy.full_sequence else f"{exact}:{block_length}"
 
@@ -40,7 +44,7 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
         agreed.policy: {name: _cell(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
         for agreed, policy in found
     }
-    columns = list(dict.fromkeys(name for own in fields.values() for name, value in own.items() if value))
+    columns = list(dict.fromkeys(name for own in fields.values() for name, value in own.items() if value not in NO))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["policy", *columns, "model", "benchmark", "score", "baseline", "source"])
@@ -57,5 +61,5 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
 
 
 def _cell(value: object) -> str:
-    """A field as a policy's specification has it; blank where it has no value."""
-    return "" if value in (None, ()) else spelt(value)
+    """A field as a policy's specification has it, none among its values: a blank cell would stand for any."""
+    return "none" if value is None else spelt(value)

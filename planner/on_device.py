@@ -127,7 +127,7 @@ def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> 
 
 
 def agreement(
-    loaded: Loaded, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
+    loaded: Opened, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
     answers: Answers, on_progress: Callable[[int], object] = lambda done: None,
 ) -> list[tuple[Agreed, Policy]]:  # fmt: skip
     """Each policy's answers to the requests, one after another, beside those of the exact run of the same weights.
@@ -146,7 +146,7 @@ def agreement(
         if spec not in known:
             policy = parse(spec)
             limits = limits_on(policy, loaded.memory, loaded.device.name, config)
-            known[spec] = live.answers(loaded.model, policy, limits, each, ask, latency)
+            known[spec] = live.answers(loaded.model, policy, limits, each, ask, latency, seed)
             on_progress(len(known))
         return known[spec]
 

@@ -27,11 +27,12 @@ from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
 from ..files.read import cut
 from ..live import weights
+from ..live.attention import attention_of
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.forward import Forward
-from ..live.graphs import GraphForward
+from ..live.graphs import CudaRecorder, GraphForward
 from ..live.measure import (
     Measured,
     Shape,
@@ -101,7 +102,8 @@ class Loaded:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that a run's figures depend on besides the policy."""
-        return settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs)
+        found = settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs)
+        return found if self.model.attention is None else found | {"attention": self.model.attention.settings}
 
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool) -> dict[str, Any]:
@@ -138,6 +140,10 @@ def open_model(
         size = 2 * weights.config_of(name).num_params
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
     config = model.config
+    if graphs is None:
+        graphs = device.startswith("cuda") and tp == 1
+    if device.startswith("cuda") and tp == 1:
+        model.attention = attention_of(model, CudaRecorder() if graphs else None)
     found = replace(describe(device), count=tp)
     element = dtype.itemsize
     copies = max(1, tp // config.kv_heads)  # of a KV head
@@ -148,8 +154,7 @@ def open_model(
         vocab=config.vocab,
     )
     return Loaded(
-        name, model, found, shape_of(config), memory, weights.is_trained(name),
-        device.startswith("cuda") and tp == 1 if graphs is None else graphs,
+        name, model, found, shape_of(config), memory, weights.is_trained(name), graphs,
         clocks=clocks_of(uuid_of(model.embedding.weight.device)),
     )  # fmt: skip
 

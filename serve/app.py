@@ -209,7 +209,7 @@ class _Reply:
     def chunk(self, emission: Emission) -> dict[str, Any]:
         """An emission as a chunk of a stream."""
         first = self._num == 0
-        text, reason = self.text(emission), "length" if emission.last else None
+        text, reason = self.text(emission), self._reason() if emission.last else None
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
         if self._chat:
             choice["delta"] = ({"role": "assistant"} if first else {}) | {"content": text}
@@ -224,11 +224,15 @@ class _Reply:
     def whole(self, text: str) -> dict[str, Any]:
         """The whole reply at once."""
         said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        choice = {"index": 0, "logprobs": None, "finish_reason": "length", **said}
+        choice = {"index": 0, "logprobs": None, "finish_reason": self._reason(), **said}
         return {**self._head, "object": self._kind, "choices": [choice], "usage": self._usage()}
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk" if self._chat else self._kind, "choices": choices}
+
+    def _reason(self) -> str:
+        """Why a reply that is over ended: at its limit, or at an EOS before it."""
+        return "stop" if self._num < self.stream.output_length else "length"
 
     def _usage(self) -> dict[str, int]:
         asked = self.stream.input_length

@@ -140,7 +140,7 @@ def open_live(
         draws = draws_of(policy, profile, found, scenario.seed, _unknown(bounds))
     latency = None if profile is None else profile.latency
     table = RequestTable(bounds.max_requests)
-    engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit)
+    engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit, eos=scenario.eos)
     begin = time.monotonic()
     fleet = Fleet(
         [engine], router("round-robin"), table, lambda: time.monotonic() - begin, max_waiting=bounds.max_waiting,
@@ -150,7 +150,8 @@ def open_live(
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(
         loaded.model, policy, limits, largest, fleet.prompt, draws=draws, latency=latency,
-        warm_up=random_prompts(config, scenario.seed), graphs=loaded.kept, seed=scenario.seed,
+        warm_up=random_prompts(config, scenario.seed), graphs=loaded.kept, eos=config.eos if scenario.eos else (),
+        seed=scenario.seed,
     )  # fmt: skip
     words: Words = Bytes() if config.vocab < 512 else Tokenized(_tokenizer_file(loaded.name))
     about = f"{config.name} on {device}, {scenario.policy}"

@@ -6,12 +6,16 @@ from .. import take
 from ..checks import check_dense, check_device, check_dtype, check_shape
 from . import reference
 
+ACTIVATIONS = ("silu", "gelu")
+
 
 def grouped_experts(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
-    """The sum over a row's experts e of weight * down[e] @ (silu(gate) * up), [N, h], in x's dtype.
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    activation: str = "silu",
+) -> torch.Tensor:  # fmt: skip
+    """The sum over a row's experts e of weight * down[e] @ (activation(gate) * up), [N, h], in x's dtype.
 
+    activation: silu, or gelu by its approximation with tanh (Gemma).
     x [N, h]; experts [N, k] int64, each row's own, 0 to E - 1; weights [N, k] fp32; gate_up [E, 2f, h], gates and then
     what they let through, and down [E, h, f], in x's dtype. Products are accumulated, and experts summed, in fp32.
     """
@@ -30,8 +34,10 @@ def grouped_experts(
         check_dense(name, tensor)
     for name, tensor in {"gate_up": gate_up, "down": down}.items():
         check_dtype(name, tensor, x.dtype)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected silu or gelu")
     if take("grouped_experts", x) == "reference":
-        return reference.grouped_experts(x, experts, weights, gate_up, down)
+        return reference.grouped_experts(x, experts, weights, gate_up, down, activation)
     from . import kernel
 
-    return kernel.grouped_experts(x, experts, weights, gate_up, down)
+    return kernel.grouped_experts(x, experts, weights, gate_up, down, activation)

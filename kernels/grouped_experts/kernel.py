@@ -14,8 +14,9 @@ BLOCK_N, BLOCK_K = 64, 64  # columns of a program, and what it takes of the widt
 
 
 def grouped_experts(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:  # fmt: skip
     """See the launcher. Nothing waits for the device: how many rows an expert has is known there alone."""
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
@@ -31,7 +32,7 @@ def grouped_experts(
         if ffn:
             _gate_up[(tiles, triton.cdiv(ffn, BLOCK_N))](
                 x, gate_up, start, order, inner, num_experts, x.stride(0), gate_up.stride(0), gate_up.stride(1),
-                TOP_K=top_k, WIDTH=width, FFN=ffn, **shared,
+                TOP_K=top_k, WIDTH=width, FFN=ffn, GELU=activation == "gelu", **shared,
             )  # fmt: skip
         _down[(tiles, triton.cdiv(width, BLOCK_N))](
             inner, down, start, order, weights.reshape(-1), said, num_experts, down.stride(0), down.stride(1),
@@ -43,8 +44,8 @@ def grouped_experts(
 @triton.jit(do_not_specialize=["num_experts"])
 def _gate_up(
     x_ptr, gate_up_ptr, start_ptr, order_ptr, inner_ptr, num_experts, x_row, expert_stride, gate_row,
-    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
+    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Gates and what they let through of some pairs of one expert: a tile of either, and one of their product out."""
     i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
@@ -70,7 +71,10 @@ def _gate_up(
         dtype = inner_ptr.dtype.element_ty
         # Rounded where the steps of the reference are apart.
         b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
-        b_open = (b_gate / (1.0 + tl.exp(-b_gate))).to(dtype).to(tl.float32)
+        b_at = b_gate
+        if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
+            b_at = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
+        b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(dtype).to(tl.float32)
         o_out = o_r.to(tl.int64)[:, None] * FFN + o_f[None, :]
         tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=m_r[:, None] & m_f[None, :])
 

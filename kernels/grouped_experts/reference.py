@@ -1,12 +1,13 @@
 """The experts of each row in plain PyTorch, an expert at a time: the specification."""
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 
 def grouped_experts(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:  # fmt: skip
     """See the launcher."""
     num_rows, top_k = experts.shape
     said = torch.zeros((num_rows * top_k, x.shape[1]), dtype=torch.float32, device=x.device)
@@ -14,5 +15,6 @@ def grouped_experts(
     for expert in set(of_pair.tolist()):
         pairs = (of_pair == expert).nonzero()[:, 0]
         gate, up = (x[pairs // top_k] @ gate_up[expert].T).chunk(2, dim=1)
-        said[pairs] = ((silu(gate) * up) @ down[expert].T).float() * weights.reshape(-1, 1)[pairs]
+        opened = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")
+        said[pairs] = ((opened * up) @ down[expert].T).float() * weights.reshape(-1, 1)[pairs]
     return said.view(num_rows, top_k, x.shape[1]).sum(1).to(x.dtype)

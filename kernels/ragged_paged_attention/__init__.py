@@ -2,9 +2,10 @@
 
 import torch
 
-from .. import take
+from .. import take, taken
 from ..checks import check_dense, check_device, check_dtype, check_shape, check_starts
 from . import reference
+from .flashinfer import Planned
 
 
 def ragged_paged_attention(
@@ -20,6 +21,7 @@ def ragged_paged_attention(
     scale: float | None = None,
     *,
     check: bool = True,
+    planned: Planned | None = None,
 ) -> torch.Tensor:
     """The values that every query reads, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
 
@@ -31,6 +33,7 @@ def ragged_paged_attention(
     query_start [S+1] int32, sequence s has rows query_start[s] to query_start[s+1]; positions [N] int32, absolute;
     history [S] int32; listed [S, W] bool. scale: D ** -0.5 unless given. check: refuse values (not only shapes) out of
     range, which waits for the device; a caller that made them on the host may have checked there.
+    planned: what attends in the kernel's stead, having been told of these sequences (flashinfer.py).
     """
     num_queries, num_heads, head_dim = q.shape if q.dim() == 3 else (-1, -1, -1)
     num_sequences = page_table.shape[0] if page_table.dim() == 2 else -1
@@ -59,6 +62,9 @@ def ragged_paged_attention(
         raise ValueError(f"block_length is {block_length}, expected at least 1")
     if check:
         _check_values(num_queries, k_pages, page_table, query_start, positions, history, listed)
+    if planned is not None:
+        taken["ragged_paged_attention", "flashinfer"] += 1
+        return planned(q, k_pages, v_pages)
     arguments = (q, k_pages, v_pages, page_table, query_start, positions, history, listed, block_length)
     scale = head_dim**-0.5 if scale is None else scale
     if take("ragged_paged_attention", q) == "reference":

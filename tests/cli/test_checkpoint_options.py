@@ -1,4 +1,4 @@
-"""What a checkpoint's directory does not say, said to `dsim profile` and `dsim validate`."""
+"""What a checkpoint's directory does not say, said to `dsim profile`, `dsim validate` and `dsim serve`."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", ["profile", "validate"])
+@pytest.mark.parametrize("command", ["profile", "validate", "serve"])
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -40,6 +40,12 @@ def test_what_a_directory_does_not_say_is_asked_for(
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_a_twin_is_served_without_what_is_of_a_checkpoint() -> None:
+    ran = dsim("serve", "--twin", "a100-sdar-8b", "--eos")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "Error: --twin is a100-sdar-8b, and --eos, --mask-token-id and --block-length are of --model\n"
 
 
 def test_profile_logs_commits_with_the_mask_the_block_and_the_eos_that_are_given(

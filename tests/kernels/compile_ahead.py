@@ -178,10 +178,10 @@ def experts() -> None:
     """LLaDA2.0-mini's: 256 experts, of which a row has 8."""
     from dsim.kernels.grouped_experts import grouped_experts
 
-    for dtype in DTYPES:
+    for dtype, activation in itertools.product(DTYPES, ("gelu", "silu") if ALL else ("gelu",)):
         gate_up, down = torch.zeros(256, 1024, 2048, dtype=dtype), torch.zeros(256, 2048, 512, dtype=dtype)
         chosen = torch.arange(8).expand(3, 8).contiguous()
-        grouped_experts(torch.zeros(3, 2048, dtype=dtype), chosen, torch.ones(3, 8), gate_up, down)
+        grouped_experts(torch.zeros(3, 2048, dtype=dtype), chosen, torch.ones(3, 8), gate_up, down, activation)
 
 
 with use("triton"):

@@ -7,6 +7,8 @@ from dsim.kernels.grouped_experts import grouped_experts
 
 from .places import EVERYWHERE, Place
 
+C = (2 / torch.pi) ** 0.5  # of the approximation of gelu with tanh
+
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
 
 
@@ -24,39 +26,42 @@ def world(
 
 
 def plain(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    activation: str = "silu",
+) -> torch.Tensor:  # fmt: skip
+    opened = {"silu": lambda z: z * z.sigmoid(), "gelu": lambda z: z / 2 * (1 + (C * (z + 0.044715 * z**3)).tanh())}
     out = torch.zeros(x.shape, dtype=torch.float64)
     for row in range(len(x)):
         for expert, weight in zip(experts[row].tolist(), weights[row].tolist(), strict=True):
             gate, up = (gate_up[expert].double() @ x[row].double()).chunk(2)
-            out[row] += weight * (down[expert].double() @ (gate * gate.sigmoid() * up))
+            out[row] += weight * (down[expert].double() @ (opened[activation](gate) * up))
     return out
 
 
 @pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
-    ("num_rows", "num_experts", "top_k", "width", "ffn", "dtype"),
+    ("num_rows", "num_experts", "top_k", "width", "ffn", "dtype", "activation"),
     [
-        (1, 1, 1, 8, 2, torch.float32),
-        (63, 5, 2, 48, 66, torch.float32),
-        (20, 33, 8, 70, 30, torch.float32),
-        (40, 3, 3, 130, 5, torch.float32),
-        (37, 9, 4, 48, 66, torch.bfloat16),
-        (37, 9, 4, 48, 66, torch.float16),
-        (0, 4, 2, 16, 8, torch.float32),
+        (1, 1, 1, 8, 2, torch.float32, "gelu"),
+        (63, 5, 2, 48, 66, torch.float32, "silu"),
+        (20, 33, 8, 70, 30, torch.float32, "silu"),
+        (40, 3, 3, 130, 5, torch.float32, "gelu"),
+        (37, 9, 4, 48, 66, torch.bfloat16, "gelu"),
+        (37, 9, 4, 48, 66, torch.float16, "silu"),
+        (0, 4, 2, 16, 8, torch.float32, "gelu"),
     ],
 )
 def test_a_row_gets_the_weighted_sum_of_its_experts(
-    place: Place, num_rows: int, num_experts: int, top_k: int, width: int, ffn: int, dtype: torch.dtype
-) -> None:
+    place: Place, num_rows: int, num_experts: int, top_k: int, width: int, ffn: int, dtype: torch.dtype,
+    activation: str,
+) -> None:  # fmt: skip
     given = world(num_rows, num_experts, top_k, width, ffn, dtype)
     with place.proved("grouped_experts"):
-        out = grouped_experts(*(tensor.to(place.device) for tensor in given))
+        out = grouped_experts(*(tensor.to(place.device) for tensor in given), activation)
     assert (out.dtype, out.shape) == (dtype, given[0].shape)
     # Weights add up to at most top_k, and each of three products is rounded once: by 2^-8 in bf16, 2^-11 in fp16.
     near = {torch.float32: 1e-5, torch.bfloat16: 8 * 2**-8, torch.float16: 8 * 2**-11}[dtype]
-    torch.testing.assert_close(out.cpu().double(), plain(*given), rtol=near, atol=near)
+    torch.testing.assert_close(out.cpu().double(), plain(*given, activation), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("place", EVERYWHERE)
@@ -99,3 +104,8 @@ def test_what_makes_no_sense_is_refused_with_both_values(change: dict[int, torch
         given[i] = tensor
     with pytest.raises(ValueError, match=message):
         grouped_experts(*given)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation is 'relu', expected silu or gelu"):
+        grouped_experts(*world(4, 5, 2, 8, 3, torch.float32), "relu")

@@ -19,13 +19,16 @@ from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.live import agreement as live_agreement
 from dsim.live import canvas as canvas_module
 from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
-from dsim.live.canvas_model import CanvasModel, Renoise, read_canvas_config, read_canvas_model
+from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
 from dsim.live.loop import serve
-from dsim.planner.on_device import check_canvases, check_live
+from dsim.planner.agreement import table
+from dsim.planner.on_device import Answers, agreement, check_canvases, check_live
+from dsim.planner.quality import load_table, quality_of
 from dsim.planner.scenario import Scenario
 from dsim.profiler.canvas import LoadedCanvas, open_any
 from dsim.profiler.measure_canvas import profile_canvas
@@ -36,7 +39,7 @@ from dsim.traces import Trace
 
 from ..serve.serving import serving
 from ..worlds import Collector
-from .checkpoints import rewrite, shaken
+from .checkpoints import replaced, rewrite, shaken
 
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
 RULES = [
@@ -230,6 +233,19 @@ def test_what_is_wrong_is_one_line_with_both_values(gemma: tuple[Any, Path], tmp
         read_canvas_config(tmp_path)
 
 
+def test_a_head_beside_the_embedding_is_the_same_or_refused(gemma: tuple[Any, Path], tmp_path: Path) -> None:
+    for path in gemma[1].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    of = "model.decoder.embed_tokens.weight"
+    replaced(tmp_path, "lm_head.weight", lambda tensors: tensors[of].clone())
+    check_canvas_model(tmp_path)
+    read_canvas_model(tmp_path, "cpu", torch.float32)
+    replaced(tmp_path, "lm_head.weight", lambda tensors: tensors[of] + 1)
+    for reads in (check_canvas_model, lambda folder: read_canvas_model(folder, "cpu", torch.float32)):
+        with pytest.raises(ModelError, match=r"weight is not .*, and config.json says that it is \(tied\)"):
+            reads(tmp_path)
+
+
 # ---- under the engine's plans --------------------------------------------------------------------------------------
 
 LENGTHS = [(9, 11), (30, 16), (12, 3), (1, 20)]
@@ -382,6 +398,40 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, 
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
     check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
+
+
+def test_agreement_of_canvases_is_with_as_many_steps_as_the_checkpoints_rule_takes(
+    gemma: tuple[Any, Path], tmp_path: Path
+) -> None:
+    loaded, asked = opened(gemma[1], RULES[0]), Trace("t", [0.0, 0.0], [9, 20], [11, 8])
+    (tmp_path / "asked.jsonl").write_text(json.dumps(list(range(60))) + "\n")
+    own = f"canvas_length={CANVAS},page_size={PAGE}"
+    scenarios = [Scenario("", f"{spec},{own}") for spec in ("vllm-diffusion:2", "sglang-gemma,denoising_steps=1")]
+    found = agreement(loaded, None, str(tmp_path / "asked.jsonl"), scenarios, asked, Answers())
+    same, less = (agreed for agreed, _ in found)
+    assert (same.exact, same.equal, same.change, same.num_tokens) == (f"sglang-gemma,canvas_length={CANVAS}", 1, 0, 19)
+    assert less.equal < 1
+    assert less.change != 0
+    (tmp_path / "q.csv").write_text(table(found, "g", "asked"))
+    held = load_table(tmp_path / "q.csv")
+    assert [quality_of(s.parsed_policy(), "g", held).relative for s in scenarios] == [
+        1.0, pytest.approx(less.equal, abs=1e-6),
+    ]  # fmt: skip
+
+
+def test_the_likelihood_of_a_canvas_is_of_each_token_under_noise_in_an_eighth_of_it(gemma: tuple[Any, Path]) -> None:
+    model, prompt, text = read_canvas_model(gemma[1], "cpu", torch.float32), 9, torch.arange(20) * 5 % VOCAB
+    total = 0.0
+    for begin, own in ((9, 8), (17, 3)):
+        cache, chance = cache_of(model), KeyedChance(0, 0, begin, CANVAS, torch.device("cpu"))
+        cache.encode({0: text[:begin]})
+        for place in range(own):  # an eighth of 8
+            tokens = chance.noise(CANVAS, VOCAB)
+            tokens[:own] = torch.where(torch.arange(own) == place, tokens[:own], text[begin : begin + own])
+            logs = model.logits(cache.denoise({0: Canvas(tokens)})[0]).log_softmax(-1)
+            total += float(logs[place, text[begin + place]])
+    answer = live_agreement.Answer(prompt, text.numpy().astype(np.int32))
+    assert live_agreement.likelihood(model, [answer]) == pytest.approx(total / 11, rel=1e-5)
 
 
 def test_a_device_computes_no_narrower_canvases_and_says_so() -> None:

@@ -9,9 +9,9 @@ import torch
 from dsim.engine.errors import ModelError
 from dsim.live.config_file import Given, read_config
 from dsim.live.families import FAMILIES
-from dsim.live.weights import read_model
+from dsim.live.weights import check_model, read_model
 
-from .checkpoints import CHECKPOINTS, LLADA2, VOCAB, Logits, llada2, rewrite, sdar
+from .checkpoints import CHECKPOINTS, LLADA2, VOCAB, Logits, llada2, replaced, rewrite, sdar
 from .dense import Dense, block_causal
 
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 96, 96, 7, 95])
@@ -204,8 +204,12 @@ def test_a_wrong_config_is_one_line_with_both_values(tmp_path: Path, values: dic
 def test_tied_or_untied_at_odds_with_the_files_is_said(tmp_path: Path) -> None:
     llada2(tmp_path)
     rewrite(tmp_path, tie_word_embeddings=True)
-    with pytest.raises(ModelError, match=r"lm_head.weight is not the embedding, and tie_word_embeddings is true"):
-        read_model(tmp_path, "cpu", torch.float32)
+    for reads in (lambda: read_model(tmp_path, "cpu", torch.float32), lambda: check_model(tmp_path)):
+        with pytest.raises(ModelError, match=r"lm_head.weight is not the embedding, and tie_word_embeddings is true"):
+            reads()
+    replaced(tmp_path, "lm_head.weight", lambda tensors: tensors["model.word_embeddings.weight"].clone())
+    assert read_model(tmp_path, "cpu", torch.float32).config.tied
+    assert check_model(tmp_path).num_files == 3
 
 
 def test_untied_without_a_head_is_said(tmp_path: Path) -> None:

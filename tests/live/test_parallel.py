@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,6 +146,44 @@ def test_what_one_device_alone_can_serve_is_refused(spec: str) -> None:
     two = Loaded(**{**vars(loaded), "device": replace(loaded.device, count=2)})
     with pytest.raises(DsimError, match=f"--tp is 2, and {spec} goes by what one device has: expected 1"):
         check_live(Scenario("azure-conv", spec), two, None, "model")
+
+
+def test_who_waits_asks_nothing_of_the_process_group_whose_operations_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("tiny")
+    ours, theirs = Pipe()
+    first, other = (parallel.Ranks(i, 2, config, pipes=[pipe]) for i, pipe in enumerate((ours, theirs)))
+    for name in ("broadcast", "all_reduce", "all_gather"):
+        monkeypatch.delattr(parallel.dist, name)
+    first.tell(parallel.OPEN, 7, 8, 9)
+    first.tell(parallel.STOP)
+    assert other.hear() == [parallel.OPEN, 7, 8, 9]
+    assert other.hear() == [parallel.STOP]
+    theirs.send_bytes(b"CUDA out of memory")  # its last words
+    first.processes = [SimpleNamespace(join=lambda seconds: None, exitcode=0)]
+    with pytest.raises(ModelError, match="process 1 of --tp 2 has ended: CUDA out of memory"):
+        first.check_others()
+    ours.close()
+    with pytest.raises(EOFError):  # rank 0 is gone, and so they go
+        other.hear()
+
+
+def test_a_process_that_dies_is_said_in_a_line(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of the tests that share them."""
+    model, ranks = shared.model, shared.model.ranks
+    given = parse("lmdeploy-bd32,block_length=4,page_size=8"), Limits(20, 64, 1), [Request(0, 0.0, 20, 4)]
+
+    def die(*_: object) -> None:
+        ranks.processes[0].kill()
+        ranks.sum(torch.ones(2))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parallel.ParallelForward, "_hidden", die)
+        done = session.run(model, *given, random_prompts(model.config, 7))
+    said = "process 1 of --tp 2 has ended: exit code -9"
+    assert isinstance(done.failure, ModelError)
+    assert str(done.failure) == said
+    with pytest.raises(ModelError, match=said):  # and so between two batches
+        session.run(model, *given, random_prompts(model.config, 7))
 
 
 class Meeting:

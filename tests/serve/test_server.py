@@ -324,6 +324,18 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
         assert usage["usage"] == whole["usage"]
         assert usage["usage"]["prompt_tokens"] == len(prompt)
         assert len(streamed.encode()) == 24  # bytes are tokens
+        assert whole["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
+    loaded, ends = open_model("tiny", "cpu"), " \n"
+    loaded.model.config = dataclasses.replace(loaded.model.config, eos=tuple(ends.encode()))
+    with serving(open_live(loaded, Scenario(trace="", policy=policy, eos=True), Bounds())) as server:
+        ended = server.complete(prompt=prompt, max_tokens=24).json
+        *chunks, _ = server.complete(prompt=prompt, max_tokens=24, stream=True).chunks
+    own = -len(prompt) % 8  # an EOS in the block that holds some of the prompt is missed
+    until = min(i for i, byte in enumerate(streamed) if i >= own and byte in ends) + 1
+    assert until < 24
+    assert ended["choices"][0]["text"] == streamed[:until]
+    assert ended["usage"]["completion_tokens"] == until
+    assert ended["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_path: Path) -> None:

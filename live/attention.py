@@ -1,0 +1,222 @@
+"""Which attention a model's steps of whole blocks take on a device: our kernel, or FlashInfer's where that is faster.
+
+Both are timed once, as the model is opened, at whole blocks of several numbers of sequences. FlashInfer's is taken
+where its step is shorter, the host's planning included, and only if it reads what ours does. What was timed and taken
+stands in the settings of every run and profile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..engine.latency import bucket
+from ..kernels.ragged_paged_attention import ragged_paged_attention
+from ..kernels.ragged_paged_attention.flashinfer import (
+    DTYPES,
+    HEAD_DIMS,
+    Paged,
+    Planned,
+    Seen,
+    at_hand,
+    seen_by_all,
+)
+from .config import ModelConfig
+from .model import Decoder
+
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)  # of the steps that are timed
+CONTEXT = 1024  # keys before a block
+PAGE = 64  # tokens
+POOL = 1024  # pages that all sequences share: more than a cache of the device holds
+REPEATS = 10
+# Of what two kernels read half a unit of bf16 may lie between, for the weights of the sum and for the sum.
+NEAR = 2**-7
+
+Time = Callable[[Callable[[], object]], float]  # s that a callable takes
+Record = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Callable[[], None], tuple[Tensor, ...]]]
+
+
+class Sequences(Protocol):
+    """The arrays of a batch that attention goes by."""
+
+    @property
+    def query_start(self) -> Any: ...
+    @property
+    def positions(self) -> Any: ...
+    @property
+    def history(self) -> Any: ...
+    @property
+    def listed(self) -> Any: ...
+    @property
+    def page_table(self) -> Any: ...
+    @property
+    def block_length(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step's attention, all layers of it, in s."""
+
+    sequences: int
+    ours: float
+    flashinfer: float  # with the host's planning
+
+
+@dataclass
+class Attention:
+    """A model's choice: FlashInfer's attention at hand, and where it was faster."""
+
+    module: Any
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    timed: list[Timed] = field(default_factory=list)
+    refused: str | None = None  # why ours is taken throughout
+    _paged: dict[int, Paged] = field(default_factory=dict)  # by page size
+
+    def plan(self, of: Sequences, page_size: int, most_pages: int | None = None) -> Planned | None:
+        """FlashInfer's attention for a batch of whole blocks; None where our kernel attends (`Paged.plan`)."""
+        if not self.takes(len(of.history)):
+            return None
+        seen = _seen(of, page_size)
+        return None if seen is None else self.paged(page_size).plan(seen, most_pages)
+
+    def takes(self, sequences: int) -> bool:
+        """Whether FlashInfer's was faster at so many sequences, or at the most that were timed."""
+        size = min(bucket(sequences), SEQUENCES[-1])
+        return self.refused is None and any(t.sequences == size and t.flashinfer < t.ours for t in self.timed)
+
+    def paged(self, page_size: int) -> Paged:
+        """FlashInfer's attention over pages of this size."""
+        if page_size not in self._paged:
+            c = self.config
+            self._paged[page_size] = Paged(
+                self.module, c.heads, c.kv_heads, c.head_dim, page_size, self.dtype, self.device
+            )
+        return self._paged[page_size]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was timed and taken, for a run's settings."""
+        version = str(getattr(self.module, "__version__", "unknown"))
+        if self.refused is not None:
+            return {"flashinfer": version, "refused": self.refused}
+        steps = [
+            {"sequences": t.sequences, "ours_us": round(1e6 * t.ours, 1), "flashinfer_us": round(1e6 * t.flashinfer, 1)}
+            for t in self.timed
+        ]
+        return {"flashinfer": version, "taken_at": [n for n in SEQUENCES if self.takes(n)], "steps": steps}
+
+
+def attention_of(model: Decoder, record: Record | None = None) -> Attention | None:
+    """A model's choice on its CUDA device (`choose`); None where there is nothing to choose between."""
+    module, weight = at_hand(), model.embedding.weight
+    if module is None:
+        return None
+    return choose(module, model.config, weight.dtype, weight.device, device_seconds, record)
+
+
+@torch.inference_mode()
+def choose(
+    module: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, time_of: Time,
+    record: Record | None = None,
+) -> Attention:  # fmt: skip
+    """Time both on a device. record: captures what is launched, where steps will be captured; None: they will not."""
+    found = Attention(module, config, dtype, device)
+    if config.head_dim not in HEAD_DIMS or dtype not in DTYPES:
+        found.refused = f"heads of {config.head_dim} in {dtype}: expected one of {HEAD_DIMS} in bf16 or fp16"
+        return found
+    try:
+        for sequences in SEQUENCES:
+            found.timed.append(_time(found, sequences, time_of, record))
+    except Exception as error:  # whatever it is that a second kernel does not do here: ours does it
+        found.refused = (str(error) or type(error).__name__).splitlines()[0]
+    return found
+
+
+def device_seconds(call: Callable[[], object]) -> float:
+    """The mean time of a call on the current CUDA device, compiled and warm."""
+    for _ in range(3):
+        call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(REPEATS):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / REPEATS
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Whole blocks of sequences behind CONTEXT keys, whose pages are anywhere in a pool."""
+
+    block_length: int
+    sequences: int
+
+    @property
+    def query_start(self) -> Any:
+        return np.arange(self.sequences + 1) * self.block_length
+
+    @property
+    def history(self) -> Any:
+        return np.full(self.sequences, CONTEXT // self.block_length * self.block_length)
+
+    @property
+    def positions(self) -> Any:
+        return (self.history[:, None] + np.arange(self.block_length)).reshape(-1)
+
+    @property
+    def listed(self) -> Any:
+        return np.ones((self.sequences, self.block_length), np.bool_)
+
+    @property
+    def page_table(self) -> Any:
+        pages = -(-(CONTEXT + self.block_length) // PAGE)
+        chance = np.random.default_rng(self.sequences)
+        order = chance.permutation(np.arange(-(-self.sequences * pages // POOL) * POOL) % POOL)
+        return order[: self.sequences * pages].reshape(self.sequences, pages).astype(np.int32)
+
+
+def _time(found: Attention, sequences: int, time_of: Time, record: Record | None) -> Timed:
+    config, of = found.config, _Blocks(found.config.block_length, sequences)
+    chance = torch.Generator(found.device).manual_seed(sequences)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=chance, device=found.device).to(found.dtype)
+
+    q = normal(sequences * config.block_length, config.heads, config.head_dim)
+    keys, values = (normal(POOL, PAGE, config.kv_heads, config.head_dim) for _ in range(2))
+    table, start, positions, history, listed = (
+        torch.from_numpy(x).to(found.device, torch.bool if x.dtype == np.bool_ else torch.int32)
+        for x in (of.page_table, of.query_start, of.positions, of.history, of.listed)
+    )
+    seen = _seen(of, PAGE)
+    assert seen is not None, "whole blocks"
+    paged, most = found.paged(PAGE), None if record is None else of.page_table.shape[1]
+    planned = paged.plan(seen, most)
+
+    def ours() -> tuple[Tensor]:
+        block = of.block_length
+        read = ragged_paged_attention(q, keys, values, table, start, positions, history, listed, block, check=False)
+        return (read,)
+
+    def theirs() -> tuple[Tensor]:
+        return (planned(q, keys, values),)
+
+    expected, read = ours()[0].float(), theirs()[0].float()
+    if not torch.allclose(read, expected, rtol=NEAR, atol=NEAR):
+        far = float((read - expected).abs().max())
+        raise ValueError(f"FlashInfer reads {far:.3g} beside what our kernel does, expected at most {NEAR:.3g}")
+    launches: list[Callable[[], object]] = [ours, theirs]
+    if record is not None:
+        launches = [record(launch)[0] for launch in (ours, theirs)]
+    mine, other = (config.layers * time_of(launch) for launch in launches)
+    return Timed(sequences, mine, other + time_of(lambda: paged.plan(seen, most)))
+
+
+def _seen(of: Sequences, page_size: int) -> Seen | None:
+    return seen_by_all(of.query_start, of.positions, of.history, of.listed, of.page_table, of.block_length, page_size)
