@@ -50,6 +50,7 @@ def sweep(
         screen.print(f"Warning: cell {cell}: {error}", style="yellow", markup=False)
     if len(failed) > 3:
         screen.print(f"Warning: {len(failed) - 3} more cells failed: column error", style="yellow", markup=False)
+    options.warn_of_yields(screen, *done.first.values())
     if done.interrupted:
         screen.print(
             f"Interrupted: {len(done.table)} of {done.num_cells} cells are finished and kept; "

@@ -42,6 +42,7 @@ from .state import (
 )
 from .step import StepOutcome, StepPlan
 from .unmasking import EOS
+from .windows import most_in_sight
 
 EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be stopped
@@ -59,6 +60,9 @@ class Limits:
     max_batch: int  # sequences running
     max_prefill_tokens: int | None = None  # of one prefill; None: as the policy has it
     state_tokens: int = 1  # tokens' worth of KV that the outputs of a token's attention and feed-forward take
+    window: int = 0  # tokens that keep their pages in layers with a window (windows.py); 0: no pages are kept apart
+    window_bytes: int = 0  # of a token's keys and values in those layers
+    kv_bytes: int = 1  # ... and in all others, which a page is made for
 
 
 class Engine:
@@ -99,7 +103,8 @@ class Engine:
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
-            replica, eos, latency.window if latency else 0, EOS.index(policy.unmasking.eos),
+            replica, eos, latency.window if latency else 0, limits.window, limits.window_bytes, limits.kv_bytes,
+            EOS.index(policy.unmasking.eos),
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked)
         self._x = Own(
@@ -228,21 +233,27 @@ class Engine:
 
     def fits(self, request: Request) -> bool:
         """Whether a request could ever be served."""
-        policy, limits, prompt = self.policy, self.limits, request.input_length
+        policy, limits, length = self.policy, self.limits, request.input_length + request.limit
+        if policy.full_sequence:
+            length = request.input_length + -(-request.limit // policy.block_length) * policy.block_length
+        if not policy.batching.fits(policy, length):
+            return False
+        return self.most_pages(request) <= limits.num_pages and length <= limits.context_limit
+
+    def most_pages(self, request: Request) -> int:
+        """Pages of the pool that a request may come to hold."""
+        policy, prompt = self.policy, request.input_length
         block, page = policy.block_length, policy.memory.page_size
         if policy.full_sequence:
             length = prompt + -(-request.limit // block) * block
-            if not policy.batching.fits(policy, length):
-                return False
             cache: Any = policy.cache  # of such a policy it is an ApproximateCache
-            tokens = int(cache.held(np.array([prompt]), np.array([length]), limits.state_tokens)[0])
-        else:
-            length = prompt + request.limit
-            if not policy.batching.fits(policy, length):
-                return False
-            own = request.canvas_length if self._narrows else 0
-            tokens = policy.batching.reserved(with_canvas(policy, own), prompt, request.limit)
-        return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
+            return -(-int(cache.held(np.array([prompt]), np.array([length]), self.limits.state_tokens)[0]) // page)
+        own = with_canvas(policy, request.canvas_length if self._narrows else 0)
+        tokens = int(policy.batching.reserved(own, prompt, request.limit))
+        if not self.limits.window:
+            return -(-tokens // page)
+        at_once = policy.batching.at_once(policy, prompt, request.limit)
+        return -(-tokens // page) + int(most_in_sight(self._w.f[0], tokens, at_once))
 
     # ---- step by step ----------------------------------------------------------------------------------------
 
