@@ -73,8 +73,8 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_bytes() -> None:
     other = tune("--json", "--seed", 1, "--policy", "lmdeploy-0.18")
     assert other.json["seed"] == 1
     assert other.err == (
-        "Warning: lmdeploy-0.18: its threshold is 0.85, the engine's own, and a100-sdar-8b holds yields for sharegpt at "
-        "0.9: blocks commit as they do there\n"
+        "Warning: lmdeploy-0.18: its threshold is 0.85, the engine's own, and a100-sdar-8b holds yields for sharegpt "
+        "at 0.9: blocks commit as they do there\n"
     )
 
 
