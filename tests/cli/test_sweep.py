@@ -55,7 +55,7 @@ def test_json_is_one_object_with_the_api_s_rows() -> None:
 
 def test_policies_that_commit_at_another_threshold_than_theirs_are_told_of_the_first_eight_by_name() -> None:
     rows = list(range(1, 11))
-    Path("c.toml").write_text(f'''
+    Path("c.toml").write_text(f"""
 [base]
 trace = "azure-conv"
 policy = "lmdeploy-0.18"
@@ -63,7 +63,7 @@ num_requests = 2
 
 [grid]
 policy.max_batch = {rows}
-''')
+""")
     told = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1).err.splitlines()
     assert told[0] == (
         "Warning: lmdeploy-0.18,max_batch=1: its threshold is 0.85, the engine's own, and a100-sdar-8b holds yields "
