@@ -29,6 +29,8 @@ OVERLAP = LatencyModel(
 )  # fmt: skip
 TOY = toy_profile(latency=OVERLAP)
 PROFILE = replace(TOY, model=replace(TOY.model, windowed=Windowed(2, 8, 128, WINDOW)))
+_KV = PROFILE.memory.kv_bytes_per_token
+PAGED = replace(PROFILE, memory=replace(PROFILE.memory, window_bytes_per_token=3 * _KV // 2))  # ... and hold pages
 # Of each preset the fields that change what a step is; pages that are no multiple of a block, where none need be.
 SPECS = (
     "vllm-ar,page_size=8",
@@ -173,7 +175,8 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     policy = parse(spec)
     # At least one request fits; often barely.
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
-    num_pages = -(-int(reserved.min()) // policy.memory.page_size) + draw(st.sampled_from([0, 1, 2, 5, 200]))
+    num_pages = -(-int(reserved.min()) // policy.memory.page_size)
+    num_pages += -(-3 * num_pages // 2) + draw(st.sampled_from([0, 1, 2, 5, 200]))  # a window's are half as large again
     spec = sized(spec, draw(st.sampled_from([1, 2, 4, 9])), draw(st.sampled_from([9, 16, 4096])), num_pages)
     return trace, spec, fleet_options(draw) | {"eos": draw(st.booleans())}
 
@@ -184,7 +187,8 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     run: tuple[Trace, str, dict[str, Any]],
 ) -> None:
     trace, spec, how = run
-    f = Fleet(trace, spec, profile=PROFILE, **how)
+    f = Fleet(trace, spec, profile=PAGED, **how)
+    assert f.result.limits.window == WINDOW
     t, policy = f.result.table, f.result.policy
     assert ((t["status"] == 0) | (t["status"] == 1)).all()
     served = t["output_length"] if how["eos"] else trace.output_length
@@ -201,7 +205,7 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
         start, end = s["start"][mine], (s["start"] + s["latency"])[mine]
         assert (start[1:] >= end[:-1]).all()
         engine = Engine(
-            policy, f.result.limits, table, replica=r, latency=PROFILE.latency, emit=how["emit"], eos=how["eos"]
+            policy, f.result.limits, table, replica=r, latency=PAGED.latency, emit=how["emit"], eos=how["eos"]
         )
         assert list(replay(engine, r, t.columns, s, lists)) == []
     assert table_bytes(table) == table_bytes(t)
