@@ -11,6 +11,7 @@ from .admission import withdraw
 from .draw import Draws
 from .errors import DsimError, PolicyError
 from .histogram import CountHistogram, TimeHistogram
+from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of, with_canvas
@@ -48,6 +49,7 @@ EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be stopped
 
 Ints = npt.NDArray[np.int32]
+_most_in_sight = plain(most_in_sight)  # for one request at a time
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 
 
@@ -253,7 +255,7 @@ class Engine:
         if not self.limits.window:
             return -(-tokens // page)
         at_once = policy.batching.at_once(policy, prompt, request.limit)
-        return -(-tokens // page) + int(most_in_sight(self._w.f[0], tokens, at_once))
+        return -(-tokens // page) + int(_most_in_sight(self._w.f.view(np.recarray)[0], tokens, at_once))
 
     # ---- step by step ----------------------------------------------------------------------------------------
 
