@@ -302,18 +302,30 @@ def rows_that_fit(profile: Profile, tokens: int) -> int:
             limits = limits_of(policy, profile)
         except ProfileError:
             return n - 1
-        # A row's canvas and, decided on ahead, the next one lie behind its text.
-        if limits.num_pages * policy.memory.page_size < n * (tokens + 2 * CANVAS):
+        held = profile.memory.kv_bytes_per_token * limits.num_pages * policy.memory.page_size
+        if held < n * sum(kv_of_row(profile, tokens)):
             return n - 1
+
+
+def kv_of_row(profile: Profile, tokens: int) -> tuple[int, int]:
+    """Bytes of the pool that a row of so much text holds in layers with a window, and in the others.
+
+    Behind its text lie its canvas and, decided on ahead, the next one.
+    """
+    m, windowed = profile.memory, profile.model.windowed
+    window = windowed.window if windowed else 0
+    in_sight = min(tokens, window - 1) + 2 * CANVAS
+    return in_sight * m.window_bytes_per_token, (tokens + 2 * CANVAS) * m.kv_bytes_per_token
 
 
 def parts_of_row(profile: Profile, tokens: int) -> dict[str, float]:
     """Bytes of memory that a row takes."""
     m = profile.memory
+    windowed, full = kv_of_row(profile, tokens)
     return {
-        "windowed layers": m.window_bytes,
+        "windowed layers": windowed / m.utilisation,
         "sampler": m.workspace_bytes + CANVAS * m.vocab * 4,
-        "KV pages": (tokens + 2 * CANVAS) * m.kv_bytes_per_token / m.utilisation,
+        "KV pages": full / m.utilisation,
     }
 
 
@@ -323,7 +335,7 @@ def memory() -> None:
     rows = []
     for name, profile in (("bf16", bf16_on_80gb()), ("FP8", load(FP8))):
         for sampler, held in (("whole", profile), ("tiled", tiled(profile))):
-            for tokens in (2048, 32768):
+            for tokens in (256, 2048, 32768):
                 parts = parts_of_row(held, tokens)
                 rows.append([
                     name, gb(held.memory.weight_bytes), sampler, f"{tokens:,}", str(rows_that_fit(held, tokens)),
@@ -344,7 +356,8 @@ def thrash() -> None:
     """Throughput and work done again where the KV pages are short."""
     told = "1024/1024, law `mixed`: tok/s (preemptions a request), predicted"
     print(f"`vllm-diffusion` on `{FP8}`, eight clients, {told}\n")
-    most, rows = 1280, []
+    # A text of 2,048 tokens, of which 97 pages are in sight of the layers with a window, and two canvases.
+    most, rows = 8 * (160 + 10 * 97), []
     for share in (1.0, 0.75, 0.5, 0.25):
         cells = [f"{share * most:,.0f}"]
         for field in ("watermark=0", "watermark=0.1", "watermark=0.2", "watermark=0.4", "async_scheduling=false"):

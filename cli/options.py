@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from ..engine.part import Policy
     from ..planner.scenario import Scenario
     from ..profiler.profile import Profile
+    from ..traces import Trace
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
+MOST_SAID = 8  # warnings of one kind
 # Options that say where results go and how fast, not what they are, with the values that follow each.
 PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
@@ -250,13 +252,24 @@ def warn(screen: "Console", scenario: "Scenario", policies: Iterable["Policy"] =
         screen.print(f"Warning: {line}", style="yellow", markup=False)
 
 
-def warn_of_yields(screen: "Console", scenario: "Scenario", runs: Iterable[tuple["Policy", "Profile"]] = ()) -> None:
-    """Say what these policies, or the scenario's own, ask for that their profiles know nothing of."""
+def warn_of_yields(screen: "Console", *scenarios: "Scenario") -> None:
+    """Say what the policies of these scenarios ask for that their profiles know nothing of."""
+    warn_of_runs(
+        screen,
+        # A server's requests are still to come.
+        [(s.parsed_policy(), s.loaded_profile(), s.workload, s.source() if s.trace else None) for s in scenarios],
+    )
+
+
+def warn_of_runs(screen: "Console", runs: Iterable[tuple["Policy", "Profile", str | None, "Trace | None"]]) -> None:
+    """The same of policies on profiles, each with its workload and its requests: the first lines, and how many more."""
     from ..sim.twin import warnings_of
 
-    for policy, profile in runs or [(scenario.parsed_policy(), scenario.loaded_profile())]:
-        for line in warnings_of(policy, profile, scenario.workload, scenario.source()):
-            screen.print(f"Warning: {line}", style="yellow", markup=False)
+    found = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))
+    if len(found) > MOST_SAID:
+        found[MOST_SAID:] = [f"{len(found) - MOST_SAID} more policies ask for what their profiles know nothing of"]
+    for line in found:
+        screen.print(f"Warning: {line}", style="yellow", markup=False)
 
 
 def command(left_out: Mapping[str, int] | None = None) -> str:

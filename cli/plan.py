@@ -134,7 +134,8 @@ def plan_command(
     screen = Screen()
     options.warn(screen, scenario, [parse(placed(spec)[0]) for spec in specs])
     on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
-    options.warn_of_yields(screen, scenario, [(parse(spec), profile) for spec, profile in on_first.items()])
+    source = scenario.source()
+    options.warn_of_runs(screen, [(parse(spec), own, scenario.workload, source) for spec, own in on_first.items()])
     try:
         with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting (the first run compiles)") as bar:
             taken = None if out is None else Taken(out, PLAN, force=force)

@@ -229,13 +229,14 @@ def _lines(profile: "Profile", facts: dict[str, object]) -> list[str]:
     f = {key: value for key, value in facts.items() if isinstance(value, int | float)}
     bound = "kernel launches" if facts["floor_is_launch"] else "reading the weights"
     workloads = facts["workloads"]
+    shared = ", which layers with a window share" if profile.memory.window_bytes_per_token else ""
     names = ", ".join(workloads) if isinstance(workloads, list) and workloads else _no_commits(profile)
     return [
         f"knee      {f['knee_tokens']} tokens a step: reading the weights takes as long as multiplying with them",
         f"floor     {f['floor_s'] * 1e3:.2g} ms a step, set by {bound}",
         f"slope     {f['slope_s_per_token'] * 1e6:.2g} us a token beyond the knee, before attention and LM head",
         f"memory    weights take {gb(f['weight_bytes'])} of {gb(f['capacity_bytes'])}",
-        f"KV pages  {f['num_pages']} of {f['page']} tokens, at a batch of {f['max_batch']} and prefills of "
+        f"KV pages  {f['num_pages']} of {f['page']} tokens{shared}, at a batch of {f['max_batch']} and prefills of "
         f"{f['max_prefill_tokens']} tokens",
         f"commits   {names}",
         f"trust     latencies to about ±{f['relative_uncertainty']:.0%}",

@@ -83,7 +83,7 @@ def replay(
         commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), scenario.workload)
     requests = first.requests()
     options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])
-    options.warn_of_yields(screen, first, [(s.parsed_policy(), s.loaded_profile()) for s in scenarios])
+    options.warn_of_yields(screen, *scenarios)
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")

@@ -96,6 +96,7 @@ def serve_command(
         append = None if writer is None else writer.steps(policy).append
         if twin is not None:
             behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append)
+            options.warn_of_yields(screen, scenario)
         else:
             from ..live.config_file import Given  # imported here: they load PyTorch
             from ..profiler.canvas import open_any

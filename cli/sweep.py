@@ -49,6 +49,7 @@ def sweep(
     screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
     if len(failed) > 3:
         screen.warn([f"{len(failed) - 3} more cells failed: column error"])
+    options.warn_of_yields(screen, *done.first.values())
     if done.interrupted:
         screen.alarm(
             f"Interrupted: {len(done.table)} of {done.num_cells} cells are finished and kept; "

@@ -138,10 +138,11 @@ def tune_command(
             if ensemble is not None:
                 judged = of_objective(next(iter(tuned.objectives)), parse_latency(latency_metric))
                 info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar)
-            info["notes"] += profile_notes(_recommended_first(scenario, tuned))
+            compared = _recommended_first(scenario, tuned)
+            info["notes"] += profile_notes(compared)
             if out is not None:
                 with suppress(KeyboardInterrupt):  # the search is over, and its result is written all the same
-                    info["spread"] = moved_by_spread(_recommended_first(scenario, tuned))
+                    info["spread"] = moved_by_spread(compared)
             page = tune_page(info, tuned.trials)
             if taken:
                 taken[0].settle()
@@ -151,6 +152,7 @@ def tune_command(
         screen.alarm(f"Interrupted: {where}")
         raise typer.Exit(INTERRUPTED) from None
     say(lambda: page, info, as_json)
+    options.warn_of_yields(screen, *compared)
     screen.wrote(out, written)
 
 

@@ -33,34 +33,45 @@ MASKS = HEADS.index("masks")
 @rule
 def plan_prefill(w: Any, x: Any) -> None:
     """Plan the prefill of the chosen rows: each computes what the pool lacks of its prompt, block-causal (1.2)."""
-    c, f = w.c[0], w.f[0]
-    block = int(f.block)
+    for i in range(w.c[0].num_rows):
+        slot = w.lists[ROWS, i]
+        q = w.q[slot]
+        q.num_keys = q.start + w.f[0].block
+        q.num_tokens = q.num_keys - reused(w, x, slot)
+        q.left = 0
+    plan_pieces(w, int(w.f[0].max_prefill))
+
+
+@rule
+def plan_pieces(w: Any, most: Any) -> None:
+    """Plan prompts of which it is noted what the step computes, and what is left: nothing where it takes them whole.
+
+    A prompt's last block is a denoising step (1.2). One of more than `most` tokens is split, and runs alone.
+    """
+    c, block = w.c[0], int(w.f[0].block)
     tokens = 0
     keys = 0
     qk_pairs = 0
     longest = 0
+    rows = 0
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        length = int(q.start) + block
-        before = reused(w, x, slot)
-        computed = length - before
-        q.num_tokens = computed
-        q.num_keys = length
+        computed, length = int(q.num_tokens), int(q.num_keys)
+        before = length - computed
         q.num_retained = computed
         q.phase = PREFILL
-        q.left = 0
         for p in range(w.window.shape[1]):
-            w.window[slot, p] = p < block
+            w.window[slot, p] = q.left == 0 and p < block
         tokens += computed
         keys += length
         qk_pairs += length * (length + block) - before * (before + block)
         longest = max(longest, computed)
-    rows = c.num_rows * block
+        if q.left == 0:
+            rows += block
     set_features(w, tokens, qk_pairs // 2, keys, rows, rows, 0)
     c.prefill_tokens = tokens
-    # A prompt longer than a prefill may be is split, and runs alone (1.2).
-    c.num_forwards = max(1, -(-longest // int(f.max_prefill)))
+    c.num_forwards = max(1, -(-longest // most))
 
 
 @rule

@@ -11,6 +11,7 @@ from .admission import withdraw
 from .draw import Draws
 from .errors import DsimError, PolicyError
 from .histogram import CountHistogram, TimeHistogram
+from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of, with_canvas
@@ -42,11 +43,13 @@ from .state import (
 )
 from .step import StepOutcome, StepPlan
 from .unmasking import EOS
+from .windows import most_in_sight
 
 EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be stopped
 
 Ints = npt.NDArray[np.int32]
+_most_in_sight = plain(most_in_sight)  # for one request at a time
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 
 
@@ -59,6 +62,9 @@ class Limits:
     max_batch: int  # sequences running
     max_prefill_tokens: int | None = None  # of one prefill; None: as the policy has it
     state_tokens: int = 1  # tokens' worth of KV that the outputs of a token's attention and feed-forward take
+    window: int = 0  # tokens that keep their pages in layers with a window (windows.py); 0: no pages are kept apart
+    window_bytes: int = 0  # of a token's keys and values in those layers
+    kv_bytes: int = 1  # ... and in all others, which a page is made for
 
 
 class Engine:
@@ -99,7 +105,8 @@ class Engine:
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
-            replica, eos, latency.window if latency else 0, EOS.index(policy.unmasking.eos),
+            replica, eos, latency.window if latency else 0, limits.window, limits.window_bytes, limits.kv_bytes,
+            EOS.index(policy.unmasking.eos),
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked)
         self._x = Own(
@@ -228,21 +235,27 @@ class Engine:
 
     def fits(self, request: Request) -> bool:
         """Whether a request could ever be served."""
-        policy, limits, prompt = self.policy, self.limits, request.input_length
+        policy, limits, length = self.policy, self.limits, request.input_length + request.limit
+        if policy.full_sequence:
+            length = request.input_length + -(-request.limit // policy.block_length) * policy.block_length
+        if not policy.batching.fits(policy, length):
+            return False
+        return self.most_pages(request) <= limits.num_pages and length <= limits.context_limit
+
+    def most_pages(self, request: Request) -> int:
+        """Pages of the pool that a request may come to hold."""
+        policy, prompt = self.policy, request.input_length
         block, page = policy.block_length, policy.memory.page_size
         if policy.full_sequence:
             length = prompt + -(-request.limit // block) * block
-            if not policy.batching.fits(policy, length):
-                return False
             cache: Any = policy.cache  # of such a policy it is an ApproximateCache
-            tokens = int(cache.held(np.array([prompt]), np.array([length]), limits.state_tokens)[0])
-        else:
-            length = prompt + request.limit
-            if not policy.batching.fits(policy, length):
-                return False
-            own = request.canvas_length if self._narrows else 0
-            tokens = policy.batching.reserved(with_canvas(policy, own), prompt, request.limit)
-        return -(-tokens // page) <= limits.num_pages and length <= limits.context_limit
+            return -(-int(cache.held(np.array([prompt]), np.array([length]), self.limits.state_tokens)[0]) // page)
+        own = with_canvas(policy, request.canvas_length if self._narrows else 0)
+        tokens = int(policy.batching.reserved(own, prompt, request.limit))
+        if not self.limits.window:
+            return -(-tokens // page)
+        at_once = policy.batching.at_once(policy, prompt, request.limit)
+        return -(-tokens // page) + int(_most_in_sight(self._w.f.view(np.recarray)[0], tokens, at_once))
 
     # ---- step by step ----------------------------------------------------------------------------------------
 

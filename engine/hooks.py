@@ -88,8 +88,9 @@ def hold(w: Any, x: Any, slot: int, tokens: int) -> None:
 def give_back(w: Any, x: Any, slot: int) -> None:
     """A sequence gives back its pages."""
     c, q = w.c[0], w.q[slot]
-    c.pages_held -= q.pages
+    c.pages_held -= q.pages + q.window_pages
     q.pages = 0
+    q.window_pages = 0
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------

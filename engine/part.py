@@ -86,6 +86,7 @@ class Scheduler(Part):
     pieces = False  # whether a prompt may be prefilled in pieces, over several steps
     idles_finished = False  # whether a step decided on ahead may hold rows that are over when it begins
     hides_host = False  # whether the host's time passes while the device works on the step before
+    frees_windows = False  # whether pages of layers with a window come free as it moves on
     narrows_canvases = False  # whether a request may ask for canvases narrower than the policy's
 
     max_batch: int | None
@@ -96,6 +97,10 @@ class Scheduler(Part):
         block = policy.block_length
         before = 0 if policy.granularity.on_a_grid else prompt
         return before + -(-(prompt + output - before) // block) * block
+
+    def at_once(self, policy: "Policy", prompt: int, output: int) -> int:
+        """Positions of a request of such lengths that a step has pages for at most, beside the text before them."""
+        return prompt + output
 
     def batch_on(self, device: str, usual: int, block_length: int) -> int:
         """Sequences running on a device of that name where max_batch is not given; usual: what LMDeploy has there."""

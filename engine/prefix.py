@@ -258,7 +258,7 @@ def share_pages(w: Any, x: Any, slot: Any, tokens: Any) -> None:
 def let_go(w: Any, x: Any, slot: Any) -> None:
     """A sequence gives its pages back: those with a name that nobody else holds come idle, the last one first."""
     c, q, s = w.c[0], w.q[slot], x.s[slot]
-    c.pages_held -= q.pages - s.shared
+    c.pages_held -= q.pages - s.shared + q.window_pages
     for i in range(s.shared):
         at = _find(x, _key(w, x, int(q.request), int(s.shared) - 1 - i))
         entry = x.c.entries[at]
@@ -268,6 +268,7 @@ def let_go(w: Any, x: Any, slot: Any) -> None:
             _link(x, at)
     s.shared = 0
     q.pages = 0
+    q.window_pages = 0
 
 
 @rule

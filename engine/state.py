@@ -32,6 +32,7 @@ SEQUENCE = np.dtype(
         ("start", "i4"),  # first position of the current block: all before it has its KV
         ("block", "i4"),  # positions of its blocks: the policy's, or of the narrower canvas that it asks for
         ("pages", "i4"),  # KV pages held
+        ("window_pages", "i4"),  # ... and those that layers with a window hold beside them (windows.py)
         ("emitted", "i4"),  # tokens handed out
         ("steps", "i4"),  # of a full-sequence model: steps taken
         ("block_steps", "i4"),  # ... and of those in the current block
@@ -95,6 +96,8 @@ REPLICA = np.dtype(
         ("block", "i8"), ("width", "i8"), ("page", "i8"), ("num_pages", "i8"), ("max_batch", "i8"),
         ("max_prefill", "i8"), ("emit", "i8"), ("state_tokens", "i8"), ("replica", "i8"), ("eos", "i8"),
         ("window", "i8"),  # tokens that a layer with a window sees; 0: the model has none, or nobody asks
+        # Tokens that keep their pages in such layers, 0: all do; bytes of a token there, and in all other layers.
+        ("keeps", "i8"), ("window_bytes", "i8"), ("kv_bytes", "i8"),
         ("stops", "i8"),  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
     ],
     align=True,

@@ -25,7 +25,6 @@ from ..sim.twin import limits_of
 from . import replicate
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
-from .memory import parts
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 from .scenario import MAX_REPLICAS, Scenario, classes
 
@@ -449,8 +448,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
 
 
 def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
-    search, profile = run.search, run.search.scenario.loaded_profile()
-    criteria, policy = search.criteria, search.scenario.parsed_policy()
+    search, profile, criteria = run.search, run.search.scenario.loaded_profile(), run.search.criteria
     # The most frequent, the first given of those that tie.
     counts = Counter(found.binding for found in run.found)
     binding = max(sorted(counts), key=lambda i: counts[i])
@@ -462,7 +460,7 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
         limited_by=limit.name,
         limiting_setting=limit.setting,
         binds=limit.binds,
-        memory=parts(policy, profile, limits_of(policy, profile)),
+        memory=dict(limit.memory),
         shares=shares,
         criteria=tuple(c.text for c in criteria),
         bounds={c.text: _shown(c, c.bound) for c in criteria},
@@ -490,7 +488,7 @@ def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit, 
     shares = Shares(profile.latency, limits_of(policy, profile))
     result = own.simulate_whole(requests.time_scaled(1 / rate), shares.append)
     found = shares.shares()
-    limit = limited_by(found, result.totals.preemptions / len(requests), policy, profile)
+    limit = limited_by(found, result.totals.preemptions / len(requests), policy, profile, shares.in_windows)
     seen = replicate.judged(len(requests))
     known = latencies({name: column[seen] for name, column in result.table.columns.items()})
     return found, limit, {name: percentiles(1e3 * known[name]) for name in SEEN}

@@ -14,7 +14,7 @@ from ..profiler.fit import key_times, layer_times
 from ..profiler.profile import Profile, gb
 from ..profiler.samples import FEATURES, captured, padded, sequences
 from ..sim.twin import limits_of, memory_of
-from .memory import PAGES, ROWS, TOKENS, largest, parts
+from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
@@ -37,6 +37,7 @@ class Limit:
     name: str  # one of the four above
     setting: str = ""
     binds: str = ""  # of a pool: the part of memory that is largest, or what a setting bounds (memory.py)
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica's memory, by what they hold
 
 
 @dataclass
@@ -47,6 +48,8 @@ class Shares:
     limits: Limits
     busy: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
+    kv: float = 0.0  # byte seconds that rows' keys and values take
+    windowed: float = 0.0  # ... of them in layers with a window
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
         """Count a batch of the journal's steps."""
@@ -61,6 +64,9 @@ class Shares:
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
         fixed = np.clip(took - token_time(self.latency, steps), 0.0, None)
         self.busy += float(took.sum())
+        windowed = float((took * steps["window_kv"]).sum()) * self.limits.window_bytes
+        self.windowed += windowed
+        self.kv += float((took * steps["sum_kv"]).sum()) * self.limits.kv_bytes + windowed
         for name, amount in (
             ("decode", device[~prefill]),
             ("prefill", device[prefill]),
@@ -71,28 +77,37 @@ class Shares:
         ):
             self.sums[name] = self.sums.get(name, 0.0) + float(amount.sum())
 
+    @property
+    def in_windows(self) -> float:
+        """The share of the pages held that layers with a window hold: they take theirs from the same pool by need."""
+        return self.windowed / self.kv if self.kv > 0 else 0.0
+
     def shares(self) -> dict[str, float]:
         """Of the busy time: on the device in decode and in prefill, on the host, and waiting for each of the pools."""
         return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
 
 
-def limited_by(shares: Mapping[str, float], preemptions: float, policy: Policy, profile: Profile) -> Limit:
+def limited_by(
+    shares: Mapping[str, float], preemptions: float, policy: Policy, profile: Profile, in_windows: float = 0.0
+) -> Limit:
     """The resource that limits: the pool that requests wait for most, or else where most of the busy time goes.
 
-    preemptions: a request.
+    preemptions: a request. in_windows: of Shares.
     """
     limits = limits_of(policy, profile)
+    memory = parts(policy, profile, limits, in_windows)
     pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))
     if preemptions > THRASH or (pages > WAITED and pages >= max(rows, tokens)):
-        part = PAGES if policy.memory.num_pages is not None else largest(parts(policy, profile, limits))
-        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}", part)
+        pool = {name: memory.get(name, 0) for name in (PAGES, WINDOWED)}
+        part = largest(pool if policy.memory.num_pages is not None else memory)
+        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}", part, memory)
     if rows > WAITED and rows >= tokens:
-        return Limit(ACTIVATION, _rows_setting(policy, profile, limits), ROWS)
+        return Limit(ACTIVATION, _rows_setting(policy, profile, limits), ROWS, memory)
     if tokens > WAITED:
         budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-        return Limit(ACTIVATION, f"max_prefill_tokens={budget}", TOKENS)
+        return Limit(ACTIVATION, f"max_prefill_tokens={budget}", TOKENS, memory)
     device = shares["decode"] + shares["prefill"]
-    return Limit(COMPUTE if device >= shares["host"] else HOST)
+    return Limit(COMPUTE if device >= shares["host"] else HOST, memory=memory)
 
 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
@@ -147,7 +162,7 @@ def _rows_setting(policy: Policy, profile: Profile, limits: Limits) -> str:
         return f"max_batch={limits.max_batch}, the profile's default"
     usual = batching.batch_on(profile.device.name, profile.default_max_batch, policy.block_length)
     if limits.max_batch < usual:
-        row = gb(memory_of(policy, profile.memory).row_bytes)
+        row = gb(memory_of(policy, profile.memory).workspace_bytes)
         return f"max_batch={limits.max_batch}: {usual} rows of {row} would take more than half of the memory"
     if usual * policy.block_length < batching.max_prefill_tokens:
         return f"max_batch={limits.max_batch}, the engine's default"

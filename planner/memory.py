@@ -13,15 +13,17 @@ WEIGHTS, PAGES, SCRATCH, WINDOWED, WORKSPACE, FREE = (
 ROWS, TOKENS = "max rows", "tokens of a prefill"  # what binds where it is a setting, not memory
 
 
-def parts(policy: Policy, profile: Profile, limits: Limits) -> dict[str, int]:
+def parts(policy: Policy, profile: Profile, limits: Limits, in_windows: float = 0.0) -> dict[str, int]:
     """Bytes of a replica's memory, by what they hold, where as many rows run as may; parts of nothing are left out.
 
-    KV pages are of the layers that see all tokens, but for those of scratch slots: what rows hold behind the tokens
-    that they have committed. The sampler's workspace has the logits of a step in it.
+    in_windows: the share of the pool that layers with a window hold, which is by need (Shares.in_windows). KV pages are
+    of the layers that see all tokens, but for those of scratch slots: what rows hold behind the tokens that they have
+    committed. The sampler's workspace has the logits of a step in it.
     """
     memory = memory_of(policy, profile.memory)
     pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
-    scratch = min(pool, limits.max_batch * scratch_tokens(policy) * memory.kv_bytes_per_token)
+    windowed = round(in_windows * pool)
+    scratch = min(pool - windowed, limits.max_batch * scratch_tokens(policy) * memory.kv_bytes_per_token)
     logits = memory.logit_bytes(
         limits.max_batch,
         limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
@@ -29,9 +31,9 @@ def parts(policy: Policy, profile: Profile, limits: Limits) -> dict[str, int]:
     )
     found = {
         WEIGHTS: memory.weight_bytes,
-        PAGES: pool - scratch,
+        PAGES: pool - windowed - scratch,
         SCRATCH: scratch,
-        WINDOWED: limits.max_batch * memory.window_bytes,
+        WINDOWED: windowed,
         WORKSPACE: limits.max_batch * memory.workspace_bytes + logits,
     }
     found[FREE] = max(0, memory.capacity_bytes - sum(found.values()))

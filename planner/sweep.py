@@ -52,6 +52,7 @@ class Sweep(Showable):
     num_run: int
     num_reused: int  # finished by an earlier run into the same folder
     interrupted: bool
+    first: Mapping[str, Scenario]  # the first finished cell of each policy, profile and yield, by what they are called
 
     @property
     def num_cells(self) -> int:
@@ -134,7 +135,7 @@ def sweep(
                 spread = _moved_by_spread(first)
         told = {(own.profile, own.workload, own.yields): own for own in first.values()}
         journal.finish(plan, columns, interrupted, command, spread, profile_notes(list(told.values())))
-    return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted)
+    return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, first)
 
 
 def _run(scenario: Scenario) -> Json:

@@ -61,11 +61,13 @@ class ModelShape:
         """Layers that see all tokens before theirs."""
         return self.layers - (self.windowed.layers if self.windowed else 0)
 
-    @property
-    def window_bytes_per_token(self) -> int:
-        """Bytes of keys and values that a token holds in the layers with a window, while it is in sight of them."""
+    def window_bytes_on(self, count: int) -> int:
+        """Bytes of keys and values that a token holds in the layers with a window, over so many GPUs.
+
+        A KV head is held more than once where there are fewer heads than GPUs.
+        """
         w = self.windowed
-        return 2 * BYTES * w.layers * w.kv_heads * w.head_dim if w else 0
+        return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * max(1, count // w.kv_heads) if w else 0
 
     @property
     def state_tokens(self) -> int:

@@ -19,7 +19,7 @@ from .hardware import default_max_batch
 from .models import Experts, ModelShape, Windowed
 
 SCHEMA = "dsim-profile"
-VERSION = 6
+VERSION = 7
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 REGIMES = ("memory-bound", "transition", "compute-bound")
@@ -77,13 +77,8 @@ class MemoryModel:
     vocab: int
     utilisation: float = 0.8  # share of what is left after weights and runtime (cache_max_entry_count)
     fixed_num_pages: int | None = None  # pages to use, whatever would fit
-    window_bytes: int = 0  # set aside for each row that may run: keys and values of layers with a window
-    workspace_bytes: int = 0  # ... and the sampler's tensors beside its logits
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes set aside for each row that may run."""
-        return self.window_bytes + self.workspace_bytes
+    window_bytes_per_token: int = 0  # keys and values in layers with a window; kv_bytes_per_token is of the others
+    workspace_bytes: int = 0  # set aside for each row that may run: the sampler's tensors beside its logits
 
     def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
         """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
@@ -96,7 +91,7 @@ class MemoryModel:
         """
         if self.fixed_num_pages is not None:
             return self.fixed_num_pages, max_prefill_tokens
-        budget, rows = max_prefill_tokens, max_batch * self.row_bytes
+        budget, rows = max_prefill_tokens, max_batch * self.workspace_bytes
         if logit_rows is not None:
             return self._pages(page, self.logit_bytes(max_batch, budget, logit_rows), max_batch), budget
         while budget > 0:
@@ -120,13 +115,13 @@ class MemoryModel:
 
     def usual_rows(self, usual: int) -> int:
         """Rows that may run where nobody says how many: no more than half of the memory beside the weights holds."""
-        if not self.row_bytes:
+        if not self.workspace_bytes:
             return usual
-        return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.row_bytes))
+        return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.workspace_bytes))
 
     def _pages(self, page: int, runtime: int, max_batch: int) -> int:
         """Pages beside a fixed runtime; a ProfileError that names what leaves no room."""
-        rows = max_batch * self.row_bytes
+        rows = max_batch * self.workspace_bytes
         free = (self.capacity_bytes - self.weight_bytes - rows - runtime) * self.utilisation
         pages = int(free // (page * self.kv_bytes_per_token))
         if pages >= MIN_PAGES:
@@ -373,6 +368,8 @@ def from_json(data: object, path: str) -> Profile:
     if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
         renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
         data = data | {"latency": renamed}
+    if version <= 6:
+        data = _of_version_6(data, path)
     data = _with(data, {"latency": OPTIONAL})
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
@@ -397,6 +394,19 @@ def _with(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str
         elif isinstance(held, dict):
             data[part] = new | held
     return data
+
+
+def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
+    """A file of version 6 with what version 7 has in place of a window's bytes a row: those of a token in it."""
+    memory = data.get("memory")
+    if not isinstance(memory, dict) or "window_bytes" not in memory or "model" not in data:
+        return data  # which the reader of the whole file says
+    memory = dict(memory)
+    held, device = memory.pop("window_bytes"), data.get("device")
+    shape = model_shape(Section(path, "", data, tuple(data)))
+    count = device.get("count", 1) if isinstance(device, dict) else 1
+    per_token = shape.window_bytes_on(count) if held and isinstance(count, int) else 0
+    return data | {"memory": {"window_bytes_per_token": per_token, **memory}}
 
 
 def model_shape(outer: Section) -> ModelShape:

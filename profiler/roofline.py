@@ -123,7 +123,7 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
         attention=_digits(attention_flops(model) / attends),
         kv_read=_digits(_kv_bytes(model, tp) / bandwidth),
         window_attention=_digits(window_flops(model) / attends),
-        window_kv_read=_digits(_window_bytes(model, tp) / bandwidth),
+        window_kv_read=_digits(model.window_bytes_on(tp) / bandwidth),
         dense_from=DENSE_FROM,
         dense_attention=_digits(attention_flops(model) / dense),
         window_dense_attention=_digits(window_flops(model) / dense),
@@ -185,22 +185,13 @@ def eager_launch(model: ModelShape) -> float:
 
 def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
     kv = MemoryModel(tp * gpu.memory_bytes, model.weight_bytes, _kv_bytes(model, tp), model.vocab)
-    # A window and what is behind it stay for as long as a sequence runs: of a canvas, and of the one decided ahead.
-    canvas = family(model) == "canvas"
-    behind = 2 * CANVAS if canvas else PAGE
-    window = _window_bytes(model, tp) * (model.windowed.window + behind) if model.windowed else 0
-    workspace = CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if canvas else 0
-    return replace(kv, window_bytes=window, workspace_bytes=workspace)
+    workspace = CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if family(model) == "canvas" else 0
+    return replace(kv, window_bytes_per_token=model.window_bytes_on(tp), workspace_bytes=workspace)
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:
     """Over all GPUs: a KV head is held twice where there are fewer heads than GPUs."""
     return model.kv_bytes_per_token * max(1, tp // model.kv_heads)
-
-
-def _window_bytes(model: ModelShape, tp: int) -> int:
-    """The same of layers with a window, a token in sight of them."""
-    return model.window_bytes_per_token * (max(1, tp // model.windowed.kv_heads) if model.windowed else 1)
 
 
 def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:

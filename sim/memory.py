@@ -17,6 +17,7 @@ from ..engine.passes import RowPosition
 from ..profiler.footprint import of_forward
 from ..profiler.profile import Profile, gb
 from ..traces import Trace
+from .twin import memory_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,9 +46,10 @@ class StepMemory:
     @property
     def standing(self) -> dict[str, int]:
         """Bytes held from the first step to the last, by what they are."""
-        memory = self.profile.memory
+        memory = memory_of(self.policy, self.profile.memory)
         pages = (self.limits.num_pages + 1) * self.policy.memory.page_size * memory.kv_bytes_per_token
-        held = {"weights": memory.weight_bytes, "KV pages": pages, "rows": self.limits.max_batch * memory.row_bytes}
+        rows = self.limits.max_batch * memory.workspace_bytes
+        held = {"weights": memory.weight_bytes, "KV pages": pages, "rows": rows}
         return {name: size for name, size in held.items() if size}
 
     def of(self, forward: Forward) -> dict[str, int]:

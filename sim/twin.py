@@ -26,7 +26,6 @@ from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, TraceError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
-from ..engine.part import with_canvas
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.request import Request
@@ -65,7 +64,13 @@ class Result:
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
     """The limits of one replica of the policy on the profile's device."""
-    return limits_on(policy, profile.memory, profile.device.name, profile.model)
+    limits, memory = limits_on(policy, profile.memory, profile.device.name, profile.model), profile.memory
+    windowed = profile.model.windowed
+    if windowed is None or not memory.window_bytes_per_token or not policy.batching.frees_windows:
+        return limits
+    return replace(
+        limits, window=windowed.window, window_bytes=memory.window_bytes_per_token, kv_bytes=memory.kv_bytes_per_token
+    )
 
 
 class Sized(Protocol):
@@ -93,8 +98,17 @@ def limits_on(policy: Policy, memory: MemoryModel, device: str, model: Sized) ->
 
 
 def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
-    """The memory as the policy uses it: one that decodes no canvas needs no workspace to sample one."""
-    return replace(memory, workspace_bytes=0) if policy.autoregressive else memory
+    """The memory as the policy uses it.
+
+    One that decodes no canvas needs no workspace to sample one; and one that keeps the pages of all layers alike holds
+    every token in those with a window, too.
+    """
+    if policy.autoregressive:
+        memory = replace(memory, workspace_bytes=0)
+    if not policy.batching.frees_windows:
+        whole = memory.kv_bytes_per_token + memory.window_bytes_per_token
+        memory = replace(memory, kv_bytes_per_token=whole, window_bytes_per_token=0)
+    return memory
 
 
 def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:
@@ -137,8 +151,11 @@ def fitted_threshold(policy: Policy, profile: Profile, workload: str | None) -> 
     return min(held, key=lambda threshold: (abs(threshold - wanted), -threshold), default=wanted)
 
 
-def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests: Trace) -> list[str]:
-    """Warnings of a run: what the policy or its requests ask for and the profile knows nothing of, a line each."""
+def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests: Trace | None) -> list[str]:
+    """Warnings of a run: what the policy or its requests ask for and the profile knows nothing of, a line each.
+
+    requests: None where nobody knows of them yet.
+    """
     found, unmasking, law = [], policy.unmasking, law_of(policy, profile, workload)
     commits = commit_model_of(policy, profile, workload)
     if commits is not None and commits.threshold != unmasking.threshold:
@@ -153,6 +170,8 @@ def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests
                 f"{policy.name}: {' and '.join(asked)} change nothing here: the law of {profile.name} for "
                 f"{law.workload} says how many forwards a block takes"
             )
+    if requests is None:
+        return found
     narrow = requests.canvas_length
     narrow = narrow[(narrow > 0) & (narrow < policy.block_length)]
     if len(narrow) and law is not None and not policy.granularity.on_a_grid:
@@ -493,31 +512,23 @@ class _ClosedLoop:
 
 def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     """TraceError unless at least one of the trace's requests could ever be served."""
-    if policy.full_sequence:
-        engine = Engine(policy, limits, RequestTable(0), latency=LatencyModel(((0.0, 0.0),), 0.0))
-        if not any(engine.fits(trace.request(i)) for i in range(len(trace))):
-            raise TraceError(
-                f"{trace.name}: none of its {len(trace)} requests fits the context of {limits.context_limit} tokens, "
-                f"{limits.num_pages} pages of {policy.memory.page_size} and the tokens of a step"
-            )
+    engine = Engine(policy, limits, RequestTable(0), latency=LatencyModel(((0.0, 0.0),), 0.0))
+    if any(engine.fits(trace.request(i)) for i in range(len(trace))):
         return
+    if policy.full_sequence:
+        raise TraceError(
+            f"{trace.name}: none of its {len(trace)} requests fits the context of {limits.context_limit} tokens, "
+            f"{limits.num_pages} pages of {policy.memory.page_size} and the tokens of a step"
+        )
     length = trace.input_length + trace.limit
-    page = policy.memory.page_size
     if not policy.batching.fits(policy, int(length.min())):
         raise TraceError(
             f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length.min())} tokens, more "
             f"than a step of {policy.name} takes"
         )
-    reserved = policy.batching.reserved(policy, trace.input_length, trace.limit)
-    if policy.batching.narrows_canvases:
-        for own in np.unique(trace.canvas_length[trace.canvas_length > 0]).tolist():
-            rows, narrow = trace.canvas_length == own, with_canvas(policy, own)
-            reserved[rows] = policy.batching.reserved(narrow, trace.input_length, trace.limit)[rows]
-    pages = -(-reserved // page)
-    if ((pages > limits.num_pages) | (length > limits.context_limit)).all():
-        i = int(np.argmin(length))
-        raise TraceError(
-            f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
-            f"({int(pages[i])} pages), expected at most {limits.context_limit} tokens (context) and "
-            f"{limits.num_pages} pages of {page}"
-        )
+    i = int(np.argmin(length))
+    raise TraceError(
+        f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
+        f"({engine.most_pages(trace.request(i))} pages), expected at most {limits.context_limit} tokens (context) and "
+        f"{limits.num_pages} pages of {policy.memory.page_size}"
+    )

@@ -26,6 +26,9 @@ WORDS = LETTERS | {Phase.PREFILL: "P"}
 CELLS = "MPC"  # masked, pending, cached
 
 
+NO_WINDOWS: Mapping[str, int] = {}  # of Limits: no layers whose pages are kept for a window alone
+
+
 class World:
     """An engine fed by hand: every step takes 1 s, and the test says which positions of each row's block commit."""
 
@@ -40,9 +43,10 @@ class World:
         emit: str = "block",
         latency: LatencyModel = SECOND,
         eos: bool = False,
+        windows: Mapping[str, int] = NO_WINDOWS,
     ) -> None:
         self.table = RequestTable(requests)
-        limits = Limits(num_pages, context_limit, max_batch)
+        limits = Limits(num_pages, context_limit, max_batch, **windows)
         self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, eos=eos)
         self.now = 0.0
         self.plan: StepPlan | None = None
@@ -250,8 +254,9 @@ class Driver(PlainLoop):
         seed: int = 0,
         emit: str = "block",
         eos: bool = False,
+        windows: Mapping[str, int] = NO_WINDOWS,
     ) -> None:
-        limits = Limits(num_pages, 4096, max_batch)
+        limits = Limits(num_pages, 4096, max_batch, **windows)
         engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit, eos=eos)
         draws: Commits | None = None
         if policy.autoregressive:

@@ -19,7 +19,7 @@ from ..admission import (
     release,
     take_next,
 )  # fmt: skip
-from ..emission import set_features
+from ..block import plan_pieces
 from ..errors import PolicyError
 from ..hooks import (
     decide,
@@ -38,7 +38,7 @@ from ..hooks import (
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
 from ..prefix import PrefixMemory
-from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL, PREFILL_STEP, ROWS, RUNNING
+from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING
 from ..unmasking import Unmasking
 
 MAX_LOOPS = 4096  # steps that a batch may be frozen for: more is a mistake, and nobody could stop it
@@ -631,32 +631,8 @@ def _whole_prompts(w: Any, x: Any, to: Any, num: Any) -> None:
 
 @rule
 def plan_chunks(w: Any, x: Any) -> None:
-    """Plan a prefill of whole prompts, or of one's chunk: with its last block it is a denoising step."""
-    c, f = w.c[0], w.f[0]
-    block = int(f.block)
-    tokens = 0
-    keys = 0
-    qk_pairs = 0
-    longest = 0
-    rows = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        n, length = int(q.num_tokens), int(q.num_keys)
-        before = length - n
-        q.num_retained = n
-        q.phase = PREFILL
-        for p in range(w.window.shape[1]):
-            w.window[slot, p] = q.left == 0 and p < block
-        tokens += n
-        keys += length
-        qk_pairs += length * (length + block) - before * (before + block)
-        longest = max(longest, n)
-        if q.left == 0:
-            rows += block
-    set_features(w, tokens, qk_pairs // 2, keys, rows, rows, 0)
-    c.prefill_tokens = tokens
-    c.num_forwards = max(1, -(-longest // _chunk(w)))
+    """Plan a prefill of whole prompts, or of one's chunk: what each computes was noted as it was decided on."""
+    plan_pieces(w, _chunk(w))
 
 
 @rule

@@ -41,6 +41,7 @@ from ..state import (
     RUNNING,
 )
 from ..unmasking import Unmasking
+from ..windows import in_sight, most_in_sight
 from .canvas import BY_LAW, Canvas
 from .lmdeploy import decide_continuous, end_group, pages_of_prefill
 
@@ -116,6 +117,7 @@ class Rounds(Scheduler):
         }
     )  # fmt: skip
     pieces = True
+    frees_windows = True
     columns = (
         ("computed", "i4"),  # tokens of the prompt that are prefilled, once the step in flight is over
         ("goal", "i4"),  # ... that are to be
@@ -144,6 +146,9 @@ class Rounds(Scheduler):
     def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
         # A request of no tokens at all decodes a block, too.
         return super().reserved(policy, prompt, output + (prompt + output == 0))
+
+    def at_once(self, policy: Policy, prompt: int, output: int) -> int:
+        return max(prompt, policy.block_length * (1 + int(self.numbers(policy)["entered"])))
 
     def shares_prefixes(self, policy: Policy) -> bool:
         return policy.granularity.on_a_grid  # SGLang serves DiffusionGemma without its radix cache
@@ -217,10 +222,13 @@ def decide_round(w: Any, x: Any) -> int:
             s.wanted = block
             tokens = q.start + block
         pages = max(int(q.pages), -(-int(tokens) // int(f.page)))
-        if s.wanted == 0 or pages - q.pages > f.num_pages - c.pages_held:
+        seen = in_sight(f, s.computed if s.computed < s.goal else q.start, tokens)
+        more = pages - q.pages + seen - q.window_pages
+        if s.wanted == 0 or more > f.num_pages - c.pages_held:
             continue  # it waits for the next round
-        c.pages_held += pages - q.pages
+        c.pages_held += more
         q.pages = pages
+        q.window_pages = seen
         hold(w, x, slot, int(s.computed) + int(s.wanted) if prefills else int(q.start))
         if prefills:
             budget -= s.wanted
@@ -247,17 +255,21 @@ def _let_in(w: Any, x: Any) -> None:
     Nobody is preempted: a pool that promised more would end with every row waiting for pages.
     """
     c, f = w.c[0], w.f[0]
+    block = int(f.block)
+    decoded = block * (1 + x.p[0].entered)  # positions that a round computes of a row
     promised = c.pages_held
     for i in range(c.num_running):
         slot = w.lists[RUNNING, i]
-        promised += -(-_canvas_end(w, x, slot) // int(f.page)) - w.q[slot].pages
+        q, s, end = w.q[slot], x.s[slot], _canvas_end(w, x, slot)
+        promised += -(-end // int(f.page)) - q.pages
+        promised += max(0, most_in_sight(f, end, max(decoded, int(s.goal) - int(s.computed))) - q.window_pages)
     while c.num_waiting > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
-        block, prompt = int(f.block), int(w.asked.input_length[request])
+        prompt = int(w.asked.input_length[request])
         behind = prompt // block * block if x.p[0].grid else prompt
         whole = behind + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - behind, block)
         there, held = reusable(w, x, request, behind)
-        promised += -(-whole // int(f.page)) - held
+        promised += -(-whole // int(f.page)) - held + most_in_sight(f, whole, max(decoded, behind))
         if promised > f.num_pages:
             return
         pop(w)

@@ -44,6 +44,7 @@ from ..state import (
     ROWS,
     RUNNING,
 )
+from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
 from .canvas import BY_LAW, Canvas
 
@@ -77,6 +78,7 @@ class TokenBudget(Scheduler):
     pieces = True
     idles_finished = True
     narrows_canvases = True
+    frees_windows = True
     columns = (
         ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
         ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled
@@ -139,6 +141,10 @@ class TokenBudget(Scheduler):
     def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
         numbers = policy.granularity.numbers(policy)
         return super().reserved(policy, prompt, output) + numbers.get("drafts", 0) + numbers["scratch"]
+
+    def at_once(self, policy: Policy, prompt: int, output: int) -> int:
+        numbers = policy.granularity.numbers(policy)
+        return max(self.max_num_batched_tokens, policy.width + int(numbers["scratch"]))
 
     def shares_prefixes(self, policy: Policy) -> bool:
         return True
@@ -209,9 +215,12 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         if n == 0 or (n < asked and f.block > 1 and not prefills):  # a canvas is computed whole
             continue
         ahead = 0 if prefills else p.scratch if f.block == 1 else min(p.scratch, int(q.block))
-        needed = max(int(q.pages), -(-(int(s.computed) + n + ahead) // int(f.page)))
+        end = int(s.computed) + n + ahead
+        needed = max(int(q.pages), -(-end // int(f.page)))
+        seen = in_sight(f, s.computed, end)
+        more = needed - q.pages + seen - q.window_pages
         gone = False
-        while not gone and needed - q.pages > f.num_pages - c.pages_held:
+        while not gone and more > f.num_pages - c.pages_held:
             some_preempted = True
             youngest = w.lists[RUNNING, c.num_running - 1]
             unseat(w, x, youngest)
@@ -220,8 +229,9 @@ def _fill(w: Any, x: Any, to: Any) -> int:
             gone = youngest == slot
         if gone:
             break
-        c.pages_held += needed - q.pages
+        c.pages_held += more
         q.pages = needed
+        q.window_pages = seen
         hold(w, x, slot, _there(q, s, n))
         s.wanted = n
         if not prefills:
@@ -241,7 +251,9 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         if num > 0:
             free -= int(p.watermark * f.num_pages)
         pages = -(-(there + n) // int(f.page))
-        if pages > free or (p.scheduler_reserve_full_isl and -(-known // int(f.page)) > free):
+        seen = in_sight(f, there, there + n)
+        whole = -(-known // int(f.page)) + most_in_sight(f, known, p.max_num_batched_tokens)
+        if pages + seen > free or (p.scheduler_reserve_full_isl and whole > free):
             break
         pop(w)
         new = slot < 0
@@ -249,6 +261,8 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         slot = place(w, request, slot, known + (int(f.block) if f.block > 1 else 0), pages)
         if new:
             placed(w, x, slot)
+        c.pages_held += seen
+        w.q[slot].window_pages = seen
         reuse(w, x, slot, there)
         x.s[slot].computed = there
         hold(w, x, slot, _there(w.q[slot], x.s[slot], n))

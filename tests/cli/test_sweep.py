@@ -53,6 +53,26 @@ def test_json_is_one_object_with_the_api_s_rows() -> None:
     ]  # fmt: skip
 
 
+def test_policies_that_commit_at_another_threshold_than_theirs_are_told_of_the_first_eight_by_name() -> None:
+    rows = list(range(1, 11))
+    Path("c.toml").write_text(f"""
+[base]
+trace = "azure-conv"
+policy = "lmdeploy-0.18"
+num_requests = 2
+
+[grid]
+policy.max_batch = {rows}
+""")
+    told = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1).err.splitlines()
+    assert told[0] == (
+        "Warning: lmdeploy-0.18,max_batch=1: its threshold is 0.85, the engine's own, and a100-sdar-8b holds yields "
+        "for sharegpt at 0.9: blocks commit as they do there"
+    )
+    assert told[8] == "Warning: 2 more policies ask for what their profiles know nothing of"
+    assert len(told) == 10
+
+
 def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
     Path("c.toml").write_text(CONFIG.replace("policy.chunk = [4, 8]", "policy.num_pages = [1, 'none']"))
     ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1)

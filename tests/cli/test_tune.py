@@ -70,7 +70,12 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_bytes() -> None:
     assert first.json["default"]["policy"] == "lmdeploy-bd32"
     assert first.json["default"]["quality"]["relative"] == 1.0
     assert first.json["objectives"] == {"goodput": "req/s"}
-    assert tune("--json", "--seed", 1).json["seed"] == 1
+    other = tune("--json", "--seed", 1, "--policy", "lmdeploy-0.18")
+    assert other.json["seed"] == 1
+    assert other.err == (
+        "Warning: lmdeploy-0.18: its threshold is 0.85, the engine's own, and a100-sdar-8b holds yields for sharegpt "
+        "at 0.9: blocks commit as they do there\n"
+    )
 
 
 def test_two_objectives_give_a_front_and_a_policy_for_each_of_its_settings() -> None:

@@ -56,7 +56,7 @@ def idle(engine: Engine) -> list[int]:
 def check_account(engine: Engine) -> None:
     """Pages held: those of sequences alone, and each that has a name once; with the idle ones no more than the pool."""
     cache, slots = engine._x.c, engine._w.q
-    own = int(slots["pages"].sum() - engine._x.s["shared"].sum())
+    own = int((slots["pages"] + slots["window_pages"]).sum() - engine._x.s["shared"].sum())
     held, unused = 0, 0
     for bucket in cache.buckets.tolist():
         while bucket >= 0:

@@ -286,6 +286,28 @@ def test_a_mixed_round_prefills_a_canvas_beside_those_that_are_denoised() -> Non
     assert w.step_tokens({}) == "decode 0D4/12 1F4/8"
 
 
+def test_a_row_holds_a_window_s_pages_by_its_length_and_is_let_in_where_it_never_lacks_any() -> None:
+    windows = {"window": 8, "window_bytes": 204_800, "kv_bytes": 20_480}
+    w = World(GEMMA, num_pages=99, windows=windows)
+    w.submit(0, 10, 8)
+    w.submit(1, 10, 8)
+    held = []
+    for step, commits in (
+        ("prefill 0P10/10", {}), ("decode 0D4/14", {0: ALL}), ("prefill 0F4/14", {}), ("decode 0D4/18", {0: ALL}),
+    ):  # fmt: skip
+        assert w.plan_tokens() == step
+        assert w.plan is not None
+        held.append(w.plan.pages)
+        w.commit(commits)
+    assert held == [3 + 30, 4 + 40, 4 + 40, 5 + 40]
+    # The first may come to hold 5 and 50 pages, and so the second waits for its end: together they need 110.
+    assert w.plan_tokens() == "prefill 1P10/10"
+    w = World(GEMMA, num_pages=110, windows=windows)
+    w.submit(0, 10, 8)
+    w.submit(1, 10, 8)
+    assert w.step_tokens({}) == "prefill 0P10/10 1P10/10"
+
+
 def test_a_request_fits_with_the_canvases_behind_its_prompt() -> None:
     assert World(GEMMA, num_pages=4).submit(0, 5, 5)  # 5 + 8 tokens
     assert not World(GEMMA, num_pages=3).submit(0, 5, 5)

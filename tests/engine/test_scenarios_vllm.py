@@ -349,6 +349,50 @@ def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> No
     assert not World(DIFFUSION + SYNC, num_pages=3).submit(0, 5, 5)  # canvases begin behind the prompt: 5 + 8
 
 
+# Tokens in the layers with a window take ten times what they take in the others, as DiffusionGemma's do.
+WINDOWS = {"window": 8, "window_bytes": 204_800, "kv_bytes": 20_480}
+
+
+def test_layers_with_a_window_hold_pages_for_what_is_in_sight_and_short_rows_for_their_length() -> None:
+    w = World(DIFFUSION + SYNC, windows=WINDOWS)
+    w.submit(0, 10, 8)
+    held = []
+    for step, commits in (
+        ("prefill 0P8/8", {}), ("prefill 0P2/10", {}), ("decode 0D4/14", {0: ALL}), ("decode 0F4/14", {}),
+        ("decode 0D4/18", {0: ALL}), ("decode 0F4/18", {}),
+    ):  # fmt: skip
+        assert w.plan_tokens() == step
+        assert w.plan is not None
+        held.append(w.plan.pages)
+        w.commit(commits)
+    # 2, 3, 4 and 5 pages of all tokens; in sight of position 14, the second canvas's first, are 7 tokens before it.
+    assert held == [2 + 20, 3 + 30, 4 + 40, 4 + 40, 5 + 40, 5 + 40]
+    assert w.engine.pages_held == 0
+    w.submit(1, 2, 2)
+    w.step_tokens({})
+    w.plan_tokens()
+    assert w.plan is not None
+    assert w.plan.pages == 2 + 20  # a prompt of 2 and a canvas, though the window has 8
+
+
+def test_a_row_in_need_of_a_window_s_pages_preempts_the_youngest_of_its_own() -> None:
+    w = World(DIFFUSION + SYNC, num_pages=66, windows=WINDOWS)
+    w.submit(0, 10, 8)
+    w.submit(1, 2, 4)
+    assert w.step_tokens({}) == "prefill 0P8/8"
+    assert w.step_tokens({}) == "prefill 0P2/10 1P2/2"  # 33 and 11 pages
+    assert w.step_tokens({0: ALL}) == "decode 0D4/14 1D4/6"  # 44 and 22: all there are
+    assert w.step_tokens({}) == "decode 0F4/14 1D4/6"
+    assert w.plan_tokens() == "decode 0D4/18"  # 45: the other's are taken, of both kinds
+    assert w.plan is not None
+    assert (w.plan.preempted, w.plan.pages) == ((1,), 45)
+    w.commit({0: ALL})
+    assert w.step_tokens({}) == "decode 0F4/18 1P2/2"
+    assert w.engine.pages_held == 11
+    assert not World(DIFFUSION + SYNC, num_pages=54, windows=WINDOWS).submit(0, 10, 8)  # of 7 + 8 tokens at once
+    assert World(DIFFUSION + SYNC, num_pages=55, windows=WINDOWS).submit(0, 10, 8)
+
+
 def test_preemption_loses_a_canvas_and_keeps_the_tokens_that_are_committed() -> None:
     w = World(DIFFUSION + SYNC, num_pages=6)
     w.submit(0, 4, 12)

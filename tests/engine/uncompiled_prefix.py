@@ -149,12 +149,14 @@ def test_only_committed_tokens_of_canvases_are_found() -> None:
         "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
         "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
         "vllm-ar-spec,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
-        "vllm-ar,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
+        "vllm-ar,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=90",  # with a window
     ],
 )
 def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(spec: str) -> None:
     trace, policy = conversations(30), parse(spec + ",prefix_caching=true")
-    limits = Limits(policy.memory.num_pages or 0, 4096, policy.batching.max_batch or 4)
+    num_pages = policy.memory.num_pages or 0
+    windows = {"window": 12, "window_bytes": 3, "kv_bytes": 2} if num_pages == 90 else {}
+    limits = Limits(num_pages, 4096, policy.batching.max_batch or 4, **windows)
 
     def fresh() -> Engine:
         table = RequestTable(len(trace))

@@ -109,6 +109,16 @@ def test_a_file_of_version_5_prices_dense_passes_like_short_windows(tmp_path: Pa
 ADDED = ("early", "eviction", "graph_tokens", "cache_overhead")  # to latency since version 2
 
 
+def test_a_file_of_version_6_had_the_window_s_bytes_of_a_row_in_place_of_a_token_s(tmp_path: Path) -> None:
+    gemma = load("h200x2-diffusiongemma-vllm")
+    path = tmp_path / "p.json"
+    data: Any = to_json(gemma)
+    del data["memory"]["window_bytes_per_token"]
+    data["memory"]["window_bytes"] = 204_800 * (1024 + 2 * 256)
+    path.write_text(json.dumps(data | {"version": 6}))
+    assert load(str(path)) == gemma
+
+
 def test_a_file_of_version_3_still_loads(tmp_path: Path, good: dict[str, Any]) -> None:
     latency = {key: value for key, value in good["latency"].items() if key != "cache_overhead"}
     path = tmp_path / "v3.json"
@@ -167,15 +177,15 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
-    assert refusal(tmp_path, good | {"version": 7}) == (
-        "p.json is a dsim-profile of version 7, this dsim reads up to 6: upgrade dsim, "
+    assert refusal(tmp_path, good | {"version": 8}) == (
+        "p.json is a dsim-profile of version 8, this dsim reads up to 7: upgrade dsim, "
         "or make the profile again with this one"
     )
 
 
 BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
-    (("version",), "1", "p.json: version is '1', expected 6"),
+    (("version",), "1", "p.json: version is '1', expected 7"),
     (
         ("latency", "cache_overhead"),
         [{"cache": "OurCache", "phase": "full", "row": 0, "token": 0}],

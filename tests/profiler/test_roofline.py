@@ -57,7 +57,7 @@ def test_the_pieces_are_never_below_the_roof(world: tuple[str, str, int, bool], 
 def test_a_model_fits_or_is_refused(device: str, name: str, tp: int) -> None:
     shape = model(name)
     even = shape.heads % tp == 0 and max(tp, shape.kv_heads) % min(tp, shape.kv_heads) == 0
-    rows = memory_model(gpu(device), shape, tp).row_bytes
+    rows = memory_model(gpu(device), shape, tp).workspace_bytes
     left = tp * gpu(device).memory_bytes - shape.weight_bytes - rows - 66 * shape.vocab * 2
     if even and left * 0.8 >= 16 * 64 * shape.kv_bytes_per_token * max(1, tp // shape.kv_heads):
         profile = roofline(gpu(device), shape, tp)

@@ -32,7 +32,9 @@ from dsim.serve.driver import drive
 from dsim.serve.inbox import Inbox
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
 from dsim.serve.replica import Replica
+from dsim.serve.server import Server
 
+from ..cli.command import dsim
 from ..worlds import TOY_MODEL, toy_profile
 from .serving import Journal, Running, serving
 
@@ -143,6 +145,19 @@ def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[.
     assert (totals.prefix_queries, totals.prefix_hits) == (50 + 50 + 40 + 41, 40 + 32)
     columns = behind.columns()
     assert columns["replica"].tolist()[:3] == [0, 0, 0]
+
+
+def test_a_twin_that_commits_at_another_threshold_than_its_policy_s_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(server: Server) -> None:
+        server.started = True
+
+    monkeypatch.setattr(Server, "run", run)
+    ran = dsim("serve", "--twin", "h100-sdar-8b", "--policy", "lmdeploy-0.18", "--port", 0)
+    assert (ran.code, ran.err) == (
+        0,
+        "Warning: lmdeploy-0.18: its threshold is 0.85, the engine's own, and h100-sdar-8b holds yields for sharegpt "
+        "at 0.9: blocks commit as they do there\n",
+    )
 
 
 def test_too_many_waiting_are_told_to_come_again(twin: Callable[..., Behind]) -> None:

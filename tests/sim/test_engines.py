@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +22,15 @@ from ..worlds import ENGINE_PRESETS, Driver, table_bytes, toy_profile
 from .test_invariants import FEW, Fleet, fleet_options, traces
 
 WINDOW = 6  # tokens that some of the layers see
+WINDOWS = {"window": WINDOW, "window_bytes": 3, "kv_bytes": 2}  # ... and keep pages for, one and a half times as large
 OVERLAP = LatencyModel(
     ((8.0, 1.0), (64.0, 2.0)), 0.05, attention=1e-4, host_step=0.4, host_request=0.1, overlap=True,
     window_attention=1e-3, window_kv_read=1e-2, window=WINDOW,
 )  # fmt: skip
 TOY = toy_profile(latency=OVERLAP)
 PROFILE = replace(TOY, model=replace(TOY.model, windowed=Windowed(2, 8, 128, WINDOW)))
+_KV = PROFILE.memory.kv_bytes_per_token
+PAGED = replace(PROFILE, memory=replace(PROFILE.memory, window_bytes_per_token=3 * _KV // 2))  # ... and hold pages
 # Of each preset the fields that change what a step is; pages that are no multiple of a block, where none need be.
 SPECS = (
     "vllm-ar,page_size=8",
@@ -65,11 +69,13 @@ class EngineDriver(Driver):
         assert (self.trace.arrival[plan.requests] <= plan.now).all()
         assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch <= self.limits.max_batch
         assert plan.running <= self.limits.max_batch
-        assert q["pages"].sum() == engine.pages_held == plan.pages <= self.limits.num_pages
+        assert (q["pages"] + q["window_pages"]).sum() == engine.pages_held == plan.pages <= self.limits.num_pages
         # Keys lie on pages that are held, but where the pages of a step in flight are the next one's.
         kept = ~np.isin(plan.requests, plan.preempted)
         assert (plan.num_keys <= q["pages"][plan.slots] * page)[kept].all()
         self._check_pages_ahead(plan)
+        if self.limits.window and not policy.batching.hides_host:
+            self._check_window_pages(plan, kept)
         assert plan.num_tokens.sum() == plan.features.tokens
         assert plan.num_keys.sum() == plan.features.sum_kv
         assert np.minimum(plan.num_keys, plan.num_tokens + WINDOW).sum() == plan.features.window_kv
@@ -89,6 +95,15 @@ class EngineDriver(Driver):
             found = np.flatnonzero(outcome.committed[row])
             self.committed[request] |= {int(plan.block_start[row]) + int(p) for p in found}
 
+    def _check_window_pages(self, plan: StepPlan, kept: npt.NDArray[np.bool_]) -> None:
+        """What a row computes and what its first query sees in the layers with a window lies on pages held for it."""
+        page, held = self.policy.memory.page_size, self.engine._w.q["window_pages"]
+        for row in np.flatnonzero(kept & (plan.phases != Phase.IDLE)).tolist():
+            keys = int(plan.num_keys[row])
+            seen = range(max(0, keys - int(plan.num_tokens[row]) - WINDOW + 1), keys)
+            pages = len({position // page for position in seen})
+            assert 2 * held[plan.slots[row]] >= 3 * pages
+
     def _pairs_in_sight(self, plan: StepPlan) -> int:
         """Query-key pairs of the layers with a window, position by position."""
         num = 0
@@ -103,16 +118,20 @@ class EngineDriver(Driver):
 @settings(FEW, max_examples=150)
 @given(
     traces(), st.sampled_from(SPECS), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
-    st.sampled_from([9, 16, 64, 4096]), st.booleans(),
+    st.sampled_from([9, 16, 64, 4096]), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_an_engine_keeps_its_accounts_at_every_step(
-    trace: Trace, spec: str, num_pages: int, rows: int, emit: str, tokens: int, eos: bool
+    trace: Trace, spec: str, num_pages: int, rows: int, emit: str, tokens: int, eos: bool, windows: bool
 ) -> None:
-    policy = parse(sized(spec, rows, tokens, num_pages))
-    d = EngineDriver(policy, trace, num_pages=num_pages, max_batch=rows, latency=OVERLAP, emit=emit, eos=eos).run()
+    policy, given = parse(sized(spec, rows, tokens, num_pages)), WINDOWS if windows else {}
+    d = EngineDriver(
+        policy, trace, num_pages=num_pages, max_batch=rows, latency=OVERLAP, emit=emit, eos=eos, windows=given
+    ).run()
     t, block = d.table, policy.block_length
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
     fits = -(-reserved // policy.memory.page_size) <= num_pages
+    if windows:  # whoever could come to hold more than the pool is refused, and nobody else
+        fits &= [d.engine.most_pages(request) <= num_pages for request in map(trace.request, range(len(trace)))]
     assert (t["status"] == np.where(fits, 0, 1)).all()
     assert sorted(d.ended) == list(range(len(trace)))  # each ended once
     assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
@@ -156,7 +175,8 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     policy = parse(spec)
     # At least one request fits; often barely.
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
-    num_pages = -(-int(reserved.min()) // policy.memory.page_size) + draw(st.sampled_from([0, 1, 2, 5, 200]))
+    num_pages = -(-int(reserved.min()) // policy.memory.page_size)
+    num_pages += -(-3 * num_pages // 2) + draw(st.sampled_from([0, 1, 2, 5, 200]))  # a window's are half as large again
     spec = sized(spec, draw(st.sampled_from([1, 2, 4, 9])), draw(st.sampled_from([9, 16, 4096])), num_pages)
     return trace, spec, fleet_options(draw) | {"eos": draw(st.booleans())}
 
@@ -167,7 +187,8 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     run: tuple[Trace, str, dict[str, Any]],
 ) -> None:
     trace, spec, how = run
-    f = Fleet(trace, spec, profile=PROFILE, **how)
+    f = Fleet(trace, spec, profile=PAGED, **how)
+    assert f.result.limits.window == WINDOW
     t, policy = f.result.table, f.result.policy
     assert ((t["status"] == 0) | (t["status"] == 1)).all()
     served = t["output_length"] if how["eos"] else trace.output_length
@@ -184,7 +205,7 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
         start, end = s["start"][mine], (s["start"] + s["latency"])[mine]
         assert (start[1:] >= end[:-1]).all()
         engine = Engine(
-            policy, f.result.limits, table, replica=r, latency=PROFILE.latency, emit=how["emit"], eos=how["eos"]
+            policy, f.result.limits, table, replica=r, latency=PAGED.latency, emit=how["emit"], eos=how["eos"]
         )
         assert list(replay(engine, r, t.columns, s, lists)) == []
     assert table_bytes(table) == table_bytes(t)
