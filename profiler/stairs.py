@@ -138,7 +138,7 @@ class StairSolution(Solution):
         )
 
     def jacobian(self) -> Floats:
-        return self.problem.columns(self.bends, self.names, self.floor())
+        return self.problem.columns(self.bends, self.names, self.floor)
 
     def standard_errors(self) -> dict[str, float]:
         """Of each coefficient; a level's are of its time, those in between have none of their own."""
