@@ -54,8 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
-    """From here on cycles are looked for again, among what tests make."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """From here on cycles are looked for again, among what tests make; in the process that hands them out too."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
