@@ -30,7 +30,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
-        self.frequencies = frequencies(config)
+        self.frequencies = frequencies(config, "cpu")  # numbers, even where the weights have none yet
         self.ranks: Any = None  # parallel.Ranks, where several processes share the model
         self.attention: Any = None  # attention.Attention, where there is a second kernel to choose
 

@@ -8,18 +8,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..engine.errors import ModelError
 from ..files.read import cut, shown
 from .config import PRESETS, ModelConfig
 from .config_file import AS_IT_SAYS, Given, config_written, read_config, read_json
-from .experts import MixedFeedForward
 from .families import FAMILIES
 from .model import Decoder, Layer, frequencies
 
@@ -206,16 +207,29 @@ def _turn_first(model: Decoder, order: list[int] | None) -> None:
                 norm.copy_(norm[order].clone())
 
 
+class _Uninitialised(TorchFunctionMode):
+    """Passes over the numbers that layers begin with: to draw none of them on no device loads PyTorch's compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return (kwargs or {}).get("tensor")
+        return func(*args, **(kwargs or {}))
+
+
 def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     """A decoder on the device whose weights are yet to be written; nothing passes through the host's memory."""
-    with torch.device("meta"):
-        model = Decoder(config).to(dtype)
-        for part in model.modules():
-            if isinstance(part, MixedFeedForward) and part.about.bias:
-                part.router_bias = nn.Parameter(torch.empty(part.about.num, dtype=torch.float32))
-    model = model.to_empty(device=device)
-    model.frequencies = frequencies(config, device)
-    return model.eval().requires_grad_(False)
+    with torch.device(NOWHERE), _Uninitialised():
+        model = Decoder(config)
+    for part in model.modules():
+        for name, weight in part.named_parameters(recurse=False):
+            held = torch.float32 if name == "router_bias" else dtype
+            empty = torch.empty(weight.shape, dtype=held, device=device)
+            part.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+    if device != NOWHERE:
+        model.frequencies = frequencies(config, device)
+    return model.eval()
 
 
 def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:

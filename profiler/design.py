@@ -61,8 +61,8 @@ def _rows(found: Solution, features: Floats) -> Floats:
     shapes = Points(features, np.ones(len(features)), none, ones, none)
     problem = Problem(shapes, shapes.latency, with_host=True, graph_tokens=found.problem.graph_tokens)
     on = found.on(problem)
-    latency = problem.columns(found.bends, found.names, on.floor()) @ found.values
+    latency = problem.columns(found.bends, found.names, on.floor) @ found.values
     further = np.geomspace(max(1.0, found.problem.tokens.min()), max(2.0, found.problem.tokens.max()), BENDS + 2)[1:-1]
     bends = np.unique(np.concatenate([found.bends, further]))
-    rows = problem.columns(bends, tuple(problem.linear), on.floor())
+    rows = problem.columns(bends, tuple(problem.linear), on.floor)
     return np.asarray(rows / np.maximum(latency, 1e-12)[:, None], np.float64)

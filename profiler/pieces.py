@@ -8,6 +8,7 @@ A captured graph is priced by what it computes, its bucket, and never runs into 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -48,18 +49,29 @@ class Problem:
             self.linear[SHORT] = short
         if with_host:
             self.linear["host_request"] = computed.column("batch")
+        self._kept: tuple[tuple[bytes, tuple[str, ...]], Floats] | None = None
 
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
         """The design matrix, a column a coefficient: base, a slope for each piece, `names`, launch."""
-        rising = np.clip(self.tokens[:, None] - bends, 0.0, np.append(np.diff(bends), np.inf))
-        return self._beside(np.column_stack([self.forwards, self.forwards[:, None] * rising]), names, floor)
-
-    def _beside(self, device: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-        """The matrix of the layers' own columns and all others."""
-        device[floor] = 0.0
-        others = [self.linear[name] * (1.0 if name == "host_request" else ~floor) for name in names]
-        table: Floats = np.column_stack([device, *others, self.forwards * floor]) * self.weight[:, None]
+        table = self._off_the_floor(bends, names).copy()
+        hidden = np.array([True] * (1 + len(bends)) + [name != "host_request" for name in names] + [False])
+        table[np.ix_(floor, hidden)] = 0.0
+        table[floor, -1] = (self.forwards * self.weight)[floor]
         return table
+
+    def _off_the_floor(self, bends: Floats, names: tuple[str, ...]) -> Floats:
+        """`columns` where no point ran into the floor; those of the last bends are kept, which a search asks again."""
+        key = bends.tobytes(), names
+        if self._kept is None or self._kept[0] != key:
+            others = [self.linear[name] for name in names]
+            launch = np.zeros(len(self.forwards))
+            self._kept = key, np.column_stack([*self._layers(bends), *others, launch]) * self.weight[:, None]
+        return self._kept[1]
+
+    def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
+        """Of the design matrix, the layers' own columns."""
+        rising = np.clip(self.tokens[:, None] - bends, 0.0, np.append(np.diff(bends), np.inf))
+        return self.forwards, self.forwards[:, None] * rising
 
     def thinned(self) -> "Problem":
         """The same over at most SEARCHED points."""
@@ -82,6 +94,7 @@ class Solution:
     def on(self, problem: Problem) -> "Solution":
         return Solution(problem, self.bends, self.names, self.values, self.unidentified)
 
+    @cached_property
     def floor(self) -> Bools:
         """The points whose device would be done before its kernels are launched."""
         nowhere = np.zeros(len(self.problem.points), np.bool_)
@@ -93,15 +106,15 @@ class Solution:
 
     def residuals(self) -> Floats:
         """predicted / measured - 1 of each point."""
-        out: Floats = self.problem.columns(self.bends, self.names, self.floor()) @ self.values - self.problem.target
+        out: Floats = self.problem.columns(self.bends, self.names, self.floor) @ self.values - self.problem.target
         return out
 
     @property
     def floored(self) -> bool:
         """Whether any point ran into the launch floor."""
-        return bool(self.floor().any())
+        return bool(self.floor.any())
 
-    @property
+    @cached_property
     def squares(self) -> float:
         return float((self.residuals() ** 2).sum())
 
@@ -156,7 +169,7 @@ class Solution:
 
     def jacobian(self) -> Floats:
         """Of the residuals, by the coefficients and then by the bends but the first."""
-        table = self.problem.columns(self.bends, self.names, floor := self.floor())
+        table = self.problem.columns(self.bends, self.names, floor := self.floor)
         slopes = self.values[1 : 1 + len(self.bends)]
         beyond = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
         turns = beyond * (slopes[:-1] - slopes[1:]) * (self.problem.forwards * self.problem.weight)[:, None]
@@ -231,7 +244,7 @@ def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Sol
         floor = launched & (device <= np.quantile(device[launched], share))
         for _ in range(ROUNDS):
             found = Solution(problem, bends, names, _solve(problem, bends, names, floor))
-            again = found.floor()
+            again = found.floor
             if again.any() and (best is None or found.squares < best.squares):
                 best = found
             if (again == floor).all() or again.all():
@@ -283,12 +296,12 @@ def _scale(start: Solution) -> Floats:
 
 def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Solution:
     """The solution refitted without the coefficients that only points on the floor could have told."""
-    floor = solution.floor()
+    floor = solution.floor
     names = _identified(solution.problem, floor)
     if names != solution.names:
         values = _solve(solution.problem, solution.bends, names, floor)
         solution = _polish(Solution(solution.problem, solution.bends, names, values))
-    missing = [name for name in wanted if name not in (*names, SHORT)] + ([] if solution.floor().any() else ["launch"])
+    missing = [name for name in wanted if name not in (*names, SHORT)] + ([] if solution.floor.any() else ["launch"])
     return Solution(solution.problem, solution.bends, names, solution.values, tuple(missing))
 
 

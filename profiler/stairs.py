@@ -68,10 +68,9 @@ class Stairs(Problem):
         """The same points, attention's time being of the pairs of these and of the keys of the others."""
         return Stairs(*self._given, by_pairs)
 
-    def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-        eager = ~self.captured
+    def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
         rises = (self.at[:, None] > bends) & (self.captured[:, None] == (bends >= CAPTURED))
-        return self._beside(np.column_stack([self.forwards * eager, self.forwards[:, None] * rises]), names, floor)
+        return self.forwards * ~self.captured, self.forwards[:, None] * rises
 
     def rises(self) -> Floats:
         """The levels, of both tables, behind which a measured one lies; the first captured one rises from nothing."""
@@ -134,7 +133,7 @@ class StairSolution(Solution):
         )
 
     def jacobian(self) -> Floats:
-        return self.problem.columns(self.bends, self.names, self.floor())
+        return self.problem.columns(self.bends, self.names, self.floor)
 
     def stated(self, size: int) -> dict[str, Floats]:
         """What the profile states but for launch; a level's is its time, those in between have none of their own."""

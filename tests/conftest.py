@@ -1,5 +1,6 @@
 """What every test may count on, and how the tests share the cores."""
 
+import gc
 import os
 import signal
 import sys
@@ -47,3 +48,15 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; the others as they are written, which keeps a file's shared worlds together."""
     items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not item.nodeid.startswith(COMPILING)))
+
+
+# What imports leave lives as long as the process: Python's collector looked through all of it every few tests.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """From here on cycles are looked for again, among what tests make; in the process that hands them out too."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()

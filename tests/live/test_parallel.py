@@ -77,8 +77,15 @@ def test_two_processes_say_what_transformers_says(shared: Shared, monkeypatch: p
     torch.testing.assert_close(said[0], expected[-4:], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(2.0, top_p=0.9), Sampling(1.0, gumbel=True)])
-@pytest.mark.parametrize("spec", ["lmdeploy-bd32,block_length=4", "chunk:3,block_length=4", "ar"])
+@pytest.mark.parametrize(
+    ("spec", "sampling"),
+    [
+        ("lmdeploy-bd32,block_length=4", None),
+        ("lmdeploy-bd32,block_length=4", Sampling(2.0, top_p=0.9)),
+        ("chunk:3,block_length=4", Sampling(1.0, gumbel=True)),
+        ("ar", Sampling(2.0, top_p=0.9)),
+    ],
+)
 def test_two_processes_serve_as_one_does_and_the_journal_replays(
     shared: Shared, spec: str, sampling: Sampling | None
 ) -> None:

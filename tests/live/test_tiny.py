@@ -31,7 +31,7 @@ def test_it_learned_both_kinds_of_text(model: Decoder) -> None:
 def test_records_yield_more_than_source_and_a_lower_threshold_more_than_a_higher(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "NUM_REQUESTS", 8)
+    monkeypatch.setattr(evaluate, "NUM_REQUESTS", 4)
     found = {(w, t): evaluate.yield_of(model, w, t)[0] for w in WORKLOADS for t in (0.7, 0.9)}
     assert found["records", 0.9] > found["source", 0.9] > 1.2
     assert found["records", 0.9] > 2.5

@@ -1,7 +1,7 @@
 """A step log is read line by line, fitted, and refused in one line that names the place and both values."""
 
 import json
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -131,11 +131,13 @@ def test_the_example_gives_back_the_profile_that_drew_it(tmp_path: Path) -> None
     assert load(tmp_path / "p.json") == profile
 
 
-def test_the_example_is_what_its_script_writes(tmp_path: Path) -> None:
+def test_the_example_is_what_its_script_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "steplog.jsonl"
-    script = EXAMPLE.with_name("make_steplog.py")
-    done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout == f"Wrote {path}\n"
+    monkeypatch.setattr(sys, "argv", ["make_steplog.py", str(path)])
+    runpy.run_path(str(EXAMPLE.with_name("make_steplog.py")), run_name="__main__")
+    assert capsys.readouterr().out == f"Wrote {path}\n"
     assert path.read_bytes() == EXAMPLE.read_bytes()
 
 
