@@ -274,7 +274,10 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def outer(function: F) -> F:
     """A rule that Python calls and no rule does."""
-    return rule(function) if JIT else in_python(function, {})  # type: ignore[return-value]
+    if JIT:
+        return rule(function)
+    made = cache(lambda: in_python(function, {}))  # later: what it calls may not be defined yet
+    return lambda *arguments: made()(*arguments)  # type: ignore[return-value]
 
 
 def _is_rule(value: Any) -> bool:

@@ -45,18 +45,18 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(cores + 1, MOST_WORKERS)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first; the others as they are written, which keeps a file's shared worlds together."""
-    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not item.nodeid.startswith(COMPILING)))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest first, then what compiles; the others as they are written, which keeps a file's worlds together.
 
-
-# What imports leave lives as long as the process: Python's collector looked through all of it every few tests.
-gc.disable()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop() -> None:
-    """From here on cycles are looked for again, among what tests make; in the process that hands them out too."""
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-    gc.enable()
+    Each worker begins with a part of the list, as long as the others': so the first ones stand at the head of each.
+    """
+    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    first = [item for names in (LONGEST, COMPILING) for item in items if item.nodeid.startswith(names)]
+    others = [item for item in items if not item.nodeid.startswith(LONGEST + COMPILING)]
+    ends = [len(items) * (i + 1) // workers for i in range(workers)]
+    items[:] = []
+    for i, end in enumerate(ends):
+        items += first[i::workers]
+        taken = max(0, end - len(items))
+        items += others[:taken]
+        others = others[taken:]

@@ -495,7 +495,7 @@ def test_a_profile_of_a_newer_schema_says_both_versions(trace: str, tmp_path: Pa
     data["version"] = 99
     (tmp_path / "new.json").write_text(json.dumps(data))
     line = refused(dsim("replay", trace, "--profile", "new.json", "-o", "run"), tmp_path, ["new.json", trace])
-    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 6: upgrade dsim, ")
+    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 7: upgrade dsim, ")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": "dsim-profile", "version": 1}', "\0"])

@@ -195,6 +195,7 @@ def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> 
 
 
 @pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
     ("rule", "says"),
     [

@@ -11,18 +11,12 @@ import dsim
 from . import golden
 
 CELLS = (
-    "ar emit=block replicas=2 router=round-robin",
     "lmdeploy-bd32,num_pages=11 emit=step replicas=2 router=round-robin",
-    "sglang-bd32 emit=block replicas=1 concurrency=9",
     "optimus,obs=true emit=step replicas=2 router=round-robin",
     "focus,num_pages=11 emit=block replicas=2 router=round-robin",
-    "dllm-serve emit=step replicas=2 router=jsq",
     "maskkv emit=end replicas=2 router=round-robin",
     "vllm-ar-spec,num_pages=40 emit=block eos",
-    "vllm-diffusion,num_pages=60 emit=block eos",
     "sglang-fdfo concurrency=9",
-    "sglang-gemma emit=step eos",
-    "lmdeploy-0.18,num_pages=11 emit=block eos",
 )
 
 

@@ -21,7 +21,7 @@ from dsim.live.model import Decoder
 from dsim.planner.record import _laws
 from dsim.sim.twin import Result
 
-from ..worlds import Collector
+from ..worlds import Collector, toy_profile
 from .dense import SMALL, logits
 from .watched import PROMPTS, decoder
 
@@ -173,7 +173,8 @@ def test_a_law_is_named_where_a_run_drew_from_it_and_nowhere_else() -> None:
     engine = Engine(policy, limits, RequestTable(1))
     live = Result(policy, limits, None, engine.table, engine.totals, 0.0, False)
     law = CanvasLaw("chat", BLOCK, 3.0, source="a log")
-    assert list(_laws([live])) == []
-    assert list(_laws([live, replace(live, law=law)])) == [
+    profile = toy_profile()
+    assert list(_laws([live], [profile])) == []
+    assert list(_laws([live, replace(live, law=law)], [profile, profile])) == [
         {"policy": policy.name, "workload": "chat", "median_steps": 3.0, "source": "a log", "block_length": BLOCK}
     ]

@@ -136,6 +136,8 @@ def test_the_example_is_what_its_script_writes(
 ) -> None:
     path = tmp_path / "steplog.jsonl"
     monkeypatch.setattr(sys, "argv", ["make_steplog.py", str(path)])
+    for patience in ("PATIENCE", "MANY_REQUESTS"):  # compiling takes longer than all its steps
+        monkeypatch.setattr(f"dsim.engine.core.{patience}", 10**9)
     runpy.run_path(str(EXAMPLE.with_name("make_steplog.py")), run_name="__main__")
     assert capsys.readouterr().out == f"Wrote {path}\n"
     assert path.read_bytes() == EXAMPLE.read_bytes()
