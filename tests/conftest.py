@@ -60,3 +60,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         taken = max(0, end - len(items))
         items += others[:taken]
         others = others[taken:]
+
+
+# What imports leave is looked through once and not again at every collection: it is never garbage.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """From here on cycles are looked for again, among what tests make; in the process that hands them out too."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()

@@ -27,6 +27,7 @@ from dsim.report.compare.page import compare_page
 from dsim.report.files import FILES
 from dsim.report.run import read_run
 from dsim.report.run_page import run_page
+from dsim.report.table import number
 
 from ..held_up import PATIENCE, wait_until
 from .command import Ran, dsim
@@ -104,7 +105,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     # How the twin's P90 moves with the spread between requests stands beside what was measured.
     told = [read_run(name).info["spread"] for name in ("predicted", "measured")]
     assert told[0] == told[1]
-    measured = f"{1e3 * np.percentile(sides[1]['finish'] - sides[1]['arrival'], 90):.3g}"
+    measured = number(1e3 * float(np.percentile(sides[1]["finish"] - sides[1]["arrival"], 90)))
     sections = [
         run_page(read_run("measured")).sections,
         compare_page(
