@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
@@ -41,7 +42,18 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
 SERVE = ("starlette", "uvicorn")  # the serve extra's
 
+class Commands(TyperGroup):
+    """All commands; typer would end an interrupted one without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Which scheduler settings, on how many GPUs, meet a latency target for a diffusion language model's traffic?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

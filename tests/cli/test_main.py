@@ -46,6 +46,16 @@ def test_an_error_is_one_line_and_exit_code_2_in_a_process_too(tmp_path: Path) -
     )
 
 
+def test_an_interrupt_that_no_command_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*of: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsim.planner.spread.moved_by_spread", interrupt)
+    ran = dsim("replay", "azure-conv", "--num-requests", "5", "--policy", "ar", "-o", "run")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.endswith("Interrupted.\n")
+
+
 @pytest.mark.parametrize("arguments", [["nonsense"], ["replay"], ["replay", "azure-conv", "--nonsense"]])
 def test_an_unknown_command_or_option_exits_with_2_and_prints_nothing_to_stdout(arguments: list[str]) -> None:
     ran = dsim(*arguments)
