@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, cut
 from . import options
 from .options import option
 from .screen import Screen, say
@@ -58,6 +58,7 @@ def import_command(
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     """
+    from ..planner.scenario import MAX_REPLICAS
     from ..profiler.steplog import read_log
     from ..report.clients.measured import measured_run, write_measured
     from ..report.clients.prometheus import differences, read_samples, summary_of
@@ -72,6 +73,8 @@ def import_command(
         raise DsimError(f"--metrics-before is {metrics_before} and --metrics is missing: expected both or neither")
     if not 0 <= drop_warmup < float("inf"):
         raise DsimError(f"--drop-warmup is {drop_warmup} s, expected at least 0 and finite")
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise DsimError(f"--replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
     client = read_client(file)
     if log is not None and client.steps is not None:
         raise DsimError(f"--log is {log} and {file} is a step log itself: expected one of them")

@@ -76,6 +76,12 @@ def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> 
     assert cell["unpaired"] == f"nobody says what decided the commits of {VLLM}"
 
 
+@pytest.mark.parametrize("replicas", [0, -3, 10**30])
+def test_replicas_that_no_server_has_are_refused(replicas: int) -> None:
+    ran = dsim("import", VLLM, "--replicas", str(replicas), "-o", "run")
+    assert (ran.code, ran.err) == (2, f"Error: --replicas is {replicas}, expected 1 to 4096\n")
+
+
 def test_two_clients_files_give_the_noise_between_them() -> None:
     ran = dsim("compare", VLLM, VLLM, "--trace", TRACE, "--json")
     assert ran.code == 0
