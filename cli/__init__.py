@@ -42,6 +42,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
 SERVE = ("starlette", "uvicorn")  # the serve extra's
 
+
 class Commands(TyperGroup):
     """All commands; typer would end an interrupted one without a word."""
 
