@@ -18,7 +18,7 @@ for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
 # Begun first, so that no worker is left alone with one of them at the end.
 LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
-# Then what compiles every policy: the others find it compiled.
+# Then what compiles every policy, in one process, which keeps what policies share: the others find it compiled.
 COMPILING = ("tests/engine/test_golden.py", "tests/engine/test_run.py")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
@@ -45,21 +45,9 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(cores + 1, MOST_WORKERS)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest first, then what compiles; the others as they are written, which keeps a file's worlds together.
-
-    Each worker begins with a part of the list, as long as the others': so the first ones stand at the head of each.
-    """
-    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
-    first = [item for names in (LONGEST, COMPILING) for item in items if item.nodeid.startswith(names)]
-    others = [item for item in items if not item.nodeid.startswith(LONGEST + COMPILING)]
-    ends = [len(items) * (i + 1) // workers for i in range(workers)]
-    items[:] = []
-    for i, end in enumerate(ends):
-        items += first[i::workers]
-        taken = max(0, end - len(items))
-        items += others[:taken]
-        others = others[taken:]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; the others as they are written, which keeps a file's shared worlds together."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not item.nodeid.startswith(COMPILING)))
 
 
 # What imports leave is looked through once and not again at every collection: it is never garbage.
