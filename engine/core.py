@@ -234,6 +234,13 @@ class Core:
         """`run` for arguments of these types alone (jit.entry)."""
         return self._reporting(entry)(getattr(self.run, "__wrapped__", self.run), *arguments)
 
+    def make_ready(self, name: str, *arguments: Any) -> None:
+        """Compile a rule for arguments of these types, where it is compiled at all, before anybody waits for it."""
+        made = getattr(self, name)
+        made = getattr(made, "__wrapped__", made)
+        if hasattr(made, "compile"):
+            self._reporting(entry)(made, *arguments)
+
     def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
         """A rule whose first call may find that it cannot be compiled: a PolicyError then."""
 

@@ -300,6 +300,10 @@ class Engine:
         w.c[:], w.lists[:], w.q[slots], w.window[slots], x.s[slots], x.m[:], w.r["scheduled"][requests] = was
         return plan
 
+    def make_ready(self) -> None:
+        """Compile what `ahead` plans by: no step needs it before one is decided on in the middle of a run."""
+        self._core.make_ready("plan", self._w, self._x, NOTHING, 0.0)
+
     def _schedule(self, now: float) -> int:
         core, w, x = self._core, self._w, self._x
         if not self.policy.granularity.given:

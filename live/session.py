@@ -260,4 +260,5 @@ def _warm_up(
         warm_kernels(forward, policy, max(budget, limits.max_batch * policy.width))
     engine = Engine(policy, limits, RequestTable(len(few)), latency=latency)
     serve(engine, open_steps(forward, policy, limits, prompts), few)
+    engine.make_ready()
     (forward.cache if isinstance(forward, Forward) else forward).clear()

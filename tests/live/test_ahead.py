@@ -127,3 +127,19 @@ def test_the_account_of_a_step_is_taken_while_the_next_one_runs_and_of_the_last_
     assert steps > 2
     assert told == ["launched", "over", *["launched", "account", "over"] * (steps - 1), "account"]
     assert meanwhile == []
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_plans_ahead_is_compiled_before_it_is_asked_for() -> None:
+    engine = Engine(POLICY, LIMITS, RequestTable(len(REQUESTS)))
+    engine.make_ready()
+    made = engine._core.plan.__wrapped__
+    assert len(made.signatures) == 1
+    for request in REQUESTS:
+        engine.submit(request)
+    planned = 0
+    while (plan := engine.schedule(float(planned))) is not None:
+        planned += engine.ahead() is not None
+        engine.commit(one_a_step(plan), plan.now + 1.0)
+    assert planned > 0
+    assert len(made.signatures) == 1
