@@ -41,6 +41,10 @@ def replay(
     gone = _cancelled(requests, mine)
     submitted = 0
     for row in np.flatnonzero(steps["replica"] == replica):
+        where = f"replica {replica}, step {int(steps['step'][row])}"
+        if steps["submitted"][row] > len(coming):
+            yield f"{where}: {steps['submitted'][row]} requests are submitted, the journal has {len(coming)}"
+            return
         while submitted < steps["submitted"][row]:
             engine.submit(coming[submitted])
             submitted += 1
@@ -48,7 +52,6 @@ def replay(
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
         plan = engine.schedule(start)
-        where = f"replica {replica}, step {int(steps['step'][row])}"
         if plan is None:
             yield f"{where}: the journal has a step, the engine has nothing to do"
             return

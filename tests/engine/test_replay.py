@@ -194,6 +194,12 @@ def test_a_changed_column_is_named(column: str) -> None:
     assert found[0].startswith(f"replica 0, step 4: {column} is ")
 
 
+def test_more_requests_than_the_journal_has_are_told_of() -> None:
+    run = record(SPECS[3], SHORT)
+    run.steps["submitted"] = run.steps["submitted"] + 9
+    assert run.differences()[0] == ["replica 0, step 0: 11 requests are submitted, the journal has 3"]
+
+
 @pytest.mark.parametrize("name", ["requests", "phases", "num_tokens", "window"])
 def test_a_changed_row_is_named(name: str) -> None:
     run = record(SPECS[3], SHORT)
