@@ -16,10 +16,10 @@ for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
-# Begun first, so that no worker is left alone with one of them at the end.
-LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
-# Then what compiles every policy, in one process, which keeps what policies share: the others find it compiled.
+# First what compiles every policy, in one process, which keeps what policies share: the others find it compiled.
 COMPILING = ("tests/engine/test_golden.py", "tests/engine/test_run.py")
+# Then the longest, so that no worker is left alone with one of them at the end.
+LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -46,8 +46,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first; the others as they are written, which keeps a file's shared worlds together."""
-    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not item.nodeid.startswith(COMPILING)))
+    """What others wait for first; the rest as it is written, which keeps a file's shared worlds together."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(COMPILING), not item.nodeid.startswith(LONGEST)))
 
 
 # What imports leave is looked through once and not again at every collection: it is never garbage.
