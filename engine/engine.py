@@ -1,6 +1,6 @@
 """The serving engine, with neither clock nor device: it decides what runs next and keeps account of what ran."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,10 @@ from .state import (
     CHUNKS,
     DECODE_STEP,
     DONE,
+    FLUSH,
     FREED,
     GAP_BINS,
+    GROUP,
     MASKED,
     NEXT,
     NOTHING,
@@ -272,16 +274,21 @@ class Engine:
         return self._plan()
 
     def ahead(self) -> StepPlan | None:
-        """The step that the policy has decided on while one is in flight, as far as its own rows tell; None: none.
+        """The step after the one in flight, as far as it is decided on and its rows tell; None: nothing is known of it.
 
-        Only where none of its rows is in flight: nothing that comes of the step there changes them. The plan tells of
-        rows and windows; who waits, and when it begins, `schedule` says in its turn. Nothing is changed here.
+        If none of its rows is in flight nothing changes them, and the plan holds. Of rows in flight that compute whole
+        blocks (a frozen group's, or decided on ahead) it says where they lie if all go on; their status is of now. Who
+        waits, and when the step begins, `schedule` says in its turn. Nothing is changed here.
         """
         c, w, x = self._c, self._w, self._x
-        slots = w.lists[NEXT, : int(c["num_next"])].copy()
-        decided = c["kind"] != NOTHING and c["next_kind"] != NOTHING and not self.policy.granularity.given
-        if not decided or np.isin(slots, w.lists[ROWS, : int(c["num_rows"])]).any():
+        kind, slots = int(c["next_kind"]), w.lists[NEXT, : int(c["num_next"])].copy()
+        if kind == NOTHING and c["num_group"] > 0 and c["loops_left"] > 1:
+            kind, slots = DECODE_STEP, w.lists[GROUP, : int(c["num_group"])].copy()
+        if c["kind"] == NOTHING or kind == NOTHING or self.policy.granularity.given:
             return None
+        in_flight = np.isin(slots, w.lists[ROWS, : int(c["num_rows"])])
+        if in_flight.any():
+            return self._going_on(slots, in_flight) if kind == DECODE_STEP else None
         requests = w.q["request"][slots]
         # All that a plan writes.
         was = (
@@ -295,10 +302,26 @@ class Engine:
         )
         w.lists[ROWS, : len(slots)] = slots
         c["num_rows"], c["num_preempted"], c["num_freed"] = len(slots), 0, 0
-        self._core.plan(w, x, int(c["next_kind"]), float(c["now"]))
+        self._core.plan(w, x, kind, float(c["now"]))
         plan = self._plan()
         w.c[:], w.lists[:], w.q[slots], w.window[slots], x.s[slots], x.m[:], w.r["scheduled"][requests] = was
         return plan
+
+    def _going_on(self, slots: Ints, in_flight: npt.NDArray[np.bool_]) -> StepPlan | None:
+        """A decode step of whole blocks, some in flight, if all go on; None: others, or without pages for the next."""
+        c, w, policy = self._c, self._w, self.policy
+        q, block = w.q[slots], policy.block_length
+        start = q["start"] + block * (in_flight & (q["phase"] == FLUSH))
+        enough = (start + block <= q["pages"] * policy.memory.page_size).all()
+        if not enough or not policy.granularity.whole_block or policy.eviction.evicts:
+            return None
+        was = c["num_rows"].copy(), w.lists[ROWS].copy()
+        w.lists[ROWS, : len(slots)], c["num_rows"] = slots, len(slots)
+        plan = self._plan()
+        c["num_rows"], w.lists[ROWS] = was
+        window = np.zeros_like(plan.window)
+        window[:, :block] = True
+        return replace(plan, prefill=False, block_start=start, window=window)
 
     def make_ready(self) -> None:
         """Compile what `ahead` plans by: no step needs it before one is decided on in the middle of a run."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +108,7 @@ class ModelExecutor(Texts):
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Make the batch of a step to come, none of whose rows is in flight, while the device works on another.
+        """Make the batch of a step to come while the device works on another; a decode step brings its own tokens.
 
         `step` takes it where the step turns out to be as it was decided on, and otherwise makes its own.
         """
@@ -118,14 +118,30 @@ class ModelExecutor(Texts):
         if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
             return  # those of rows that are over come free with the step in flight
         made = self._make(plan)
-        if plan.prefill:
-            self._forward.bring(made.batch)
+        (self._forward.bring if plan.prefill else self._forward.lay_out)(made.batch)
         self._prepared = plan, made
 
     def _prepared_or_made(self, plan: StepPlan) -> _Made:
-        if self._expected is not None and _same(self._expected[0], plan):
-            return self._expected[1]
-        return self._make(plan)
+        if self._expected is None:
+            return self._make(plan)
+        decided, made = self._expected
+        if decided.prefill != plan.prefill or not all(map(np.array_equal, self._facts(decided), self._facts(plan))):
+            return self._make(plan)
+        if not plan.prefill:  # what commits in the step before is among them
+            at = made.batch.positions
+            made.batch.tokens[:] = self._tokens[np.repeat(plan.slots, np.diff(made.batch.query_start)), at]
+        return made
+
+    def _facts(self, plan: StepPlan) -> list[npt.NDArray[Any]]:
+        """All that a step's batch follows from but its tokens."""
+        facts = [plan.requests, plan.slots, plan.block_start, plan.end]
+        if plan.prefill:
+            return [*facts, plan.num_tokens, plan.num_keys, plan.window]
+        window = self._window(plan)
+        facts += [window, visible(plan.status, window, self._listed)]
+        if self._whole and not self._masks_alone and self._watch is None and self._forward.sampling is None:
+            return facts
+        return [*facts, plan.phases, plan.status, plan.evaluations]
 
     def _make(self, plan: StepPlan) -> _Made:
         """The batch of a step, its pages reserved."""
@@ -396,14 +412,6 @@ class ModelExecutor(Texts):
         known = self._tokens[plan.slots[rows], start[rows]]
         has_known = begins & (start[rows] > 0)
         return np.where(has_known, known, tokens[before]), confidence[before]
-
-
-def _same(decided: StepPlan, plan: StepPlan) -> bool:
-    """Whether a step is the one that was decided on ahead, as far as its batch goes."""
-    names = ("requests", "slots", "phases", "block_start", "end", "num_tokens", "window", "status", "evaluations")
-    return decided.prefill == plan.prefill and all(
-        np.array_equal(getattr(decided, name), getattr(plan, name)) for name in names
-    )
 
 
 def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:

@@ -88,6 +88,9 @@ class Forward:
         """Copy a batch that will run next to the device, behind what it works on now."""
         self._brought = batch, self._upload(batch)
 
+    def lay_out(self, batch: Batch) -> None:
+        """Do what can be done for a decode batch that may run next, before its tokens are known."""
+
     def _plan(self, batch: Batch, most_pages: int | None = None) -> Planned | None:
         """What attends in a step if it is not our kernel; most_pages: of a sequence, in a step that is captured."""
         if self.model.attention is None or not batch.whole:

@@ -23,7 +23,7 @@ from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from .cache import PagedCache
 from .evicting import Array, Chosen, Evict, Retained, choose_rows, finish_rows, gather
-from .forward import Batch, Forward, Sampled
+from .forward import Batch, Forward, Sampled, flat_size
 from .model import Decoder
 from .padding import MAX_ROWS, computes_whole_blocks, pad, reachable, reachable_after, shape_of
 
@@ -122,18 +122,38 @@ class GraphForward(Forward):
         self._states = torch.zeros(0, 0, device=self.device)
         self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._staged_picks = torch.zeros(0, dtype=torch.int64)
+        self._laid: tuple[Batch, Batch, Array] | None = None  # the next step's batch, padded, and that in one array
 
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
+        if self._is_eager(batch):
+            return super().run(batch)
+        if batch.own_head:
+            return self._replay_with_head(self._padded(batch), batch.sampled)
+        if batch.evict is not None:
+            return self._replay_evicting(self._padded(batch), batch)
+        laid, self._laid = self._laid, None
+        if laid is None or laid[0] is not batch:
+            padded = self._padded(batch)
+            return self._replay(padded, self._flatten(padded)[0], len(batch.tokens))
+        _, padded, flat = laid
+        before = flat_size(x.shape for x in (padded.query_start, padded.history, padded.page_table, padded.listed))
+        flat[before : before + len(batch.tokens)] = batch.tokens
+        return self._replay(padded, flat, len(batch.tokens))
+
+    def lay_out(self, batch: Batch) -> None:
+        if not (self._is_eager(batch) or batch.own_head or batch.evict):
+            padded = self._padded(batch)
+            self._laid = batch, padded, self._flatten(padded)[0]
+
+    def _is_eager(self, batch: Batch) -> bool:
         num_rows = len(batch.tokens)
         plain = batch.prefill or batch.keys is not None or (len(batch.sampled) != num_rows and not batch.own_head)
-        if plain or num_rows > MAX_ROWS or batch.page_table.shape[1] > self.pages:
-            return super().run(batch)
+        return plain or num_rows > MAX_ROWS or batch.page_table.shape[1] > self.pages
+
+    def _padded(self, batch: Batch) -> Batch:
         rows, sequences = shape_of(batch)
-        padded = pad(batch, rows, sequences, self.pages, batch.listed.shape[1])
-        if batch.own_head:
-            return self._replay_with_head(padded, batch.sampled)
-        return self._replay(padded, num_rows) if batch.evict is None else self._replay_evicting(padded, batch)
+        return pad(batch, rows, sequences, self.pages, batch.listed.shape[1])
 
     @torch.inference_mode()
     def prepare(self, policy: Policy, max_batch: int, forced: bool = False) -> None:
@@ -168,9 +188,9 @@ class GraphForward(Forward):
             self._rest(largest[sequences], left)
 
     @torch.inference_mode()
-    def _replay(self, padded: Batch, num_rows: int) -> Sampled:
+    def _replay(self, padded: Batch, flat: Array, num_rows: int) -> Sampled:
         captured = self._step(padded)
-        self._bring(self._flatten(padded)[0])
+        self._bring(flat)
         clock = _Clock(self.device)
         captured.replay()
         clock.stop()

@@ -41,8 +41,8 @@ def serve(
     progress: called with the requests ended so far and the time.
 
     meanwhile: what the executor calls while its device works on a step. The step before is recorded then, and where
-    the policy decides ahead `prepare` is given the step decided on: both cost the device no wait. Without it a step
-    is recorded as it ends, and nothing is prepared.
+    the coming one is decided on `prepare` is given that (Engine.ahead): both cost the device no wait. Without it a
+    step is recorded as it ends, and nothing is prepared.
     """
     begin = clock()
     coming = iter(requests)

@@ -410,15 +410,23 @@ def decide_look_ahead(w: Any, x: Any) -> int:
     if kind == NOTHING:
         kind = _look(w, x, ROWS)
     if kind == PREFILL_STEP:  # the next chunk of a prompt may be decided on before this one is planned
-        for i in range(c.num_rows):
-            q, s = w.q[w.lists[ROWS, i]], x.s[w.lists[ROWS, i]]
-            q.num_tokens = s.wanted
-            q.num_keys = s.computed
-            q.left = s.goal - s.computed
+        _note_prompts(w, x, ROWS, c.num_rows)
     if kind != NOTHING:
         c.next_kind = _look(w, x, NEXT)
+        if c.next_kind == PREFILL_STEP and w.lists[NEXT, 0] != w.lists[ROWS, 0]:  # for who asks ahead what it computes
+            _note_prompts(w, x, NEXT, c.num_next)
         keep_rows(w)
     return kind
+
+
+@rule
+def _note_prompts(w: Any, x: Any, which: Any, num: Any) -> None:
+    """Note what a prefill that was decided on computes of its prompts."""
+    for i in range(num):
+        q, s = w.q[w.lists[which, i]], x.s[w.lists[which, i]]
+        q.num_tokens = s.wanted
+        q.num_keys = s.computed
+        q.left = s.goal - s.computed
 
 
 @rule

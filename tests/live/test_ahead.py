@@ -11,10 +11,11 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
-from dsim.engine.step import StepOutcome, StepPlan
+from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import session
 from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Forward
+from dsim.live.graphs import GraphForward
 from dsim.live.loop import serve
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
@@ -24,6 +25,7 @@ from .dense import SMALL
 DECODER = random_model(SMALL, "cpu", torch.float32)
 # Prompts of a step or two each, so that the next prefill is decided on while one runs.
 POLICY = parse("lmdeploy-bd32,block_length=4,page_size=8,max_batch=6,max_prefill_tokens=16,threshold=0.02,num_loops=2")
+LOOK_AHEAD = parse("lmdeploy-0.18,block_length=4,page_size=8,max_batch=6,max_prefill_tokens=16")
 LIMITS = Limits(60, 64, 6)
 REQUESTS = [Request(i, 0.0, 5 + i, 9) for i in range(9)]
 
@@ -42,30 +44,45 @@ def one_a_step(plan: StepPlan) -> StepOutcome:
     return StepOutcome(1.0, committed)
 
 
-def test_a_step_decided_on_ahead_is_what_it_turns_out_to_be_and_asking_for_it_changes_nothing() -> None:
-    engine = Engine(POLICY, LIMITS, RequestTable(len(REQUESTS)))
+@pytest.mark.parametrize(
+    ("policy", "kinds"),
+    [(POLICY, {"prefill": 3, "decode": 1, "goes on": 3}), (LOOK_AHEAD, {"prefill": 2, "goes on": 10})],
+    ids=["groups", "look ahead"],
+)
+def test_a_step_decided_on_ahead_is_what_it_turns_out_to_be_and_asking_for_it_changes_nothing(
+    policy: Policy, kinds: dict[str, int]
+) -> None:
+    engine = Engine(policy, LIMITS, RequestTable(len(REQUESTS)))
     for request in REQUESTS:
         engine.submit(request)
     assert engine.ahead() is None  # nothing runs
     seen: Counter[str] = Counter()
-    now, coming = 0.0, None
+    now, entered = 0.0, 0
+    coming, in_flight = None, np.zeros(0, np.int32)
+    where = ("requests", "slots", "block_start")
     while (plan := engine.schedule(now)) is not None:
         if coming is not None:
-            seen["prefill" if plan.prefill else "decode"] += 1
-            for name in ("requests", "slots", "phases", "window", "status", "block_start", "num_tokens", "features"):
+            goes_on = np.isin(coming.requests, in_flight).any()
+            seen["goes on" if goes_on else "prefill" if plan.prefill else "decode"] += 1
+            assert coming.prefill == plan.prefill
+            for name in where if goes_on else (*where, "phases", "window", "status", "num_tokens", "features"):
                 assert np.array_equal(getattr(coming, name), getattr(plan, name)), name
+            rows = plan.phases != Phase.IDLE
+            assert np.array_equal(coming.window[rows], plan.window[rows])
+            entered += goes_on and (plan.status == 0).all(axis=1).any()
         before = world(engine)
-        coming = engine.ahead()
+        coming, in_flight = engine.ahead(), plan.requests
         assert world(engine) == before
-        if coming is not None:
-            assert not np.isin(coming.requests, plan.requests).any()
         now += 1.0
         engine.commit(one_a_step(plan), now)
-    assert seen["prefill"] >= 3
-    assert seen["decode"] >= 1
+    assert seen.keys() == kinds.keys()
+    assert all(seen[kind] >= least for kind, least in kinds.items()), seen
+    assert entered >= 3  # a block behind one that was complete
 
 
-def ran(policy: Policy, meanwhile: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Counter[str]]:
+def ran(
+    policy: Policy, meanwhile: bool, monkeypatch: pytest.MonkeyPatch, graphs: session.Kept | None = None
+) -> tuple[dict[str, Any], Counter[str]]:
     """The journal of a run, with work done meanwhile or without, and what was prepared and made."""
     counted: Counter[str] = Counter()
     steps: list[Any] = []
@@ -81,12 +98,15 @@ def ran(policy: Policy, meanwhile: bool, monkeypatch: pytest.MonkeyPatch) -> tup
             (ModelExecutor, "_make"),
             (Forward, "bring"),
             (Forward, "_upload"),
+            (GraphForward, "_padded"),
         ):
             whole = getattr(kind, name)
             patch.setattr(kind, name, lambda self, given, w=whole, n=name: (counted.update([n]), w(self, given))[1])
+        patch.setattr(session, "_warm_up", lambda *arguments: None)  # its steps would be counted
         if not meanwhile:
             patch.setattr(session, "serve", lambda *a, meanwhile=None, prepare=None, **k: serve(*a, **k))
-        done = session.run(DECODER, policy, LIMITS, REQUESTS, random_prompts(SMALL, 0), append=append)
+        prompts = random_prompts(SMALL, 0)
+        done = session.run(DECODER, policy, LIMITS, REQUESTS, prompts, append=append, graphs=graphs)
     assert done.failure is None
     assert (done.table["status"] == 0).all()
     named = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
@@ -102,8 +122,11 @@ def test_a_run_that_prepares_ahead_does_the_steps_of_one_that_does_not(monkeypat
         assert counted[name] == none[name]
     clocks = ("start", "latency", "device")
     assert found.keys() == plain.keys()
+    captured, in_graphs = ran(POLICY, True, monkeypatch, session.Kept())
+    assert in_graphs["_padded"] == np.count_nonzero(~captured["prefill"])  # once a step
     for name in found.keys() - set(clocks):
         assert np.array_equal(found[name], plain[name]), name
+        assert np.array_equal(captured[name], plain[name]), name
 
 
 def test_the_account_of_a_step_is_taken_while_the_next_one_runs_and_of_the_last_in_the_end() -> None:
