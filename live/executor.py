@@ -134,7 +134,7 @@ class ModelExecutor(Texts):
 
     def _facts(self, plan: StepPlan) -> list[npt.NDArray[Any]]:
         """All that a step's batch follows from but its tokens."""
-        facts = [plan.requests, plan.slots, plan.block_start, plan.end]
+        facts: list[npt.NDArray[Any]] = [plan.requests, plan.slots, plan.block_start, plan.end]
         if plan.prefill:
             return [*facts, plan.num_tokens, plan.num_keys, plan.window]
         window = self._window(plan)

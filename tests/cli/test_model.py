@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -109,12 +110,19 @@ SERVED = ("--prompts", "prompts.jsonl", "--json")
         ("DreamModel", "dllm-serve,block_length=4"),
     ],
 )
-def test_a_checkpoint_of_each_family_serves_a_trace(folder: Path, name: str, policy: str) -> None:
+def test_a_checkpoint_of_each_family_serves_a_trace(
+    folder: Path, name: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     CHECKPOINTS[name](folder)
+    # Nothing is downloaded, and no code of a model is run.
+    (folder / "modeling.py").write_text("open('ran', 'w')\n")
+    rewrite(folder, auto_map={"AutoModel": "modeling.Model", "AutoConfig": "modeling.Config"})
+    monkeypatch.setattr(socket.socket, "connect", lambda *address: pytest.fail(f"connects to {address}"))
     ran = dsim("live", "trace.jsonl", "--model", "m", "--policy", f"{policy},page_size=16,num_pages=20", *SERVED)
     assert ran.code == 0, ran.err
     (summary,) = json.loads(ran.out)["policies"]
     assert summary["completed"] == 4
+    assert not Path("ran").exists()
 
 
 def test_a_model_of_whole_sequences_is_refused_for_blocks(folder: Path) -> None:

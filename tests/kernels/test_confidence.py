@@ -90,6 +90,24 @@ def test_the_confidence_of_hidden_states_is_that_of_their_logits(
     torch.testing.assert_close(probabilities.cpu().double(), probabilities_expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("place", KERNEL)
+def test_of_256_rows_and_more_the_product_is_the_librarys(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsim.kernels.confidence import kernel
+
+    assert (kernel.MANY, kernel.CHUNK) == (256, 1024)
+    rows, whole = [], kernel._logits
+    monkeypatch.setattr(kernel, "MANY", 7)
+    monkeypatch.setattr(kernel, "_logits", lambda hidden, head: (rows.append(len(hidden)), whole(hidden, head))[1])
+    hidden, head = torch.randn(7, 24), torch.randn(63, 24)
+    for num, logits in ((7, [5, 2]), (6, [])):  # chunks of at most max_num_logits rows
+        rows.clear()
+        with place.proved("confidence_of_hidden"):
+            found, sure = confidence_of_hidden(hidden[:num].to(place.device), head.to(place.device), 0.8, 5)
+        tokens, probabilities = expected(hidden[:num].double() @ head.double().T, 0.8)
+        assert (rows, found.tolist()) == (logits, tokens.tolist())
+        torch.testing.assert_close(sure.cpu().double(), probabilities, rtol=1e-4, atol=0)
+
+
 def test_at_most_max_num_logits_rows_of_logits_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from dsim.kernels.confidence import reference
 

@@ -199,6 +199,17 @@ def test_keys_may_be_split_among_any_number_of_programs(place: Place, num_splits
     check(found, by_definition(**sample.arguments), sample)
 
 
+def test_keys_are_split_for_the_programs_that_reside_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsim.kernels.ragged_paged_attention import kernel
+
+    monkeypatch.setattr(kernel, "num_multiprocessors", lambda device: 132)
+    cpu, two = torch.device("cpu"), kernel.Tile(64, 4, 3, resident=2)
+    # Blocks of 32 positions, 8 KV heads, 16 positions a tile: 16 programs a sequence, and 264 places for them.
+    assert [kernel.most_splits(32 * n, n, 8, 16, two, cpu) for n in (1, 2, 8, 16, 17, 64)] == [16, 8, 2, 1, 1, 1]
+    assert kernel.most_splits(1, 1, 8, 16, two, cpu) == 33
+    assert kernel.most_splits(1, 1, 8, 16, two._replace(resident=1), cpu) == 16
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> World:
     block_length = draw(st.integers(1, 9))
