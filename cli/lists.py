@@ -1,12 +1,12 @@
 """dsim policies: what there is, one line each."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from .options import option
+from .screen import print_json
 
 
 def policies(
@@ -22,7 +22,7 @@ def policies(
     from ..engine.policy import PRESETS, describe, settings_of
 
     if as_json:
-        typer.echo(json.dumps({name: describe(preset.policy) for name, preset in PRESETS.items()}, indent=2))
+        print_json({name: describe(preset.policy) for name, preset in PRESETS.items()}, indent=2)
         return
     width = max(len(f"{name}[:{preset.main}]") for name, preset in PRESETS.items())
     for name, preset in PRESETS.items():
@@ -41,7 +41,7 @@ def _print_fields(spec: str, as_json: bool) -> None:
     if as_json:
         listed = [{"axis": axis, **asdict(field)} for axis, found in axes.items() for field in found]
         about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
-        typer.echo(json.dumps({**about, "fields": listed}, indent=2))
+        print_json({**about, "fields": listed}, indent=2)
         return
     typer.echo(f"{policy.name}: {preset.summary}" if preset.summary else policy.name)
     if preset.citation:

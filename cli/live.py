@@ -1,6 +1,5 @@
 """dsim live: a trace served in real time by the executor on a device, under the same policies as in the twin."""
 
-import json
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,6 +15,7 @@ from ..files.write import check_file, write_whole
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
+from .screen import print_json
 
 if TYPE_CHECKING:
     from ..planner.on_device import Answers
@@ -132,7 +132,7 @@ def live_command(
             "policies": manifest["policies"], "live": manifest["live"], "commits": commits,
             "interrupted": recorded.interrupted,
         }  # fmt: skip
-        print(json.dumps(shown))
+        print_json(shown)
     else:
         render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if recorded.interrupted:
@@ -165,7 +165,7 @@ def _agree(
     if out is not None:  # before a word is said: who listens may leave early
         write_whole(out, table(found, loaded.model.config.name, Path(prompts).stem))
     if as_json:
-        print(json.dumps([asdict(agreed) for agreed, _ in found]))
+        print_json([asdict(agreed) for agreed, _ in found])
     else:
         for agreed, _ in found:
             print(agreed)

@@ -1,6 +1,5 @@
 """`dsim metrics`: every metric's unit and formula."""
 
-import json as json_format
 from dataclasses import asdict
 from typing import Annotated
 
@@ -8,6 +7,8 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from .screen import print_json
 
 
 def metrics_command(
@@ -17,7 +18,7 @@ def metrics_command(
     from ..report.metrics import METRICS
 
     if json:
-        print(json_format.dumps({name: asdict(metric) for name, metric in METRICS.items()}, indent=2))
+        print_json({name: asdict(metric) for name, metric in METRICS.items()}, indent=2)
         return
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -1,6 +1,5 @@
 """dsim model: what a model's directory is, whether and how it runs, and what it needs."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from ..engine.errors import DsimError
 from . import options
 from .options import option
+from .screen import print_json
 
 if TYPE_CHECKING:
     from ..live.config import ModelConfig
@@ -43,7 +43,7 @@ def info(
     """
     found = describe(model, gpu, mask_token_id, block_length)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found, indent=2)
         return
     width = max(map(len, found["lines"]))
     for name, text in found["lines"].items():

@@ -1,7 +1,6 @@
 """`dsim profile` and `dsim profiles`: make a profile, and list the shipped ones."""
 
 import dataclasses
-import json as json_format
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,7 @@ from ..files.write import check_file
 from . import options
 from .measured import measure_profile
 from .options import option
-from .screen import Screen
+from .screen import Screen, print_json
 
 if TYPE_CHECKING:
     from ..profiler.profile import Profile
@@ -112,7 +111,7 @@ def profile_command(
 
     why = doubts(profile)
     if json:
-        print(json_format.dumps({**_fitted(profile), "written": [str(output), str(beside)]}, indent=2))
+        print_json({**_fitted(profile), "written": [str(output), str(beside)]}, indent=2)
     else:
         print(f"{profile.description}: {profile.verdict}")
         for line in _fitted_lines(profile):
@@ -174,7 +173,7 @@ def _derive(
     if output is not None:
         save(profile, output, force)
     if json:
-        print(json_format.dumps({**facts, "written": str(output) if output else None}, indent=2))
+        print_json({**facts, "written": str(output) if output else None}, indent=2)
         return
     print(f"{profile.description}: {profile.verdict}")
     for line in _lines(profile, facts):
@@ -191,7 +190,7 @@ def profiles_command(
 
     held = shipped()
     if json:
-        print(json_format.dumps(held, indent=2))
+        print_json(held, indent=2)
         return
     width = max(map(len, held), default=0)
     for name, description in held.items():

@@ -1,6 +1,5 @@
 """dsim reproduce: published experiments beside what the twin says of the same runs."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED, option
-from .screen import Screen, say
+from .screen import Screen, print_json, say
 
 
 def _names() -> list[str]:
@@ -51,7 +50,7 @@ def reproduce_command(
             shown = [
                 {"name": n, "title": e.title, "system": e.system, "citation": e.citation} for n, e in about.items()
             ]
-            print(json.dumps(shown))
+            print_json(shown)
             return
         width = max(map(len, about))
         for name, e in about.items():

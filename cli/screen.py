@@ -33,12 +33,23 @@ class Screen(Console):
             self.print(f"Wrote {out}/ ({', '.join(files)})", markup=False)
 
 
+def json_text(data: Any, indent: int | None = None) -> str:
+    """One JSON value; what is no number is null, for JSON has no NaN and no infinity."""
+    from ..report.metrics import no_nan
+
+    return json.dumps(no_nan(data), indent=indent, allow_nan=False)
+
+
+def print_json(data: Any, indent: int | None = None) -> None:
+    """The findings as one JSON value."""
+    print(json_text(data, indent))
+
+
 def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
     """The findings: a page for people, or one JSON object, in which what is no number is null."""
-    from ..report.metrics import no_nan
-    from ..report.text import render
-
     if as_json:
-        print(json.dumps(no_nan(data), allow_nan=False))
+        print_json(data)
     else:
+        from ..report.text import render
+
         render(page(), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))

@@ -1,6 +1,5 @@
 """dsim sweep: a grid or a list of scenarios, each run once whatever happens, and one table of them all."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from ..engine.errors import DsimError
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED
-from .screen import Screen
+from .screen import Screen, print_json
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
@@ -43,7 +42,7 @@ def sweep(
         )  # fmt: skip
     failed = done.table[done.table["error"].notna()]
     if as_json:
-        print(json.dumps(done.to_json()))
+        print_json(done.to_json())
     else:
         print(_account(done))
     screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))

@@ -1,6 +1,5 @@
 """dsim trace: look at a trace, convert it, make one up, fetch one."""
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 from ..engine.errors import TraceError
 from ..files.write import check_file
 from . import choices, options
+from .screen import print_json
 
 if TYPE_CHECKING:
     from ..traces import GammaFit, Trace
@@ -49,7 +49,10 @@ def info(
 
     found = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns)
     facts = describe(found)
-    typer.echo(json.dumps(facts, indent=2) if as_json else table(facts))
+    if as_json:
+        print_json(facts, indent=2)
+    else:
+        typer.echo(table(facts))
 
 
 @app.command()

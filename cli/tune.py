@@ -1,6 +1,5 @@
 """dsim tune: the best settings for a trace, and how sure that is."""
 
-import json
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
-from .screen import Screen, say
+from .screen import Screen, json_text, say
 
 if TYPE_CHECKING:
     from ..planner.scenario import Scenario
@@ -135,6 +134,8 @@ def tune_command(
             )
             told = options.command({"--backend": 1, "--address": 1})
             info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
+            used = scenario.requests()
+            info["traffic"] += f"; used: {len(used):,}, at {used.rate:.3g} req/s"
             if ensemble is not None:
                 judged = of_objective(next(iter(tuned.objectives)), parse_latency(latency_metric))
                 info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar)
@@ -196,7 +197,7 @@ def _write(out: Path, tuned: "Tuned", info: dict[str, Any], page: "Page") -> lis
 
     files = {
         "policy.toml": tuned.policy_toml,
-        "tune.json": json.dumps(info, indent=1) + "\n",
+        "tune.json": json_text(info, indent=1) + "\n",
         "trials.csv": tuned.trials.to_csv(index=False),
         "report.html": to_html(page),
     }

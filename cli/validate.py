@@ -1,6 +1,5 @@
 """dsim validate: profile, replay, live and compare over policies and loads, in one go."""
 
-import json
 import math
 import sys
 import time
@@ -22,6 +21,7 @@ from .bar import Bar
 from .duration import seconds_of, words_of
 from .model import canvas_policies
 from .options import option
+from .screen import json_text, print_json
 
 if TYPE_CHECKING:
     from ..profiler.profile import Profile
@@ -203,11 +203,11 @@ def validate_command(
             "--seconds, or fewer policies and loads",
             style="yellow", markup=False,
         )  # fmt: skip
-    write_whole(out / "validation.json", json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+    write_whole(out / "validation.json", json_text(found.to_json(), indent=1) + "\n")
     compare_files.write(out / "comparison", found.comparison, found.pairs, force=True, command=options.command())
     lock.close()
     if as_json:
-        print(json.dumps(found.to_json(), allow_nan=False))
+        print_json(found.to_json())
     else:
         console = Console(soft_wrap=not sys.stdout.isatty())
         render(spoken(found.comparison), console)

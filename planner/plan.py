@@ -40,9 +40,9 @@ from .tuned import toml_of
 
 DOUBT = 1.25  # a pilot may be wrong by so much, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
-SETTLED = 6  # replays that a candidate is likely to take in the race, and then in the search for its headroom:
+SETTLED = 9  # replays that a candidate is likely to take in the race, and then in the search for its headroom:
 SEARCHED = 3
-RISKS = 16  # and those of the risks
+RISKS = 32  # and those of the risks
 
 Json = dict[str, Any]
 Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
@@ -392,6 +392,7 @@ class _Run:
     def headroom(self, lanes: Sequence[Lane]) -> list[Json]:
         """Each lane's own capacity, and what breaks above it."""
         self._doing = "headroom"
+        self._expected = self.replays.num_replays + len(lanes) * SEARCHED + RISKS
         tasks = [
             Task("own", lane.candidate, self.rate, lane.high or 0, 1.0, 0, lane.severities[lane.high or 0][0])
             for lane in lanes
@@ -408,6 +409,7 @@ class _Run:
         spread: of severities between replications.
         """
         self._doing = "risks"
+        self._expected = self.replays.num_replays + RISKS
         mine = best[0]
         assert mine.replicas is not None
         changes = (

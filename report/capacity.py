@@ -112,10 +112,11 @@ def capacity_page(found: Json) -> Page:
 def _numbers(found: Json) -> tuple[Number, ...]:
     """The four that matter: how much, for how much, how soon, at what pace."""
     rate, at = found["rate"], found.get("latency_ms", {})
+    value, _, within = span(rate).partition(" (")
     sure = ""
     if rate["high"] is not None:
-        sure = f"{rate['low']:.4g} to {rate['high']:.4g}, {100 * found['confidence']:g} % sure"
-    numbers = [Number("capacity", ((None, f"{rate['value']:.3g} req/s"),), sure)]
+        sure = f"{within[:-1]}, {100 * found['confidence']:g} % sure"
+    numbers = [Number("capacity", ((None, value),), sure)]
     if found["cost"] is not None:
         cost = money(found["cost"]["per_million_requests"], found)
         hourly = f"{money(found['cost']['per_hour'], found)} an hour"

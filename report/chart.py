@@ -29,7 +29,7 @@ class Chart:
     ) -> None:
         self.data: list[Json] = []
         axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "ticks": "outside", "tickcolor": GRID,
-                "automargin": True}  # fmt: skip
+                "automargin": True, "exponentformat": "none", "separatethousands": True}  # fmt: skip
         self.x: Json = {**axis, "title": {"text": x, "standoff": 8}, "showgrid": False}
         self.y: Json = {**axis, "title": {"text": y, "standoff": 8}, "rangemode": "tozero"}
         if percent:
@@ -90,6 +90,13 @@ class Chart:
 def colour(index: int) -> str:
     """The policy's colour."""
     return COLOURS[index % len(COLOURS)]
+
+
+def logarithmic(axis: Json, at: tuple[int, ...] = (1, 2, 5), *, percent: bool = False) -> None:
+    """Make an axis of a decade or more logarithmic, with numbers spelt out at these places of each power of ten."""
+    ticks = [m * 10.0**power for power in range(-6, 7) for m in at]
+    words = [f"{100 * tick:,g}%" if percent else f"{tick:,g}" for tick in ticks]
+    axis |= {"type": "log", "tickvals": ticks, "ticktext": words}
 
 
 def dashed(index: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from . import curves
-from .chart import Chart, colour
+from .chart import Chart, colour, logarithmic
 from .metrics import good_requests, latencies
 from .page import Figure
 from .run import Columns, Run
@@ -41,8 +41,7 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
         for i, (policy, (x, y)) in enumerate(zip(values, lines, strict=True)):
             chart.line(x, y, policy, i, hover=f"%{{y:.1%}} within %{{x:.3~g}} {unit}")
         if log:
-            ticks = [m * 10.0**power for power in range(-6, 7) for m in (1, 2, 5)]
-            chart.x |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
+            logarithmic(chart.x)
         else:
             # A few stragglers would squeeze everyone else to the left; zooming out shows them.
             known = [(x, y) for x, y in lines if len(x)]

@@ -247,7 +247,7 @@ def _costs(info: Json) -> Figure:
         orientation="h", showlegend=False, hovertemplate="%{y}, %{x:,.2f}<extra></extra>",
         marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(fleets) - 1)]},
     )  # fmt: skip
-    chart.y |= {"autorange": "reversed", "ticks": ""}
+    chart.y |= {"autorange": "reversed", "ticks": "", "ticklabelstandoff": 6}
     chart.x |= {"showgrid": True, "rangemode": "tozero"}
     caption = f"Each policy's smallest fleet that meets the SLOs at {info['rate']:.4g} req/s. Blue: the recommendation."
     return Figure("costs", "What it costs", caption, chart)

@@ -16,7 +16,7 @@ from ..profiler.fit_commits import split as split_requests
 from ..profiler.profile import CommitFit, Profile
 from ..profiler.samples import FEATURES, POWERS, Floats, Samples, points
 from ..profiler.yields import blocks, draw, repeated
-from .chart import COLOURS, INK, Chart
+from .chart import COLOURS, INK, Chart, logarithmic
 from .html import to_html
 from .page import ESTIMATED, Figure, Number, Page, Section, Table, table
 
@@ -145,12 +145,14 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
             name=f"fit, {context:.0f} keys a row",
             hovertemplate="%{x:.0f} tokens: %{y:.3~g} ms",
         )
-    curves.x["type"] = curves.y["type"] = "log"
+    for axis, values in ((curves.x, every.column("tokens")), (curves.y, every.latency), (residuals.x, predicted)):
+        axis["type"] = "log"
+        if values.max() > 10 * values.min():  # of less than a decade Plotly spells out its own
+            logarithmic(axis)
     residuals.hline(0.0, dash="solid")
     if profile.fit.held_out is not None:
         for sign in (-1, 1):
             residuals.hline(sign * profile.fit.held_out.p95)
-    residuals.x["type"] = "log"
     residuals.y["tickformat"] = "+.0%"
     noise = "unknown" if profile.fit.noise is None else f"{profile.fit.noise:.1%}"
     graphs = profile.latency.graph_tokens
@@ -215,7 +217,7 @@ def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
             counts.add("scatter", x=seen + 1, y=share[seen], **common)
     if not shown:
         return []
-    counts.y["type"] = "log"
+    logarithmic(counts.y, (1,), percent=True)
     return [
         Figure("passes", "Chance to pass", "Of a computed mask, for a typical request, block and step.", passes),
         Figure("shares", "Committed by distance", "Of computed masks, forced ones counted; held-out requests.", shares),

@@ -27,10 +27,7 @@ def of_spread(found: Mapping[str, Any] | None, measured: Mapping[str, Columns] |
         return (Section(TITLE, (Words((str(found["none"]),)),)),)
     policies, measured = found.get("policies", []), measured or {}
     rows = tuple(
-        Row(
-            (told.get("policy", ""), f"{name} p90, ms", *map(number, values), *_beside(measured, told, name)),
-            group=told.get("policy", ""),
-        )
+        Row((told.get("policy", ""), f"{name} p90, ms", *map(number, values), *_beside(measured, told, name)))
         for told in policies
         for name, values in told.get("p90_ms", {}).items()
     )

@@ -186,10 +186,11 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
                 f"{profile['name']}'s step times were calibrated under a yield of {profile['calibrated_with']}; "
                 f"this run commits {', '.join(others)} tokens a step"
             )
-    if profile.get("unknown_host"):
+    unknown = profile.get("unknown_host")
+    if unknown:
         lines.append(
-            f"{profile['name']} does not know {' and '.join(profile['unknown_host'])}, which are 0 in it: --ensemble "
-            "says what that may cost"
+            f"{profile['name']} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
+            "in it: --ensemble says what that may cost"
         )
     return lines
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .chart import COLOURS, LINES, Chart, colour
+from .chart import COLOURS, LINES, Chart, colour, logarithmic
 from .page import Figure, Number, Page, Row, Section, Table, estimate
 from .spread import of_spread
 from .table import number
 
 Cell = Mapping[str, Any]  # a row of the results' table
 
+UNITS = {"rate": "req/s", "concurrency": "requests"}  # of the fields that are drawn along x
 MAX_ROWS = 500  # of the table
 MAX_PANELS = 24  # heatmaps of a metric
 MAX_CURVES = len(COLOURS) * len(LINES)
@@ -95,18 +96,13 @@ def sweep_page(sweep: Swept) -> Page:
     ranges = [(name, _range(_values(sweep.rows, name))) for name in sweep.varied]
     return Page(
         name=f"dsim: {sweep.title}",
-        question=sweep.title,
-        answer=_best(sweep),
+        question="Which of these scenarios serves best?",
+        answer=_answer(sweep),
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
-        numbers=(
-            Number("cells", ((None, f"{len(sweep.rows)} of {sweep.num_cells}"),), "finished"),
-            Number("overloaded", ((None, str(unstable)),), "their queue grows without bound"),
-            Number("failed", ((None, str(failed)),), "the table says why"),
-            Number("fields varied", ((None, str(len(sweep.varied))),), ", ".join(sweep.varied)),
-        ),
+        numbers=_numbers(sweep, unstable, failed),
         chart=figures[0] if figures else None,
-        facts=(*sweep.facts, *ranges, ("cells", str(len(sweep.rows)))),
+        facts=(("title", sweep.title), *sweep.facts, *ranges, ("cells", str(len(sweep.rows)))),
         sections=(
             *(Section(title, shown) for title, shown in found.items() if shown),
             Section("Cells", (_cells(sweep),)),
@@ -122,20 +118,47 @@ def sweep_page(sweep: Swept) -> Page:
     )
 
 
-def _best(sweep: Swept) -> str:
+def _answer(sweep: Swept) -> str:
     """The best stable place in one sentence; empty when there is none."""
-    metric = next((m for m in ("goodput", "output_throughput") if any(r.get(m) is not None for r in sweep.rows)), None)
+    metric, place = _judge(sweep), _best(sweep)
     if metric is None:
         return ""
-    names = [name for name in sweep.varied if name != REPLICATION]
-    points = {place: point for place, point in _points(sweep.rows, names, metric).items() if point.stable}
-    points = {place: point for place, point in points.items() if not math.isnan(point.value)}
-    if not points:
+    if place is None:
         return "No cell is stable: every one is overloaded or failed."
-    place, point = max(points.items(), key=lambda item: item[1].value)  # the first of equals
-    shown = METRICS[metric]
+    names, shown = _places(sweep), METRICS[metric]
+    value = _points(sweep.rows, names, metric)[place].value
     where = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, place, strict=True))
-    return f"Highest stable {shown.title.lower()}: {number(point.value)} {shown.unit} at {where}."
+    return f"Highest stable {shown.title.lower()}: {number(value)} {shown.unit} at {where}."
+
+
+def _numbers(sweep: Swept, unstable: int, failed: int) -> tuple[Number, ...]:
+    """The four that matter: three of the best place, and how many cells there are."""
+    numbers, place = [], _best(sweep)
+    for name in METRICS if place is not None else ():
+        point = _points(sweep.rows, _places(sweep), name)[place or ()]
+        if not math.isnan(point.value):
+            shown = f"{number(point.value * METRICS[name].scale)} {METRICS[name].unit}"
+            numbers.append(Number(METRICS[name].title, ((None, shown),), "of the best cell"))
+    of = f"{unstable} overloaded, {failed} failed" if unstable or failed else "finished, none overloaded"
+    return (*numbers[:3], Number("cells", ((None, f"{len(sweep.rows)} of {sweep.num_cells}"),), of))
+
+
+def _judge(sweep: Swept) -> str | None:
+    """The metric that cells are judged by; None where every one failed."""
+    return next((m for m in ("goodput", "output_throughput") if any(r.get(m) is not None for r in sweep.rows)), None)
+
+
+def _places(sweep: Swept) -> list[str]:
+    """The fields that tell places apart: cells that differ in their seed alone are one."""
+    return [name for name in sweep.varied if name != REPLICATION]
+
+
+def _best(sweep: Swept) -> tuple[Any, ...] | None:
+    """The best stable place, the first of equals; None where there is none."""
+    metric = _judge(sweep)
+    points = {} if metric is None else _points(sweep.rows, _places(sweep), metric)
+    known = {place: p.value for place, p in points.items() if p.stable and not math.isnan(p.value)}
+    return max(known, key=lambda place: known[place], default=None)
 
 
 def _figures(sweep: Swept) -> dict[str, list[Figure]]:
@@ -196,7 +219,7 @@ def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure |
     lines = list(dict.fromkeys(place[:-1] for place in points))
     if len(lines) > MAX_CURVES:
         return None
-    chart = Chart(x, shown.unit)
+    chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, shown.unit)
     values = []
     for i, rest in enumerate(lines):
         here = {place[-1]: point for place, point in points.items() if place[:-1] == rest}
@@ -224,7 +247,7 @@ def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure |
     chart.layout["margin"]["b"] = height - 250
     positive = [v for v in values if v > 0]
     if not shown.higher and len(positive) == len(values) and max(values) > 30 * min(values):
-        chart.y["type"] = "log"
+        logarithmic(chart.y)
         del chart.y["rangemode"]
     better = "Higher" if shown.higher else "Lower"
     caption = f"{better} is better; ✕ is overloaded." if metric != "busy_share" else "✕ is overloaded."

@@ -273,7 +273,7 @@ def _gains(info: Json, name: str) -> Chart:
         error_x={"type": "data", "array": [g["high"] - g["value"] for g in gains]},
     )  # fmt: skip
     chart.vline(0.0, dash="solid")
-    chart.x["tickformat"] = "+.1%"
+    chart.x["tickformat"] = "+.1~%"
     chart.y["autorange"] = "reversed"
     return chart
 

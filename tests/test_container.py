@@ -1,11 +1,14 @@
 """The Dockerfile builds an image whose `dsim` works: as another user, without a network, on a read-only file system."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from dsim.engine.core import MANY_REQUESTS
 
 ROOT = Path(__file__).parents[1]
 TAG = "dsim-of-the-tests"
@@ -27,6 +30,12 @@ def image() -> Iterator[str]:
 
 def run(image: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return docker("run", "--rm", "--network", "none", "--read-only", "--user", "12345", image, *arguments)
+
+
+def test_the_image_is_built_with_a_run_that_compiles() -> None:
+    found = re.search(r"dsim replay .*--num-requests (\d+)", (ROOT / "Dockerfile").read_text())
+    assert found is not None
+    assert int(found[1]) >= MANY_REQUESTS
 
 
 def test_the_image_answers_help(image: str) -> None:

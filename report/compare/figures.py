@@ -61,7 +61,7 @@ def _parts(i: int, cell: Cell) -> Figure:
     whole = [part.error / part.measured for part in kept.values()]
     chart.add("scatter", x=list(kept), y=whole, mode="markers", name="whole error", hovertemplate="%{x}: %{y:+.2%}",
                    marker={"color": INK, "size": 9, "symbol": "diamond"})  # fmt: skip
-    chart.layout |= {"barmode": "relative", "showlegend": True}
+    chart.layout |= {"barmode": "relative", "showlegend": True, "height": 360}
     return Figure(f"parts-{i}", "What the error is made of", "The bars add up to the diamond.", chart)
 
 

@@ -22,8 +22,12 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        """What standard output holds: one JSON value on one line or more, and nothing else."""
-        return json.loads(self.out)
+        """What standard output holds: one JSON value on one line or more, and nothing else; NaN is none."""
+        return json.loads(self.out, parse_constant=_no_number)
+
+
+def _no_number(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON")
 
 
 def dsim(*arguments: object, line_every: float = 3600.0) -> Ran:

@@ -65,6 +65,12 @@ def blocks(page: str) -> list[Block]:
     return [Block(found["language"], found["text"], found["reason"]) for found in FENCE.finditer(text)]
 
 
+def spans(page: str) -> list[list[str]]:
+    """The words of each `dsim ...` within a page's text, without `dsim`."""
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    return [found.split() for found in re.findall(r"`dsim ([^`]+)`", text)]
+
+
 def shrunk(line: str) -> list[str]:
     """The words of a `dsim` command, made small: without `dsim`."""
     for words, other in INSTEAD.items():

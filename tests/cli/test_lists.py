@@ -1,9 +1,12 @@
 """dsim policies, profiles, metrics and profile --roofline: what there is, and what it means."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dsim.cli.screen import print_json
 from dsim.engine.policy import PRESETS, parse
 from dsim.profiler.profile import load, shipped
 from dsim.report.metrics import METRICS, Summary
@@ -63,6 +66,11 @@ def test_metrics_are_printed_with_unit_and_formula() -> None:
         "slo_attainment [share]: requests that meet every per-request SLO / arrivals",
     ):
         assert any(printed.startswith(line) for printed in ran.out.splitlines()), line
+
+
+def test_what_is_no_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"rate": math.inf, "cv": [np.float64("nan"), -math.inf, 0.5], "n": np.int64(3)})
+    assert capsys.readouterr().out == '{"rate": null, "cv": [null, null, 0.5], "n": 3}\n'
 
 
 def test_metrics_explain_every_number_that_replay_prints() -> None:

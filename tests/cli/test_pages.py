@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
+from dsim.cli import app
 from dsim.engine.latency import LatencyModel
 from dsim.profiler.profile import load
 
@@ -163,6 +165,20 @@ def test_a_page_shows_commands_in_fences_of_sh_and_says_why_one_is_not_run(page:
             for line in block.lines:
                 assert re.match(r"([A-Z_]+=\S+ )*(\.venv/bin/)?dsim ", line), f"{page}: {line}: expected a reason"
     assert len(re.findall(r"^<!-- not run:", text, re.M)) == sum(block.reason is not None for block in found)
+
+
+def test_the_options_of_a_command_within_a_text_are_its_own() -> None:
+    main = typer.main.get_command(app)
+    for page in pages.PAGES:
+        for words in pages.spans(page):
+            command, name = main, ""
+            while words and words[0] in getattr(command, "commands", ()):
+                name, *words = words
+                command = getattr(command, "commands")[name]  # noqa: B009 - only a group has it
+            own = {"--help", "--install-completion"}.union(*([*p.opts, *p.secondary_opts] for p in command.params))
+            given = {word.partition("=")[0] for word in words if word.startswith("-")}
+            assert given <= own, f"{page}: dsim {name}: {given - own}"
+            assert name or given, f"{page}: dsim {' '.join(words)}"
 
 
 def test_a_shrunk_command_is_the_pages_with_less_traffic() -> None:

@@ -11,7 +11,7 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS
 from dsim.planner.ledger import Ledger
-from dsim.planner.plan import Candidate, Planned, candidates_of, fingerprint, plan
+from dsim.planner.plan import RISKS, Candidate, Planned, candidates_of, fingerprint, plan
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.scenario import Scenario
 from dsim.profiler.hardware import gpu
@@ -35,9 +35,21 @@ def planned(scenario: Scenario = QUEUE, specs: tuple[str, ...] = (ONE, FOUR), **
     return plan(scenario, candidates, out, **{"rate": 3.2, "num_requests": 400, "jobs": 1, **options})
 
 
+TOLD: list[tuple[str, int, int]] = []  # the progress of `found`
+
+
 @pytest.fixture(scope="module")
 def found() -> Planned:
-    return planned()
+    return planned(progress=lambda *told: TOLD.append(told))
+
+
+def test_the_progress_expects_a_part_before_it_begins(found: Planned) -> None:
+    left = {}
+    for doing, done, of in TOLD:
+        left.setdefault(doing, of - done)
+    assert list(left) == ["pilot", "racing", "headroom", "risks"]
+    assert left["racing"] > left["headroom"] > left["risks"] >= RISKS // 2
+    assert all(done < of for _, done, of in TOLD)
 
 
 def test_the_cheapest_fleet_that_meets_the_slos_is_recommended(found: Planned) -> None:

@@ -459,6 +459,8 @@ def test_two_numeric_fields_make_maps_and_one_makes_curves(tmp_path: Path) -> No
     assert 'id="map-' not in page
     assert 'id="curve-ttft_ms_p90"' in page
     assert "Means over seeds" in page
+    assert page.count("of the best cell") == 3  # of the four numbers; the last is how many cells there are
+    assert "finished, none overloaded" in page
     page = page_of(tmp_path, {"grid": {"policy": ["ar", "chunk"]}})
     assert 'id="curve-' not in page
     assert 'id="bar-ttft_ms_p90"' in page

@@ -39,6 +39,8 @@ def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog) -
     assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
+    assert '"500","1,000","2,000"' in html  # an axis of decades spells its numbers out
+    assert '"0.01%","0.1%"' in html
     for p in profile.commit_fits[0].predictions:
         assert f'<th scope="row" class="words">{p.name}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>' in html
     assert 'src="http' not in html

@@ -9,7 +9,7 @@ from rich.console import Console
 from dsim.engine.journal import StepTotals
 from dsim.report.metrics import Summary, summarize
 from dsim.report.slo import Slo
-from dsim.report.story import answer, notes, warnings, words
+from dsim.report.story import answer, notes, notes_on, warnings, words
 from dsim.report.table import compare, number
 from dsim.report.text import render
 
@@ -91,6 +91,15 @@ def test_notes_say_what_was_dropped_or_changed() -> None:
         "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does): prompts are computed whole",
     ]
     assert notes({"trace": {"skipped_bad": 0, "hash_ids": False}}) == []
+
+
+@pytest.mark.parametrize(
+    ("unknown", "says"),
+    [(["host_request"], "host_request, which is 0 in it"), (["host_step", "x"], "host_step and x, which are 0 in it")],
+)
+def test_what_a_profile_does_not_know_is_told(unknown: list[str], says: str) -> None:
+    [line] = notes_on({"name": "mine", "unknown_host": unknown}, [])
+    assert line == f"mine does not know {says}: --ensemble says what that may cost"
 
 
 def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
