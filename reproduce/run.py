@@ -4,10 +4,9 @@ import csv
 import io
 import json
 import math
-import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
@@ -19,12 +18,13 @@ from .. import __version__
 from ..engine.errors import DsimError
 from ..engine.plain import MOST
 from ..files.interrupt import uninterrupted
-from ..files.place import Kind, Taken, check_folder, has_schema
-from ..files.read import MOST_OF_SETTINGS, cut, fault, json_of, parsing, quoted, read_text
+from ..files.place import Kind, has_schema
+from ..files.read import cut, json_of, parsing, quoted, read_text
 from ..files.write import write_whole
 from ..planner.backend import Pool
 from ..planner.ensemble import sustained
 from ..planner.grid import key_of
+from ..planner.ledger import LedgerFolder
 from ..planner.replicate import student
 from ..planner.scenario import Scenario
 from ..planner.spread import FACTORS, moved_by_spread
@@ -152,13 +152,14 @@ def reproduce(
                 for seed in range(e.seeds):
                     point = Point(run, own, seed)
                     points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {run.at}"
-    with Pool("local", jobs) as pool, _kept(out, force) as kept:
+    with Pool("local", jobs) as pool, _Kept(out, force) as kept:
         done = {key: entry for key, entry in kept.entries.items() if key in points}
         reused = len(done)
         left = {key: point for key, point in points.items() if key not in done}
         outcomes = pool.run(_values, left)
         interrupted = False
         try:
+            kept.begin()
             if progress is not None:
                 progress(reused, len(points), next((names[key] for key in left), ""))
             for outcome in outcomes:
@@ -333,90 +334,39 @@ def _estimate(
 # Files
 
 
-class _Kept:
-    """The output folder: a line a finished point, on the disk before the next is counted; without one, nothing."""
+class _Kept(LedgerFolder):
+    """The output folder: a line a finished point in cells.jsonl, then the results."""
 
     def __init__(self, folder: Path | None, force: bool) -> None:
-        self.entries: dict[str, dict[str, Any]] = {}
-        self._folder, self._file, self._taken = folder, None, None
-        if folder is None:
-            return
-        check_folder(folder, FOLDER, force=force, add=True)
-        self._taken = Taken(folder, FOLDER, force=force)
-        try:
-            self._read(folder / KEPT)
-            self._file = (folder / KEPT).open("ab")
-        except OSError as error:
-            self.close()
-            raise fault(folder, error) from None
-        except BaseException:
-            self.close()
-            raise
-
-    def append(self, entry: Mapping[str, Any]) -> None:
-        """A point is finished."""
-        if self._file is None or self._taken is None:
-            return
-        try:
-            self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise fault(f"{self._folder}/{KEPT}", error) from None
-        self._taken.settle()
+        super().__init__(folder, FOLDER, _finished, force=force)
 
     def finish(self, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
         """Write the results, each file whole or not at all."""
-        if self._folder is None or self._taken is None or not self._taken.is_settled:
-            return  # stopped before a point was finished: what `force` was to replace is put back
+        if self.folder is None or not self.is_settled:
+            return  # stopped before a point was finished
         info = {
             "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
             "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
         }  # fmt: skip
-        write_whole(self._folder / "results.csv", to_csv(found))
+        write_whole(self.folder / "results.csv", to_csv(found))
         if page is not None:
-            write_whole(self._folder / "report.html", page(found))
-        write_whole(self._folder / "reproduce.json", json.dumps(info, indent=2) + "\n")
-
-    def close(self) -> None:
-        """Let go of the folder."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-        if self._taken is not None:
-            self._taken.close()
-
-    def _read(self, path: Path) -> None:
-        """The finished points; a line that a crash tore off is dropped, and its point run again."""
-        if not path.is_file():
-            return
-        end = 0
-        with path.open("r+b") as file:
-            for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
-                if not line.endswith(b"\n"):
-                    break
-                end += len(line)
-                with parsing(f"{path}:{i}", "a finished point (delete the line to run it again, or pass --force)"):
-                    entry = json_of(line)
-                    match entry:
-                        case {"key": str(), "values": dict() as values}:
-                            if not all(_is_finite(value) for value in values.values()):
-                                raise ValueError(f"values are {cut(values, 40)}, expected numbers")
-                        case {"key": str(), "error": str()}:
-                            pass
-                        case _:
-                            raise ValueError("it has no key, and values or error")
-                self.entries[entry["key"]] = entry
-            file.truncate(end)
+            write_whole(self.folder / "report.html", page(found))
+        write_whole(self.folder / "reproduce.json", json.dumps(info, indent=2) + "\n")
 
 
-@contextmanager
-def _kept(folder: Path | None, force: bool) -> Iterator[_Kept]:
-    kept = _Kept(folder, force)
-    try:
-        yield kept
-    finally:
-        kept.close()
+def _finished(where: str, line: bytes) -> dict[str, Any]:
+    """A line of cells.jsonl: a point with its values, or with the error that stands in their place."""
+    with parsing(where, "a finished point (delete the line to run it again, or pass --force)"):
+        entry = json_of(line)
+        match entry:
+            case {"key": str(), "values": dict() as values}:
+                if not all(_is_finite(value) for value in values.values()):
+                    raise ValueError(f"values are {cut(values, 40)}, expected numbers")
+            case {"key": str(), "error": str()}:
+                pass
+            case _:
+                raise ValueError("it has no key, and values or error")
+    return dict(entry)
 
 
 COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", "date", "commit", "dsim", "note")
