@@ -7,12 +7,11 @@ docs/profiles.md: the chance falls off as exp(-d / reach), and requests, blocks 
 """
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtri
 
 from ..engine.commits import CommitModel
-
-Array = npt.NDArray[np.float64]
+from .profile import digits
+from .samples import Floats
 
 REACH = 8.0  # positions
 REQUEST_SPREAD = 0.35  # standard deviations of the log-odds
@@ -101,7 +100,7 @@ def reach(target_mean: float) -> float:
 
 def pass_table(p0: float, reach: float, block_length: int) -> tuple[float, ...]:
     """p0 * exp(-d / reach) for d = 0 .. block_length - 1, to six digits."""
-    return tuple(float(f"{p:.6g}") for p in p0 * np.exp(-np.arange(block_length) / reach))
+    return tuple(digits(p) for p in p0 * np.exp(-np.arange(block_length) / reach))
 
 
 def simulate(
@@ -111,7 +110,7 @@ def simulate(
     step_spread: float,
     num_blocks: int = NUM_BLOCKS,
     seed: int = SEED,
-    effects: Array | None = None,
+    effects: Floats | None = None,
 ) -> tuple[float, float]:
     """Mean and std of the tokens that a denoise step commits, over whole blocks each of another request.
 
@@ -159,6 +158,6 @@ def _first_chance(target_mean: float, spread: float, block_length: int, num_bloc
     return float(f"{1.0 / (1.0 + np.exp(-(low + high) / 2)):.5g}")
 
 
-def _normals(rng: np.random.Generator, num: int) -> Array:
+def _normals(rng: np.random.Generator, num: int) -> Floats:
     """Standard normals at evenly spaced quantiles, shuffled: their own scatter adds none to the mean."""
     return np.asarray(rng.permutation(ndtri((np.arange(num) + 0.5) / num)), np.float64)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from .hardware import Gpu
 from .models import ModelShape
-from .profile import Profile, Provenance, Setting
+from .profile import Profile, Provenance, Setting, digits
 from .published import published_mean
 from .roofline import latency_model, memory_grid, roofline, weight_read
 
@@ -57,7 +57,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
     """
     base = roofline(gpu, model, graphs=False, name=name, description=description, date=date)
     latency, _ = latency_model(gpu, model, tp=1, graphs=False)
-    latency = replace(latency, kv_read=float(f"{KV_READ_SHOWN * latency.kv_read:.6g}"))
+    latency = replace(latency, kv_read=digits(KV_READ_SHOWN * latency.kv_read))
     per_token = latency.attention * MEAN_KEYS + latency.kv_read * MEAN_KEYS / BLOCK_LENGTH
     slope = line.slope - per_token - latency.head - latency.sample
     end = int(0.96 * (line.launch - line.intercept) / line.slope)
@@ -69,9 +69,9 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
         implementation="LMDeploy eager, fork of Dec 2025",
         latency=replace(
             latency,
-            knots=tuple((x, float(f"{y:.6g}")) for x, y in points),
-            slope=float(f"{slope:.6g}"),
-            launch=float(f"{line.launch:.6g}"),
+            knots=tuple((x, digits(y)) for x, y in points),
+            slope=digits(slope),
+            launch=digits(line.launch),
             eviction=latency.eviction if line.eviction is None else line.eviction,
         ),
         fit=replace(

@@ -58,8 +58,7 @@ from .fit_commits import at_fixed_length, fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
-from .pieces import digits
-from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance
+from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance, digits
 from .samples import Samples, samples
 from .stairs import levels
 

@@ -9,16 +9,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit, logit, ndtr
 
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from .calibrate import simulate
 from .likelihood import STEP, Likelihood, Variances
-from .pieces import digits
-
-Floats = npt.NDArray[np.float64]
+from .profile import digits
+from .samples import Floats
 
 ROUNDS = 40
 NUM_QUANTILES = 64

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
@@ -15,15 +14,14 @@ from ..engine.latency import Features
 from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from .checked import Section
-from .commit_log import Bools, CommitLog
+from .commit_log import CommitLog
 from .fit import fit_latency, predict
 from .fit_canvas import fit_canvas_law
 from .fit_commits import at_fixed_length, fit_commits
 from .logged import Logged, LoggedSteps, Requests
 from .models import ModelShape, model
-from .pieces import digits
-from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, model_shape
-from .samples import Samples, samples
+from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
+from .samples import Bools, Ints, Samples, samples
 
 SCHEMA = "dsim-steplog"
 VERSIONS = (1, 2, 3)
@@ -83,7 +81,7 @@ class StepLog:
     header: Header
     steps: Samples
     commits: CommitLog
-    commit_steps: npt.NDArray[np.int64]  # of each row of `commits`, the step's number
+    commit_steps: Ints  # of each row of `commits`, the step's number
     requests: Logged
     rows: LoggedSteps
 
@@ -327,7 +325,7 @@ class _Sequences:
             self._rows.append((request, start, number))
             self._marks.append(np.stack([masks, computed & masks, committed]))
 
-    def log(self) -> tuple[CommitLog, npt.NDArray[np.int64]]:
+    def log(self) -> tuple[CommitLog, Ints]:
         """The commits, and the number of each row's step."""
         request, start, number = np.array(self._rows, np.int64).reshape(-1, 3).T
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
