@@ -1,11 +1,10 @@
 """How far policies' answers agree with the exact run's, as scores that `dsim tune --quality-table` takes."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.policy import Policy, name_of, settings_of
+from ..files.write import csv_of
 from .quality import reference_of
 from .space import spelt
 
@@ -45,9 +44,7 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
         for agreed, policy in found
     }
     columns = list(dict.fromkeys(name for own in fields.values() for name, value in own.items() if value not in NO))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["policy", *columns, "model", "benchmark", "score", "baseline", "source"])
+    rows = [["policy", *columns, "model", "benchmark", "score", "baseline", "source"]]
     for agreed, _ in found:
         own = fields[agreed.policy]
         preset = name_of(agreed.policy)
@@ -56,8 +53,8 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
             f"{agreed.exact}'s; {agreed.change:+.4f} nats a token"
         )
         cells = [own.get(name, "") for name in columns]
-        writer.writerow([preset, *cells, model, benchmark, f"{agreed.equal:.6f}", "1", source])
-    return out.getvalue()
+        rows.append([preset, *cells, model, benchmark, f"{agreed.equal:.6f}", "1", source])
+    return csv_of(rows)
 
 
 def _cell(value: object) -> str:

@@ -29,7 +29,7 @@ from ..report.shown import Showable
 from .backend import Pool
 from .capacity import STABILITY, Search, search_of
 from .deploy import flags_of
-from .ledger import Ledger
+from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
 from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, LIMIT, MOST, Entry, Lane, best_of, race, verdict
@@ -44,7 +44,6 @@ SETTLED = 6  # replays that a candidate is likely to take in the race, and then 
 SEARCHED = 3
 RISKS = 16  # and those of the risks
 
-Json = dict[str, Any]
 Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
 
 

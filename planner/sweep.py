@@ -1,7 +1,5 @@
 """A sweep: scenarios that differ in a few fields, each run once whatever happens, and one table of what came out."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,14 +12,14 @@ from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
 from ..files.place import Kind, check_folder, has_schema
 from ..files.read import cut, json_of, parsing, read_json
-from ..files.write import write_whole
+from ..files.write import csv_of, write_whole
 from ..report.metrics import no_nan
 from ..report.page import Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
 from .backend import Outcome, Pool
-from .grid import Cell, Plan, read_plan
-from .ledger import LedgerFolder
+from .grid import Plan, read_plan
+from .ledger import Json, LedgerFolder
 from .record import profile_notes
 from .scenario import Scenario
 from .spread import moved_by_spread
@@ -29,7 +27,6 @@ from .spread import moved_by_spread
 if TYPE_CHECKING:
     import pandas as pd
 
-Json = dict[str, Any]
 Quality = Callable[[Scenario], float | None]
 
 SCHEMA, VERSION = "dsim-sweep", 1
@@ -140,8 +137,7 @@ def sweep(
 
 def _run(scenario: Scenario) -> Json:
     """One cell, wherever it runs."""
-    requests = scenario.requests()
-    return scenario.summarize(scenario.simulate_whole(requests), requests).to_json()
+    return scenario.run().to_json()
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
@@ -278,34 +274,20 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 
 def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
     """The table by column: what varies, the metrics, and for a cell without them its error; None where nothing is."""
-    rows = []
-    for cell in plan.cells:
-        if cell.key in done:
-            rows.append(_row(cell, done[cell.key], quality))
-    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    out = {name: [row["varied"].get(name) for row in rows] for name in plan.varied}
+    cells = [cell for cell in plan.cells if cell.key in done]
+    metrics = [_flat(done[cell.key].get("summary") or {}) for cell in cells]
+    out: dict[str, list[Any]] = {name: [cell.varied.get(name) for cell in cells] for name in plan.varied}
     if any(name.startswith("policy.") for name in plan.varied):
-        out["spec"] = [row["spec"] for row in rows]
-    for name in metrics:
-        values = [row["metrics"].get(name) for row in rows]
+        out["spec"] = [cell.scenario.policy for cell in cells]
+    for name in dict.fromkeys(name for own in metrics for name in own):
+        values = [own.get(name) for own in metrics]
         if "=" not in name or any(value is not None for value in values):  # an SLO has one kind of verdict
             out[name] = values
     if quality is not None:
-        out["quality"] = [row["quality"] for row in rows]
-    out["error"] = [row["error"] for row in rows]
-    out["key"] = [row["key"] for row in rows]
+        out["quality"] = [quality(cell.scenario) for cell in cells]
+    out["error"] = [done[cell.key].get("error") for cell in cells]
+    out["key"] = [cell.key for cell in cells]
     return {name: _alike(values) for name, values in out.items()}
-
-
-def _row(cell: Cell, entry: Json, quality: Quality | None) -> Json:
-    return {
-        "varied": cell.varied,
-        "spec": cell.scenario.policy,
-        "metrics": _flat(entry.get("summary") or {}),
-        "quality": None if quality is None else quality(cell.scenario),
-        "error": entry.get("error"),
-        "key": cell.key,
-    }
 
 
 def _flat(summary: Json) -> Json:
@@ -345,11 +327,8 @@ def _text(value: Any) -> str:
 
 
 def _csv(columns: Mapping[str, list[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_text(value) for value in row] for row in zip(*columns.values(), strict=True))
-    return text.getvalue().encode()
+    rows = ([_text(value) for value in row] for row in zip(*columns.values(), strict=True))
+    return csv_of([columns, *rows]).encode()
 
 
 def _parquet(columns: Mapping[str, list[Any]]) -> bytes:

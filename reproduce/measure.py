@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from operator import attrgetter
 from typing import Any
 
 from ..engine.errors import DsimError
@@ -64,10 +65,7 @@ def of_run(measure: str, summary: Summary, result: Result) -> float:
     own = MEASURES.get(measure)
     if own is not None and own.of is not None:
         return own.of(result)
-    value: Any = summary
-    for part in measure.split("."):
-        value = getattr(value, part)
-    return float(value)
+    return float(attrgetter(measure)(summary))
 
 
 def _kind(where: str, name: str) -> None:

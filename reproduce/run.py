@@ -1,7 +1,5 @@
 """Run experiments: each point on its own, kept as it is done, and a row for each value beside what was published."""
 
-import csv
-import io
 import json
 import math
 import subprocess
@@ -19,8 +17,8 @@ from ..engine.errors import DsimError
 from ..engine.plain import MOST
 from ..files.interrupt import uninterrupted
 from ..files.place import Kind, has_schema
-from ..files.read import cut, json_of, parsing, quoted, read_text
-from ..files.write import write_whole
+from ..files.read import cut, json_of, parsing, quoted, read_csv
+from ..files.write import csv_of, write_whole
 from ..planner.backend import Pool
 from ..planner.ensemble import sustained
 from ..planner.grid import key_of
@@ -28,7 +26,7 @@ from ..planner.ledger import LedgerFolder
 from ..planner.replicate import student
 from ..planner.scenario import Scenario
 from ..planner.spread import FACTORS, moved_by_spread
-from .experiment import PREDICTED, Experiment, Run
+from .experiment import PREDICTED, Experiment, Run, Series
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
 from .memory import GIB, Sizes, peak, shortage
@@ -126,6 +124,15 @@ class Point:
         return f"{key_of(self.scenario)}-{self.run.memory or ''}-{','.join(self.measures)}"
 
 
+def _points(e: Experiment) -> Iterator[tuple[Series, Point]]:
+    """Every run of an experiment, with each seed."""
+    for series in e.series:
+        own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
+        for run in series.runs:
+            for seed in range(e.seeds):
+                yield series, Point(run, own, seed)
+
+
 def reproduce(
     experiments: Sequence[Experiment],
     out: Path | None = None,
@@ -146,12 +153,8 @@ def reproduce(
         experiments = [replace(e, seeds=seeds) for e in experiments]
     points, names = {}, {}
     for e in experiments:
-        for series in e.series:
-            own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
-            for run in series.runs:
-                for seed in range(e.seeds):
-                    point = Point(run, own, seed)
-                    points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {run.at}"
+        for series, point in _points(e):
+            points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
     with Pool("local", jobs) as pool, _Kept(out, force) as kept:
         done = {key: entry for key, entry in kept.entries.items() if key in points}
         reused = len(done)
@@ -177,7 +180,14 @@ def reproduce(
             outcomes.close()
         rows = tuple(_rows(experiments, done, published or {}))
         found = Reproduced(
-            tuple(experiments), rows, len(done) - reused, reused, len(points), interrupted, _today(), commit()
+            tuple(experiments),
+            rows,
+            len(done) - reused,
+            reused,
+            len(points),
+            interrupted,
+            date.today().isoformat(),
+            commit(),
         )
         kept.finish(found, page)
     return found
@@ -208,7 +218,7 @@ def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
     A row whose `published` is empty says nothing.
     """
     found: dict[tuple[str, ...], float] = {}
-    for where, row in _csv_rows(path, (*PLACE, "published")):
+    for where, row in read_csv(path, (*PLACE, "published")):
         text = row["published"].strip()
         if text:
             found[tuple(row[name] for name in PLACE)] = _finite(where, "published", text)
@@ -230,10 +240,6 @@ def commit() -> str:
     return said.stdout.strip()
 
 
-def _today() -> str:
-    return date.today().isoformat()
-
-
 def _values(point: Point) -> dict[str, float]:
     """A point's measures, wherever it runs."""
     found: dict[str, float] = {}
@@ -241,9 +247,7 @@ def _values(point: Point) -> dict[str, float]:
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
     if replayed:
         requests = scenario.requests()
-        result = scenario.simulate(requests)
-        if result.interrupted:
-            raise KeyboardInterrupt
+        result = scenario.simulate_whole(requests)
         told = scenario.summarize(result, requests)
         found |= {measure: of_run(measure, told, result) for measure in replayed}
     if "capacity" in point.measures:
@@ -285,18 +289,15 @@ def _rows(
         values: dict[tuple[str, str, str], list[float]] = {}
         errors: dict[tuple[str, str], str] = {}
         finished = set()
-        for series in e.series:
-            own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
-            for run in series.runs:
-                for seed in range(e.seeds):
-                    entry = done.get(Point(run, own, seed).key)
-                    if entry is None:
-                        continue
-                    finished.add((series.name, run.at))
-                    if "error" in entry:
-                        errors[series.name, run.at] = str(entry["error"])
-                    for measure, value in entry.get("values", {}).items():
-                        values.setdefault((series.name, run.at, measure), []).append(value)
+        for series, point in _points(e):
+            entry, at = done.get(point.key), point.run.at
+            if entry is None:
+                continue
+            finished.add((series.name, at))
+            if "error" in entry:
+                errors[series.name, at] = str(entry["error"])
+            for measure, value in entry.get("values", {}).items():
+                values.setdefault((series.name, at, measure), []).append(value)
         for series in e.series:
             for run in series.runs:
                 if (series.name, run.at) not in finished:
@@ -374,17 +375,13 @@ COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", 
 
 def to_csv(found: Reproduced) -> str:
     """The rows as results.csv has them; with `published` filled in it is a file for `--published`."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows: list[Sequence[Any]] = [COLUMNS]
     for row in found.rows:
         values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
         values |= {"error": row.error, "date": found.date, "commit": found.commit, "dsim": __version__}
         values["note"] = "; ".join(filter(None, (row.note, row.shortage)))
-        writer.writerow(
-            ["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS]
-        )
-    return text.getvalue()
+        rows.append(["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS])
+    return csv_of(rows)
 
 
 def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
@@ -392,22 +389,10 @@ def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
     if not RECORDED.is_file():
         return {}
     found: dict[tuple[str, ...], tuple[float | None, str]] = {}
-    for where, row in _csv_rows(RECORDED, (*PLACE, "predicted", "date", "commit")):
+    for where, row in read_csv(RECORDED, (*PLACE, "predicted", "date", "commit")):
         value = _finite(where, "predicted", row["predicted"]) if row["predicted"] else None
         found[tuple(row[name] for name in PLACE)] = value, f"{row['date']} {row['commit']}".strip()
     return found
-
-
-def _csv_rows(path: str | Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    with parsing(path, "CSV"):
-        reader = csv.DictReader(io.StringIO(read_text(path)))
-        head = [str(name) for name in reader.fieldnames or []]
-        rows = list(enumerate(reader, 2))
-    for name in wanted:
-        if name not in head:
-            raise DsimError(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
-    for line, row in rows:
-        yield f"{path}:{line}", {name: row[name] or "" for name in wanted}
 
 
 def _is_finite(value: object) -> bool:
