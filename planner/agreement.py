@@ -40,7 +40,7 @@ def exact_of(policy: Policy, block_length: int) -> str:
 def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:
     """A CSV of the scores, one row a policy with every field that may change its tokens."""
     fields = {
-        agreed.policy: {name: _cell(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
+        agreed.policy: {name: spelt(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
         for agreed, policy in found
     }
     columns = list(dict.fromkeys(name for own in fields.values() for name, value in own.items() if value not in NO))
@@ -55,8 +55,3 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
         cells = [own.get(name, "") for name in columns]
         rows.append([preset, *cells, model, benchmark, f"{agreed.equal:.6f}", "1", source])
     return csv_of(rows)
-
-
-def _cell(value: object) -> str:
-    """A field as a policy's specification has it, none among its values: a blank cell would stand for any."""
-    return "none" if value is None else spelt(value)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from .hardware import Gpu
 from .models import ModelShape
-from .profile import Profile, Provenance, Setting, digits
+from .profile import Profile, Provenance, digits
 from .published import published_mean
 from .roofline import latency_model, memory_grid, roofline, weight_read
 
@@ -44,11 +44,6 @@ class Line:
     workload: str = "sharegpt-focus"  # whose yield, of the profile's commit models, the runs were taken to have
 
 
-def _settings(line: Line, tokens: float) -> dict[str, Setting]:
-    """The yield, for runs under another to say so."""
-    return {"calibrated_yield": tokens, "calibrated_workload": line.workload, "calibrated_threshold": 0.9}
-
-
 def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, description: str, date: str) -> Profile:
     """The eager roofline with its layers bent so that whole steps of B=32 rows at MEAN_KEYS follow the line.
 
@@ -84,6 +79,11 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
             (line.source, *base.provenance.sources),
             date,
             base.provenance.tool_version,
-            settings=_settings(line, published_mean(model.name, line.workload, 0.9)),
+            # The yield, for runs under another to say so.
+            settings={
+                "calibrated_yield": published_mean(model.name, line.workload, 0.9),
+                "calibrated_workload": line.workload,
+                "calibrated_threshold": 0.9,
+            },
         ),
     )

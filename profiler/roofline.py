@@ -10,6 +10,7 @@ from .. import __version__
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
+from .calibrate import bisected
 from .hardware import (
     ATTENTION_EFFICIENCY,
     DENSE_EFFICIENCY,
@@ -157,11 +158,8 @@ def compute_slope(gpu: Gpu, model: ModelShape, tp: int) -> float:
 def knee(gpu: Gpu, model: ModelShape, tp: int) -> float:
     """Tokens at which reading the weights and multiplying with them take equally long."""
     slope = compute_slope(gpu, model, tp)
-    low, high = 0.0, weight_read(gpu, model, tp, 1e9) / slope
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope * middle < weight_read(gpu, model, tp, middle) else (low, middle)
-    return high
+    most = weight_read(gpu, model, tp, 1e9) / slope
+    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens), 0.0, most, 60)[1]
 
 
 def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:

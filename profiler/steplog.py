@@ -130,13 +130,9 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     laws: list[CanvasLaw] = []
     try:
         latency, fit = fit_latency(log.steps)
-        if _by_law(h) and len(log.requests.canvases.request):
+        if (late := _late(h)) is not None and len(log.requests.canvases.request):
             law, doubts = fit_canvas_law(
-                log.requests.canvases,
-                workload=h.workload,
-                canvas_length=h.block_length,
-                late=_is_late(h),
-                source=source,
+                log.requests.canvases, workload=h.workload, canvas_length=h.block_length, late=late, source=source
             )
             laws = [law]
             fit = replace(fit, doubts=(*fit.doubts, *doubts), valid=fit.valid and not doubts)
@@ -189,15 +185,15 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     )  # fmt: skip
 
 
-def _by_law(header: Header) -> bool:
-    """Whether the log's engine decodes canvases, any position of which may change until all are committed."""
+def _late(header: Header) -> bool | None:
+    """Whether canvases are handed out with the pass that leaves their keys and values; None where there are none.
+
+    Any position of a canvas may change until all are committed.
+    """
     known = PRESETS.get(header.preset or "")
-    return known is not None and known.policy.unmasking.strategy == "law"
-
-
-def _is_late(header: Header) -> bool:
-    """Whether it hands a canvas out with the pass that leaves its keys and values, not before it."""
-    return bool(getattr(PRESETS[header.preset or ""].policy.granularity, "late", False))
+    if known is None or known.policy.unmasking.strategy != "law":
+        return None
+    return bool(getattr(known.policy.granularity, "late", False))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

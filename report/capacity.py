@@ -24,10 +24,11 @@ MOST_SHOWN = 2.5  # times its bound
 
 def answer(found: Json) -> str:
     """The capacity in one sentence."""
-    fleet = _fleet(found["replicas"])
+    count = found["replicas"]
+    fleet = f"{count} replica{_es(count)}"
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
     if found["asked_rate"] is not None:
-        return f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{_s(found['replicas'])} {sure}"
+        return f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{'s' if count == 1 else ''} {sure}"
     return f"{found['policy']} sustains {sure} on {fleet}"
 
 
@@ -261,13 +262,5 @@ def _half(rate: Json) -> float:
     return math.inf if rate["high"] is None else (rate["high"] - rate["low"]) / (2 * rate["value"])
 
 
-def _fleet(replicas: int) -> str:
-    return f"{replicas} replica{_es(replicas)}"
-
-
 def _es(count: int) -> str:
     return "" if count == 1 else "s"
-
-
-def _s(count: int) -> str:
-    return "s" if count == 1 else ""
