@@ -255,14 +255,10 @@ def _values(point: Point) -> dict[str, float]:
             scenario, max_replications=CAPACITY_REPLICATIONS, num_requests=scenario.num_requests
         )  # fmt: skip
     if "peak_memory" in point.measures:
-        found["peak_memory"] = _peak(point.run, scenario)
+        if point.run.memory is None:
+            raise DsimError(f"{point.run.at}: peak_memory is asked for and memory does not say of which code")
+        found["peak_memory"] = peak(point.run.memory, _sizes(scenario)) / GIB
     return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _peak(run: Run, scenario: OnMachine) -> float:
-    if run.memory is None:
-        raise DsimError(f"{run.at}: peak_memory is asked for and memory does not say of which code")
-    return peak(run.memory, _sizes(scenario)) / GIB
 
 
 def _shortage(point: Point) -> str | None:
