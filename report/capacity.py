@@ -1,15 +1,12 @@
 """A capacity in words and as a table: how much a fleet sustains, what binds, and the latency-rate curve."""
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ..files.place import Kind, check_folder, has_keys, write_folder
+from ..files.place import Kind, has_keys
 from .chart import Chart
 from .ensemble import of_ensemble
-from .html import to_html
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .spread import of_spread
 from .story import front_end
@@ -233,18 +230,6 @@ def _chart(found: Json, index: int, name: str) -> Figure:
 def money(amount: float, found: Json) -> str:
     """An amount in the currency of the price."""
     return f"{amount:,.2f} {found['currency']}".rstrip() if found.get("currency") else f"{amount:,.2f}"
-
-
-def write(folder: str | Path, found: Json, *, force: bool = False) -> None:
-    """Write capacity.json and report.html; the same capacity gives the same bytes."""
-    text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
-    page = to_html(capacity_page(found))
-    write_folder(folder, CAPACITY, {FILES[0]: text + "\n", FILES[1]: page}, force=force)
-
-
-def check(folder: str | Path, *, force: bool = False) -> Path:
-    """The folder, if it may be written to."""
-    return check_folder(folder, CAPACITY, force=force)
 
 
 def is_share(found: Json, name: str) -> bool:
