@@ -28,11 +28,14 @@ MODEL = types.SimpleNamespace(
 )  # fmt: skip
 
 
+def _anything(_: object, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Anything
+
+
 class _Answers(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything
+    __getattr__ = _anything
 
     def __getitem__(cls, key: object) -> Any:
         return cls
@@ -52,10 +55,7 @@ class Anything(metaclass=_Answers):
     def __call__(self, *args: Any, **kwargs: object) -> Any:
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything
+    __getattr__ = _anything
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -92,10 +92,7 @@ class _Stub(types.ModuleType):
     __path__ = ()  # type: ignore[assignment]
     __version__ = "99.0"
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything
+    __getattr__ = _anything
 
 
 # ---- SGLang ---------------------------------------------------------------------------------------------------------

@@ -6,12 +6,11 @@ docs/ranking.md; about five minutes on one core.
 """
 
 import argparse
-import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
 
+from dsim.planner.replicate import student
 from dsim.planner.scenario import Scenario
 from dsim.report.metrics import Summary
 from dsim.traces import synth
@@ -35,8 +34,7 @@ class Cell:
         """A metric's mean and the half width of its 95 % interval."""
         name, _, stat = path.partition(".")
         values = [getattr(getattr(r, name), stat) if stat else getattr(r, name) for r in self.runs]
-        half = float(student.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-        return float(np.mean(values)), half
+        return float(np.mean(values)), student(np.array(values), 0.95)
 
 
 def cell(policy: str, rate: float, profile: str, num_requests: int, seeds: int) -> Cell:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..engine.errors import DsimError
+from ..files.place import check_folder
 from ..files.read import cut, float_of
 from . import choices, options
 from .bar import Bar
@@ -68,6 +69,7 @@ def capacity_command(
     from ..planner.scenario import asked, replicas_of
     from ..planner.spread import moved_by_spread
     from ..report import capacity as report
+    from ..report.html import write_findings
 
     ensemble, replicas = given["ensemble"], given["replicas"]
     if ensemble is not None:
@@ -79,7 +81,7 @@ def capacity_command(
     share = percent("--attainment", attainment)
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
     if out is not None:
-        report.check(out, force=force)
+        check_folder(out, report.CAPACITY, force=force)
     one = 1 if rate is not None else replicas_of([policy], replicas)
     scenario = options.scenario(
         given, trace=trace, policy=policy, replicas=one, num_requests=num_requests, slos=tuple(given["slo"] or ())
@@ -129,7 +131,7 @@ def capacity_command(
         with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
             data["spread"] = moved_by_spread([busy], busy.requests())
     if out is not None:  # before a word is said: who listens may leave early
-        report.write(out, data, force=force)
+        write_findings(out, report.CAPACITY, data, report.capacity_page(data), force=force)
     say(lambda: report.capacity_page(data), data, as_json)
     screen.wrote(out, report.FILES)
     if found.interrupted:

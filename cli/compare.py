@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..engine.errors import DsimError, cut
+from ..files.place import check_folder
 from . import options
 from .bar import Bar
 from .importing import requested
@@ -69,7 +70,7 @@ def compare_command(
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
     bounds = [Bound.parse(text) for text in bound or []]
     if out is not None:
-        compare_files.check(out, force=force)
+        check_folder(out, compare_files.COMPARISON, force=force)
     pairs = [_pair(p, m, trace, columns, policy) for p, m in zip(runs[::2], runs[1::2], strict=True)]
     held = [_fitted(run) for pair in pairs for run in pair if "fitted_profile" in run.info]
     given = {found.name: found for found in [*held, *map(load, profile or [])]}

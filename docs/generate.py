@@ -46,12 +46,7 @@ def pages() -> dict[str, str]:
 
 def commands() -> str:
     """Every command with its arguments, options and defaults."""
-    out = [
-        "# Commands",
-        "",
-        "`dsim COMMAND --help` prints the same. Exit code 2 is yours to mend, 1 the machine's.",
-        "",
-    ]
+    out = _head("Commands", "`dsim COMMAND --help` prints the same. Exit code 2 is yours to mend, 1 the machine's.")
     for name, command in _commands(typer.main.get_command(app), "dsim"):
         out += [f"## {name}", "", _words(command.help or ""), ""]
         rows = [row for parameter in command.params if (row := _parameter(parameter)) is not None]
@@ -89,12 +84,9 @@ def fields() -> str:
             for field in fields_of(getattr(preset.policy, axis)):
                 held = found.setdefault((axis, field.name), (field, {}))
                 held[1][name] = value_of(settings_of(preset.policy)[field.name])
-    out = [
-        "# Policy fields",
-        "",
-        "A SPEC is `name[:value][,field=value...]`; [Policies](../policies.md) says how they act.",
-        "",
-    ]
+    out = _head(
+        "Policy fields", "A SPEC is `name[:value][,field=value...]`; [Policies](../policies.md) says how they act."
+    )
     out += ["## Presets", "", "| preset | what | `:value` sets | source |", "|---|---|---|---|"]
     for name, preset in PRESETS.items():
         main = f"`{preset.main}`" if preset.main else ""
@@ -122,7 +114,7 @@ def _by_value(values: dict[str, str]) -> str:
 
 def metrics() -> str:
     """Every metric's unit, formula and note."""
-    out = ["# Every metric", "", "`dsim metrics` prints the same; [Metrics](../metrics.md) says which to bound.", ""]
+    out = _head("Every metric", "`dsim metrics` prints the same; [Metrics](../metrics.md) says which to bound.")
     out += ["| metric | unit | formula | note |", "|---|---|---|---|"]
     out += [f"| `{n}` | {m.unit} | {_cell(m.formula)} | {_cell(m.note)} |" for n, m in METRICS.items()]
     return "\n".join([*out, ""])
@@ -130,12 +122,7 @@ def metrics() -> str:
 
 def formats() -> str:
     """Every trace format's keys."""
-    out = [
-        "# Trace formats",
-        "",
-        "Recognised by their keys, in this order; [Your traffic](../traces.md) says more.",
-        "",
-    ]
+    out = _head("Trace formats", "Recognised by their keys, in this order; [Your traffic](../traces.md) says more.")
     out += ["| format | time | unit | input | output | kept besides |", "|---|---|---|---|---|---|"]
     for form in FORMATS.values():
         inputs = f"`{form.input}`" + (f" or `{form.text}`" if form.text else "")
@@ -149,14 +136,15 @@ def formats() -> str:
 
 def profiles() -> str:
     """The shipped profiles."""
-    out = [
-        "# Profiles shipped",
-        "",
-        "None was measured by dsim: [Your GPU and model](../profiles.md) says what that means.",
-        "",
-    ]
+    out = _head(
+        "Profiles shipped", "None was measured by dsim: [Your GPU and model](../profiles.md) says what that means."
+    )
     out += ["| profile | what |", "|---|---|", *(f"| `{name}` | {_cell(text)} |" for name, text in shipped().items())]
     return "\n".join([*out, ""])
+
+
+def _head(title: str, about: str) -> list[str]:
+    return [f"# {title}", "", about, ""]
 
 
 def _words(text: str) -> str:

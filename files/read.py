@@ -1,7 +1,9 @@
 """Reading what a user names: bounded, never from a device, and one line for whatever a parser makes of it."""
 
+import csv
 import difflib
 import errno
+import io
 import json
 import math
 import os
@@ -91,6 +93,20 @@ def read_toml(path: str | Path, *, kind: Kind = DsimError) -> dict[str, Any]:
     text = read_text(path, kind=kind)
     with parsing(path, "TOML", kind):
         return tomllib.loads(text)
+
+
+def read_csv(
+    path: str | Path, wanted: Iterable[str], *, kind: Kind = DsimError
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The place, FILE:LINE, and the cells by column of each row of a CSV file; an error where it lacks a column."""
+    text = read_text(path, kind=kind)
+    with parsing(path, "CSV", kind):
+        reader = csv.DictReader(io.StringIO(text))
+        head, rows = list(map(str, reader.fieldnames or [])), list(enumerate(reader, 2))
+    if not set(wanted) <= set(head):
+        raise kind(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
+    for line, row in rows:
+        yield f"{path}:{line}", {name: row[name] or "" for name in head}
 
 
 def read_lines(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) -> Iterator[tuple[int, str]]:

@@ -1,13 +1,15 @@
 """A file written whole or not at all: beside its place, onto the disk, and then renamed."""
 
+import csv
+import io
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
@@ -39,6 +41,13 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
             lock.close()
         finally:
             part.unlink(missing_ok=True)
+
+
+def csv_of(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV, the head among them."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:

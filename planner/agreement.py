@@ -1,11 +1,10 @@
 """How far policies' answers agree with the exact run's, as scores that `dsim tune --quality-table` takes."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.policy import Policy, name_of, settings_of
+from ..files.write import csv_of
 from .quality import reference_of
 from .space import spelt
 
@@ -41,13 +40,11 @@ def exact_of(policy: Policy, block_length: int) -> str:
 def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:
     """A CSV of the scores, one row a policy with every field that may change its tokens."""
     fields = {
-        agreed.policy: {name: _cell(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
+        agreed.policy: {name: spelt(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
         for agreed, policy in found
     }
     columns = list(dict.fromkeys(name for own in fields.values() for name, value in own.items() if value not in NO))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["policy", *columns, "model", "benchmark", "score", "baseline", "source"])
+    rows = [["policy", *columns, "model", "benchmark", "score", "baseline", "source"]]
     for agreed, _ in found:
         own = fields[agreed.policy]
         preset = name_of(agreed.policy)
@@ -56,10 +53,5 @@ def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) ->
             f"{agreed.exact}'s; {agreed.change:+.4f} nats a token"
         )
         cells = [own.get(name, "") for name in columns]
-        writer.writerow([preset, *cells, model, benchmark, f"{agreed.equal:.6f}", "1", source])
-    return out.getvalue()
-
-
-def _cell(value: object) -> str:
-    """A field as a policy's specification has it, none among its values: a blank cell would stand for any."""
-    return "none" if value is None else spelt(value)
+        rows.append([preset, *cells, model, benchmark, f"{agreed.equal:.6f}", "1", source])
+    return csv_of(rows)

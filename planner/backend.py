@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -88,17 +88,14 @@ class Pool:
         What dsim refuses is a DsimError again, as is a worker lost for good; any other exception is a fault of the
         code, and comes with its traceback.
         """
-        outcomes = self.run(function, {str(i): cell for i, cell in enumerate(cells)})
         early: dict[str, Outcome[R]] = {}
         given = 0
-        try:
+        with closing(self.run(function, {str(i): cell for i, cell in enumerate(cells)})) as outcomes:
             for outcome in outcomes:
                 early[outcome.key] = outcome
                 while str(given) in early:
                     yield _value(early.pop(str(given)))
                     given += 1
-        finally:
-            outcomes.close()
 
     def _begin(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         if not cells:
@@ -113,7 +110,7 @@ class Pool:
         if wanted == 1:
             return _in_process(function, cells)
         self._workers = max(self._workers, wanted)
-        return _on_cores(function, cells, self._workers)
+        return _on_loky(function, cells, self._workers)
 
 
 def _value(outcome: Outcome[R]) -> R:
@@ -187,42 +184,38 @@ def _quiet_as_work_is_thrown_away() -> Iterator[None]:
         threading.excepthook = before
 
 
-def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> Generator[Outcome[R], None, None]:
-    with _quiet_as_work_is_thrown_away():
-        yield from _on_loky(function, cells, jobs)
-
-
 def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> Generator[Outcome[R], None, None]:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     left = dict(cells)
     crashes = 0
-    while left:
-        # One cell a task: a batch would hold finished cells back, and lose them with the worker.
-        parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
-        outcomes = None
-        try:
-            with _deaf_to_interrupts():  # at its end it may raise what came meanwhile
-                outcomes = parallel(
-                    delayed(_deaf_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
-                )
-            for outcome in outcomes:
-                del left[outcome.key]
-                crashes = 0
-                yield outcome
-        except TerminatedWorkerError:
-            crashes += 1
-            if crashes == MAX_CRASHES:
-                raise DsimError(
-                    f"a worker was killed {crashes} times in a row, probably for want of memory; {len(left)} of "
-                    f"{len(cells)} cells are left: fewer jobs than {jobs} need less"
-                ) from None
-        finally:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that what was begun is thrown away is what closing early means
-                if outcomes is not None:
-                    outcomes.close()
+    with _quiet_as_work_is_thrown_away():
+        while left:
+            # One cell a task: a batch would hold finished cells back, and lose them with the worker.
+            parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
+            outcomes = None
+            try:
+                with _deaf_to_interrupts():  # at its end it may raise what came meanwhile
+                    outcomes = parallel(
+                        delayed(_deaf_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
+                    )
+                for outcome in outcomes:
+                    del left[outcome.key]
+                    crashes = 0
+                    yield outcome
+            except TerminatedWorkerError:
+                crashes += 1
+                if crashes == MAX_CRASHES:
+                    raise DsimError(
+                        f"a worker was killed {crashes} times in a row, probably for want of memory; {len(left)} of "
+                        f"{len(cells)} cells are left: fewer jobs than {jobs} need less"
+                    ) from None
+            finally:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that what was begun is thrown away is what closing early means
+                    if outcomes is not None:
+                        outcomes.close()
 
 
 def _join(address: str | None) -> Callable[[], None]:
@@ -308,12 +301,8 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
                 except ray.exceptions.RayError as error:
                     yield Outcome(key, error=f"{type(error).__name__}: {_line(error)}")
     finally:
-        _cancel(ray, flying)
-
-
-def _cancel(ray: Any, refs: Iterable[Any]) -> None:
-    for ref in refs:
-        ray.cancel(ref, force=True)
+        for ref in flying:
+            ray.cancel(ref, force=True)
 
 
 def _line(error: BaseException) -> str:

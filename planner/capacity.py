@@ -105,11 +105,6 @@ class Capacity(Showable):
     one_fewer: Interval | None = None  # the capacity of a fleet with one replica less
     interrupted: bool = False
 
-    @property
-    def precise(self) -> bool:
-        """Whether the interval is as narrow as asked."""
-        return self.rate.half_width <= self.precision
-
     def page(self) -> Page:
         from ..report.capacity import capacity_page
 

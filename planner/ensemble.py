@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import Cause, causes
-from ..report.metrics import Summary, no_nan
+from ..report.metrics import no_nan
 from ..report.slo import Slo
 from ..sim.twin import drawn_from
 from ..traces import Trace
@@ -112,9 +113,7 @@ def ensemble(
     """
     metric, higher = judged or deciding(scenarios[0])
     drawn_values, effects = _ask(partial(_replay, requests, metric), _called(scenarios), num, metric, jobs, progress)
-    winners = [
-        _best({p: values[i][metric] for p, values in drawn_values.items()}, higher) for i in range(num + 1)
-    ]  # fmt: skip
+    winners = [_best({p: v[i][metric] for p, v in drawn_values.items()}, higher) for i in range(num + 1)]
     several = len(scenarios) > 1
     held = next(iter(drawn_values)) if recommended else winners[0]
     answer = f"{held}{', the recommendation,' if recommended else ''} is the best by {metric}"
@@ -192,17 +191,13 @@ def _ask(
                 work[f"{policy}|{cause.name}|{sign}"] = replace(scenario, variation=((cause.name, float(sign)),))
     found: dict[str, Values] = {}
     with Pool("local", jobs) as pool:
-        outcomes = pool.run(evaluate, work)
-        try:
-            for outcome in outcomes:
-                if outcome.error is not None:
-                    raise DsimError(f"in the ensemble: {outcome.error}")
-                assert outcome.value is not None
-                found[outcome.key] = outcome.value
-                if progress is not None:
-                    progress(len(found), len(work))
-        finally:
-            outcomes.close()
+        for outcome in pool.run(evaluate, work):
+            if outcome.error is not None:
+                raise DsimError(f"in the ensemble: {outcome.error}")
+            assert outcome.value is not None
+            found[outcome.key] = outcome.value
+            if progress is not None:
+                progress(len(found), len(work))
     values, effects = {}, {}
     for policy, own in known.items():
         values[policy] = [found[f"{policy}|{i}"] for i in range(num + 1)]
@@ -210,7 +205,7 @@ def _ask(
             Effect(c.name, c.why, c.assumed, *(found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1)))
             for c in own
         ]
-        effects[policy] = tuple(sorted(of_it, key=lambda e: (-_finite(e.swing), e.cause)))
+        effects[policy] = tuple(sorted(of_it, key=lambda e: (-e.swing if math.isfinite(e.swing) else 1.0, e.cause)))
     return values, effects
 
 
@@ -262,11 +257,9 @@ def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
 
 def _replay(requests: Trace, metric: str, scenario: Scenario) -> Values:
     """One draw, wherever it runs."""
-    result = scenario.simulate(requests)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    summary = scenario.summarize(result, requests)
-    values = {name: _number(summary, name) for name in dict.fromkeys((metric, *TOLD)) if name != A_REPLICA}
+    summary = scenario.run(requests)
+    names = [name for name in dict.fromkeys((metric, *TOLD)) if name != A_REPLICA]
+    values = {name: float(attrgetter(name)(summary)) for name in names}
     return {A_REPLICA: summary.goodput / scenario.replicas, **values} if metric == A_REPLICA else values
 
 
@@ -275,17 +268,6 @@ def _capacity(attainment: float, num_requests: int, scenario: Scenario) -> Value
     return {CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2)}
 
 
-def _number(summary: Summary, name: str) -> float:
-    value: Any = summary
-    for part in name.split("."):
-        value = getattr(value, part)
-    return float(value)
-
-
 def _best(values: dict[str, float], higher: bool) -> str:
     """The policy with the best value, the first of equals; one without a value is worst."""
     return max(values, key=lambda p: -math.inf if math.isnan(values[p]) else values[p] if higher else -values[p])
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else -1.0

@@ -27,10 +27,9 @@ from ..sim.twin import commit_model_of
 from ..traces.lengths import without_limit
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
+from .ledger import Json
 from .scenario import Scenario, classes
 from .space import spelt
-
-Json = dict[str, Any]
 
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC

@@ -131,12 +131,6 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
 
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The time of each step's tokens and rows in a step so large that its fixed costs vanish (s)."""
-    tokens = steps["tokens"] - (1.0 - model.early) * steps["evicted"]
-    total: npt.NDArray[np.float64] = model.slope * tokens + _beside_layers(model, steps)
-    return total + model.host_request * steps["batch"]
-
-
-def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     late = 1.0 - model.early  # of the layers, those that what was evicted takes no part in
     seen = {
         "sum_q_kv": steps["sum_q_kv"] - late * steps["evicted_q_kv"],
@@ -144,13 +138,13 @@ def _beside_layers(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -
         "window_q_kv": steps["window_q_kv"],
         "window_kv": steps["window_kv"],
     }
-    total: npt.NDArray[np.float64] = (
+    beside: npt.NDArray[np.float64] = (
         key_times(model, seen, steps["prefill"])
         + model.sequence * steps["batch"]
         + model.head * (steps["head_rows"] - steps["evicted"])
         + model.sample * (steps["sampled_rows"] - steps["evicted_sampled"])
     )
-    return total
+    return model.slope * (steps["tokens"] - late * steps["evicted"]) + beside + model.host_request * steps["batch"]
 
 
 def _rows_setting(policy: Policy, profile: Profile, limits: Limits) -> str:

@@ -87,7 +87,7 @@ class Replays:
         requests = traffic(own, part.kind == "confirm", self.train)
         if part.share < 1:
             requests = requests.head(max(1, round(part.share * len(requests))))
-        summary = own.summarize(own.simulate_whole(requests), requests)
+        summary = own.run(requests)
         return self.outcome(candidate, summary, own.loaded_profile(), requests.rate)
 
     def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> Outcome:

@@ -29,7 +29,7 @@ from ..report.shown import Showable
 from .backend import Pool
 from .capacity import STABILITY, Search, search_of
 from .deploy import flags_of
-from .ledger import Ledger
+from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
 from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, LIMIT, MOST, Entry, Lane, best_of, race, verdict
@@ -44,7 +44,6 @@ SETTLED = 9  # replays that a candidate is likely to take in the race, and then 
 SEARCHED = 3
 RISKS = 32  # and those of the risks
 
-Json = dict[str, Any]
 Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
 
 
@@ -272,7 +271,7 @@ def plan(
         lanes, dropped = run.settle()
         order, tied = run.rank(lanes)
         ranking = [run.fleet(lane, own) for lane, own in zip(order, run.headroom(order), strict=True)]
-        risks = run.risks(order[:2], max(_spread(lane) for lane in order))
+        risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order))
     search, best = searches[0], candidates[order[0].candidate]
     criteria = search.criteria
     recommended = ranking[0]
@@ -377,26 +376,22 @@ class _Run:
         first = [lane for lane in lanes if math.isclose(self._cost(lane), cheapest)]
         left = first
         while len(left) > 1:
-            severities = [lane.severities[lane.high or 0] for lane in left]
-            left = [left[i] for i in best_of(severities)]
-            n = min(len(lane.severities[lane.high or 0]) for lane in left)
+            left = [left[i] for i in best_of([lane.settled for lane in left])]
+            n = min(len(lane.settled) for lane in left)
             if len(left) == 1 or n >= MOST:
                 break
-            short = [lane for lane in left if len(lane.severities[lane.high or 0]) == n]
+            short = [lane for lane in left if len(lane.settled) == n]
             tasks = [Task("replay", lane.candidate, self.rate, lane.high or 0, 1.0, n) for lane in short]
             for lane, found in zip(short, self.replays(tasks), strict=True):
-                lane.severities[lane.high or 0].append(float(found["severity"]))
-        order = sorted(lanes, key=lambda lane: (self._cost(lane), lane not in left, _mean(lane)))
+                lane.settled.append(float(found["severity"]))
+        order = sorted(lanes, key=lambda lane: (self._cost(lane), lane not in left, float(np.mean(lane.settled))))
         return order, [lane for lane in left if lane is not order[0]]
 
     def headroom(self, lanes: Sequence[Lane]) -> list[Json]:
         """Each lane's own capacity, and what breaks above it."""
         self._doing = "headroom"
         self._expected = self.replays.num_replays + len(lanes) * SEARCHED + RISKS
-        tasks = [
-            Task("own", lane.candidate, self.rate, lane.high or 0, 1.0, 0, lane.severities[lane.high or 0][0])
-            for lane in lanes
-        ]
+        tasks = [Task("own", lane.candidate, self.rate, lane.high or 0, 1.0, 0, lane.settled[0]) for lane in lanes]
         found = self.replays(tasks)
         for one in found:
             if "error" in one:
@@ -538,11 +533,3 @@ def _row(candidate: Candidate) -> Fleet:
         model=profile.model.name, estimated=profile.is_estimate, quality=candidate.quality,
         gpus_per_replica=candidate.gpus,
     )  # fmt: skip
-
-
-def _mean(lane: Lane) -> float:
-    return float(np.mean(lane.severities[lane.high or 0]))
-
-
-def _spread(lane: Lane) -> float:
-    return float(np.std(lane.severities[lane.high or 0], ddof=1))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +17,12 @@ from ..report.metrics import attainment, latencies, of_class
 from ..sim.twin import limits_of
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, Search, find, percentiles
-from .ledger import Ledger
+from .ledger import Json, Ledger
 from .limits import Shares, limited_by
 from .race import LIMIT
 from .replicate import Reading, judge, judged, replication
 from .scenario import Scenario, class_column
 
-Json = dict[str, Any]
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
 PERCENTS = ("p50", "p90", "p99")
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
@@ -87,8 +87,7 @@ class Replays:
                 self._check_kept(task)
                 self._add(task.key, self._kept[task.key])
         new = {task.key: (self._searches[task.candidate], task) for task in tasks if task.key not in self._known}
-        outcomes = self._pool.run(_do, new)
-        try:
+        with closing(self._pool.run(_do, new)) as outcomes:
             for outcome in outcomes:
                 if outcome.trace is not None:
                     raise RuntimeError(f"in a worker:\n{outcome.trace}")
@@ -100,8 +99,6 @@ class Replays:
                         self._ledger.append({"task": outcome.key, "found": found})
                     self._add(outcome.key, found)
                 self._on_progress()
-        finally:
-            outcomes.close()
         return [self._known[task.key] for task in tasks]
 
     def _check_kept(self, task: Task) -> None:

@@ -56,6 +56,11 @@ class Lane:
         return self.high if self.high is not None and self.high - self.low == 1 else None
 
     @property
+    def settled(self) -> list[float]:
+        """The severities of the fleet of `high` replicas."""
+        return self.severities[self.high or 0]
+
+    @property
     def open(self) -> bool:
         """Whether there is anything left to find out."""
         return not self.dropped and self.replicas is None and self.low < self.most

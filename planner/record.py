@@ -223,27 +223,14 @@ def _under(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | No
 
 
 def _info(profile: Profile) -> ProfileInfo:
-    """A profile's part of a report."""
-    return {
-        "name": profile.name,
-        "device": profile.device.name,
-        "model": profile.model.name,
-        "implementation": profile.implementation,
-        "estimated": profile.is_estimate,
-        **_host(profile),
-    }
-
-
-def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
-    """Each policy's profile, where they are not all on one."""
-    if len({profile.name for profile in profiles}) == 1:
-        return {}
-    return {"profiles": {s.policy: _info(profile) for s, profile in zip(scenarios, profiles, strict=False)}}
-
-
-def _host(profile: Profile) -> ProfileInfo:
-    """The yield that the profile was calibrated under, and host terms that it does not know."""
-    found = ProfileInfo()
+    """A profile's part of a report: the yield that it was calibrated under, and host terms unknown to it, too."""
+    found = ProfileInfo(
+        name=profile.name,
+        device=profile.device.name,
+        model=profile.model.name,
+        implementation=profile.implementation,
+        estimated=profile.is_estimate,
+    )
     with_, unknown = calibrated_under(profile), unknown_host(profile)
     if with_ is not None:
         found["calibrated_with"] = str(with_)
@@ -252,3 +239,10 @@ def _host(profile: Profile) -> ProfileInfo:
     if profile.frontend:
         found["frontend"] = profile.frontend
     return found
+
+
+def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
+    """Each policy's profile, where they are not all on one."""
+    if len({profile.name for profile in profiles}) == 1:
+        return {}
+    return {"profiles": {s.policy: _info(profile) for s, profile in zip(scenarios, profiles, strict=False)}}

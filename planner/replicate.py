@@ -11,7 +11,7 @@ from scipy.special import stdtrit  # scipy.stats would take a second to import
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..report.metrics import ROUNDING, Columns, good_requests, latencies, of_class, stable
+from ..report.metrics import REJECTED, ROUNDING, Columns, good_requests, latencies, of_class, stable
 from ..report.slo import Slo
 from ..sim.twin import Append, Result
 from ..traces import Trace, load, prepare
@@ -23,7 +23,6 @@ BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
 WARMUP = 0.10  # of arrivals, replayed but not judged: the run begins empty
 COOLDOWN = 0.05  # likewise: the run ends with no one arriving
 MIN_GROWTH = 0.02  # of arrivals that pile up: above it the queue grows without end
-REJECTED = 1  # index into STATUSES
 
 
 @dataclass(frozen=True)

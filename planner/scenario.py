@@ -201,9 +201,9 @@ class Scenario:
         )
 
     def run(self, requests: Trace | None = None) -> Summary:
-        """Replay and summarize."""
+        """Replay to the end and summarize; an interrupt is passed on."""
         requests = self.requests() if requests is None else requests
-        return self.summarize(self.simulate(requests), requests)
+        return self.summarize(self.simulate_whole(requests), requests)
 
 
 def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:

@@ -68,34 +68,30 @@ class Search:
         kept = None if self._kept is None else self._kept.storage
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
         with readable(storage):
-            self._begin(kept, str(storage), directions, fingerprint)
-
-    def _begin(
-        self, kept: BaseStorage | None, storage: str, directions: list[StudyDirection], fingerprint: Mapping[str, Any]
-    ) -> None:
-        if kept is not None:
-            check_same(kept, storage, fingerprint)
-        self.study = optuna.create_study(
-            storage=kept, study_name=STUDY, directions=directions, load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=8),
-        )  # fmt: skip
-        if FINGERPRINT not in self.study.user_attrs:
-            self.study.set_user_attr(FINGERPRINT, dict(fingerprint))
-        if kept is not None:
-            self._take_up(kept)
-        for trial in self._finished():
-            if "refused" in trial.user_attrs:
-                continue
-            candidate = self._candidate_of(trial)
-            parse(candidate.spec)  # settings that go together, or else the file is damaged, and named
-            if trial.state == TrialState.COMPLETE:
-                self.seen[candidate] = self._outcome_of(trial)
-            else:
-                self._pruned.add(candidate)
-        if not self.study.get_trials(deepcopy=False):
-            for preset in self.space.dimensions:
-                start = self.default if self.default.preset == preset else Candidate(preset, (), self.default.replicas)
-                self.study.enqueue_trial(self._params(start))
+            if kept is not None:
+                check_same(kept, str(storage), fingerprint)
+            self.study = optuna.create_study(
+                storage=kept, study_name=STUDY, directions=directions, load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=8),
+            )  # fmt: skip
+            if FINGERPRINT not in self.study.user_attrs:
+                self.study.set_user_attr(FINGERPRINT, dict(fingerprint))
+            if kept is not None:
+                self._take_up(kept)
+            for trial in self._finished():
+                if "refused" in trial.user_attrs:
+                    continue
+                candidate = self._candidate_of(trial)
+                parse(candidate.spec)  # settings that go together, or else the file is damaged, and named
+                if trial.state == TrialState.COMPLETE:
+                    self.seen[candidate] = self._outcome_of(trial)
+                else:
+                    self._pruned.add(candidate)
+            if not self.study.get_trials(deepcopy=False):
+                base = self.default
+                for preset in self.space.dimensions:
+                    start = base if base.preset == preset else Candidate(preset, (), base.replicas)
+                    self.study.enqueue_trial(self._params(start))
 
     def close(self) -> None:
         """Let another search have the file."""

@@ -82,10 +82,7 @@ def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved |
     for score in scores:
         moved = ((SPREAD, score),) if score else ()
         varied = replace(scenario, variation=moved, slos=())
-        result = varied.simulate(few)
-        if result.interrupted:
-            raise KeyboardInterrupt
-        summary = varied.summarize(result, few)
+        summary = varied.run(few)
         for metric, values in p90.items():
             values.append(float(f"{getattr(summary, f'{metric}_ms').p90:.4g}"))
     return Moved(name, model.request_spread, p90, len(few), len(whole))

@@ -1,7 +1,5 @@
 """A sweep: scenarios that differ in a few fields, each run once whatever happens, and one table of what came out."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
-from ..files.place import Kind, Taken, check_folder, has_schema
+from ..files.place import Kind, check_folder, has_schema
 from ..files.read import cut, json_of, parsing, read_json
-from ..files.write import write_whole
+from ..files.write import csv_of, write_whole
 from ..report.metrics import no_nan
 from ..report.page import Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
 from .backend import Outcome, Pool
-from .grid import Cell, Plan, read_plan
-from .ledger import Ledger
+from .grid import Plan, read_plan
+from .ledger import Json, LedgerFolder
 from .record import profile_notes
 from .scenario import Scenario
 from .spread import moved_by_spread
@@ -29,7 +27,6 @@ from .spread import moved_by_spread
 if TYPE_CHECKING:
     import pandas as pd
 
-Json = dict[str, Any]
 Quality = Callable[[Scenario], float | None]
 
 SCHEMA, VERSION = "dsim-sweep", 1
@@ -111,7 +108,7 @@ def sweep(
         interrupted = False
         try:
             # Only now: a cluster that cannot be reached leaves the folder as it was.
-            journal.begin(plan)
+            journal.start(plan)
             if progress is not None:
                 progress(len(done), len(wanted))
             for outcome in outcomes:
@@ -140,8 +137,7 @@ def sweep(
 
 def _run(scenario: Scenario) -> Json:
     """One cell, wherever it runs."""
-    requests = scenario.requests()
-    return scenario.summarize(scenario.simulate_whole(requests), requests).to_json()
+    return scenario.run().to_json()
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
@@ -170,53 +166,27 @@ def _entry(outcome: Outcome[Json], varied: Mapping[str, Any]) -> Json:
     return entry | {"error": outcome.error, "again": not outcome.refused}
 
 
-class _Journal:
-    """The output folder: a line a finished cell in cells.jsonl, on the disk before the sweep goes on; then the results.
-
-    Without a folder it keeps nothing. One sweep at a time may hold a folder.
-    """
+class _Journal(LedgerFolder):
+    """The output folder: a line a finished cell in cells.jsonl, then the results."""
 
     def __init__(self, folder: Path | None, force: bool) -> None:
-        self.entries: dict[str, Json] = {}
-        self._folder = folder
-        self._force = force
-        self._taken: Taken | None = None
-        self._ledger: Ledger | None = None
-        if folder is None:
-            return
-        _check_version(check_folder(folder, SWEEP, force=force, add=True))
-        if not force and folder.is_dir():
-            self._taken = Taken(folder, SWEEP)
-            try:
-                self._open(folder)
-            except BaseException:
-                self._close()
-                raise
+        if folder is not None:
+            _check_version(check_folder(folder, SWEEP, force=force, add=True))
+        super().__init__(folder, SWEEP, _finished, force=force)
 
-    def begin(self, plan: Plan) -> None:
+    def start(self, plan: Plan) -> None:
         """Make the folder ready for the plan's cells."""
-        if self._folder is None:
-            return
-        if self._taken is None:
-            self._taken = Taken(self._folder, SWEEP, force=self._force)
-            self._open(self._folder)
-        assert self._ledger is not None
-        self._ledger.begin()
-        write_whole(self._folder / "sweep.json", _manifest(plan, False))
-
-    def append(self, entry: Json) -> None:
-        """A cell is finished."""
-        if self._ledger is not None and self._taken is not None:
-            self._ledger.append(entry)
-            self._taken.settle()
+        self.begin()
+        if self.folder is not None:
+            write_whole(self.folder / "sweep.json", _manifest(plan, False))
 
     def finish(
         self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str, spread: Json | None,
         notes: Sequence[str],
     ) -> None:  # fmt: skip
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
-        if self._folder is None or self._taken is None or not self._taken.is_settled:
-            return  # stopped before a cell was finished: what `force` was to replace is put back
+        if self.folder is None or not self.is_settled:
+            return  # stopped before a cell was finished
         # Imported here: a sweep without a folder draws nothing.
         from ..report.html import to_html
         from ..report.sweep import Swept, sweep_page
@@ -226,26 +196,10 @@ class _Journal:
             plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
             command, __version__, spread, tuple(notes),
         )  # fmt: skip
-        write_whole(self._folder / "results.csv", _csv(columns))
-        write_whole(self._folder / "results.parquet", _parquet(columns))
-        write_whole(self._folder / "report.html", to_html(sweep_page(swept)))
-        write_whole(self._folder / "sweep.json", _manifest(plan, not interrupted))
-
-    def _open(self, folder: Path) -> None:
-        self._ledger = Ledger(folder / KEPT, _finished)
-        self.entries = {entry["key"]: entry for entry in self._ledger.entries}
-
-    def _close(self) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
-        if self._taken is not None:
-            self._taken.close()
-
-    def __enter__(self) -> "_Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+        write_whole(self.folder / "results.csv", _csv(columns))
+        write_whole(self.folder / "results.parquet", _parquet(columns))
+        write_whole(self.folder / "report.html", to_html(sweep_page(swept)))
+        write_whole(self.folder / "sweep.json", _manifest(plan, not interrupted))
 
 
 def _finished(where: str, line: bytes) -> Json:
@@ -320,34 +274,20 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 
 def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
     """The table by column: what varies, the metrics, and for a cell without them its error; None where nothing is."""
-    rows = []
-    for cell in plan.cells:
-        if cell.key in done:
-            rows.append(_row(cell, done[cell.key], quality))
-    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    out = {name: [row["varied"].get(name) for row in rows] for name in plan.varied}
+    cells = [cell for cell in plan.cells if cell.key in done]
+    metrics = [_flat(done[cell.key].get("summary") or {}) for cell in cells]
+    out: dict[str, list[Any]] = {name: [cell.varied.get(name) for cell in cells] for name in plan.varied}
     if any(name.startswith("policy.") for name in plan.varied):
-        out["spec"] = [row["spec"] for row in rows]
-    for name in metrics:
-        values = [row["metrics"].get(name) for row in rows]
+        out["spec"] = [cell.scenario.policy for cell in cells]
+    for name in dict.fromkeys(name for own in metrics for name in own):
+        values = [own.get(name) for own in metrics]
         if "=" not in name or any(value is not None for value in values):  # an SLO has one kind of verdict
             out[name] = values
     if quality is not None:
-        out["quality"] = [row["quality"] for row in rows]
-    out["error"] = [row["error"] for row in rows]
-    out["key"] = [row["key"] for row in rows]
+        out["quality"] = [quality(cell.scenario) for cell in cells]
+    out["error"] = [done[cell.key].get("error") for cell in cells]
+    out["key"] = [cell.key for cell in cells]
     return {name: _alike(values) for name, values in out.items()}
-
-
-def _row(cell: Cell, entry: Json, quality: Quality | None) -> Json:
-    return {
-        "varied": cell.varied,
-        "spec": cell.scenario.policy,
-        "metrics": _flat(entry.get("summary") or {}),
-        "quality": None if quality is None else quality(cell.scenario),
-        "error": entry.get("error"),
-        "key": cell.key,
-    }
 
 
 def _flat(summary: Json) -> Json:
@@ -387,11 +327,8 @@ def _text(value: Any) -> str:
 
 
 def _csv(columns: Mapping[str, list[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_text(value) for value in row] for row in zip(*columns.values(), strict=True))
-    return text.getvalue().encode()
+    rows = ([_text(value) for value in row] for row in zip(*columns.values(), strict=True))
+    return csv_of([columns, *rows]).encode()
 
 
 def _parquet(columns: Mapping[str, list[Any]]) -> bytes:

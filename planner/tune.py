@@ -100,7 +100,7 @@ def tune(
         stack.enter_context(quiet())
         search = Search(
             tuple(objectives), space, default, Measure(evaluate, pool), sampler=sampler, jobs=jobs,
-            seed=scenario.seed, replicas=scenario.replicas, progress=progress or _silent,
+            seed=scenario.seed, replicas=scenario.replicas, progress=progress or (lambda *_: None),
         )  # fmt: skip
         if begin is not None:
             begin()
@@ -208,7 +208,3 @@ def _check(
             raise DsimError(f"{name} is {value}, expected at least {least}")
     if scenario.concurrency is not None:
         raise DsimError("a closed loop has no held-out traffic, expected arrivals")
-
-
-def _silent(_doing: str, _done: int, _of: int, _best: str) -> None:
-    """No progress."""

@@ -6,13 +6,14 @@ the mean over denoise steps, B / E[steps a block]. What published tables do not 
 docs/profiles.md: the chance falls off as exp(-d / reach), and requests, blocks and steps differ as below.
 """
 
+from collections.abc import Callable
+
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtri
 
 from ..engine.commits import CommitModel
-
-Array = npt.NDArray[np.float64]
+from .profile import digits
+from .samples import Floats
 
 REACH = 8.0  # positions
 REQUEST_SPREAD = 0.35  # standard deviations of the log-odds
@@ -25,7 +26,6 @@ SEED = 20260101
 
 def calibrate_commits(
     target_mean: float,
-    target_std: float | None = None,
     block_length: int = 32,
     *,
     workload: str,
@@ -35,12 +35,12 @@ def calibrate_commits(
     source: str = "",
     solved: tuple[float, float] | None = None,
 ) -> CommitModel:
-    """The commit model whose ordinary steps commit `target_mean` tokens, and scatter as near `target_std` as it can.
+    """The commit model whose ordinary steps commit `target_mean` tokens, and scatter as published ones of it do.
 
     `padding_steps` is the share of all denoise steps that commit a whole block of padding, `solved` what `solve`
     answered before.
     """
-    p0, step_spread = solved or solve(target_mean, target_std, block_length)
+    p0, step_spread = solved or solve(target_mean, block_length)
     return CommitModel(
         workload=workload,
         block_length=block_length,
@@ -55,43 +55,30 @@ def calibrate_commits(
     )
 
 
-def solve(target_mean: float, target_std: float | None = None, block_length: int = 32) -> tuple[float, float]:
+def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
     """The first position's chance and the steps' spread, by bisection: the mean to 0.2 %, the std to a few per cent."""
-    wanted = STD_PER_MEAN * target_mean if target_std is None else target_std
     few = NUM_BLOCKS // 8
-    low, high = 0.0, MAX_STEP_SPREAD
-    for _ in range(6):
-        spread = (low + high) / 2
+
+    def too_even(spread: float) -> bool:
         table = pass_table(_first_chance(target_mean, spread, block_length, few, 8), reach(target_mean), block_length)
-        std = simulate(table, REQUEST_SPREAD, BLOCK_SPREAD, spread, few)[1]
-        low, high = (spread, high) if std < wanted else (low, spread)
-    spread = round((low + high) / 2, 2)
+        return simulate(table, REQUEST_SPREAD, BLOCK_SPREAD, spread, few)[1] < STD_PER_MEAN * target_mean
+
+    spread = round(sum(bisected(too_even, 0.0, MAX_STEP_SPREAD, 6)) / 2, 2)
     return _first_chance(target_mean, spread, block_length, NUM_BLOCKS, 13), spread
+
+
+def bisected(below: Callable[[float], bool], low: float, high: float, rounds: int) -> tuple[float, float]:
+    """The two ends between which `below` ceases to hold, after so many halvings."""
+    for _ in range(rounds):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return low, high
 
 
 def padding_blocks(steps: float, mean: float, block_length: int) -> float:
     """The share of blocks that are padding, where `steps` of the steps are: an ordinary block takes B / mean steps."""
     ordinary = block_length / mean
     return steps * ordinary / ((1.0 - steps) + steps * ordinary)
-
-
-def mixture(mean: float, std: float, steps: float, block_length: int) -> tuple[float, float]:
-    """Mean and std over all steps, where the share `steps` commits a whole block and the others mean ± std."""
-    total = (1.0 - steps) * mean + steps * block_length
-    square = (1.0 - steps) * (mean**2 + std**2) + steps * block_length**2
-    return total, float(np.sqrt(square - total**2))
-
-
-def decompose(total: float, total_std: float, block_length: int = 32) -> tuple[float, float]:
-    """(mean of the ordinary steps, share of whole-block steps) of a published mean and std; undoes `mixture`."""
-    low, high = 0.0, (total - 1.0) / (block_length - 1.0)
-    for _ in range(60):
-        steps = (low + high) / 2
-        mean = (total - block_length * steps) / (1.0 - steps)
-        low, high = (
-            (steps, high) if mixture(mean, STD_PER_MEAN * mean, steps, block_length)[1] < total_std else (low, steps)
-        )
-    return (total - block_length * low) / (1.0 - low), low
 
 
 def reach(target_mean: float) -> float:
@@ -101,7 +88,7 @@ def reach(target_mean: float) -> float:
 
 def pass_table(p0: float, reach: float, block_length: int) -> tuple[float, ...]:
     """p0 * exp(-d / reach) for d = 0 .. block_length - 1, to six digits."""
-    return tuple(float(f"{p:.6g}") for p in p0 * np.exp(-np.arange(block_length) / reach))
+    return tuple(digits(p) for p in p0 * np.exp(-np.arange(block_length) / reach))
 
 
 def simulate(
@@ -111,7 +98,7 @@ def simulate(
     step_spread: float,
     num_blocks: int = NUM_BLOCKS,
     seed: int = SEED,
-    effects: Array | None = None,
+    effects: Floats | None = None,
 ) -> tuple[float, float]:
     """Mean and std of the tokens that a denoise step commits, over whole blocks each of another request.
 
@@ -150,15 +137,14 @@ def simulate(
 
 def _first_chance(target_mean: float, spread: float, block_length: int, num_blocks: int, rounds: int) -> float:
     """The p0 whose steps commit `target_mean`, by bisection of its log-odds."""
-    low, high = -8.0, 8.0
-    for _ in range(rounds):
-        middle = (low + high) / 2
-        table = pass_table(1.0 / (1.0 + np.exp(-middle)), reach(target_mean), block_length)
-        mean = simulate(table, REQUEST_SPREAD, BLOCK_SPREAD, spread, num_blocks)[0]
-        low, high = (middle, high) if mean < target_mean else (low, middle)
-    return float(f"{1.0 / (1.0 + np.exp(-(low + high) / 2)):.5g}")
+
+    def too_few(odds: float) -> bool:
+        table = pass_table(1.0 / (1.0 + np.exp(-odds)), reach(target_mean), block_length)
+        return simulate(table, REQUEST_SPREAD, BLOCK_SPREAD, spread, num_blocks)[0] < target_mean
+
+    return digits(1.0 / (1.0 + np.exp(-sum(bisected(too_few, -8.0, 8.0, rounds)) / 2)), 5)
 
 
-def _normals(rng: np.random.Generator, num: int) -> Array:
+def _normals(rng: np.random.Generator, num: int) -> Floats:
     """Standard normals at evenly spaced quantiles, shuffled: their own scatter adds none to the mean."""
     return np.asarray(rng.permutation(ndtri((np.arange(num) + 0.5) / num)), np.float64)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from .hardware import Gpu
 from .models import ModelShape
-from .profile import Profile, Provenance, Setting
+from .profile import Profile, Provenance, digits
 from .published import published_mean
 from .roofline import latency_model, memory_grid, roofline, weight_read
 
@@ -44,11 +44,6 @@ class Line:
     workload: str = "sharegpt-focus"  # whose yield, of the profile's commit models, the runs were taken to have
 
 
-def _settings(line: Line, tokens: float) -> dict[str, Setting]:
-    """The yield, for runs under another to say so."""
-    return {"calibrated_yield": tokens, "calibrated_workload": line.workload, "calibrated_threshold": 0.9}
-
-
 def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, description: str, date: str) -> Profile:
     """The eager roofline with its layers bent so that whole steps of B=32 rows at MEAN_KEYS follow the line.
 
@@ -57,7 +52,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
     """
     base = roofline(gpu, model, graphs=False, name=name, description=description, date=date)
     latency, _ = latency_model(gpu, model, tp=1, graphs=False)
-    latency = replace(latency, kv_read=float(f"{KV_READ_SHOWN * latency.kv_read:.6g}"))
+    latency = replace(latency, kv_read=digits(KV_READ_SHOWN * latency.kv_read))
     per_token = latency.attention * MEAN_KEYS + latency.kv_read * MEAN_KEYS / BLOCK_LENGTH
     slope = line.slope - per_token - latency.head - latency.sample
     end = int(0.96 * (line.launch - line.intercept) / line.slope)
@@ -69,9 +64,9 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
         implementation="LMDeploy eager, fork of Dec 2025",
         latency=replace(
             latency,
-            knots=tuple((x, float(f"{y:.6g}")) for x, y in points),
-            slope=float(f"{slope:.6g}"),
-            launch=float(f"{line.launch:.6g}"),
+            knots=tuple((x, digits(y)) for x, y in points),
+            slope=digits(slope),
+            launch=digits(line.launch),
             eviction=latency.eviction if line.eviction is None else line.eviction,
         ),
         fit=replace(
@@ -84,6 +79,11 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
             (line.source, *base.provenance.sources),
             date,
             base.provenance.tool_version,
-            settings=_settings(line, published_mean(model.name, line.workload, 0.9)),
+            # The yield, for runs under another to say so.
+            settings={
+                "calibrated_yield": published_mean(model.name, line.workload, 0.9),
+                "calibrated_workload": line.workload,
+                "calibrated_threshold": 0.9,
+            },
         ),
     )

@@ -8,6 +8,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from ..engine.commits import CanvasLaw
+from .calibrate import bisected
+from .profile import digits
 
 REACH = 4.0  # of the logarithm of the mean, either way, in which the median is looked for
 QUANTILES = ndtri((np.arange(200) + 0.5) / 200)
@@ -23,8 +25,8 @@ def mean_forwards(law: CanvasLaw) -> float:
 @lru_cache(maxsize=512)
 def with_mean(law: CanvasLaw, forwards: float) -> CanvasLaw:
     """The law with the median that gives its first canvases that mean, from its `least` to its `most`."""
-    low, high = math.log(forwards) - REACH, math.log(forwards) + REACH
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mean_forwards(replace(law, median=math.exp(middle))) < forwards else (low, middle)
-    return replace(law, median=float(f"{math.exp(high):.5g}"))
+    middle = math.log(forwards)
+    _, high = bisected(
+        lambda x: mean_forwards(replace(law, median=math.exp(x))) < forwards, middle - REACH, middle + REACH, 30
+    )
+    return replace(law, median=digits(math.exp(high), 5))

@@ -8,9 +8,7 @@ import numpy.typing as npt
 from ..engine.errors import ProfileError
 from ..engine.journal import unpack
 from ..engine.state import MASKED
-
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
+from .samples import Bools, Ints
 
 
 @dataclass(frozen=True, eq=False)

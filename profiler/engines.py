@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..engine.latency import LatencyModel
 from .fit import key_times
 from .hardware import gpu
 from .known import drafted
 from .models import BYTES, model
-from .profile import Fit, Profile, Provenance
+from .profile import Fit, Profile, Provenance, digits
 from .published import EDITING
 from .roofline import roofline
 
@@ -51,23 +50,13 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     seen = min(runs.keys, roof.window + runs.row)
     row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
     per_token = float(key_times(roof, {name: np.array(number) for name, number in row.items()})) / runs.row
-    knots = tuple((x, float(f"{y - per_token * x:.6g}")) for x, y in runs.points)
+    knots = tuple((x, digits(y - per_token * x)) for x, y in runs.points)
     (x0, y0), (x1, y1) = runs.points[-2:]
-    latency = LatencyModel(
-        knots=knots,
-        slope=float(f"{(y1 - y0) / (x1 - x0) - per_token:.6g}"),
-        attention=roof.attention,
-        kv_read=roof.kv_read,
-        window_attention=roof.window_attention,
-        window_kv_read=roof.window_kv_read,
-        dense_from=roof.dense_from,
-        dense_attention=roof.dense_attention,
-        window_dense_attention=roof.window_dense_attention,
-        host_step=runs.host_step,
-        host_request=runs.host_request,
-        early=roof.early,
-        overlap=runs.overlap,
-    )
+    latency = replace(
+        roof, knots=knots, slope=digits((y1 - y0) / (x1 - x0) - per_token), host_step=runs.host_step,
+        host_request=runs.host_request, overlap=runs.overlap, cache_overhead=(),
+        head=0.0, sample=0.0, launch=0.0, eviction=0.0,  # which are in the points: they are of whole forwards
+    )  # fmt: skip
     memory = replace(base.memory, weight_bytes=base.memory.weight_bytes * runs.weight_bytes // BYTES, utilisation=0.9)
     regimes = (*("transition",) * (len(knots) - 1), "compute-bound")
     return replace(
@@ -87,7 +76,7 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
 
 
 def _line(base: float, slope: float, row: int, rows: int) -> tuple[tuple[float, float], ...]:
-    return tuple((float(x), float(f"{base + slope * x:.6g}")) for x in (row, row * rows))
+    return tuple((float(x), digits(base + slope * x)) for x in (row, row * rows))
 
 
 # vLLM: 50 forwards (prefill, 48, commit) of 0.569, 1.281 and 2.226 s at 1, 4 and 8 rows of 256 tokens (6.1).

@@ -9,8 +9,8 @@ from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .pieces import Problem, Solution, digits, search, split_pairs
-from .profile import Fit, HeldOut
+from .pieces import Problem, Solution, search, split_pairs
+from .profile import Fit, HeldOut, digits
 from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points, sequences
 from .stairs import Stairs, climb, traffic
 

@@ -3,8 +3,9 @@
 import numpy as np
 
 from ..engine.commits import CanvasLaw
-from .logged import Canvases, Floats, Ints
-from .pieces import digits
+from .logged import Canvases
+from .profile import digits
+from .samples import Floats, Ints
 
 FEW = 30  # canvases: fewer say little of a spread
 ROUNDING = 1 / 12  # variance of a count's rounding, in steps squared

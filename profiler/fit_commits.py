@@ -8,7 +8,6 @@ as many steps as they did.
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import expit
 
@@ -18,12 +17,10 @@ from ..engine.errors import ProfileError
 from .commit_log import CommitLog
 from .likelihood import Likelihood, Variances
 from .padding import padding_of
-from .pieces import digits
-from .profile import CommitFit, Prediction
+from .profile import CommitFit, Prediction, digits
 from .request_effects import fit_effects
+from .samples import Floats
 from .yields import Blocks, blocks, complete, draw, figures, repeated
-
-Floats = npt.NDArray[np.float64]
 
 MAX_ROWS = 8_000  # that the likelihood looks at: whole requests, the first ones
 NUM_BLOCKS = 8_000  # drawn to predict a figure

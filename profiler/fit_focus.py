@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.commits import ImportanceDeltas
-from .pieces import digits
+from .profile import digits
 
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]

@@ -4,8 +4,6 @@ docs/profiles.md has the forms. A number says what whole blocks yield; which mas
 differ, and how requests do, is assumed as for published means (calibrate.py).
 """
 
-import csv
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from pathlib import Path
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
-from ..files.read import cut, parsing, quoted, read_text
+from ..files.read import cut, quoted, read_csv
 from .calibrate import calibrate_commits
 from .canvas_law import with_mean
 from .fit_commits import fit_commits
@@ -143,16 +141,9 @@ def _model(
 @lru_cache(maxsize=8)
 def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
     """A commit model for each row: `threshold,yield`, and perhaps the block length that it is of."""
-    text = read_text(path, kind=ProfileError)
-    with parsing(path, "CSV", ProfileError):
-        reader = csv.DictReader(io.StringIO(text))
-        head, lines = reader.fieldnames or [], list(enumerate(reader, 2))
-    for name in COLUMNS:
-        if name not in head:
-            raise ProfileError(f"{path}: has columns {cut(', '.join(map(str, head)))}, expected {', '.join(COLUMNS)}")
     rows: dict[tuple[float, int], list[_Row]] = {}
-    for line, row in lines:
-        found = _row(f"{path}:{line}", row, block_length)
+    for where, row in read_csv(path, COLUMNS, kind=ProfileError):
+        found = _row(where, row, block_length)
         rows.setdefault((found.threshold, found.block_length), []).append(found)
     if not rows:
         raise ProfileError(f"{path}: holds no rows, expected at least one of {', '.join(COLUMNS)}")
@@ -171,13 +162,13 @@ class _Row:
     share: float | None  # of requests, where a threshold has a row for each class
 
 
-def _row(where: str, row: Mapping[str, str | None], block_length: int) -> _Row:
-    threshold = _number(where, row["threshold"] or "")
+def _row(where: str, row: Mapping[str, str], block_length: int) -> _Row:
+    threshold = _number(where, row["threshold"])
     if threshold > 1:
         raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
     own, tail, share = (row.get(name) for name in ("block_length", "p90_over_p50", "share"))
     length = _block(where, own) if own else block_length
-    mean = _mean(where, _number(where, row["yield"] or ""), length)
+    mean = _mean(where, _number(where, row["yield"]), length)
     return _Row(
         where, threshold, length, mean, _number(where, tail) if tail else None, _number(where, share) if share else None
     )  # fmt: skip

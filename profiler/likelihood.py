@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit, ive
 
-from .commit_log import CommitLog, Ints
+from .commit_log import CommitLog
+from .samples import Floats, Ints
 from .yields import block_of
-
-Floats = npt.NDArray[np.float64]
 
 STEP = 0.25  # of the grid
 REACH = 10.0  # log-odds that request, block and step may add

@@ -6,12 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .checked import Section
+from .samples import Bools, Floats, Ints
 
 MOST_TOKENS = 10**12  # of a request or a row: what sums of them can hold
 PHASES = ("prefill", "decode", "denoise", "flush")
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +18,7 @@ class Canvases:
 
     request: Ints
     num_steps: Ints  # of denoise and flush rows, up to the one that handed it out
-    flushed: npt.NDArray[np.bool_]  # that one was a flush
+    flushed: Bools  # that one was a flush
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.parallel import join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
-from ..live.session import Kept, run
+from ..live.session import Kept, LiveRun, run
 from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
@@ -58,8 +58,7 @@ from .fit_commits import at_fixed_length, fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
-from .pieces import digits
-from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance
+from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance, digits
 from .samples import Samples, samples
 from .stairs import levels
 
@@ -418,13 +417,18 @@ def log_commits(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
     )  # fmt: skip
+    check_whole(done)
+    lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
+    length = np.array([r.input_length for r in requests])
+    return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
+
+
+def check_whole(done: LiveRun) -> None:
+    """Raise what ended a live run early."""
     if done.failure is not None:
         raise done.failure
     if done.interrupted:
         raise KeyboardInterrupt
-    lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
-    length = np.array([r.input_length for r in requests])
-    return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
 
 
 def after(budget: float) -> Callable[[], bool]:
@@ -538,10 +542,7 @@ def _journal_of(
         draws=ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps),
         append=append, stop=after(budget),
     )  # fmt: skip
-    if done.failure is not None:
-        raise done.failure
-    if done.interrupted:
-        raise KeyboardInterrupt
+    check_whole(done)
     columns, lists = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)
     )

@@ -23,7 +23,7 @@ from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .hardware import default_max_batch
 from .logged import Canvases
-from .measure import PAGE, STEPS_SHARE, OnProgress, Taken, after, measured
+from .measure import PAGE, STEPS_SHARE, OnProgress, Taken, after, check_whole, measured
 from .models import Experts, ModelShape, Windowed
 from .profile import Profile
 from .samples import Samples, samples
@@ -199,7 +199,4 @@ def _served(
     done = run(
         loaded.model, policy, limits, requests, ask, draws=draws, latency=latency, append=take, seed=seed, stop=stop
     )  # fmt: skip
-    if done.failure is not None:
-        raise done.failure
-    if done.interrupted:
-        raise KeyboardInterrupt
+    check_whole(done)

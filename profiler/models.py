@@ -141,11 +141,6 @@ def embedding_params(m: ModelShape) -> int:
     return head_params(m) * (1 if m.tied else 2)
 
 
-def active_params(m: ModelShape) -> int:
-    """The active parameters of model cards: the layers' share of a token, and the embeddings."""
-    return active_layer_params(m) + embedding_params(m)
-
-
 def flops_per_token(m: ModelShape) -> int:
     """Of the layers' matrices for one token; neither attention's scores nor the LM head."""
     return 2 * active_layer_params(m)

@@ -7,6 +7,7 @@ costs arithmetic, not bytes, is left out: dLLM-Cache's value projections of the 
 
 from ..engine.latency import CacheOverhead
 from .models import BYTES, ModelShape
+from .profile import digits
 
 RETENTION, BUDGET = 0.5, 256  # assumed of Sparse-dLLM's and of MaskKV's kept keys: their papers' defaults
 # A copy is read and written. Keys are half of K, and turned anew (RoPE) in every pass where they are cached unturned.
@@ -44,7 +45,7 @@ def cache_overhead(model: ModelShape, bandwidth: float, *, launched: bool) -> tu
     keys = model.kv_bytes_per_token / bandwidth
     outputs = 2 * model.layers * model.hidden * BYTES / bandwidth
     return tuple(
-        CacheOverhead(cache, phase, float(f"{a_row * keys:.6g}"), float(f"{a_token * keys + b_token * outputs:.6g}"))
+        CacheOverhead(cache, phase, digits(a_row * keys), digits(a_token * keys + b_token * outputs))
         for (cache, phase), (a_token, b_token, a_row) in MOVED.items()
         if phase in WHOLE or not launched
     )

@@ -7,9 +7,9 @@ then. A request's last blocks in a row that did are its padding, where more requ
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from .commit_log import Bools, CommitLog, Ints
+from .commit_log import CommitLog
+from .samples import Bools, Floats, Ints
 from .yields import block_of
 
 SURE = 4.0  # standard errors by which requests that end in a whole block exceed what ordinary blocks explain
@@ -37,9 +37,9 @@ class Padding:
         return float(np.sqrt((off**2).sum() / max(1, len(off) - 1) * len(off)) / max(1, self.blocks.sum()))
 
     @property
-    def _expected(self) -> npt.NDArray[np.float64]:
+    def _expected(self) -> Floats:
         more = self.by_luck / (1.0 - self.by_luck) if self.by_luck < 1.0 else 0.0
-        found: npt.NDArray[np.float64] = np.maximum(0.0, self.padding - more * (self.padding > 0))
+        found: Floats = np.maximum(0.0, self.padding - more * (self.padding > 0))
         return found
 
 

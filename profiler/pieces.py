@@ -17,6 +17,7 @@ from scipy.optimize import least_squares, nnls
 
 from ..engine.latency import LatencyModel
 from .hardware import DENSE_FROM
+from .profile import digits
 from .samples import Bools, Floats, Points, captured, padded
 
 MAX_PIECES = 3
@@ -325,8 +326,3 @@ def split_pairs(qk_pairs: Floats, keys: Floats, dense_from: int) -> tuple[Floats
     """Each step's query-key pairs of the first `dense_from` queries of a key, and those beyond; 0: all are first."""
     short = np.minimum(qk_pairs, dense_from * keys) if dense_from else qk_pairs
     return short, qk_pairs - short
-
-
-def digits(value: float, num: int = 6) -> float:
-    """Rounded to that many significant digits."""
-    return float(f"{value:.{num}g}")

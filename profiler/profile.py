@@ -429,6 +429,11 @@ def gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
 
 
+def digits(value: float, num: int = 6) -> float:
+    """Rounded to that many significant digits: a file's bytes must not hang on the last bit of a logarithm."""
+    return float(f"{value:.{num}g}")
+
+
 def _latency(s: Section) -> LatencyModel:
     knots = _knots(s, "knots")
     if not knots:

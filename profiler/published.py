@@ -3,7 +3,7 @@
 Optimus's Table 2 gives a mean and a standard deviation that ordinary steps cannot have: both are those of a mixture
 with steps that commit a whole block at once, as blocks of padding after EOS do when generation runs on to a fixed
 length. A server that stops at EOS runs ordinary steps only; `<workload>-fixed` is the mixture. SDAR-8B's six rows were
-taken apart by hand (ordinary steps with a std of about 2), the others by `calibrate.decompose`, which takes the
+taken apart by hand (ordinary steps with a std of about 2), the others by a test of calibrate.py, which takes the
 ordinary steps' std to be 2 / 2.2 of their mean; the two agree within 0.15 tokens except for LongBench (1.69, not 2.2).
 """
 

@@ -9,16 +9,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit, logit, ndtr
 
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
-from .calibrate import simulate
+from .calibrate import bisected, simulate
 from .likelihood import STEP, Likelihood, Variances
-from .pieces import digits
-
-Floats = npt.NDArray[np.float64]
+from .profile import digits
+from .samples import Floats
 
 ROUNDS = 40
 NUM_QUANTILES = 64
@@ -68,24 +66,22 @@ def normal(grid: Floats, spread: float) -> Floats:
     return np.asarray(np.maximum(weight / weight.sum(), 1e-12), np.float64)
 
 
-def with_tail(model: CommitModel, p90_over_p50: float, blocks: int = 8) -> CommitModel:
+def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
     """The model at another spread between requests, from a published pair.
 
-    p90_over_p50: of the steps that a request of so many blocks takes for a token, between requests. The mean yield
+    p90_over_p50: of the steps that a request of eight blocks takes for a token, between requests. The mean yield
     stays. ProfileError where no spread gives it: steps alone scatter by more, or no spread is wide enough.
     """
 
     def tail(spread: float) -> float:
-        return _tail(_same_mean(model, replace(model, request_spread=spread, request_quantiles=())), blocks)
+        return _tail(_same_mean(model, replace(model, request_spread=spread, request_quantiles=())))
 
     low, high = 0.0, 4.0
     if not tail(low) <= p90_over_p50 <= tail(high):
         raise ProfileError(
             f"p90 over p50 is {p90_over_p50:g}, expected {tail(low):.3g} (requests that are alike) to {tail(high):.3g}"
         )
-    for _ in range(9):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tail(middle) < p90_over_p50 else (low, middle)
+    low, high = bisected(lambda spread: tail(spread) < p90_over_p50, low, high, 9)
     return _same_mean(model, replace(model, request_spread=digits((low + high) / 2, 3), request_quantiles=()))
 
 
@@ -140,15 +136,11 @@ def _same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
 
 def _offset(model: CommitModel, mean: float) -> float:
     """The log-odds that give the model a mean yield, to about 1 %."""
-    low, high = -6.0, 6.0
-    for _ in range(10):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mean_yield(shifted(model, middle)) < mean else (low, middle)
-    return (low + high) / 2
+    return sum(bisected(lambda by: mean_yield(shifted(model, by)) < mean, -6.0, 6.0, 10)) / 2
 
 
 @lru_cache(maxsize=256)
-def _tail(model: CommitModel, blocks: int) -> float:
+def _tail(model: CommitModel, blocks: int = 8) -> float:
     """p90 over p50 of the steps a token, between requests of so many blocks."""
     from .yields import Blocks, block_of, draw
 

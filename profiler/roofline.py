@@ -10,6 +10,7 @@ from .. import __version__
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
+from .calibrate import bisected
 from .hardware import (
     ATTENTION_EFFICIENCY,
     DENSE_EFFICIENCY,
@@ -34,7 +35,7 @@ from .models import (
     window_flops,
 )
 from .moved_bytes import cache_overhead
-from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb
+from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits, gb
 from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 
 PAGE = 64  # tokens of a KV page
@@ -94,11 +95,7 @@ def roofline(
         commits=yields or published_commits(model.name),
         canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
         focus=FOCUS_DELTAS if kind == "block-diffusion" else None,
-        provenance=Provenance(
-            (sheet, shape),
-            date,
-            __version__,
-        ),
+        provenance=Provenance((sheet, shape), date, __version__),
     )
 
 
@@ -118,24 +115,24 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
     conditioning = head_flops(model) / peak if family(model) == "canvas" else 0.0
     gather = (tp - 1) / tp * model.vocab * BYTES / (gpu.link * LINK_EFFICIENCY)
     return LatencyModel(
-        knots=tuple((float(x), _digits(y + fixed + per_token * x)) for x, y in points),
-        slope=_digits(compute + per_token),
-        attention=_digits(attention_flops(model) / attends),
-        kv_read=_digits(_kv_bytes(model, tp) / bandwidth),
-        window_attention=_digits(window_flops(model) / attends),
-        window_kv_read=_digits(model.window_bytes_on(tp) / bandwidth),
+        knots=tuple((float(x), digits(y + fixed + per_token * x)) for x, y in points),
+        slope=digits(compute + per_token),
+        attention=digits(attention_flops(model) / attends),
+        kv_read=digits(_kv_bytes(model, tp) / bandwidth),
+        window_attention=digits(window_flops(model) / attends),
+        window_kv_read=digits(model.window_bytes_on(tp) / bandwidth),
         dense_from=DENSE_FROM,
-        dense_attention=_digits(attention_flops(model) / dense),
-        window_dense_attention=_digits(window_flops(model) / dense),
-        head=_digits(head_flops(model) / peak + gather),
+        dense_attention=digits(attention_flops(model) / dense),
+        window_dense_attention=digits(window_flops(model) / dense),
+        head=digits(head_flops(model) / peak + gather),
         # Every GPU of a replica samples all rows.
-        sample=_digits(model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning),
-        launch=GRAPH_LAUNCH if graphs else _digits(eager_launch(model)),
+        sample=digits(model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning),
+        launch=GRAPH_LAUNCH if graphs else digits(eager_launch(model)),
         host_step=GRAPH_HOST_STEP if graphs else 0.0,
         host_request=GRAPH_HOST_REQUEST if graphs else 0.0,
-        early=_digits(model.early),
+        early=digits(model.early),
         # The two layers before the choice are launched one by one, and the host waits for what they say.
-        eviction=_digits(2 * eager_launch(model) / model.layers),
+        eviction=digits(2 * eager_launch(model) / model.layers),
     ), tuple(regimes)
 
 
@@ -161,11 +158,8 @@ def compute_slope(gpu: Gpu, model: ModelShape, tp: int) -> float:
 def knee(gpu: Gpu, model: ModelShape, tp: int) -> float:
     """Tokens at which reading the weights and multiplying with them take equally long."""
     slope = compute_slope(gpu, model, tp)
-    low, high = 0.0, weight_read(gpu, model, tp, 1e9) / slope
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope * middle < weight_read(gpu, model, tp, middle) else (low, middle)
-    return high
+    most = weight_read(gpu, model, tp, 1e9) / slope
+    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens), 0.0, most, 60)[1]
 
 
 def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:
@@ -216,8 +210,3 @@ def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:
         memory_model(gpu, model, tp).num_pages(PAGE, 1, PAGE)
     except ProfileError as error:
         raise ProfileError(f"{model.name} on {where}: {error}") from None
-
-
-def _digits(value: float) -> float:
-    """Six significant digits, so that a file's bytes do not hang on the last bit of a logarithm."""
-    return float(f"{value:.6g}")

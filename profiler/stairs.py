@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..engine.latency import LatencyModel
-from .pieces import SHORT, Problem, Solution, _identified, _settle, _solve, digits
+from .pieces import SHORT, Problem, Solution, _identified, _settle, _solve
+from .profile import digits
 from .samples import Bools, Floats, Points, Samples, buckets, captured, padded, sequences
 
 GRID = 64  # tokens: the least tile of a large matrix product

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
@@ -15,15 +14,14 @@ from ..engine.latency import Features
 from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from .checked import Section
-from .commit_log import Bools, CommitLog
+from .commit_log import CommitLog
 from .fit import fit_latency, predict
 from .fit_canvas import fit_canvas_law
 from .fit_commits import at_fixed_length, fit_commits
 from .logged import Logged, LoggedSteps, Requests
 from .models import ModelShape, model
-from .pieces import digits
-from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, model_shape
-from .samples import Samples, samples
+from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
+from .samples import Bools, Ints, Samples, samples
 
 SCHEMA = "dsim-steplog"
 VERSIONS = (1, 2, 3)
@@ -83,7 +81,7 @@ class StepLog:
     header: Header
     steps: Samples
     commits: CommitLog
-    commit_steps: npt.NDArray[np.int64]  # of each row of `commits`, the step's number
+    commit_steps: Ints  # of each row of `commits`, the step's number
     requests: Logged
     rows: LoggedSteps
 
@@ -132,13 +130,9 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     laws: list[CanvasLaw] = []
     try:
         latency, fit = fit_latency(log.steps)
-        if _by_law(h) and len(log.requests.canvases.request):
+        if (late := _late(h)) is not None and len(log.requests.canvases.request):
             law, doubts = fit_canvas_law(
-                log.requests.canvases,
-                workload=h.workload,
-                canvas_length=h.block_length,
-                late=_is_late(h),
-                source=source,
+                log.requests.canvases, workload=h.workload, canvas_length=h.block_length, late=late, source=source
             )
             laws = [law]
             fit = replace(fit, doubts=(*fit.doubts, *doubts), valid=fit.valid and not doubts)
@@ -191,15 +185,15 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     )  # fmt: skip
 
 
-def _by_law(header: Header) -> bool:
-    """Whether the log's engine decodes canvases, any position of which may change until all are committed."""
+def _late(header: Header) -> bool | None:
+    """Whether canvases are handed out with the pass that leaves their keys and values; None where there are none.
+
+    Any position of a canvas may change until all are committed.
+    """
     known = PRESETS.get(header.preset or "")
-    return known is not None and known.policy.unmasking.strategy == "law"
-
-
-def _is_late(header: Header) -> bool:
-    """Whether it hands a canvas out with the pass that leaves its keys and values, not before it."""
-    return bool(getattr(PRESETS[header.preset or ""].policy.granularity, "late", False))
+    if known is None or known.policy.unmasking.strategy != "law":
+        return None
+    return bool(getattr(known.policy.granularity, "late", False))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -327,7 +321,7 @@ class _Sequences:
             self._rows.append((request, start, number))
             self._marks.append(np.stack([masks, computed & masks, committed]))
 
-    def log(self) -> tuple[CommitLog, npt.NDArray[np.int64]]:
+    def log(self) -> tuple[CommitLog, Ints]:
         """The commits, and the number of each row's step."""
         request, start, number = np.array(self._rows, np.int64).reshape(-1, 3).T
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)

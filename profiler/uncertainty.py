@@ -24,10 +24,6 @@ DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host t
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
-OF_DEVICE = (
-    "slope", "attention", "kv_read", "head", "sample", "eviction", "window_attention", "window_kv_read",
-    "dense_attention", "window_dense_attention", "prompt_attention", "prompt_kv_read", "sequence",
-)  # fmt: skip
 TABLES = ("knots", "graph_knots")  # of a latency model
 # Where an eager engine's host terms are unknown, they lie between nothing and these: SGLang's host takes about 5.5 ms a
 # forward of 72 rows (LLaDA2.1-mini on an H20, sglang #33322), were it all a step's or all its rows'.
@@ -95,12 +91,13 @@ def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding
     factor = float(np.exp(width * scores.get(DEVICE, 0.0)))
     if fit.held_out is not None:
         factor *= float(np.exp(fit.held_out.median * scores.get(MISFIT, 0.0)))
-    latency = _scaled(latency, factor)
-    more: dict[str, float] = {"launch": latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))}
+    # What the host and its launches take, and caches cost, is no part of the device's time.
+    more: dict[str, Any] = {name: getattr(latency, name) for name in ("host_step", "host_request", "cache_overhead")}
+    more["launch"] = latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))
     for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
         if name in scores:
             more[field] = MOST_HOST[name] * float(ndtr(scores[name]))
-    latency = replace(latency, **more)  # type: ignore[arg-type]
+    latency = replace(latency.scaled(factor), **more)
     for name, error in (fit.standard_errors or {}).items():
         if FIT + name in scores:
             latency = _moved(latency, name, error * scores[FIT + name])
@@ -159,15 +156,6 @@ def _varied_commits(
 def _rise(model: CommitModel) -> float:
     """The change of the mean by a unit of log-odds."""
     return (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)
-
-
-def _scaled(latency: LatencyModel, factor: float) -> LatencyModel:
-    if factor == 1.0:
-        return latency
-    numbers: dict[str, Any] = {name: getattr(latency, name) * factor for name in OF_DEVICE}
-    for table in TABLES:
-        numbers[table] = tuple((x, y * factor) for x, y in getattr(latency, table))
-    return replace(latency, **numbers)
 
 
 def _value_of(latency: LatencyModel, name: str) -> float | None:

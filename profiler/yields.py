@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.block import count_prefixes
 from ..engine.commits import CommitDraws, CommitModel
 from ..engine.draw import draw_plan
 from ..engine.state import MASKED, PENDING
-from .commit_log import Bools, CommitLog, Ints
-
-Floats = npt.NDArray[np.float64]
+from .commit_log import CommitLog
+from .samples import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

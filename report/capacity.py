@@ -1,15 +1,12 @@
 """A capacity in words and as a table: how much a fleet sustains, what binds, and the latency-rate curve."""
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ..files.place import Kind, check_folder, has_keys, write_folder
+from ..files.place import Kind, has_keys
 from .chart import Chart
 from .ensemble import of_ensemble
-from .html import to_html
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .spread import of_spread
 from .story import front_end
@@ -24,10 +21,11 @@ MOST_SHOWN = 2.5  # times its bound
 
 def answer(found: Json) -> str:
     """The capacity in one sentence."""
-    fleet = _fleet(found["replicas"])
+    count = found["replicas"]
+    fleet = f"{count} replica{_es(count)}"
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
     if found["asked_rate"] is not None:
-        return f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{_s(found['replicas'])} {sure}"
+        return f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{'s' if count == 1 else ''} {sure}"
     return f"{found['policy']} sustains {sure} on {fleet}"
 
 
@@ -235,18 +233,6 @@ def money(amount: float, found: Json) -> str:
     return f"{amount:,.2f} {found['currency']}".rstrip() if found.get("currency") else f"{amount:,.2f}"
 
 
-def write(folder: str | Path, found: Json, *, force: bool = False) -> None:
-    """Write capacity.json and report.html; the same capacity gives the same bytes."""
-    text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
-    page = to_html(capacity_page(found))
-    write_folder(folder, CAPACITY, {FILES[0]: text + "\n", FILES[1]: page}, force=force)
-
-
-def check(folder: str | Path, *, force: bool = False) -> Path:
-    """The folder, if it may be written to."""
-    return check_folder(folder, CAPACITY, force=force)
-
-
 def is_share(found: Json, name: str) -> bool:
     """Whether a bound is on a share of arrivals rather than on a time."""
     return name in found["share_criteria"]
@@ -262,13 +248,5 @@ def _half(rate: Json) -> float:
     return math.inf if rate["high"] is None else (rate["high"] - rate["low"]) / (2 * rate["value"])
 
 
-def _fleet(replicas: int) -> str:
-    return f"{replicas} replica{_es(replicas)}"
-
-
 def _es(count: int) -> str:
     return "" if count == 1 else "s"
-
-
-def _s(count: int) -> str:
-    return "s" if count == 1 else ""

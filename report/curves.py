@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.journal import STATUSES
+from .metrics import REJECTED, Floats, ratio
 from .run import Columns, Run
-
-Floats = npt.NDArray[np.float64]
 
 MAX_BINS = 300  # of a timeline
 NUM_WINDOWS = 48  # of arrivals
@@ -59,7 +57,7 @@ def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
 
 def waiting(requests: Columns, edges: Floats) -> Floats:
     """Requests that had arrived but not yet begun, averaged over each bin; rejected ones never wait."""
-    queued = requests["status"] != STATUSES.index("rejected")
+    queued = requests["status"] != REJECTED
     scheduled = requests["scheduled"][queued]
     over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled as it waited
     waited = _time_since(requests["arrival"][queued], edges) - _time_since(over, edges)
@@ -75,7 +73,7 @@ def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floa
     end = float(arrival.max()) * (1 + 1e-12) or 1.0
     edges = np.linspace(float(arrival.min()), end, windows + 1)
     arrivals = np.histogram(arrival, edges)[0]
-    share = _ratio(np.histogram(arrival[good], edges)[0], arrivals)
+    share = ratio(np.histogram(arrival[good], edges)[0], arrivals)
     return (edges[:-1] + edges[1:]) / 2, share
 
 
@@ -109,13 +107,13 @@ def steps(run: Run, policy: str, edges: Floats, pages: float) -> Steps:
         seen += len(at)
     chunks = np.flatnonzero(by_chunk[0])
     return Steps(
-        batch=_ratio(sums["batch"], sums["time"]),
-        chunk=_ratio(sums["chunk"], sums["time"]),
-        utilization=_ratio(sums["committed"], sums["tokens"]),
-        kv=_ratio(sums["pages"], sums["all_time"] * pages),
+        batch=ratio(sums["batch"], sums["time"]),
+        chunk=ratio(sums["chunk"], sums["time"]),
+        utilization=ratio(sums["committed"], sums["tokens"]),
+        kv=ratio(sums["pages"], sums["all_time"] * pages),
         chunks=chunks,
         chunk_share=by_chunk[0][chunks] / max(1, seen),
-        chunk_utilization=_ratio(by_chunk[2][chunks], by_chunk[1][chunks]),
+        chunk_utilization=ratio(by_chunk[2][chunks], by_chunk[1][chunks]),
         sample_tokens=np.concatenate([t for t, _ in sample] or [np.zeros(0, np.int64)]),
         sample_latency=np.concatenate([s for _, s in sample] or [np.zeros(0)]),
     )
@@ -142,8 +140,3 @@ def _add(sums: Floats, at: Any, values: Any) -> None:
 
 def _grow(table: Floats, columns: int) -> Floats:
     return np.pad(table, ((0, 0), (0, max(0, columns - table.shape[1]))))
-
-
-def _ratio(a: Any, b: Any) -> Floats:
-    out: Floats = np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
-    return out

@@ -1,9 +1,14 @@
 """A page as HTML that needs no network; the same page gives the same bytes."""
 
+import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
+from ..files.place import Kind, write_folder
 from .chart import colour, dashed, script_json
 from .page import Page
 
@@ -30,6 +35,14 @@ def to_html(page: Page) -> str:
         swatch=_swatch,
         loud=_loud,
     )
+
+
+def write_findings(
+    folder: str | Path, kind: Kind, found: Mapping[str, Any], page: Page, *, force: bool = False
+) -> None:
+    """Write findings as JSON and as a page, the two files of their kind; the same findings give the same bytes."""
+    text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
+    write_folder(folder, kind, dict(zip(kind.files, (text + "\n", to_html(page)), strict=True)), force=force)
 
 
 @cache

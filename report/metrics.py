@@ -197,9 +197,9 @@ def latencies(requests: Columns) -> dict[str, Floats]:
         "ttft": ttft,
         "ttfb": requests["first_block"] - requests["arrival"],
         "ttfs": requests["first_commit"] - requests["arrival"],
-        "tpot": _ratio(e2el - ttft, num_tokens - 1),
-        "tpot_chunk": np.where(requests["num_emissions"] > 1, _ratio(last - first, after_first), np.nan),
-        "norm_latency": _ratio(e2el, num_tokens),
+        "tpot": ratio(e2el - ttft, num_tokens - 1),
+        "tpot_chunk": np.where(requests["num_emissions"] > 1, ratio(last - first, after_first), np.nan),
+        "norm_latency": ratio(e2el, num_tokens),
         "e2el": e2el,
         "queue_time": requests["scheduled"] - requests["arrival"],
     }
@@ -356,7 +356,7 @@ def _spread(counts: CountHistogram) -> Spread:
     return Spread(counts.mean(), counts.quantile(0.5), min(values), max(values))
 
 
-def _ratio(a: Floats, b: Floats) -> Floats:
+def ratio(a: Any, b: Any) -> Floats:
     """a / b, NaN where b is not above zero."""
     out: Floats = np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
     return out

@@ -71,7 +71,8 @@ def why(info: Json, best: Json, second: Json) -> str:
     if math.isclose(_cost(info, best), _cost(info, second)):
         gap = f"{_met_share(info, second)} against {_met_share(info, best)}"
         return f"{name}, as dear, but nearer to the SLOs' bounds ({gap})"
-    return f"{name} needs {_gpus(second)}{_price(info, second)}"
+    price = "" if second["per_hour"] is None else f", {money(second['per_hour'], info)} an hour"
+    return f"{name} needs {_gpus(second)}{price}"
 
 
 def _met(info: Json, fleet: Json) -> str:
@@ -120,10 +121,6 @@ def _gpus(fleet: Json) -> str:
 
 def _count(gpus: int) -> str:
     return f"{gpus:,} GPU" if gpus == 1 else f"{gpus:,} GPUs"
-
-
-def _price(info: Json, fleet: Json) -> str:
-    return "" if fleet["per_hour"] is None else f", {money(fleet['per_hour'], info)} an hour"
 
 
 def _cost(info: Json, fleet: Json) -> float:

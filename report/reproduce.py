@@ -61,14 +61,12 @@ def _sections(found: Json, e: Json) -> tuple[Section, ...]:
 
 
 def _section(e: Json, rows: Sequence[Json]) -> Section:
-    shown = [
-        Row(
-            (r["series"], r["at"], r["measure"], _value(r["published"], r["unit"]), _predicted(r), _error(r["error"]),
-             r["status"]),
-            group=r["series"], about=r["note"],
-        )
-        for r in rows
-    ]  # fmt: skip
+    shown = []
+    for r in rows:
+        published = "" if r["published"] is None else f"{number(r['published'])} {r['unit']}"
+        error = "" if r["error"] is None else f"{100 * r['error']:+.1f} %"
+        cells = (r["series"], r["at"], r["measure"], published, _predicted(r), error, r["status"])
+        shown.append(Row(cells, group=r["series"], about=r["note"]))
     notes = [f"{e['system']}. {e['citation']}", e["conditions"]]
     for name, of_it in groupby(rows, key=lambda r: r["series"]):
         note = next(of_it)["note"]
@@ -106,19 +104,11 @@ def _figures(e: Json, rows: Sequence[Json]) -> list[Figure]:
     return figures
 
 
-def _value(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{number(value)} {unit}"
-
-
 def _predicted(r: Json) -> str:
     if r["predicted"] is None:
         return "failed"
     half = "" if r["half"] is None else f" ± {number(r['half'])}"
     return f"{number(r['predicted'])}{half} {r['unit']}"
-
-
-def _error(error: float | None) -> str:
-    return "" if error is None else f"{100 * error:+.1f} %"
 
 
 def _percent(share: float) -> str:

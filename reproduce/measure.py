@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from operator import attrgetter
 from typing import Any
 
 from ..engine.errors import DsimError
@@ -22,20 +23,17 @@ class Measure:
     of: Callable[[Result], float] | None  # None: it does not come from a replay
 
 
-def _decode_throughput(result: Result) -> float:
-    return float(result.table["num_tokens"].sum()) / result.totals.decode_time
-
-
-def _full_rows(result: Result) -> float:
-    return result.totals.tokens / result.totals.num_decode_steps
-
-
 MEASURES: dict[str, Measure] = {
-    "decode_throughput": Measure("tok/s", "output tokens / time in decode steps", _decode_throughput),
-    "tokens_per_step": Measure("positions", "positions computed / decode steps", _full_rows),
+    "decode_throughput": Measure(
+        "tok/s", "output tokens / time in decode steps",
+        lambda run: float(run.table["num_tokens"].sum()) / run.totals.decode_time,
+    ),
+    "tokens_per_step": Measure(
+        "positions", "positions computed / decode steps", lambda run: run.totals.tokens / run.totals.num_decode_steps
+    ),
     "capacity": Measure("req/s", "the highest rate at which every SLO holds (dsim capacity)", None),
     "peak_memory": Measure("GiB", "peak device memory of one request, weights included (reproduce/memory.py)", None),
-}
+}  # fmt: skip
 
 
 def known_measure(where: str, measure: str, series: Sequence[str]) -> None:
@@ -64,10 +62,7 @@ def of_run(measure: str, summary: Summary, result: Result) -> float:
     own = MEASURES.get(measure)
     if own is not None and own.of is not None:
         return own.of(result)
-    value: Any = summary
-    for part in measure.split("."):
-        value = getattr(value, part)
-    return float(value)
+    return float(attrgetter(measure)(summary))
 
 
 def _kind(where: str, name: str) -> None:

@@ -1,13 +1,10 @@
 """Run experiments: each point on its own, kept as it is done, and a row for each value beside what was published."""
 
-import csv
-import io
 import json
 import math
-import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
@@ -19,16 +16,17 @@ from .. import __version__
 from ..engine.errors import DsimError
 from ..engine.plain import MOST
 from ..files.interrupt import uninterrupted
-from ..files.place import Kind, Taken, check_folder, has_schema
-from ..files.read import MOST_OF_SETTINGS, cut, fault, json_of, parsing, quoted, read_text
-from ..files.write import write_whole
+from ..files.place import Kind, has_schema
+from ..files.read import cut, json_of, parsing, quoted, read_csv
+from ..files.write import csv_of, write_whole
 from ..planner.backend import Pool
 from ..planner.ensemble import sustained
 from ..planner.grid import key_of
+from ..planner.ledger import LedgerFolder
 from ..planner.replicate import student
 from ..planner.scenario import Scenario
 from ..planner.spread import FACTORS, moved_by_spread
-from .experiment import PREDICTED, Experiment, Run
+from .experiment import PREDICTED, Experiment, Run, Series
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
 from .memory import GIB, Sizes, peak, shortage
@@ -126,6 +124,15 @@ class Point:
         return f"{key_of(self.scenario)}-{self.run.memory or ''}-{','.join(self.measures)}"
 
 
+def _points(e: Experiment) -> Iterator[tuple[Series, Point]]:
+    """Every run of an experiment, with each seed."""
+    for series in e.series:
+        own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
+        for run in series.runs:
+            for seed in range(e.seeds):
+                yield series, Point(run, own, seed)
+
+
 def reproduce(
     experiments: Sequence[Experiment],
     out: Path | None = None,
@@ -146,19 +153,16 @@ def reproduce(
         experiments = [replace(e, seeds=seeds) for e in experiments]
     points, names = {}, {}
     for e in experiments:
-        for series in e.series:
-            own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
-            for run in series.runs:
-                for seed in range(e.seeds):
-                    point = Point(run, own, seed)
-                    points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {run.at}"
-    with Pool("local", jobs) as pool, _kept(out, force) as kept:
+        for series, point in _points(e):
+            points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
+    with Pool("local", jobs) as pool, _Kept(out, force) as kept:
         done = {key: entry for key, entry in kept.entries.items() if key in points}
         reused = len(done)
         left = {key: point for key, point in points.items() if key not in done}
         outcomes = pool.run(_values, left)
         interrupted = False
         try:
+            kept.begin()
             if progress is not None:
                 progress(reused, len(points), next((names[key] for key in left), ""))
             for outcome in outcomes:
@@ -176,7 +180,14 @@ def reproduce(
             outcomes.close()
         rows = tuple(_rows(experiments, done, published or {}))
         found = Reproduced(
-            tuple(experiments), rows, len(done) - reused, reused, len(points), interrupted, _today(), commit()
+            tuple(experiments),
+            rows,
+            len(done) - reused,
+            reused,
+            len(points),
+            interrupted,
+            date.today().isoformat(),
+            commit(),
         )
         kept.finish(found, page)
     return found
@@ -207,7 +218,7 @@ def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
     A row whose `published` is empty says nothing.
     """
     found: dict[tuple[str, ...], float] = {}
-    for where, row in _csv_rows(path, (*PLACE, "published")):
+    for where, row in read_csv(path, (*PLACE, "published")):
         text = row["published"].strip()
         if text:
             found[tuple(row[name] for name in PLACE)] = _finite(where, "published", text)
@@ -229,10 +240,6 @@ def commit() -> str:
     return said.stdout.strip()
 
 
-def _today() -> str:
-    return date.today().isoformat()
-
-
 def _values(point: Point) -> dict[str, float]:
     """A point's measures, wherever it runs."""
     found: dict[str, float] = {}
@@ -240,9 +247,7 @@ def _values(point: Point) -> dict[str, float]:
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
     if replayed:
         requests = scenario.requests()
-        result = scenario.simulate(requests)
-        if result.interrupted:
-            raise KeyboardInterrupt
+        result = scenario.simulate_whole(requests)
         told = scenario.summarize(result, requests)
         found |= {measure: of_run(measure, told, result) for measure in replayed}
     if "capacity" in point.measures:
@@ -250,14 +255,10 @@ def _values(point: Point) -> dict[str, float]:
             scenario, max_replications=CAPACITY_REPLICATIONS, num_requests=scenario.num_requests
         )  # fmt: skip
     if "peak_memory" in point.measures:
-        found["peak_memory"] = _peak(point.run, scenario)
+        if point.run.memory is None:
+            raise DsimError(f"{point.run.at}: peak_memory is asked for and memory does not say of which code")
+        found["peak_memory"] = peak(point.run.memory, _sizes(scenario)) / GIB
     return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _peak(run: Run, scenario: OnMachine) -> float:
-    if run.memory is None:
-        raise DsimError(f"{run.at}: peak_memory is asked for and memory does not say of which code")
-    return peak(run.memory, _sizes(scenario)) / GIB
 
 
 def _shortage(point: Point) -> str | None:
@@ -284,18 +285,15 @@ def _rows(
         values: dict[tuple[str, str, str], list[float]] = {}
         errors: dict[tuple[str, str], str] = {}
         finished = set()
-        for series in e.series:
-            own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
-            for run in series.runs:
-                for seed in range(e.seeds):
-                    entry = done.get(Point(run, own, seed).key)
-                    if entry is None:
-                        continue
-                    finished.add((series.name, run.at))
-                    if "error" in entry:
-                        errors[series.name, run.at] = str(entry["error"])
-                    for measure, value in entry.get("values", {}).items():
-                        values.setdefault((series.name, run.at, measure), []).append(value)
+        for series, point in _points(e):
+            entry, at = done.get(point.key), point.run.at
+            if entry is None:
+                continue
+            finished.add((series.name, at))
+            if "error" in entry:
+                errors[series.name, at] = str(entry["error"])
+            for measure, value in entry.get("values", {}).items():
+                values.setdefault((series.name, at, measure), []).append(value)
         for series in e.series:
             for run in series.runs:
                 if (series.name, run.at) not in finished:
@@ -333,90 +331,39 @@ def _estimate(
 # Files
 
 
-class _Kept:
-    """The output folder: a line a finished point, on the disk before the next is counted; without one, nothing."""
+class _Kept(LedgerFolder):
+    """The output folder: a line a finished point in cells.jsonl, then the results."""
 
     def __init__(self, folder: Path | None, force: bool) -> None:
-        self.entries: dict[str, dict[str, Any]] = {}
-        self._folder, self._file, self._taken = folder, None, None
-        if folder is None:
-            return
-        check_folder(folder, FOLDER, force=force, add=True)
-        self._taken = Taken(folder, FOLDER, force=force)
-        try:
-            self._read(folder / KEPT)
-            self._file = (folder / KEPT).open("ab")
-        except OSError as error:
-            self.close()
-            raise fault(folder, error) from None
-        except BaseException:
-            self.close()
-            raise
-
-    def append(self, entry: Mapping[str, Any]) -> None:
-        """A point is finished."""
-        if self._file is None or self._taken is None:
-            return
-        try:
-            self._file.write(json.dumps(entry, allow_nan=False, ensure_ascii=False).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise fault(f"{self._folder}/{KEPT}", error) from None
-        self._taken.settle()
+        super().__init__(folder, FOLDER, _finished, force=force)
 
     def finish(self, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
         """Write the results, each file whole or not at all."""
-        if self._folder is None or self._taken is None or not self._taken.is_settled:
-            return  # stopped before a point was finished: what `force` was to replace is put back
+        if self.folder is None or not self.is_settled:
+            return  # stopped before a point was finished
         info = {
             "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
             "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
         }  # fmt: skip
-        write_whole(self._folder / "results.csv", to_csv(found))
+        write_whole(self.folder / "results.csv", to_csv(found))
         if page is not None:
-            write_whole(self._folder / "report.html", page(found))
-        write_whole(self._folder / "reproduce.json", json.dumps(info, indent=2) + "\n")
-
-    def close(self) -> None:
-        """Let go of the folder."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-        if self._taken is not None:
-            self._taken.close()
-
-    def _read(self, path: Path) -> None:
-        """The finished points; a line that a crash tore off is dropped, and its point run again."""
-        if not path.is_file():
-            return
-        end = 0
-        with path.open("r+b") as file:
-            for i, line in enumerate(iter(lambda: file.readline(MOST_OF_SETTINGS), b""), 1):
-                if not line.endswith(b"\n"):
-                    break
-                end += len(line)
-                with parsing(f"{path}:{i}", "a finished point (delete the line to run it again, or pass --force)"):
-                    entry = json_of(line)
-                    match entry:
-                        case {"key": str(), "values": dict() as values}:
-                            if not all(_is_finite(value) for value in values.values()):
-                                raise ValueError(f"values are {cut(values, 40)}, expected numbers")
-                        case {"key": str(), "error": str()}:
-                            pass
-                        case _:
-                            raise ValueError("it has no key, and values or error")
-                self.entries[entry["key"]] = entry
-            file.truncate(end)
+            write_whole(self.folder / "report.html", page(found))
+        write_whole(self.folder / "reproduce.json", json.dumps(info, indent=2) + "\n")
 
 
-@contextmanager
-def _kept(folder: Path | None, force: bool) -> Iterator[_Kept]:
-    kept = _Kept(folder, force)
-    try:
-        yield kept
-    finally:
-        kept.close()
+def _finished(where: str, line: bytes) -> dict[str, Any]:
+    """A line of cells.jsonl: a point with its values, or with the error that stands in their place."""
+    with parsing(where, "a finished point (delete the line to run it again, or pass --force)"):
+        entry = json_of(line)
+        match entry:
+            case {"key": str(), "values": dict() as values}:
+                if not all(_is_finite(value) for value in values.values()):
+                    raise ValueError(f"values are {cut(values, 40)}, expected numbers")
+            case {"key": str(), "error": str()}:
+                pass
+            case _:
+                raise ValueError("it has no key, and values or error")
+    return dict(entry)
 
 
 COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", "date", "commit", "dsim", "note")
@@ -424,17 +371,13 @@ COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", 
 
 def to_csv(found: Reproduced) -> str:
     """The rows as results.csv has them; with `published` filled in it is a file for `--published`."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows: list[Sequence[Any]] = [COLUMNS]
     for row in found.rows:
         values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
         values |= {"error": row.error, "date": found.date, "commit": found.commit, "dsim": __version__}
         values["note"] = "; ".join(filter(None, (row.note, row.shortage)))
-        writer.writerow(
-            ["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS]
-        )
-    return text.getvalue()
+        rows.append(["" if (v := values[n]) is None else f"{v:.6g}" if isinstance(v, float) else v for n in COLUMNS])
+    return csv_of(rows)
 
 
 def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
@@ -442,22 +385,10 @@ def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
     if not RECORDED.is_file():
         return {}
     found: dict[tuple[str, ...], tuple[float | None, str]] = {}
-    for where, row in _csv_rows(RECORDED, (*PLACE, "predicted", "date", "commit")):
+    for where, row in read_csv(RECORDED, (*PLACE, "predicted", "date", "commit")):
         value = _finite(where, "predicted", row["predicted"]) if row["predicted"] else None
         found[tuple(row[name] for name in PLACE)] = value, f"{row['date']} {row['commit']}".strip()
     return found
-
-
-def _csv_rows(path: str | Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    with parsing(path, "CSV"):
-        reader = csv.DictReader(io.StringIO(read_text(path)))
-        head = [str(name) for name in reader.fieldnames or []]
-        rows = list(enumerate(reader, 2))
-    for name in wanted:
-        if name not in head:
-            raise DsimError(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
-    for line, row in rows:
-        yield f"{path}:{line}", {name: row[name] or "" for name in wanted}
 
 
 def _is_finite(value: object) -> bool:

@@ -4,7 +4,6 @@ Pages are sized as the engines do it (profiler/profile.py), before anybody has s
 is counted here (profiler/footprint.py), and where both do not fit, which tensor is the one too many.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,17 +56,6 @@ class StepMemory:
         cap = getattr(self.policy.batching, "max_num_logits", None)
         found = of_forward(self.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
         return {name: self.profile.device.count * size for name, size in found.items()}
-
-    def peaks(self, steps: Mapping[str, npt.NDArray[Any]]) -> Ints:
-        """Bytes that each step of a journal takes at its peak, all that stands included, [steps].
-
-        A first layer that computes more than the others (dLLM-Cache's) is not counted.
-        """
-        fixed = sum(self.standing.values())
-        sizes = np.stack([-(-steps["tokens"] // np.maximum(1, steps["num_forwards"])), steps["head_rows"]], axis=1)
-        distinct, which = np.unique(sizes, axis=0, return_inverse=True)
-        own = [sum(self.of(Forward(*size)).values()) for size in distinct.tolist()]
-        return fixed + np.array(own, np.int64)[which.reshape(-1)]
 
     def largest(self, requests: Trace) -> Forward:
         """The largest forward that the policy and its limits let these requests have."""

@@ -4,8 +4,6 @@ LMDeploy loads no plug-ins. `python -m dsim_hooks.lmdeploy ARGS` patches it and 
 programs call `patch()` before they make an engine. Engines of one process only.
 """
 
-import functools
-import inspect
 import sys
 from collections import deque
 
@@ -28,26 +26,11 @@ def patch():
     if getattr(EngineLoop, "_dsim_hooked", False):
         return
     EngineLoop._dsim_hooked = True
-    hook_class(BaseModelAgent, "__init__", _build)
-    hook_class(SchedulerSession, "add_sequence", _arrival)
-    hook_class(BaseModelAgent, "_async_model_forward", _forward)
-    hook_class(UnmaskingProcessor, "__call__", _unmask)
-    hook_class(EngineLoop, "_finish_forward_output", _output)
-
-
-def hook_class(kind, name, around):
-    """Replace a method by `around`, which is given the method."""
-    original = getattr(kind, name)
-    if inspect.iscoroutinefunction(original):
-
-        async def hooked(self, *args, **kwargs):
-            return await around(self, original, *args, **kwargs)
-    else:
-
-        def hooked(self, *args, **kwargs):
-            return around(self, original, *args, **kwargs)
-
-    setattr(kind, name, functools.wraps(original)(hooked))
+    steplog.hook_class(BaseModelAgent, "__init__", _build)
+    steplog.hook_class(SchedulerSession, "add_sequence", _arrival)
+    steplog.hook_class(BaseModelAgent, "_async_model_forward", _forward)
+    steplog.hook_class(UnmaskingProcessor, "__call__", _unmask)
+    steplog.hook_class(EngineLoop, "_finish_forward_output", _output)
 
 
 def _build(agent, original, *args, **kwargs):

@@ -3,6 +3,8 @@
 import atexit
 import collections
 import contextlib
+import functools
+import inspect
 import json
 import os
 import queue
@@ -193,6 +195,21 @@ class StepLog:
                 if num % TURN == 0:  # the engine's thread, where it wants the interpreter, waits for a few lines alone
                     time.sleep(0)
             self._file.flush()
+
+
+def hook_class(kind, name, around):
+    """Replace a method by `around`, which is given the method."""
+    original = getattr(kind, name)
+    if inspect.iscoroutinefunction(original):
+
+        async def hooked(self, *args, **kwargs):
+            return await around(self, original, *args, **kwargs)
+    else:
+
+        def hooked(self, *args, **kwargs):
+            return around(self, original, *args, **kwargs)
+
+    setattr(kind, name, functools.wraps(original)(hooked))
 
 
 def alike(column):

@@ -16,39 +16,33 @@ def register():
     if getattr(EngineCore, "_dsim_hooked", False):
         return
     EngineCore._dsim_hooked = True
-    build = EngineCore.__init__
-
-    @functools.wraps(build)
-    def init(self, vllm_config, *args, **kwargs):
-        build(self, vllm_config, *args, **kwargs)
-        hook(self, vllm_config)
-
     # An engine loads its plug-ins as its first act: the one being built is hooked by the class's other methods.
-    EngineCore.__init__ = init
-    add = EngineCore.add_request
-
-    @functools.wraps(add)
-    def add_request(self, request, *args, **kwargs):
-        hooked = hook(self, self.vllm_config)
-        params = request.sampling_params
-        came = _CAME.pop(request.request_id, None)
-        hooked.log.request(
-            request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
-            request.arrival_time, None if came is None else hooked.log.at(came),
-        )  # fmt: skip
-        return add(self, request, *args, **kwargs)
-
-    EngineCore.add_request = add_request
+    steplog.hook_class(EngineCore, "__init__", _build)
+    steplog.hook_class(EngineCore, "add_request", _add)
     # The engine looks for requests between two steps; a thread of its own takes them in as they come.
-    preprocess = getattr(EngineCore, "preprocess_add_request", None)
-    if preprocess is not None:
+    if hasattr(EngineCore, "preprocess_add_request"):
+        steplog.hook_class(EngineCore, "preprocess_add_request", _come)
 
-        @functools.wraps(preprocess)
-        def preprocess_add_request(self, request, *args, **kwargs):
-            _CAME[request.request_id] = time.perf_counter()
-            return preprocess(self, request, *args, **kwargs)
 
-        EngineCore.preprocess_add_request = preprocess_add_request
+def _build(engine, original, vllm_config, *args, **kwargs):
+    original(engine, vllm_config, *args, **kwargs)
+    hook(engine, vllm_config)
+
+
+def _add(engine, original, request, *args, **kwargs):
+    hooked = hook(engine, engine.vllm_config)
+    params = request.sampling_params
+    came = _CAME.pop(request.request_id, None)
+    hooked.log.request(
+        request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
+        request.arrival_time, None if came is None else hooked.log.at(came),
+    )  # fmt: skip
+    return original(engine, request, *args, **kwargs)
+
+
+def _come(engine, original, request, *args, **kwargs):
+    _CAME[request.request_id] = time.perf_counter()
+    return original(engine, request, *args, **kwargs)
 
 
 _CAME = {}  # request -> when it reached the engine, on the clock of time.perf_counter

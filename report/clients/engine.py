@@ -1,13 +1,13 @@
 """An engine's own log beside a client's file: the steps as a journal, and what lies between engine and client."""
 
 import numpy as np
-import numpy.typing as npt
 
 from ...engine.errors import DsimError
 from ...engine.journal import STEP_COLUMNS, STEP_LISTS, pack
 from ...engine.latency import Features
 from ...engine.step import Phase
-from ...profiler.logged import PHASES, Ints
+from ...profiler.logged import PHASES
+from ...profiler.samples import Bools, Ints
 from ...profiler.steplog import StepLog
 from ..run import Array, Columns
 from .match import Requested, places
@@ -68,7 +68,7 @@ def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] 
     return columns, lists
 
 
-def _marks(log: StepLog) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def _marks(log: StepLog) -> tuple[Bools, Bools]:
     """Positions of the block that each row of the log's steps computed, and those that it committed.
 
     Where the log has no sequence lines a block, or a canvas, commits whole in the last denoising step before it is

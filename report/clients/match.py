@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.errors import DsimError
-from .read import ClientLog, Floats
+from ..metrics import Floats
+from .read import ClientLog
 
 NEIGHBOURS = 0.05  # s: requests that follow each other so closely may have been sent in another order
 

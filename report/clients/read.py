@@ -6,14 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...engine.errors import DsimError
 from ...files.read import MOST, cut, json_of, read_text, shown
 from ...profiler import steplog
 
-Floats = npt.NDArray[np.float64]
 Json = dict[str, Any]
 
 MAX_TOKENS = 10_000_000  # of a request: more is a mistake
@@ -64,13 +60,8 @@ def read_client(path: str | Path) -> ClientLog:
 def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
     """The client that wrote the file, by the keys of its first object."""
     head, _, rest = text.strip().partition("\n")
-    whole = _object(head)
-    if whole is None or not rest.strip():
-        whole = _object(text)
-    elif whole.get("schema") == steplog.SCHEMA:
-        return _engine
-    elif {"metadata", "metrics"} <= set(whole):
-        return _aiperf
+    whole = _object(head) if rest.strip() else None
+    whole = _object(text) if whole is None else whole
     if whole is None:
         raise DsimError(f"{path}: is no JSON object, expected {_expected()}")
     if whole.get("schema") == steplog.SCHEMA:

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from ..metrics import Floats
+
 LEAST = 1e-100  # of a value that others are a share of: less is zero, and a share of it no float
 
 DEFINITIONS = {

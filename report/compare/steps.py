@@ -13,8 +13,9 @@ from ...engine.latency import Features, LatencyModel
 from ...engine.passes import first_layers
 from ...engine.policy import Policy
 from ...engine.step import Phase
+from ..metrics import Floats
 from ..run import Columns
-from .errors import Errors, Floats, errors, ks_distance
+from .errors import Errors, errors, ks_distance
 
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
 

@@ -20,12 +20,12 @@ from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
-from dsim.live.stub import StubExecutor
 from dsim.profiler.profile import Profile
 from dsim.sim.twin import commit_model_of, limits_of, simulate
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, TOY_MODEL, Collector, table_bytes, toy_profile, toy_trace
+from .stub import StubExecutor
 
 COMPLETED, REJECTED = 0, 1
 # Halves, quarters and so on of a second add up without rounding.

@@ -83,7 +83,7 @@ def quick(scenario: Scenario, **options: Any) -> Capacity:
 def test_the_capacity_of_the_twin_is_the_closed_form_of_m_d_1(md1: Scenario) -> None:
     found = quick(md1, num_requests=1000, precision=0.1)
     assert found.rate.low < md1_capacity(2.0) < found.rate.high
-    assert found.precise
+    assert found.rate.half_width <= found.precision
     assert found.binding_slo == MEAN
     assert found.limited_by == "activation budget"
     assert found.limiting_setting == "max_batch=1"

@@ -7,8 +7,6 @@ from dsim.engine.commits import LawDraws
 from dsim.profiler.calibrate import (
     STD_PER_MEAN,
     calibrate_commits,
-    decompose,
-    mixture,
     padding_blocks,
     pass_table,
     simulate,
@@ -83,6 +81,25 @@ def test_a_shorter_block_can_be_calibrated_too() -> None:
     assert len(m.pass_probability) == 8
     mean, _ = simulate(m.pass_probability, m.request_spread, m.block_spread, m.step_spread)
     assert mean == pytest.approx(1.8, rel=2e-3)
+
+
+def mixture(mean: float, std: float, steps: float, block_length: int) -> tuple[float, float]:
+    """Mean and std over all steps, where the share `steps` commits a whole block and the others mean ± std."""
+    total = (1.0 - steps) * mean + steps * block_length
+    square = (1.0 - steps) * (mean**2 + std**2) + steps * block_length**2
+    return total, float(np.sqrt(square - total**2))
+
+
+def decompose(total: float, total_std: float, block_length: int = 32) -> tuple[float, float]:
+    """(mean of the ordinary steps, share of whole-block steps) of a published mean and std; undoes `mixture`."""
+    low, high = 0.0, (total - 1.0) / (block_length - 1.0)
+    for _ in range(60):
+        steps = (low + high) / 2
+        mean = (total - block_length * steps) / (1.0 - steps)
+        low, high = (
+            (steps, high) if mixture(mean, STD_PER_MEAN * mean, steps, block_length)[1] < total_std else (low, steps)
+        )
+    return (total - block_length * low) / (1.0 - low), low
 
 
 @pytest.mark.parametrize("workload", TABLE_2)

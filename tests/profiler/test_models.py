@@ -10,8 +10,8 @@ from dsim.engine.errors import ProfileError
 from dsim.profiler.models import (
     MODELS,
     active_layer_params,
-    active_params,
     architecture_of,
+    embedding_params,
     family,
     layer_params,
     model,
@@ -45,7 +45,7 @@ COUNTS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_match_the_cards(name: str) -> None:
     m = MODELS[name]
-    counts = (m.total_params, layer_params(m), active_layer_params(m), active_params(m))
+    counts = (m.total_params, layer_params(m), active_layer_params(m), active_layer_params(m) + embedding_params(m))
     assert [round(n / 1e9, 3) for n in counts] == list(COUNTS[name])
 
 

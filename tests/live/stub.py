@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..engine.commits import CommitDraws
-from ..engine.latency import LatencyModel
-from ..engine.step import StepOutcome, StepPlan, features_left
+from dsim.engine.commits import CommitDraws
+from dsim.engine.latency import LatencyModel
+from dsim.engine.step import StepOutcome, StepPlan, features_left
 
 
 class StubExecutor:
