@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,17 +100,16 @@ def test_forwards_by_the_kernels_say_what_those_by_the_references_say() -> None:
 
 
 def served(
-    path: Path, spec: str, requests: Mapping[int, Request], phases: list[list[Phase]], told_by: str
+    path: Path, spec: str, requests: Mapping[int, Request], phases: list[list[Phase]], told_by: str, layers: int
 ) -> tuple[list[Sampled], Any, Counter[tuple[str, Path]]]:
     """What the forward's method `told_by` said of steps of these phases, the forward, and the paths that were taken.
 
     requests: by the step that they come before.
     """
-    policy, limits = (
-        parse(f"{spec},block_length=8,denoising_steps=4"),
-        Limits(8, 256, 4, state_tokens=TINY.state_tokens),
-    )
-    model = random_model(TINY, "cpu", torch.float32, seed=1)
+    config = replace(TINY, layers=layers)
+    policy = parse(f"{spec},block_length=8,denoising_steps=4")
+    limits = Limits(8, 256, 4, state_tokens=config.state_tokens)
+    model = random_model(config, "cpu", torch.float32, seed=1)
     forward: Any = session.make_forward(model, policy, limits, list(requests.values()))
     said: list[Sampled] = []
     tells = getattr(forward, told_by)
@@ -119,7 +119,7 @@ def served(
         return said[-1]
 
     setattr(forward, told_by, keep)
-    executor = session.make_executor(forward, policy, limits, random_prompts(TINY, 1), ScheduledCommits(8, 4))
+    executor = session.make_executor(forward, policy, limits, random_prompts(config, 1), ScheduledCommits(8, 4))
     engine = Engine(policy, limits, RequestTable(len(requests)))
     before = taken.copy()
     for step, expected in enumerate(phases):
@@ -146,7 +146,7 @@ def test_packs_and_reuses_by_the_kernels_say_what_those_by_the_references_say() 
     phases = [[Phase.FULL], [Phase.PACK, Phase.FULL], [Phase.REUSE, Phase.PACK], [Phase.REUSE, Phase.REUSE]]
     said, keys = {}, {}
     for path in PATHS:
-        said[path], forward, now = served(path, "dllm-serve:0.3,page_size=64", requests, phases, "run")
+        said[path], forward, now = served(path, "dllm-serve:0.3,page_size=64", requests, phases, "run", TINY.layers)
         keys[path] = forward.cache.keys.numpy()
         assert now == {
             ("ragged_paged_attention", path): 4 * TINY.layers, ("kv_scatter", path): 4 * TINY.layers,
@@ -164,20 +164,20 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
     spec = "maskkv:6,page_size=16,prompt_refresh=3,response_refresh=2,transfer=0.5"
     said, kept = {}, {}
     for path in PATHS:
-        said[path], forward, now = served(path, spec, {0: Request(0, 0.0, 21, 16)}, [[p] for p in order], "advance")
+        said[path], forward, now = served(path, spec, {0: Request(0, 0.0, 21, 16)}, [[p] for p in order], "advance", 3)
         assert isinstance(forward, PeriodicForward)
         # A step scatters what it computes, and those that compute the prompt what is kept of it. A layer has two norms,
         # and a third where it looks for what changed, in two steps.
         assert now == {
-            ("ragged_paged_attention", path): 4 * TINY.layers, ("kv_scatter", path): (4 + 2) * TINY.layers,
-            ("mask_vote", path): TINY.layers, ("confidence_of_hidden", path): 4,
-            ("qk_norm_rope", path): 4 * TINY.layers, ("swiglu", path): 4 * TINY.layers,
-            ("add_rms_norm", path): 4 * (2 * TINY.layers + 1) + 2 * TINY.layers,
+            ("ragged_paged_attention", path): 4 * 3, ("kv_scatter", path): (4 + 2) * 3,
+            ("mask_vote", path): 3, ("confidence_of_hidden", path): 4,
+            ("qk_norm_rope", path): 4 * 3, ("swiglu", path): 4 * 3,
+            ("add_rms_norm", path): 4 * (2 * 3 + 1) + 2 * 3,
         }  # fmt: skip
         chosen = [layer.chosen for layer in forward._layers]
         kept[path] = [(c.positions.tolist(), c.heads.tolist()) for c in chosen if c is not None]
     assert kept["triton"] == kept["reference"]
-    # Two heads of two layers keep six each in the mean, and the layers not alike.
+    # Two heads of three layers keep six each in the mean, and no layer what another does.
     counts = [len(positions) for positions, _ in kept["triton"]]
-    assert (sum(counts), len(set(counts))) == (6 * 2 * 2, 2)
+    assert (sum(counts), len(set(counts))) == (6 * 2 * 3, 3)
     assert_alike(said["triton"], said["reference"])
