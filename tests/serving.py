@@ -41,7 +41,7 @@ class Served:
         self.engine = Engine(policy, limits, self.table, emit=emit)
         self.draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
         self.now = 0.0
-        self.plan: StepPlan | None = None
+        self.plan: Any = None  # a StepPlan; None where there is nothing to do
 
     def submit(self, index: int, prompt: int, output: int) -> bool:
         return self.engine.submit(Request(index, self.now, prompt, output))
@@ -60,7 +60,6 @@ class Served:
 
     def features(self) -> tuple[int, ...]:
         """tokens, sum_q_kv, sum_kv, head_rows, sampled_rows, batch, prefill_tokens, num_forwards of the last plan."""
-        assert self.plan is not None
         return tuple(int(v) for v in self.plan.features[:8])  # toy models have no layers with a window
 
     def __getitem__(self, column: str) -> list[Any]:

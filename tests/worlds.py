@@ -49,7 +49,7 @@ class World:
         limits = Limits(num_pages, context_limit, max_batch, **windows)
         self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, eos=eos)
         self.now = 0.0
-        self.plan: StepPlan | None = None
+        self.plan: Any = None  # a StepPlan; None where there is nothing to do
 
     def submit(self, index: int, prompt: int, output: int, canvas_length: int = 0) -> bool:
         return self.engine.submit(Request(index, self.now, prompt, output, canvas_length=canvas_length))
@@ -76,7 +76,6 @@ class World:
 
     def commit(self, commits: Mapping[int, Iterable[int]] | None = None) -> list[int]:
         """End the step in flight with these columns committed, by request; the requests that finished."""
-        assert self.plan is not None
         committed = np.zeros(self.plan.window.shape, np.bool_)
         rows = {int(request): row for row, request in enumerate(self.plan.requests)}
         for request, columns in (commits or {}).items():
@@ -100,7 +99,6 @@ class World:
 
     def features(self) -> tuple[int, ...]:
         """tokens, sum_q_kv, sum_kv, head_rows, sampled_rows, batch, prefill_tokens, num_forwards of the last plan."""
-        assert self.plan is not None
         return tuple(int(v) for v in self.plan.features[:8])  # toy models have no layers with a window
 
     def __getitem__(self, column: str) -> list[Any]:
@@ -179,6 +177,12 @@ class Collector:
 
 def table_bytes(table: RequestTable) -> dict[str, bytes]:
     return {name: table[name].tobytes() for name in REQUEST_COLUMNS}
+
+
+def journal_bytes(journal: Collector) -> dict[str, bytes]:
+    steps, lists = journal.steps, journal.lists
+    out = {f"step {name}": steps[name].tobytes() for name in STEP_COLUMNS}
+    return out | {f"list {name}": b"".join(part.tobytes() for part in lists[name]) for name in STEP_LISTS}
 
 
 class PlainLoop(ABC):

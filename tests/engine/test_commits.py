@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, LawDraws, TokenDraws, choose
 from dsim.engine.errors import ProfileError
@@ -102,31 +100,6 @@ def test_a_step_that_computes_a_mask_commits_at_least_the_best() -> None:
     assert np.abs(committed.mean(axis=0) - 0.25).max() < 0.015
     near = replace(PLAIN, pass_probability=(1e-3, 1e-9, 1e-9, 1e-9))
     assert draws(near, N).draw(plan(np.arange(N)))[:, 0].mean() > 0.99
-
-
-def test_a_step_without_masks_commits_nothing() -> None:
-    d = draws(PLAIN, 10)
-    who = np.arange(10)
-    assert not d.draw(plan(who, status=[1, 1, 2, 2])).any()
-    assert not d.draw(plan(who, status=[1, 1, 0, 0], window=[1, 1, 0, 0])).any()
-    assert not d.draw(plan(who, window=[0, 0, 0, 0])).any()
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.lists(
-        st.tuples(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.integers(0, 255)), min_size=1, max_size=6
-    )
-)
-def test_only_computed_masks_commit_and_one_at_least(rows: list[tuple[list[int], int]]) -> None:
-    d = draws(SPREAD, len(rows), width=8)
-    p = plan(
-        np.arange(len(rows)), 8, status=[s for s, _ in rows], window=[[(w >> i) & 1 for i in range(8)] for _, w in rows]
-    )
-    committed = d.draw(p)
-    masks = (p.status == 0) & p.window
-    assert not (committed & ~masks).any()
-    assert (committed.any(axis=1) == masks.any(axis=1)).all()
 
 
 def test_requests_blocks_and_steps_differ_by_their_spreads() -> None:

@@ -177,12 +177,3 @@ def test_the_budget_is_of_what_the_plan_says_was_decoded() -> None:
         num = retained.sum(axis=1)
         assert num.min() == least
         assert (num < WIDTH).any()
-
-
-def test_a_sample_s_deviation_selects_fewer() -> None:
-    kept = []
-    for sample in (False, True):
-        p = plan(np.arange(N), progress=7, rule=Focus(alpha=1.0, sample_deviation=sample))
-        kept.append(draws().draw_evicting(p)[0])
-    assert kept[1].sum() < kept[0].sum()
-    assert not (kept[1] & ~kept[0]).any()

@@ -11,12 +11,10 @@ import dsim
 from . import golden
 
 CELLS = (
-    "lmdeploy-bd32,num_pages=11 emit=step replicas=2 router=round-robin",
     "optimus,obs=true emit=step replicas=2 router=round-robin",
     "focus,num_pages=11 emit=block replicas=2 router=round-robin",
     "maskkv emit=end replicas=2 router=round-robin",
     "vllm-ar-spec,num_pages=40 emit=block eos",
-    "sglang-fdfo concurrency=9",
 )
 
 

@@ -1,16 +1,11 @@
 """Prefix caching: which tokens are found, which pages are evicted, and who holds what."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import dsim
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable, StepRecorder
@@ -229,7 +224,7 @@ def draw_world(rng: np.random.Generator) -> dict[str, Any]:
 
 def test_random_worlds_run_as_the_oracle_says() -> None:
     hits, evictions, preemptions = 0, 0, 0
-    for seed in range(150):
+    for seed in range(60):
         d = draw_world(np.random.default_rng(seed))
         spec = (
             f"vllm-ar,prefix_caching=true,async_scheduling=false,page_size={d['page']},"
@@ -273,7 +268,7 @@ def test_random_worlds_run_as_the_oracle_says() -> None:
         hits += totals.prefix_hits
         evictions += len(told.evicted)
         preemptions += told.preempted
-    assert (hits > 5_000, evictions > 2_000, preemptions > 50) == (True, True, True)
+    assert (hits > 2_000, evictions > 800, preemptions > 20) == (True, True, True)
 
 
 # ---- whole runs --------------------------------------------------------------------------------------------------
@@ -377,19 +372,3 @@ def test_a_scheduler_that_shares_no_pages_takes_no_prefix_cache() -> None:
         with pytest.raises(PolicyError) as error:
             replace(PRESETS[preset].policy, memory=memory)
         assert f"{preset}: prefix_caching is true, and {kinds}" in str(error.value)
-
-
-# ---- the other schedulers ----------------------------------------------------------------------------------------
-
-
-def test_the_other_schedulers_reuse_prefixes_as_their_engines_do() -> None:
-    # In plain Python, which test_plain.py holds against compiled rules: three more policies need not be compiled.
-    here = Path(__file__)
-    path = os.pathsep.join([str(Path(dsim.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(here.with_name("uncompiled_prefix.py"))],
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}, cwd=here.parents[2], capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout
-    assert "15 passed" in ran.stdout

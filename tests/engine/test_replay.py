@@ -1,6 +1,8 @@
 """The keystone: a journal fed to fresh engines reproduces every plan exactly, and a tampered one does not."""
 
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,7 +92,7 @@ def test_a_journal_replays_plan_for_plan(spec: str) -> None:
     assert run.result.totals.num_prefill_steps > 5
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS[: len(BLOCK_PRESETS)])
 def test_a_journal_of_a_pool_that_preempts_replays_plan_for_plan(spec: str) -> None:
     trace = busy()
     fits = (trace.input_length + trace.output_length) <= 88
@@ -126,12 +128,32 @@ def test_a_journal_of_a_run_that_was_not_drained_replays() -> None:
     assert run.differences()[0] == []
 
 
-def flip(run: Run, step: int, row: int, column: int) -> None:
-    """Turn one commit bit of a step over."""
-    values, offsets = run.lists["commits"]
+SHORT = toy_trace([0, 0, 7], [5, 8, 3], [9, 6, 8])
+
+
+@cache
+def _recorded(spec: str) -> Run:
+    return record(spec, SHORT)
+
+
+def short(spec: str) -> Run:
+    """A short run, of which everything may be changed."""
+    run = copy(_recorded(spec))
+    run.steps, run.lists = dict(run.steps), dict(run.lists)
+    return run
+
+
+def bits(run: Run, name: str, step: int) -> npt.NDArray[np.bool_]:
+    values, offsets = run.lists[name]
+    return unpack(values[offsets[step] : offsets[step + 1]][:, None], 4)
+
+
+def turn(run: Run, name: str, step: int, row: int, column: int) -> None:
+    """Turn one bit of a step over."""
+    values, offsets = run.lists[name]
     values = values.copy()
     values[offsets[step] + row] ^= np.uint64(1 << column)
-    run.lists = run.lists | {"commits": (values, offsets)}
+    run.lists[name] = values, offsets
 
 
 def drop(run: Run, step: int) -> None:
@@ -145,37 +167,13 @@ def drop(run: Run, step: int) -> None:
     run.lists = lists
 
 
-def window_of(run: Run, step: int) -> npt.NDArray[np.bool_]:
-    values, offsets = run.lists["window"]
-    return unpack(values[offsets[step] : offsets[step + 1]][:, None], 4)
-
-
-SHORT = toy_trace([0, 0, 7], [5, 8, 3], [9, 6, 8])
-
-
 @pytest.mark.parametrize("spec", [SPECS[0], SPECS[1], SPECS[2], SPECS[3], SPECS[6]])
 def test_a_dropped_step_is_noticed(spec: str) -> None:
-    num_steps = len(record(spec, SHORT).steps["step"])
+    num_steps = len(short(spec).steps["step"])
     for step in range(num_steps):
-        run = record(spec, SHORT)
+        run = short(spec)
         drop(run, step)
         assert run.differences()[0], f"step {step} of {num_steps}"
-
-
-@pytest.mark.parametrize("spec", [SPECS[3], SPECS[6]])
-def test_a_commit_that_is_taken_away_is_noticed(spec: str) -> None:
-    journal = record(spec, SHORT)
-    values, offsets = journal.lists["commits"]
-    num_steps = len(journal.steps["step"])
-    tried = 0
-    for step in range(num_steps - 1):
-        commits = unpack(values[offsets[step] : offsets[step + 1]][:, None], 4)
-        for row, column in np.argwhere(commits):
-            run = record(spec, SHORT)
-            flip(run, step, int(row), int(column))
-            assert run.differences()[0], f"step {step}, row {row}, column {column}"
-            tried += 1
-    assert tried > 20
 
 
 COLUMNS = (
@@ -185,7 +183,7 @@ COLUMNS = (
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_changed_column_is_named(column: str) -> None:
-    run = record(SPECS[3], SHORT)
+    run = short(SPECS[3])
     values = run.steps[column].copy()
     values[4] += 1
     run.steps[column] = values
@@ -202,7 +200,7 @@ def test_more_requests_than_the_journal_has_are_told_of() -> None:
 
 @pytest.mark.parametrize("name", ["requests", "phases", "num_tokens", "window"])
 def test_a_changed_row_is_named(name: str) -> None:
-    run = record(SPECS[3], SHORT)
+    run = short(SPECS[3])
     values, offsets = run.lists[name]
     values = values.copy()
     values[offsets[4]] ^= 1
@@ -214,26 +212,13 @@ EVICTING = "focus:1" + SMALL + BLOCK4
 EVICTED_COLUMNS = ("evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
 
 
-def bits(run: Run, name: str, step: int) -> npt.NDArray[np.bool_]:
-    values, offsets = run.lists[name]
-    return unpack(values[offsets[step] : offsets[step + 1]][:, None], 4)
-
-
-def turn(run: Run, name: str, step: int, row: int, column: int) -> None:
-    """Turn one bit of a step over."""
-    values, offsets = run.lists[name]
-    values = values.copy()
-    values[offsets[step] + row] ^= np.uint64(1 << column)
-    run.lists = run.lists | {name: (values, offsets)}
-
-
 def test_an_eviction_of_what_is_no_mask_is_told_in_one_line() -> None:
-    journal = record(EVICTING, SHORT)
+    journal = short(EVICTING)
     tried = 0
     for step in np.flatnonzero(~journal.steps["prefill"]):
         window = bits(journal, "window", step)
         for row, column in np.argwhere(~bits(journal, "evictions", step)):
-            run = record(EVICTING, SHORT)
+            run = short(EVICTING)
             turn(run, "evictions", step, row, column)
             found = run.differences()[0]
             # Outside the window or committed: refused. A mask: another count, or the commit of an evicted one.
@@ -249,12 +234,12 @@ def test_an_eviction_of_what_is_no_mask_is_told_in_one_line() -> None:
 
 
 def test_an_evicted_mask_that_commits_is_told_in_one_line() -> None:
-    journal = record(EVICTING, SHORT)
+    journal = short(EVICTING)
     steps = np.flatnonzero(journal.steps["evicted"])
     assert len(steps) > 3
     for step in steps:
         for row, column in np.argwhere(bits(journal, "evictions", step)):
-            run = record(EVICTING, SHORT)
+            run = short(EVICTING)
             turn(run, "commits", step, row, column)
             found = run.differences()[0]
             said = run.lists["commits"][0][run.lists["commits"][1][step] : run.lists["commits"][1][step + 1]].tolist()
@@ -263,17 +248,17 @@ def test_an_evicted_mask_that_commits_is_told_in_one_line() -> None:
 
 
 def test_an_eviction_that_is_taken_back_is_noticed() -> None:
-    journal = record(EVICTING, SHORT)
+    journal = short(EVICTING)
     for step in np.flatnonzero(journal.steps["evicted"]):
         for row, column in np.argwhere(bits(journal, "evictions", step)):
-            run = record(EVICTING, SHORT)
+            run = short(EVICTING)
             turn(run, "evictions", step, row, column)
             assert run.differences()[0][0].startswith(f"replica 0, step {step}: evicted is ")
 
 
 @pytest.mark.parametrize("column", EVICTED_COLUMNS)
 def test_a_changed_column_of_an_eviction_is_named(column: str) -> None:
-    run = record(EVICTING, SHORT)
+    run = short(EVICTING)
     step = np.flatnonzero(run.steps["evicted"])[2]
     values = run.steps[column].copy()
     values[step] = not values[step] if column == "evicting" else values[step] + 1
@@ -284,7 +269,7 @@ def test_a_changed_column_of_an_eviction_is_named(column: str) -> None:
 
 
 def test_a_step_that_could_evict_nothing_evicts_nothing() -> None:
-    run = record("focus:4" + SMALL + BLOCK4, SHORT)
+    run = short("focus:4" + SMALL + BLOCK4)
     assert not run.steps["evicting"].any()
     step = int(np.flatnonzero(~run.steps["prefill"])[0])
     row, column = np.argwhere(bits(run, "window", step))[0]
@@ -314,16 +299,16 @@ def test_marks_survive_their_packing(width: int) -> None:
     assert bool(words[0, 0] >> np.uint64(0) & np.uint64(1)) == marks[0, 0]
 
 
-@pytest.mark.parametrize("spec", [SPECS[1], SPECS[2], SPECS[3]])
+@pytest.mark.parametrize("spec", [SPECS[1], SPECS[2], SPECS[6]])
 def test_any_commit_bit_that_is_flipped_is_noticed(spec: str) -> None:
-    journal = record(spec, SHORT)
+    journal = short(spec)
     _, offsets = journal.lists["commits"]
     missed = []
     for step in range(len(journal.steps["step"])):
         for row in range(offsets[step + 1] - offsets[step]):
             for column in range(4):
-                run = record(spec, SHORT)
-                flip(run, step, row, column)
+                run = short(spec)
+                turn(run, "commits", step, row, column)
                 if not run.differences()[0]:
                     missed.append((step, row, column))
     assert missed == []

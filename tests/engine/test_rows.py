@@ -74,38 +74,10 @@ def prefixes(status: Any, window: Any, committed: Any, pending_counts: bool) -> 
 # ---- by hand --------------------------------------------------------------------------------------------------
 
 
-def test_pending_positions_come_first_and_then_the_leftmost_masks() -> None:
-    status = states("MMMPMMPM", "CPCMCMMM", "PPPPMMMM", "CCCCCCCP", "CCCCCCCC")
-    assert text_of(select(status, [8] * 5, 3, True)) == ["x..x..x.", ".x.x.x..", "xxx.....", ".......x", "........"]
-
-
-def test_in_order_takes_the_first_open_positions() -> None:
-    status = states("MMMPMMPM", "CPCMCMMM", "PPPPMMMM", "CCCCCCCP")
-    assert text_of(select(status, [8] * 4, 3, False)) == ["xxx.....", ".x.x.x..", "xxx.....", ".......x"]
-
-
-@pytest.mark.parametrize("pending_first", [True, False])
-def test_no_window_passes_its_reach(pending_first: bool) -> None:
-    window = select(states("CMMMMMMM", "CCCCPMMM"), [4, 8], 8, pending_first)
-    assert text_of(window) == [".xxx....", "....xxxx"]
-
-
 def test_a_whole_block_is_computed_whatever_is_cached_and_no_more() -> None:
     window = np.zeros(8, np.bool_)
     select_whole(states("CPMMCPMM")[0], 4, 99, FIELDS[DELAYED], window)
     assert text_of(window[None]) == ["xxxx...."]
-
-
-def test_listed_keys_are_the_cached_and_the_computed_ones() -> None:
-    num, keys, pairs = visible_rows(states("CMCPMMCM", "CCCCCCCC"), marks("...x.x..", "........"), 8, True)
-    # 0, 2, 6 cached; 3 and 5 computed; 1, 4 and 7 are nowhere.
-    assert (num.tolist(), keys.tolist(), pairs.tolist()) == ([2, 0], [5, 8], [10, 0])
-
-
-def test_prefix_keys_end_with_the_last_position_computed() -> None:
-    status = states("CMCPMMCM", "CCCCCCCC", "CCCCCCCP")
-    num, keys, pairs = visible_rows(status, marks("...x.x..", "........", ".......x"), 8, False)
-    assert (num.tolist(), keys.tolist(), pairs.tolist()) == ([2, 0, 1], [6, 0, 8], [12, 0, 8])
 
 
 def test_a_block_s_queries_do_not_see_the_next_block() -> None:
@@ -118,17 +90,6 @@ def settled(status: str, window: str, block: int, kind: int, prefill: bool = Fal
     cells = states(status)
     after, counted = settle(cells, np.zeros(cells.shape, np.uint16), marks(window), block, kind, prefill)
     return "".join("MPC"[s] for s in after[0].tolist()), counted[0].tolist()
-
-
-def test_a_pass_over_a_complete_block_caches_all_of_it() -> None:
-    assert settled("PPPP", "xxxx", 4, BLOCK_PASS) == ("CCCC", [0, 0, 0, 0])
-    assert settled("PPMM", "xxxx", 4, BLOCK_PASS) == ("PPMM", [0, 0, 1, 1])
-    assert settled("PPPP", "....", 4, BLOCK_PASS) == ("PPPP", [0, 0, 0, 0])  # a row that computes nothing
-    assert settled("PPPPMM", "xxxxxx", 4, BLOCK_PASS) == ("CCCCMM", [0, 0, 0, 0, 1, 1])
-
-
-def test_a_delayed_cache_keeps_what_was_computed_as_committed() -> None:
-    assert settled("PPMMPM", "x.x.xx", 6, DELAYED) == ("CPMMCM", [0, 0, 1, 0, 0, 1])
 
 
 def test_the_neighbour_aware_rule_reproduces_the_spec_s_example() -> None:

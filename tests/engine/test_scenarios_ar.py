@@ -17,7 +17,6 @@ def test_each_step_gives_every_sequence_one_token() -> None:
     assert w["num_tokens"][:2] == [1, 1]
     w.submit(2, 2, 2)
     w.schedule()
-    assert w.plan is not None
     assert w.plan.prefill
     assert w.features() == (2, 3, 2, 1, 1, 1, 2, 1)
     w.commit({2: [0]})
@@ -55,7 +54,6 @@ def test_a_preempted_sequence_is_prefilled_with_what_it_had_generated_and_gives_
     w.schedule()
     w.commit({0: [0], 1: [0]})  # 4 tokens each in the cache
     w.schedule()
-    assert w.plan is not None
     assert (w.plan.preempted, w.plan.requests.tolist(), w.plan.num_keys.tolist()) == ((1,), [0], [5])
     assert w.commit({0: [0]}) == [0]
     w.schedule()
@@ -69,7 +67,6 @@ def test_a_token_computed_needs_its_page() -> None:
     w = World("ar,page_size=2")
     w.submit(0, 2, 3)
     w.schedule()
-    assert w.plan is not None
     assert w.plan.pages == 1
     w.commit({0: [0]})
     w.schedule()
@@ -81,7 +78,6 @@ def test_a_first_token_is_timed_once_though_its_sequence_is_prefilled_again() ->
     w.submit(0, 2, 4)
     w.submit(1, 2, 4)
     while w.schedule() != "nothing":
-        assert w.plan is not None
         w.commit({int(request): [0] for request in w.plan.requests})
     assert w["num_preemptions"][:2] == [0, 1]
     assert w["first_block"][:2] == [1.0, 1.0]

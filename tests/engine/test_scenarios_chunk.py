@@ -17,7 +17,6 @@ def test_a_fixed_chunk_streams_through_its_block_and_flushes_at_the_boundary(win
     assert w.step({0: [0]}) == "decode 0D:MMmm"
     # Two queries see 4 of history and themselves; masks outside are neither computed nor visible.
     assert w.features() == (2, 2 * 6, 6, 2, 2, 1, 0, 1)
-    assert w.plan is not None
     assert w.plan.chunk == 2
     assert w.step({0: [1]}) == "decode 0D:PMmm"
     assert w.step({0: [2]}) == "decode 0D:cPMm"  # refreshed, so skipped: its slot moved right
@@ -66,7 +65,6 @@ def test_rows_with_fewer_open_positions_than_the_chunk_are_ragged() -> None:
     assert w.step() == "prefill 0:PPPM 1:PPPP"
     assert w.step({0: [3], 1: [1]}) == "decode 0D:cccM 1D:MMmm"
     assert w.features() == (3, 1 * 8 + 2 * 6, 8 + 6, 3, 3, 2, 0, 1)
-    assert w.plan is not None
     assert (w.plan.num_tokens.tolist(), w.plan.num_keys.tolist()) == ([1, 2], [8, 6])
     assert w.step({1: [0]}) == "decode 0F:cccP 1D:MPmm"
     assert w.step() == "decode 0D:MMmm 1D:PcMm"
@@ -184,7 +182,6 @@ def test_a_preempted_sequence_recomputes_what_it_had_cached() -> None:
     assert w.step({0: [2, 3], 1: [2]}) == "decode 0D:ccMM 1D:ccMM"
     assert w.step() == "decode 0F:ccPP 1D:ccPM"
     assert w.schedule() == "decode 0D:MMmm"
-    assert w.plan is not None
     assert w.plan.preempted == (1,)
     w.commit({0: [0, 1]})
     w.step()

@@ -53,7 +53,6 @@ class FocusWorld(World):
 
     def goes_by(self) -> list[tuple[int, int, int]] | None:
         """num_decoded, num_steps and progress of every row of the plan; None when it evicts nothing."""
-        assert self.plan is not None
         e = self.plan.evicting
         if e is None:
             return None
@@ -86,7 +85,6 @@ def test_a_block_from_its_first_step_to_the_pass_that_closes_it() -> None:
     assert w.schedule() == "decode 0D:MMcPMMMM"
     assert w.goes_by() == [(2, 2, 7)]
     # An evicted mask was computed as one too: its next draw is another. 2 and 3 were masks but at first.
-    assert w.plan is not None
     assert w.plan.evaluations.tolist() == [[3, 3, 1, 2, 3, 3, 3, 3]]
     w.end({0: [0, 1, 4, 5]}, {0: [0, 1, 3, 4, 5]})
     assert w.features() == (7, 7 * 16, 16, 7, 8, 1, 0, 1)
@@ -119,7 +117,6 @@ def test_the_published_example_of_the_neighbour_rule() -> None:
     assert w.run({0: [5, 6, 7]}) == "prefill 0:PPPPMMMM"
     assert w.run() == "decode 0D:PPPPMPPP"  # 1,1,1,1,0,1,1,1 ...
     assert w.schedule() == "decode 0D:cccPMccc"  # ... leaves 3 and 4
-    assert w.plan is not None
     assert (w.plan.num_tokens.tolist(), w.plan.num_keys.tolist()) == ([2], [8 + 5])
 
 
@@ -230,7 +227,6 @@ def test_a_slot_that_another_request_had_remembers_nothing_of_it() -> None:
         w.submit(1, 4, 4)
         w.run()
         w.schedule()
-        assert w.plan is not None
         assert w.plan.slots.tolist() == [0]
         assert w.goes_by() == [(0, 0, -1)]
 
@@ -257,7 +253,6 @@ def test_features_and_journal_of_two_rows_before_and_after() -> None:
     w.submit(1, 20, 12)
     assert w.run({1: [5]}) == "prefill 0:PPPPPPPP 1:PPPPMMMM"
     assert w.schedule() == "decode 0D:MMMMMMMM 1D:PPPPMPMM"
-    assert w.plan is not None
     assert (w.plan.num_tokens.tolist(), w.plan.num_keys.tolist()) == ([8, 8], [16, 24])
     assert w.features() == (16, 8 * 16 + 8 * 24, 16 + 24, 16, 16, 2, 0, 1)
     w.end({0: [1], 1: [4]}, {0: [0, 1], 1: [0, 1, 2, 3, 4, 5]})
@@ -308,7 +303,6 @@ def test_a_preempted_sequence_has_no_progress_and_computes_its_block_again(scope
     assert w.goes_by() == [(4, 2, 3), (2, 2, 2)]
     w.end({}, {1: [0, 1, 2]})
     assert w.schedule() == "decode 0D:MMMM"
-    assert w.plan is not None
     assert w.plan.preempted == (1,)
     w.end({0: range(4)}, {0: range(4)})
     # 0 had cached by then what it shows no more; 1's prefill computes all of its block, as masks and as tokens.
@@ -370,7 +364,6 @@ def test_an_outcome_that_cannot_be_is_refused() -> None:
     with pytest.raises(AssertionError, match="only computed positions are retained"):
         world().end({}, {0: [2, 3, 4, 6]})
     w = world(FOCUS8 + ",alpha=8")
-    assert w.plan is not None
     with pytest.raises(AssertionError, match="the plan evicts nothing"):
         w.engine.commit(StepOutcome(1.0, np.zeros((1, 8), np.bool_), retained=w.plan.window), 9.0)
 

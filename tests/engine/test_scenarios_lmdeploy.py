@@ -190,7 +190,6 @@ def test_prefill_takes_the_first_come_within_its_token_budget() -> None:
     assert w.step() == "prefill 0:PPPP"
     assert w.step() == "prefill 1:PMMM 2:PPPP"
     assert w.features() == (16, (16 + 32 + 48) + 16, 16, 8, 8, 2, 16, 1)
-    assert w.plan is not None
     assert (w.plan.num_tokens.tolist(), w.plan.num_keys.tolist()) == ([12, 4], [12, 4])
     assert w.step() == "prefill 3:PMMM"
 
@@ -222,7 +221,6 @@ def test_prefill_waits_for_pages_and_the_first_come_is_not_overtaken() -> None:
     w.submit(1, 8, 4)
     w.submit(2, 1, 1)  # 1 page: free, but it came last
     assert w.step() == "prefill 0:PPPP"
-    assert w.plan is not None
     assert (w.plan.pages, w.plan.waiting, w.plan.running) == (2, 2, 1)
     assert w.step({0: [0, 1, 2, 3]}) == "decode 0D:MMMM"
     assert w.plan.pages == 3
@@ -235,7 +233,6 @@ def test_a_group_reserves_the_pages_of_the_blocks_it_may_enter() -> None:
     w.submit(0, 4, 20)
     w.step()
     w.schedule()
-    assert w.plan is not None
     assert w.plan.pages == 3  # 4 of history, the block of 4, 4 ahead
 
 
@@ -247,7 +244,6 @@ def test_the_last_sequence_loses_its_pages_and_recomputes() -> None:
     assert w.step({0: [0, 1, 2, 3], 1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
     assert w.step({1: [2]}) == "decode 0F:PPPP 1D:PPMM"
     assert w.schedule() == "decode 0D:MMMM"  # needs a third page: 5 in all
-    assert w.plan is not None
     assert (w.plan.preempted, w.plan.pages, w.plan.waiting, w.plan.running) == ((1,), 3, 1, 1)
     assert w.commit({0: [0, 1, 2, 3]}) == [0]
     assert w.step({1: [3]}) == "prefill 1:PPPM"  # prompt and block anew, a denoising step with it

@@ -125,7 +125,6 @@ def test_a_chunk_without_room_lets_others_decode_until_there_is_some() -> None:
     assert w.step() == "prefill 1:pppp"
     assert w.step() == "decode 0D:MMMM"
     assert w.step() == "prefill 1:pppp"
-    assert w.plan is not None
     assert w.plan.pages == 8
     # Its last chunk, a page more, would be due.
     assert w.step({0: ALL}) == "decode 0D:MMMM"
@@ -212,7 +211,6 @@ def test_the_last_let_in_loses_its_pages_and_computes_again_what_it_had() -> Non
     assert w.step() == "prefill 0:PPPP 1:PPPP"
     assert w.step({0: ALL, 1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
     assert w.step() == "decode 0F:PPPP 1D:PPMM"
-    assert w.plan is not None
     # A block more each, for whoever turns out to have entered it.
     assert (w.plan.preempted, w.plan.pages) == ((), 6)
     assert w.schedule() == "decode 0D:MMMM 1D:PPMM"

@@ -56,7 +56,6 @@ def test_after_the_cold_start_the_chunk_with_most_commits_a_second_runs() -> Non
     assert expected(w) == pytest.approx([1, 5 / 3, 2, 2])
     # Rates 1/1.5, 1.667/2, 2/2.5, 2/3.
     assert w.step({0: [4]}) == "decode 0D:cccPMMMm"
-    assert w.plan is not None
     assert w.plan.chunk == 4
     # Three masks were seen: 1, 1, 1 with weight 1/3, and the rest falls with the third, by 5/6.
     assert curve(w) == pytest.approx([1, 4 / 3] + [5 / 3] * 6)
@@ -67,7 +66,6 @@ def test_after_the_cold_start_the_chunk_with_most_commits_a_second_runs() -> Non
 def test_when_steps_cost_the_same_the_smallest_of_the_best_chunks_runs() -> None:
     w = after_cold_start(OPTIMUS, SECOND)
     assert w.step() == "decode 0D:cccPMMMM"
-    assert w.plan is not None
     assert w.plan.chunk == 6  # N is 2 at 6 and at 8
 
 
@@ -131,7 +129,6 @@ def test_a_chunk_is_kept_unless_another_gains_enough(hysteresis: float, chunk: i
     # The best, 0.8333, gains 25 % on the last, 0.6667.
     w = after_cold_start(f"{OPTIMUS},hysteresis={hysteresis}", SLOPED)
     w.step()
-    assert w.plan is not None
     assert w.plan.chunk == chunk
 
 
@@ -140,7 +137,6 @@ def test_the_largest_chunk_is_probed_once_in_so_many_steps() -> None:
     chunks = []
     for _ in range(5):
         w.step()
-        assert w.plan is not None
         chunks.append(w.plan.chunk)
     # Decode steps 0 and 1 were cold; 3 and 6 probe.
     assert [c == 8 for c in chunks] == [False, True, False, False, True]
@@ -179,7 +175,6 @@ def test_a_prefill_that_denoises_counts_as_an_observation_at_the_largest_chunk()
     assert learned(w).observed == 1
     assert curve(w) == [1, 1, 1, 1, 1, 1, 1, 1]
     w.step()
-    assert w.plan is not None
     assert w.plan.chunk == 2  # rates 1/1.5, 1/2, ...
 
 

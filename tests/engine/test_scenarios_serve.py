@@ -42,7 +42,6 @@ def test_a_newcomer_takes_what_a_stalled_refresh_leaves_and_stands_before_it() -
     w = collided()
     assert w.step() == "0F 2F"
     assert w.features()[0] == 900 + 84
-    assert w.plan is not None
     assert (w.plan.running, w.plan.waiting) == (3, 0)
     assert w.step() == "0K 2K"
     # In the running order the newcomer stands before the stalled request.

@@ -62,7 +62,6 @@ def test_a_sequence_without_pages_for_its_next_block_is_preempted_between_rounds
     w.step({0: [0, 1, 2, 3], 1: [0, 1, 2, 3]})
     assert w.step() == "decode 0F:PPPP 1F:PPPP"
     assert w.schedule() == "decode 0D:MMMM"
-    assert w.plan is not None
     assert w.plan.preempted == (1,)
     w.commit({0: [0, 1, 2, 3]})
     w.step()

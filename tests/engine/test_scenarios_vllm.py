@@ -125,7 +125,6 @@ def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_agai
     assert w.step_tokens() == "decode 0D1/4 1D1/4"
     # The fifth token of 0 wants a page; nobody is let in by a step that preempts.
     assert w.plan_tokens() == "decode 0D1/5"
-    assert w.plan is not None
     assert (w.plan.preempted, w.plan.pages, w.engine.num_waiting) == ((1,), 3, 2)
     assert w.commit({0: [0]}) == [0]
     assert w.step_tokens() == "prefill 1P5/5 2P2/2"  # it comes before 2
@@ -142,7 +141,6 @@ def test_of_two_that_are_preempted_the_older_queues_first() -> None:
     assert w.step_tokens() == "prefill 0P1/1 1P1/1 2P1/1"
     # 0 takes three of the four free pages; 1 wants three, and finds two with what 2 held: it goes itself.
     assert w.plan_tokens() == "decode 0D3/4"
-    assert w.plan is not None
     assert w.plan.preempted == (2, 1)
     assert w.commit({0: [0, 1]}) == [0]
     assert w.plan_tokens() == "prefill 1P2/2 2P2/2"
@@ -155,7 +153,6 @@ def test_what_is_preempted_in_mid_prompt_begins_again() -> None:
     assert w.step_tokens() == "prefill 0P3/3 1P1/1"
     assert w.step_tokens() == "decode 0D1/4 1P3/4"
     assert w.plan_tokens() == "decode 0D1/5"  # 1 has two pages, wants two more, and is the youngest
-    assert w.plan is not None
     assert w.plan.preempted == (1,)
     w.commit({0: [0]})
     assert w.engine.outstanding_tokens == 1 + 8 + 1
@@ -216,7 +213,6 @@ def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_ste
     assert w.step_tokens() == "decode 0D1/3 1D1/3"
     # As this step begins the next is decided: 0 wants a third page there, and takes 1's.
     assert w.plan_tokens() == "decode 0D1/4 1D1/4"
-    assert w.plan is not None
     assert (w.plan.preempted, w.plan.freed) == ((1,), ())  # they come free when it is over
     assert (w.engine.num_waiting, w.engine.num_running) == (1, 1)
     assert w.commit({0: [0], 1: [0]}) == [1]
@@ -236,7 +232,6 @@ def test_the_token_of_a_step_in_flight_is_kept_by_whom_it_finds_preempted() -> N
         w.step_tokens()
     assert w["num_tokens"][:2] == [3, 3]
     assert w.step_tokens() == "decode 0D1/5"
-    assert w.plan is not None
     assert w.plan.freed == (1,)
     assert w.step_tokens() == "prefill 1P5/5"
     assert (w["num_tokens"][:2], w["finish"][:2]) == ([4, 4], [4.0, 5.0])
@@ -265,11 +260,9 @@ def test_with_drafts_in_flight_pages_are_held_as_if_all_were_accepted() -> None:
     w.submit(0, 4, 9)
     assert w.step_tokens() == "prefill 0P4/4"
     assert w.plan_tokens() == "decode 0D3/7"
-    assert w.plan is not None
     assert w.plan.pages == 4 + 3 + 3  # ... and the step behind computes as many again
     w.commit({0: [0, 1, 2]})
     assert w.plan_tokens() == "decode 0D3/10"
-    assert w.plan is not None
     assert w.plan.pages >= 10
 
 
@@ -341,7 +334,6 @@ def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> No
     w.submit(0, 4, 8)
     w.step_tokens({})
     w.plan_tokens()
-    assert w.plan is not None
     assert w.plan.pages == 3  # 4 + 2 * 4 tokens
     assert World(DIFFUSION, num_pages=4).submit(0, 4, 8)
     assert not World(DIFFUSION, num_pages=3).submit(0, 4, 8)
@@ -362,7 +354,6 @@ def test_layers_with_a_window_hold_pages_for_what_is_in_sight_and_short_rows_for
         ("decode 0D4/18", {0: ALL}), ("decode 0F4/18", {}),
     ):  # fmt: skip
         assert w.plan_tokens() == step
-        assert w.plan is not None
         held.append(w.plan.pages)
         w.commit(commits)
     # 2, 3, 4 and 5 pages of all tokens; in sight of position 14, the second canvas's first, are 7 tokens before it.
@@ -371,7 +362,6 @@ def test_layers_with_a_window_hold_pages_for_what_is_in_sight_and_short_rows_for
     w.submit(1, 2, 2)
     w.step_tokens({})
     w.plan_tokens()
-    assert w.plan is not None
     assert w.plan.pages == 2 + 20  # a prompt of 2 and a canvas, though the window has 8
 
 
@@ -384,7 +374,6 @@ def test_a_row_in_need_of_a_window_s_pages_preempts_the_youngest_of_its_own() ->
     assert w.step_tokens({0: ALL}) == "decode 0D4/14 1D4/6"  # 44 and 22: all there are
     assert w.step_tokens({}) == "decode 0F4/14 1D4/6"
     assert w.plan_tokens() == "decode 0D4/18"  # 45: the other's are taken, of both kinds
-    assert w.plan is not None
     assert (w.plan.preempted, w.plan.pages) == ((1,), 45)
     w.commit({0: ALL})
     assert w.step_tokens({}) == "decode 0F4/18 1P2/2"
@@ -408,7 +397,6 @@ def test_preemption_loses_a_canvas_and_keeps_the_tokens_that_are_committed() -> 
     assert w["num_tokens"][:2] == [8, 4]
     # The third canvas of 0 wants a page: 1 loses its own, four steps in.
     assert w.plan_tokens() == "decode 0D4/16"
-    assert w.plan is not None
     assert w.plan.preempted == (1,)
     w.commit({0: ALL})
     assert w.plan_tokens() == "decode 0F4/16 1P4/4"

@@ -1,4 +1,4 @@
-"""Compiles every kernel for a GPU that need not be there: `python compile_ahead.py 90 [all]` (the compute capability).
+"""Compiles every kernel for GPUs that need not be there: `python compile_ahead.py 90 ... [all]` (compute capabilities).
 
 Launchers are called as they are, on the CPU, with a driver that only names the GPU; a launch stops after compilation.
 Each kernel is compiled as an SDAR-8B step launches it, in bf16, or in all variants that the launchers choose between.
@@ -7,6 +7,7 @@ A line is printed for each, as JSON: what the assembler says of it. `programs` i
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,8 +22,21 @@ from triton.runtime.jit import JITFunction
 
 from dsim.kernels import device, use
 
-CAPABILITY = int(sys.argv[1])
 ALL = "all" in sys.argv
+
+
+def each_in_a_process_of_its_own(capabilities: list[int]) -> int:
+    """The one that this process compiles for: of several the last, and those before it were forked and have ended."""
+    for capability in capabilities[:-1]:
+        child = os.fork()
+        if child == 0:
+            return capability
+        if os.waitpid(child, 0)[1] != 0:
+            sys.exit(1)
+    return capabilities[-1]
+
+
+CAPABILITY = each_in_a_process_of_its_own([int(word) for word in sys.argv[1:] if word != "all"])
 SHARED_MEMORY = 1024 * {80: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}[CAPABILITY]
 PRODUCTS = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}  # instructions by name
 DTYPES = (torch.bfloat16, torch.float16, torch.float32) if ALL else (torch.bfloat16,)
@@ -57,7 +71,7 @@ def facts(name: str, done: Any) -> dict[str, Any]:
     ptx, shared, warps = done.asm["ptx"], done.metadata.shared, done.metadata.num_warps
     by_registers = 65536 // (-(-taken["reg"] * 32 // 256) * 256 * warps)
     return {
-        "kernel": name, "case": case, "warps": warps, "registers": taken["reg"],
+        "capability": CAPABILITY, "kernel": name, "case": case, "warps": warps, "registers": taken["reg"],
         "spilled": taken["stack"] + taken["local"], "shared": shared,
         "programs": min(by_registers, (SHARED_MEMORY + 1024) // (shared + 1024), 64 // warps),
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32|cp\.async\.cg[^;]*, 0x10", ptx)),

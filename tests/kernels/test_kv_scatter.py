@@ -13,7 +13,7 @@ from .places import EVERYWHERE, Place
 @pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("num_tokens", "dtype"),
-    [(0, torch.float32), (1, torch.float16), (63, torch.float16), (63, torch.bfloat16), (1000, torch.float32)],
+    [(0, torch.float32), (1, torch.float16), (63, torch.float16), (63, torch.bfloat16), (200, torch.float32)],
 )
 def test_every_row_lands_in_its_slot_and_no_other_slot_is_touched(
     place: Place, num_tokens: int, dtype: torch.dtype

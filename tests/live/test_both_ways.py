@@ -31,14 +31,14 @@ def test_it_learned_both_kinds_of_text_in_both_directions(model: Decoder) -> Non
     before = load("tiny", "cpu", torch.float32)
     for workload, most, share in zip(WORKLOADS, (2.7, 1.4), (1.0, 0.85), strict=True):
         text = read_tokens(workload, NAME, model.config).astype(np.uint8)
-        found = held_out_loss(model, text)
+        found = held_out_loss(model, text, rows=6)
         assert found < most
-        assert found < share * held_out_loss(before, text)
+        assert found < share * held_out_loss(before, text, rows=6)
 
 
 def test_what_a_cache_leaves_out_shows_in_its_answers(model: Decoder) -> None:
     prompts = prompts_from(read_tokens("records", NAME, model.config), 0)
-    requests = [Request(i, 0.0, 96, 32) for i in range(3)]
+    requests = [Request(i, 0.0, 96, 32) for i in range(2)]
     limits = Limits(200, 512, 1, state_tokens=model.config.state_tokens)
     found = {
         spec: answers(model, parse(spec), limits, requests, prompts)

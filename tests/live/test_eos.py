@@ -1,6 +1,8 @@
 """Requests that end at an EOS, beside the same requests that do not: the same tokens, up to and with the first EOS."""
 
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,17 @@ def run(
     return listening, table, journal, engine
 
 
+def policy_of(spec: str) -> Policy:
+    blocks = "" if spec.startswith("ar") else ",block_length=4"
+    return parse(f"{spec},max_batch=4,page_size=8,max_prefill_tokens=24{blocks}")
+
+
+@cache
+def whole(spec: str) -> dict[int, list[int]]:
+    """The texts of requests that no EOS ends."""
+    return run(policy_of(spec), ())[0].texts
+
+
 def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
     """Tokens of an answer of `text`, by the rule as it is told."""
     seen = prompt
@@ -79,18 +92,17 @@ def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
     return ends[0] if ends else output
 
 
-@pytest.mark.parametrize("emit", ["block", "step", "end"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "emit"), [*((spec, "block") for spec in SPECS), *product(("chunk:3,obs=true", "focus"), ("step", "end"))]
+)
 def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
-    blocks = "" if spec.startswith("ar") else ",block_length=4"
-    policy = parse(f"{spec},max_batch=4,page_size=8,max_prefill_tokens=24{blocks}")
-    whole, *_ = run(policy, ())
+    policy, texts = policy_of(spec), whole(spec)
     listening, table, journal, engine = run(policy, EOS, emit)
-    wanted = [expected(policy, whole.texts[i], *lengths) for i, lengths in enumerate(LENGTHS)]
+    wanted = [expected(policy, texts[i], *lengths) for i, lengths in enumerate(LENGTHS)]
     assert table["num_tokens"].tolist() == wanted
     assert sum(n < o for n, (_, o) in zip(wanted, LENGTHS, strict=True)) >= 3
     for i, (prompt, _) in enumerate(LENGTHS):
-        assert listening.texts[i][: prompt + wanted[i]] == whole.texts[i][: prompt + wanted[i]]
+        assert listening.texts[i][: prompt + wanted[i]] == texts[i][: prompt + wanted[i]]
     assert (table["status"] == 0).all()
     assert engine.outstanding_tokens == engine.pages_held == 0
     fresh = Engine(policy, engine.limits, RequestTable(len(LENGTHS)), latency=LATENCY, emit=emit)
@@ -98,7 +110,7 @@ def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit
 
 
 def test_a_preempted_request_ends_at_its_eos_too() -> None:
-    policy = parse("chunk:3,max_batch=4,page_size=8,max_prefill_tokens=24,block_length=4")
+    policy = policy_of("chunk:3")
     _, roomy, *_ = run(policy, EOS)
     _, table, journal, engine = run(policy, EOS, num_pages=9)
     assert table["num_preemptions"].sum() > 0

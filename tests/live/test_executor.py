@@ -204,7 +204,7 @@ def test_preempted_sequences_get_their_tokens_and_pages_again(name: str) -> None
     assert len(held) + cache.num_free == 9
 
 
-@pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "optimus"])
+@pytest.mark.parametrize("name", ["chunk:3"])
 def test_the_twins_draws_commit_on_the_device_as_they_do_in_the_twin(name: str) -> None:
     policy = small(name)
     model = CommitModel("toy", 4, 0.9, None, (0.7, 0.5, 0.4, 0.3), request_spread=0.3)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,17 @@ class Plain:
         return k[index, heads].transpose(0, 1), v[index, heads].transpose(0, 1)
 
 
-def plainly(policy: Policy, lengths: list[tuple[int, int]]) -> dict[int, Commits]:
+def plainly(policy: Policy) -> dict[int, Commits]:
     plain = Plain(decoder(), policy)
-    return {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(lengths)}
+    return {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
+
+
+@cache
+def served(spec: str) -> dict[int, Commits]:
+    """What the executor commits of all requests."""
+    watched, table, *_ = run(policy_of(spec), LENGTHS)
+    assert (table["status"] == 0).all()
+    return watched.commits
 
 
 # ---- against the plain executor -------------------------------------------------------------------------------
@@ -147,32 +155,21 @@ def plainly(policy: Policy, lengths: list[tuple[int, int]]) -> dict[int, Commits
 
 @pytest.mark.parametrize("spec", SETTINGS)
 def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
-    policy = policy_of(spec)
+    assert served(spec) == plainly(policy_of(spec))
+
+
+@pytest.mark.parametrize("rule", [SparseCache(), SparseCache(head_centric=True, at_least=1), FastCache(), NoCache()])
+def test_requests_multiplexed_commit_what_a_plain_executor_commits(rule: NoCache) -> None:
+    policy = replace(parse("dllm-serve" + SERVED), cache=rule)
     watched, table, *_ = run(policy, LENGTHS)
     assert (table["status"] == 0).all()
-    assert watched.commits == plainly(policy, LENGTHS)
-
-
-@pytest.mark.parametrize("cache", [SparseCache(), SparseCache(head_centric=True, at_least=1), FastCache(), NoCache()])
-def test_requests_multiplexed_commit_what_a_plain_executor_commits(cache: NoCache) -> None:
-    policy = replace(parse("dllm-serve" + SERVED), cache=cache)
-    watched, table, *_ = run(policy, LENGTHS)
-    assert (table["status"] == 0).all()
-    assert max(len(set(phases)) for phases in watched.phases) == (1 if type(cache) is NoCache else 2)
-    assert watched.commits == plainly(policy, LENGTHS)
-
-
-def test_with_every_key_kept_reuse_is_attention_over_all_cached_keys() -> None:
-    # Two ways to the same: keys packed by rank behind which the block's are, and keys at their positions.
-    packed, *_ = run(policy_of("sparse-dllm:1.0,delay=0"), LENGTHS)
-    in_place, *_ = run(policy_of("fast-dllm"), LENGTHS)
-    assert packed.commits == in_place.commits
+    assert max(len(set(phases)) for phases in watched.phases) == (1 if type(rule) is NoCache else 2)
+    assert watched.commits == plainly(policy)
 
 
 def test_no_two_of_those_settings_commit_alike() -> None:
-    # The tests above would tell nothing apart. All keys kept are Fast-dLLM's.
-    found = {spec: run(policy_of(spec), LENGTHS)[0].commits for spec in SETTINGS}
-    alike = [(a, b) for a in found for b in found if a < b and found[a] == found[b]]
+    # The tests above would tell nothing apart. All keys kept are Fast-dLLM's: packed by rank, or at their positions.
+    alike = [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)]
     assert alike == [("fast-dllm", "sparse-dllm:1.0,delay=0")]
 
 
@@ -194,11 +191,10 @@ def test_requests_multiplexed_get_what_each_gets_alone() -> None:
 def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("kv_scatter", "pooled_topk_pack", "ragged_paged_attention"):
         monkeypatch.setattr(full_sequence, name, checked(getattr(full_sequence, name)))
-    for spec in ("vanilla,page_size=8,block_length=4", "fast-dllm,page_size=8,block_length=4", "dllm-serve" + SERVED):
-        policy = parse(spec)
-        clean, *_ = run(policy, LENGTHS)
-        spoilt, *_ = run(policy, LENGTHS, poison=True)
-        assert spoilt.commits == clean.commits
+    for spec in ("vanilla", "fast-dllm", "sparse-dllm:0.3"):
+        assert run(policy_of(spec), LENGTHS, poison=True)[0].commits == served(spec)
+    policy = parse("dllm-serve" + SERVED)
+    assert run(policy, LENGTHS, poison=True)[0].commits == plainly(policy)
 
 
 def test_a_journal_replays_plan_for_plan() -> None:

@@ -30,6 +30,7 @@ from dsim.profiler.measure import Loaded, open_model, shape_of
 
 from ..worlds import Collector
 from . import checkpoints
+from .dense import SMALL
 
 LENGTHS = [(1, 9), (5, 3), (8, 16), (13, 1), (40, 12), (3, 20)]
 TIMES = ("start", "latency", "device")
@@ -37,17 +38,17 @@ SIZE = 2
 
 
 class Shared:
-    """A checkpoint, what transformers says of it, and two processes that share it."""
+    """A checkpoint, a dense layer and two of experts, what it says by the book, and two processes that share it."""
 
-    def __init__(self, family: Any, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.logits = family(folder)
+        self.logits = checkpoints.llada2(folder)
         self.model = parallel.join(str(folder), "cpu", torch.float32, 0, AS_IT_SAYS, SIZE, threads=1)
 
 
-@pytest.fixture(scope="module", params=[checkpoints.sdar, checkpoints.sdar_moe], ids=["dense", "experts"])
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    found = Shared(request.param, tmp_path_factory.mktemp("tp"))
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    found = Shared(tmp_path_factory.mktemp("tp"))
     yield found
     found.model.ranks.close()
 
@@ -61,7 +62,7 @@ def run(model: Any, spec: str, sampling: Sampling | None = None) -> tuple[Collec
     return journal, done.table, limits
 
 
-def test_two_processes_say_what_transformers_says(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_say_what_the_model_says_by_the_book(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[torch.Tensor] = []
     confidence = parallel.confidence
     monkeypatch.setattr(
@@ -131,20 +132,14 @@ def test_what_is_sent_is_what_the_twin_charges_for(shared: Shared, monkeypatch: 
 )
 def test_a_model_that_cannot_be_cut_is_refused(size: int, said: str, shared: Shared) -> None:
     config = shared.model.config
-    if size == 4 and config.experts is None:
-        parallel.check(config, size)
-        return
-    if config.experts is not None:
-        config = replace(config, experts=replace(config.experts, ffn=18))
+    assert config.experts is not None
+    config = replace(config, experts=replace(config.experts, ffn=18))
     with pytest.raises(ModelError, match=said):
         parallel.check(config, size)
 
 
-def test_heads_that_are_fewer_than_processes_are_held_twice(tmp_path: Path) -> None:
-    checkpoints.sdar(tmp_path)
-    config = load(str(tmp_path), "cpu", torch.float32).config
-    assert config.kv_heads == 2
-    assert parallel.config_of_share(config, 4).kv_heads == 1
+def test_heads_that_are_fewer_than_processes_are_held_twice() -> None:
+    assert (SMALL.kv_heads, parallel.config_of_share(SMALL, 4).kv_heads) == (2, 1)
 
 
 @pytest.mark.parametrize("spec", ["focus", "vanilla"])

@@ -1,5 +1,6 @@
 """A fit gives back the machine that was measured, within the errors it states, and refuses bad measurements."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -71,21 +72,23 @@ def test_a_machine_without_noise_is_given_back(machine: LatencyModel) -> None:
     assert (fit.valid, fit.doubts, fit.unidentified) == (True, (), ("launch",))
 
 
-@pytest.mark.parametrize(("machine", "num"), [(TWO, 80), (GRAPHS, 120)], ids=["eager", "graphs"])
-def test_coefficients_lie_within_their_standard_errors(machine: LatencyModel, num: int) -> None:
-    scores: dict[str, list[float]] = {}
-    for seed in range(20):
-        model, fit = fit_latency(run(machine, shapes(num, seed), seed), graph_tokens=machine.graph_tokens)
-        if len(model.knots) == len(machine.knots):
-            for name, error in (fit.standard_errors or {}).items():
-                scores.setdefault(name, []).append((stated(model, name) - stated(machine, name)) / error)
-    assert scores.keys() - {"launch"} == {
-        "knots[0][1]", "knots[1][0]", "knots[1][1]", "slope", "attention", "dense_attention", "kv_read", "head",
-        "sample", "host_step", "host_request",
-    }  # fmt: skip
-    assert ("launch" in scores) == (machine.launch > 0)  # only steps that were not captured can tell it
-    assert min(map(len, scores.values())) >= 18  # the number of pieces was found
-    every = np.abs(np.concatenate(list(scores.values())))
+def test_coefficients_lie_within_their_standard_errors() -> None:
+    found: list[float] = []
+    for machine, num in ((TWO, 80), (GRAPHS, 120)):
+        scores: dict[str, list[float]] = {}
+        for seed in range(10):
+            model, fit = fit_latency(run(machine, shapes(num, seed), seed), graph_tokens=machine.graph_tokens)
+            if len(model.knots) == len(machine.knots):
+                for name, error in (fit.standard_errors or {}).items():
+                    scores.setdefault(name, []).append((stated(model, name) - stated(machine, name)) / error)
+        assert scores.keys() - {"launch"} == {
+            "knots[0][1]", "knots[1][0]", "knots[1][1]", "slope", "attention", "dense_attention", "kv_read", "head",
+            "sample", "host_step", "host_request",
+        }  # fmt: skip
+        assert ("launch" in scores) == (machine.launch > 0)  # only steps that were not captured can tell it
+        assert min(map(len, scores.values())) >= 9  # the number of pieces was found
+        found += itertools.chain(*scores.values())
+    every = np.abs(found)
     # 95 % of normal scores lie within 1.96, 68 % within 1; of about 200 the shares scatter by 1.5 % and 3.3 %.
     assert 0.90 <= np.mean(every < 1.96) <= 0.99
     assert 0.60 <= np.mean(every < 1.0) <= 0.80
@@ -106,7 +109,7 @@ def test_a_staircase_that_is_not_known_for_one_is_predicted_worse() -> None:
     # Padding alone: no launch that captured steps would be without.
     machine = replace(GRAPHS, launch=0.0)
     errors = []
-    for seed in range(5):
+    for seed in range(3):
         taken = run(machine, shapes(120, seed), seed)
         (model, fit), (_, plain) = (fit_latency(taken, graph_tokens=n) for n in (machine.graph_tokens, 0))
         assert model.graph_tokens == 1024

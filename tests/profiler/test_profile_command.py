@@ -14,7 +14,6 @@ from dsim.cli.profile import _fitted_lines, profile_command, profiles_command
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import Profile, load, save, shipped
-from dsim.profiler.steplog import profile_of_log, read_log
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 
@@ -92,10 +91,10 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
 
 
 def test_captured_steps_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted = profile_of_log(read_log(EXAMPLE), "mine", str(EXAMPLE))
+    known = load("a100-sdar-8b")
 
     def measured(model: str, output: Path, beside: Path, *, graphs: bool | None, **rest: Any) -> Profile:
-        profile = replace(fitted, latency=replace(fitted.latency, graph_tokens=512 * bool(graphs)))
+        profile = replace(known, latency=replace(known.latency, graph_tokens=512 * bool(graphs)))
         save(profile, output)
         return profile
 

@@ -37,7 +37,7 @@ def test_a_request_is_drawn_from_the_quantiles() -> None:
 
 
 def test_two_kinds_of_requests_are_told_apart_in_their_log() -> None:
-    log = draw(TWO_KINDS, blocks(400, 8), seed=3)
+    log = draw(TWO_KINDS, blocks(250, 6), seed=3)
     found, fit = fit_commits(log, workload="known", threshold=0.9)
     assert len(found.request_quantiles) == 64
     effects = np.array(found.request_quantiles)
@@ -58,7 +58,7 @@ def test_requests_that_are_normal_stay_so() -> None:
 
 
 def test_standard_errors_of_the_tails_are_as_wide_as_logs_differ() -> None:
-    found = [fit_commits(draw(TWO_KINDS, blocks(160, 6), seed=s), workload="k", threshold=0.9) for s in range(3)]
+    found = [fit_commits(draw(TWO_KINDS, blocks(100, 5), seed=s), workload="k", threshold=0.9) for s in range(3)]
     assert all(model.request_quantiles for model, _ in found)
     apart = [np.ptp(np.quantile(model.request_quantiles, [0.1, 0.9])) for model, _ in found]
     errors = [np.hypot(fit.standard_errors["request_p10"], fit.standard_errors["request_p90"]) for _, fit in found]
@@ -98,14 +98,14 @@ def test_classes_keep_their_own_yields_in_a_mixture() -> None:
 def test_a_table_of_yields_has_tails_and_classes(tmp_path: Path) -> None:
     table = tmp_path / "yields.csv"
     table.write_text("threshold,yield,p90_over_p50\n0.9,2.2,1.4\n")
-    [model] = given_yield(str(table), 32, 0.9)
+    [model] = given_yield(str(table), 8, 0.9)
     assert model.request_spread != 0.35
     assert mean_yield(model) == pytest.approx(2.2, rel=0.03)
     table.write_text("threshold,yield,p90_over_p50\n0.9,2.2,9.4\n")
     with pytest.raises(ProfileError, match=r"yields\.csv:2: p90 over p50 is 9\.4, expected 1"):
-        given_yield(str(table), 32, 0.9)
+        given_yield(str(table), 8, 0.9)
     table.write_text("threshold,yield,class,share\n0.9,2.0,prose,0.5\n0.9,4.0,code,0.5\n")
-    [model] = given_yield(str(table), 32, 0.9)
+    [model] = given_yield(str(table), 8, 0.9)
     # Over steps, of which prose has twice as many a token.
     assert mean_yield(model) == pytest.approx(1 / (0.5 / 2 + 0.5 / 4), rel=0.04)
     table.write_text("threshold,yield\n0.9,2.0\n0.9,4.0\n")

@@ -13,8 +13,8 @@ import pytest
 import dsim
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.profiler.fit import predict
-from dsim.profiler.profile import load, save
-from dsim.profiler.steplog import profile_of_log, read_log
+from dsim.profiler.profile import Profile, load, save
+from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.clients.measured import measured_run
 from dsim.report.clients.read import read_client
 
@@ -28,6 +28,13 @@ REQUEST: dict[str, Any] = {"kind": "request", "request": 5, "input_length": 6}
 FIRST: dict[str, Any] = {"kind": "sequence", "request": 5, "step": 0, "block_start": 4, "committed": [3]}
 LAST: dict[str, Any] = {**FIRST, "step": 1, "committed": [2]}
 NEXT: dict[str, Any] = {**FIRST, "step": 3, "block_start": 8, "committed": [0, 2], "computed": [0, 2, 3]}
+
+
+@pytest.fixture(scope="module")
+def example() -> tuple[StepLog, Profile]:
+    """The log that is shipped, and what is fitted to it."""
+    log = read_log(EXAMPLE)
+    return log, profile_of_log(log, "mine", "examples/steplog.jsonl")
 
 
 def written(tmp_path: Path, *lines: Any) -> Path:
@@ -110,9 +117,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_log(tmp_path / "bytes")
 
 
-def test_the_example_gives_back_the_profile_that_drew_it(tmp_path: Path) -> None:
-    log = read_log(EXAMPLE)
-    profile = profile_of_log(log, "mine", "examples/steplog.jsonl")
+def test_the_example_gives_back_the_profile_that_drew_it(tmp_path: Path, example: tuple[StepLog, Profile]) -> None:
+    log, profile = example
     truth = load("a100-sdar-8b")
     # The log says that no device ran it: so its profile is no measurement.
     assert log.header.synthetic
@@ -256,11 +262,11 @@ def test_an_engines_own_log_is_a_measured_run(tmp_path: Path) -> None:
         read_client(written(tmp_path, HEADER, STEP, REQUEST, FIRST))
 
 
-def test_all_steps_of_a_log_together_take_by_its_profile_as_long_as_they_did(tmp_path: Path) -> None:
-    log = read_log(EXAMPLE)
+def test_all_steps_of_a_log_together_take_by_its_profile_as_long_as_they_did(example: tuple[StepLog, Profile]) -> None:
+    log, profile = example
     # A tail that no median sees: every eighth step takes three times as long.
     times = np.where(np.arange(len(log.steps.latency)) % 8, 1.0, 3.0)
-    tail = replace(log, steps=replace(log.steps, latency=log.steps.latency * times))
-    for one in (log, tail):
-        profile = profile_of_log(one, "mine", "log")
-        assert predict(profile.latency, one.steps.features).sum() == pytest.approx(one.steps.latency.sum(), rel=1e-4)
+    none = log.commits[np.zeros(len(log.commits), np.bool_)]
+    tail = replace(log, steps=replace(log.steps, latency=log.steps.latency * times), commits=none)
+    for one, fitted in ((log, profile), (tail, profile_of_log(tail, "mine", "log"))):
+        assert predict(fitted.latency, one.steps.features).sum() == pytest.approx(one.steps.latency.sum(), rel=1e-4)

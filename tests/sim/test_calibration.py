@@ -12,7 +12,7 @@ from dsim.traces import synth
 
 from ..reproduce.experiments import part, rows
 
-AT = ("64", "128", "256")
+AT = ("64", "256")
 BASELINE = "LMDeploy, threshold 0.9"
 
 

@@ -115,7 +115,7 @@ class EngineDriver(Driver):
         return num
 
 
-@settings(FEW, max_examples=150)
+@settings(FEW, max_examples=100)
 @given(
     traces(), st.sampled_from(SPECS), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
     st.sampled_from([9, 16, 64, 4096]), st.booleans(), st.booleans(),
@@ -181,7 +181,7 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     return trace, spec, fleet_options(draw) | {"eos": draw(st.booleans())}
 
 
-@settings(FEW, max_examples=80)
+@settings(FEW, max_examples=50)
 @given(runs())
 def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     run: tuple[Trace, str, dict[str, Any]],
@@ -211,7 +211,7 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     assert table_bytes(table) == table_bytes(t)
 
 
-@settings(FEW, max_examples=40)
+@settings(FEW, max_examples=30)
 @given(traces(), st.sampled_from(SPECS), st.sampled_from([1, 3, 9]), st.sampled_from([0, 2, 200]), st.booleans())
 def test_a_plain_loop_drives_the_engine_to_the_same_table(
     trace: Trace, spec: str, rows: int, more: int, eos: bool

@@ -1,6 +1,5 @@
 """FOCUS in the twin, from a trace to what its clients see."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import unpack
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
-from dsim.profiler.profile import load, to_json
 from dsim.report.run import read_run
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
 from ..cli.command import dsim
-from ..worlds import TOY_DELTAS, Collector, table_bytes, toy_profile, toy_trace
+from ..worlds import TOY_DELTAS, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
 
 LATENCY = LatencyModel(
     ((8.0, 0.5),), 0.01, attention=1e-4, kv_read=1e-4, head=1e-3, sample=1e-3, launch=0.1, host_step=0.05, early=0.1,
@@ -38,45 +36,13 @@ def run(spec: str, journal: Collector | None = None, **how: Any) -> Result:
     return simulate(crowd(), PROFILE, parse(spec + SMALL), seed=3, append=journal, **how)
 
 
-def numbers(result: Result) -> dict[str, Any]:
-    """All totals, their histograms as plain values."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return value.tolist()
-        return {name: plain(v) for name, v in vars(value).items()} if hasattr(value, "counts") else value
-
-    return {name: plain(value) for name, value in vars(result.totals).items()}
-
-
-def same_journal(a: Collector, b: Collector) -> None:
-    """Equal bytes of every step, whichever replica's came first where steps ended together."""
-    (steps, lists), (others, other_lists) = (in_order(journal) for journal in (a, b))
-    for name, column in steps.items():
-        assert column.tobytes() == others[name].tobytes(), name
-    for name, values in lists.items():
-        assert values == other_lists[name], name
-
-
-def in_order(journal: Collector) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Steps by replica and number."""
-    steps = journal.steps
-    order = np.lexsort((steps["step"], steps["replica"]))
-    return {name: column[order] for name, column in steps.items()}, {
-        name: [values[offsets[i] : offsets[i + 1]].tolist() for i in order]
-        for name, (values, offsets) in journal.lists.items()
-    }
-
-
 def test_with_a_budget_of_the_whole_block_focus_is_the_delayed_cache_of_dc_plus() -> None:
     # Nothing is ever evicted, so that what an eviction costs is never paid.
     a, b = Collector(), Collector()
     focus, plus = run("focus:8", a), run("delayed-cache-plus", b)
     assert table_bytes(focus.table) == table_bytes(plus.table)
-    assert numbers(focus) == numbers(plus)
-    assert focus.end == plus.end
+    assert journal_bytes(a) == journal_bytes(b)
     assert focus.totals.evicted == 0
-    same_journal(a, b)
 
 
 @pytest.mark.parametrize("spec", ["focus", "focus:1,scope=request", "focus:2,scope=carry,exact_block=true"])
@@ -189,15 +155,3 @@ def test_a_replay_of_a_shipped_trace_reads_back(tmp_path: Path, monkeypatch: pyt
         values, offsets = lists["evictions"]
         bits = unpack(values[:, None], 32).sum(axis=1)
         assert np.array_equal(np.add.reduceat(bits, offsets[:-1]), steps["evicted"])
-
-
-def test_a_profile_without_importance_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    data: Any = to_json(load("a100-sdar-8b")) | {"focus": None}
-    Path("bare.json").write_text(json.dumps(data))
-    ran = dsim("replay", "azure-conv", "--num-requests", 5, "--profile", "bare.json", "--policy", "focus", "-o", "run")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.count("\n") == 1
-    assert ran.err.startswith("Error: profile ")
-    assert "says nothing of importance deltas (focus is null), and focus evicts by them" in ran.err
-    assert [path.name for path in tmp_path.iterdir()] == ["bare.json"]

@@ -1,5 +1,6 @@
 """Full-sequence serving in the twin: what must hold whatever the run, and published single-stream throughput."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +83,7 @@ def canvas_of(trace: Trace, block: int) -> Any:
     return -(-trace.output_length // block) * block
 
 
-@settings(FEW, max_examples=110)
+@settings(FEW, max_examples=80)
 @given(
     traces(), st.sampled_from(SPECS), st.sampled_from([8, 16, 256]), st.integers(1, 40),
     st.sampled_from(["block", "step", "end"]),
@@ -125,7 +126,9 @@ def test_an_engine_keeps_its_accounts_at_every_step(
 
 @FEW
 @given(runs())
-def test_a_fleet_loses_no_request_and_no_time(made: tuple[Trace, str, dict[str, Any]]) -> None:
+def test_a_fleet_loses_no_request_and_no_time_and_its_journal_replays_plan_for_plan(
+    made: tuple[Trace, str, dict[str, Any]],
+) -> None:
     trace, spec, how = made
     journal = Collector()
     result = run(trace, spec, journal, **how)
@@ -147,20 +150,17 @@ def test_a_fleet_loses_no_request_and_no_time(made: tuple[Trace, str, dict[str, 
     if how["concurrency"]:
         busy = (t["arrival"] <= s["start"][:, None]) & (t["finish"] > s["start"][:, None])
         assert busy.sum(axis=1).max() <= how["concurrency"]
+    heard: list[StepPlan] = []
+
+    def on_step(plan: StepPlan, outcome: StepOutcome) -> None:
+        assert outcome.committed.shape == plan.window.shape
+        heard.append(plan)
+
+    assert differences(result, journal, how["replicas"], how["emit"], on_step) == []
+    assert sum(p.features.tokens for p in heard) == s["tokens"].sum()
 
 
 @settings(FEW, max_examples=25)
-@given(runs())
-def test_the_same_inputs_and_seed_give_the_same_bytes(made: tuple[Trace, str, dict[str, Any]]) -> None:
-    trace, spec, how = made
-    journals = Collector(), Collector()
-    tables = [run(trace, spec, journal, **how).table for journal in journals]
-    assert table_bytes(tables[0]) == table_bytes(tables[1])
-    for name, values in journals[0].steps.items():
-        assert values.tobytes() == journals[1].steps[name].tobytes()
-
-
-@FEW
 @given(traces(one_fits=True), st.sampled_from(SPECS), st.integers(0, 3))
 def test_a_plain_loop_drives_the_engine_to_the_same_table(trace: Trace, spec: str, seed: int) -> None:
     policy = parse(f"{spec},page_size=8,num_pages=40")
@@ -184,44 +184,25 @@ def differences(result: Result, journal: Collector, replicas: int, emit: str, on
     return found
 
 
-@FEW
-@given(runs())
-def test_a_recorded_run_replays_plan_for_plan(made: tuple[Trace, str, dict[str, Any]]) -> None:
-    trace, spec, how = made
-    journal = Collector()
-    result = run(trace, spec, journal, **how)
-    heard: list[StepPlan] = []
-
-    def on_step(plan: StepPlan, outcome: StepOutcome) -> None:
-        assert outcome.committed.shape == plan.window.shape
-        heard.append(plan)
-
-    assert differences(result, journal, how["replicas"], how["emit"], on_step) == []
-    assert sum(p.features.tokens for p in heard) == journal.steps["tokens"].sum()
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("what", ["phases", "num_tokens", "requests", "window", "commits", "sum_kv", "head_rows"])
-def test_a_corrupted_journal_is_told(spec: str, what: str) -> None:
+@pytest.mark.parametrize("spec", SPECS[::2])
+def test_a_corrupted_journal_is_told(spec: str) -> None:
     journal = Collector()
     trace = toy_trace([0, 0, 1, 5, 9], [9, 30, 4, 20, 11], [8, 16, 3, 5, 9])
     result = run(trace, spec + ",page_size=8,num_pages=60", journal)
-    assert differences(result, journal, 1, "block") == []
-    part = next(p for p in journal.parts if len(p["tokens"]) > 3)
-    lists = journal.list_parts[journal.parts.index(part)]
-    if what in part:
-        part[what] = part[what].copy()
-        part[what][3] += 1
-        expected = f"step 3: {what} is"
-    else:
-        values, offsets = lists[what]
-        values = values.copy()
-        values[offsets[3]] = values[offsets[3]] ^ 1
-        lists[what] = (values, offsets)
-        expected = f"step 3: {what} are" if what != "commits" else "step 3: "
-    found = differences(result, journal, 1, "block")
-    assert found
-    assert expected in found[0]
+    at = next(i for i, part in enumerate(journal.parts) if len(part["tokens"]) > 3)
+    for what in ("phases", "num_tokens", "requests", "window", "commits", "sum_kv", "head_rows"):
+        changed = deepcopy(journal)
+        part, lists = changed.parts[at], changed.list_parts[at]
+        if what in part:
+            part[what][3] += 1
+            expected = f"step 3: {what} is"
+        else:
+            values, offsets = lists[what]
+            values[offsets[3]] ^= 1
+            expected = f"step 3: {what} are" if what != "commits" else "step 3: "
+        found = differences(result, changed, 1, "block")
+        assert found, what
+        assert expected in found[0]
 
 
 # ---- how a run ends --------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.journal import StepTotals, unpack
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.profiler.profile import Profile
@@ -17,7 +16,7 @@ from dsim.traces import Trace
 from ..worlds import BLOCK_PRESETS, SECOND, TOY_MODEL, Collector, Driver, table_bytes, toy_profile, toy_trace
 
 PROFILE = toy_profile()
-FEW = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SPECS = (
     "ar,page_size=8",
     "ar,page_size=1",
@@ -60,7 +59,7 @@ def traces(draw: st.DrawFn, most: int = 14, longest: int = 60) -> Trace:
     return toy_trace(arrival - arrival[0], prompts, outputs)
 
 
-@settings(FEW, max_examples=160)
+@settings(FEW, max_examples=110)
 @given(
     traces(), st.sampled_from(SPECS), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
     st.sampled_from([16, 64, 4096]),
@@ -110,28 +109,6 @@ class Fleet:
         self.journal = Collector()
         self.result: Result = simulate(trace, profile, parse(spec), append=self.journal, **how)
         self.steps = self.journal.steps if self.journal.parts else None
-
-    def bytes(self) -> dict[str, Any]:
-        out: dict[str, Any] = table_bytes(self.result.table)
-        if self.steps is not None:
-            # Rows are in order on each replica, and that alone is promised.
-            order = np.argsort(self.steps["replica"], kind="stable")
-            out["steps"] = {name: values[order].tobytes() for name, values in self.steps.items()}
-            out["lists"] = {
-                name: [values[offsets[i] : offsets[i + 1]].tobytes() for i in order]
-                for name, (values, offsets) in self.journal.lists.items()
-            }
-        return out | totals_of(self.result.totals)
-
-
-def totals_of(totals: StepTotals) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in vars(totals).items():
-        if name in ("step_latency", "itl", "host"):
-            out[name] = (value.count, value.sum, value.min, value.max, value.counts.tobytes())
-        else:
-            out[name] = value.counts if name in ("batch", "chunk") else value
-    return out
 
 
 def fleet_options(draw: st.DrawFn) -> dict[str, Any]:
@@ -203,13 +180,6 @@ def test_a_fleet_loses_no_request_and_no_time(run: tuple[Trace, str, dict[str, A
 
 
 @settings(FEW, max_examples=40)
-@given(runs())
-def test_the_same_inputs_and_seed_give_the_same_bytes(run: tuple[Trace, str, dict[str, Any]]) -> None:
-    trace, spec, how = run
-    assert Fleet(trace, spec, **how).bytes() == Fleet(trace, spec, **how).bytes()
-
-
-@FEW
 @given(traces(), st.sampled_from(SPECS), st.sampled_from([1, 3, 9]), st.sampled_from([0, 2, 200]), st.integers(0, 3))
 def test_a_plain_loop_drives_the_engine_to_the_same_table(
     trace: Trace, spec: str, max_batch: int, more: int, seed: int
@@ -224,48 +194,5 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(
     assert table_bytes(simulated.table) == table_bytes(driven.run().table)
 
 
-def first_commits(spec: str, trace: Trace) -> dict[int, list[bool]]:
-    """What each request's first decode forward, all masks and all computed, commits."""
-    f = Fleet(trace, spec, seed=2)
-    assert f.steps is not None
-    out: dict[int, list[bool]] = {}
-    lists = f.journal.lists
-    who, offsets = lists["requests"]
-    commits = unpack(lists["commits"][0][:, None], 4)
-    for i in np.flatnonzero(~f.steps["prefill"]):
-        for row in range(offsets[i], offsets[i + 1]):
-            out.setdefault(int(who[row]), commits[row].tolist())
-    return out
-
-
-def test_two_policies_see_the_same_requests_behave_the_same_way() -> None:
-    rng, n = np.random.default_rng(0), 200
-    arrival = np.cumsum(rng.exponential(2.0, n))
-    trace = toy_trace(arrival - arrival[0], 4 * rng.integers(1, 20, n), [40] * n)
-    seen = [
-        first_commits(f"{name}:4,page_size=4,max_batch=16", trace)
-        for name in ("lmdeploy-bd32", "sglang-bd32", "delayed-cache", "delayed-cache-plus")
-    ]
-    seen.append(first_commits("chunk:4,block_length=4,page_size=8,max_batch=3", trace))
-    assert len(seen[0]) == n
-    assert all(other == seen[0] for other in seen[1:])
-    assert len({tuple(v) for v in seen[0].values()}) > 4
-
-
 def test_every_preset_is_among_the_random_policies() -> None:
     assert set(BLOCK_PRESETS) == {spec.partition(",")[0].partition(":")[0] for spec in SPECS}
-
-
-def test_what_is_in_flight_at_the_last_arrival_stays_unfinished_without_draining() -> None:
-    trace = toy_trace([0, 0, 50], [5, 8, 8], [4, 400, 4])
-    t = simulate(trace, PROFILE, parse("lmdeploy-bd32:4,page_size=8,max_batch=4"), drain=False).table
-    assert t["status"].tolist() == [0, 2, 2]
-    assert t["replica"].tolist() == [0, 0, 0]
-
-
-def test_an_arrival_is_seen_by_the_step_that_begins_at_its_moment() -> None:
-    profile = toy_profile(latency=SECOND)
-    journal = Collector()
-    simulate(toy_trace([0, 3], [4, 4], [9, 4]), profile, parse("chunk:2,block_length=4,page_size=8"), append=journal)
-    assert journal.steps["submitted"][:4].tolist() == [1, 1, 1, 2]
-    assert journal.steps["prefill"][:4].tolist() == [True, False, False, True]

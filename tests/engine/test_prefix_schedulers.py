@@ -1,11 +1,10 @@
-"""Prefix caching under the other schedulers, in plain Python: test_prefix.py runs this file uncompiled."""
+"""Prefix caching under the other schedulers, which reuse prefixes as their engines do."""
 
 import numpy as np
 import pytest
 
 from dsim.engine.commits import CommitDraws, Commits, LawDraws, TokenDraws
 from dsim.engine.engine import Engine, Limits
-from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
@@ -16,8 +15,6 @@ from dsim.traces.prefixes import prefixes_of
 
 from ..worlds import SECOND, TOY_LAW, TOY_MODEL, Collector, World, table_bytes
 from .test_prefix import check_account, conversations, idle, prefixes, world
-
-assert not JIT, "rules are compiled: NUMBA_DISABLE_JIT=1 is expected"
 
 FDFO = "sglang-fdfo,block_length=4,page_size=4,prefix_caching=true"
 AHEAD = "lmdeploy-0.18:4,page_size=8,prefix_caching=true"
