@@ -54,13 +54,6 @@ def live(*arguments: object) -> Ran:
     return dsim("live", "trace.jsonl", "--model", "model", *arguments)
 
 
-def refused(ran: Ran) -> str:
-    assert ran.code == 2, ran.err
-    (line,) = ran.err.splitlines()
-    assert line.startswith("Error: ")
-    return line.removeprefix("Error: ")
-
-
 def test_it_serves_under_several_policies_and_writes_what_replay_writes_and_a_journal_that_replays() -> None:
     specs = [f"lmdeploy-bd32:4,{POLICY}", f"chunk:2,block_length=4,{POLICY}", f"ar,{POLICY}"]
     chosen = [part for spec in specs for part in ("--policy", spec)]
@@ -138,7 +131,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
-    line = refused(live(*arguments, "-o", "run"))
+    line = live(*arguments, "-o", "run").refusal
     if arguments[0] == "--model":
         assert says in line
     else:
@@ -150,13 +143,13 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name.startswith(("dsim.live", "dsim.profiler.measure"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    line = refused(live("--prompts", "prompts.jsonl", "--policy", "ar"))
+    line = live("--prompts", "prompts.jsonl", "--policy", "ar").refusal
     assert line == "torch is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim"
 
 
 def test_a_token_outside_the_vocabulary_is_named() -> None:
     Path("wrong.jsonl").write_text("[1, 2]\n[97]\n")
-    line = refused(live("--prompts", "wrong.jsonl", "--policy", f"ar,{POLICY}"))
+    line = live("--prompts", "wrong.jsonl", "--policy", f"ar,{POLICY}").refusal
     assert line == "wrong.jsonl: holds token 97, expected 0 to 96, the model's vocabulary"
 
 

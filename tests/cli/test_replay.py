@@ -39,11 +39,6 @@ MORE = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
     """Twelve requests, five a second, for 100 tokens in and 48 out."""
