@@ -241,9 +241,9 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_sweep_does_not_depend_on_its_jobs(tmp_path: Path) -> None:
-    config = {"base": BASE, "grid": {"policy": ["ar", "chunk", "optimus"], "rate": [1, 4], "seed": [0, 1]}}
-    assert sweep(config, tmp_path / "one", jobs=1).num_run == 12
-    assert sweep(config, tmp_path / "two", jobs=2).num_run == 12
+    config = {"base": BASE, "grid": {"policy": ["ar", "chunk"], "rate": [1, 4]}}
+    assert sweep(config, tmp_path / "one", jobs=1).num_run == 4
+    assert sweep(config, tmp_path / "two", jobs=2).num_run == 4
     for name in ("results.csv", "results.parquet", "report.html", "sweep.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
@@ -402,26 +402,24 @@ def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["complete"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(tmp_path: Path, jobs: int) -> None:
+def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(tmp_path: Path) -> None:
     config = write(
         tmp_path / "c.toml",
-        '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n'
-        "[grid]\nrate = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n",
+        '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2, 3, 4, 5, 6]\n',
     )
     out, gate = tmp_path / "out", tmp_path / "gate"
     journal = out / "cells.jsonl"
-    command = ("sweep", config, "-o", out, "--jobs", jobs)
-    running = start(SWEEP, *command, folder=gate, num_passes=4)
-    wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") == 4, running)
+    command = ("sweep", config, "-o", out, "--jobs", 2)
+    running = start(SWEEP, *command, folder=gate, num_passes=3)
+    wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") == 3, running)
     kill(running)
     finished = journal.read_bytes()
-    again = start(SWEEP, *command, folder=tmp_path / "again", num_passes=6)
+    again = start(SWEEP, *command, folder=tmp_path / "again", num_passes=3)
     assert again.wait(PATIENCE) == 0
-    # Six passes were enough: what was finished is not run again, and is kept byte for byte.
-    assert len(list((tmp_path / "again").iterdir())) == 6
+    # Three passes were enough: what was finished is not run again, and is kept byte for byte.
+    assert len(list((tmp_path / "again").iterdir())) == 3
     assert journal.read_bytes().startswith(finished)
-    assert list(counts(journal).values()) == [1] * 10
+    assert list(counts(journal).values()) == [1] * 6
     sweep(config, tmp_path / "whole", jobs=1, command=f"dsim sweep {config}")
     for name in ("results.csv", "results.parquet", "report.html"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -52,13 +52,6 @@ def test_other_tools_read_names_not_numbers(tmp_path: Path) -> None:
     assert steps.column_names == ["policy", *STEP_COLUMNS, *STEP_LISTS]
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_run(tmp_path / name, **SMALL)
-    for name in FILES:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
 def test_run_json_says_what_it_is_and_holds_no_nan(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.finish({"interrupted": True, "policies": [], "trace": {"rate": float("nan")}, "seed": np.int64(3)})  # type: ignore[typeddict-item]
@@ -68,27 +61,10 @@ def test_run_json_says_what_it_is_and_holds_no_nan(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_folder_that_holds_a_run_is_refused_until_forced(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **SMALL)
-    before = (tmp_path / "run" / "run.json").read_bytes()
-    with pytest.raises(DsimError, match=r"exists and holds report.html, .*: choose another folder or pass --force"):
-        write_run(tmp_path / "run", **SMALL, seed=1)
-    assert (tmp_path / "run" / "run.json").read_bytes() == before
-    write_run(tmp_path / "run", **SMALL, seed=1, force=True)
-    assert (tmp_path / "run" / "run.json").read_bytes() != before
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
 def test_a_run_may_be_read_by_whom_any_new_folder_may(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **SMALL)
     (tmp_path / "other").mkdir()
     assert (tmp_path / "run").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    write_run(tmp_path / "run", **SMALL)
-    assert read_run(tmp_path / "run").policies == list(POLICIES)
 
 
 def test_force_never_deletes_what_dsim_did_not_write(tmp_path: Path) -> None:
