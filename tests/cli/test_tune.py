@@ -87,15 +87,22 @@ def test_two_objectives_give_a_front_and_a_policy_for_each_of_its_settings() -> 
     assert 'id="front"' in Path("tuned/report.html").read_text()
 
 
-def test_more_trials_go_on_from_those_that_are_kept() -> None:
+def test_more_trials_go_on_from_those_that_are_kept_and_no_mistake_loses_them() -> None:
     assert tune("-o", "tuned").code == 0
-    first = Path("tuned/trials.csv").read_text()
+    first, journal = Path("tuned/trials.csv").read_text(), Path("tuned/study.journal")
+    kept, before = journal.read_bytes(), ended(journal)
+    for more, message in (
+        (["--jobs", "0"], "jobs is 0, expected at least 1"),
+        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
+        (["--seed", 1], "tuned/study.journal holds another search: its seed is 0, this one's is 1; choose another"),
+    ):
+        assert tune("-o", "tuned", "--trials", 5, *more).refusal.startswith(message)
+        assert ended(journal) == before
+        assert journal.read_bytes().startswith(kept)
     assert tune("-o", "tuned", "--trials", 5).code == 0
+    assert ended(journal) > before
     assert Path("tuned/trials.csv").read_text().startswith(first.split("\n")[0])
     assert len(Path("tuned/trials.csv").read_text().splitlines()) == 6
-    assert tune("-o", "tuned", "--seed", 1).refusal == (
-        "tuned/study.journal holds another search: its seed is 0, this one's is 1; choose another --storage"
-    )
     assert tune("-o", "tuned", "--seed", 1, "--force").code == 0
 
 
@@ -164,19 +171,3 @@ def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on() -> None:
     tables = [Path(f"{name}/trials.csv").read_text().splitlines() for name in ("tuned", "whole")]
     tried = [[line.split(",", 1)[1] for line in table] for table in tables]
     assert tried[0] == tried[1]
-
-
-def test_a_place_to_run_that_is_none_is_one_line_and_loses_nothing() -> None:
-    assert tune("-o", "tuned").code == 0
-    kept, before = Path("tuned/study.journal").read_bytes(), ended(Path("tuned/study.journal"))
-    for more, message in (
-        (["--backend", "dask"], "backend is dask, expected one of: local, ray"),
-        (["--address", "127.0.0.2:1"], "address is 127.0.0.2:1 and backend is local, expected ray"),
-        (["--jobs", "0"], "jobs is 0, expected at least 1"),
-        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
-    ):
-        assert tune("-o", "tuned", "--trials", 5, *more).refusal.startswith(message)
-        assert ended(Path("tuned/study.journal")) == before
-        assert Path("tuned/study.journal").read_bytes().startswith(kept)
-    assert tune("-o", "tuned", "--trials", 5).code == 0
-    assert ended(Path("tuned/study.journal")) > before

