@@ -83,8 +83,9 @@ def test_measured_runs_stand_beside_the_curve_at_their_own_rate() -> None:
 
 
 def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
-    ran = dsim(*QUEUE, "--jobs", 1, "--gpu-hour", 2)
+    ran = dsim(*QUEUE, "--jobs", 1, "--gpu-hour", 2, line_every=0.0005)
     assert ran.code == 0
+    assert re.search(r"^capacity( of 1 replica)?: \d+ replays, ", ran.err, re.M)
     lines = ran.out.splitlines()
     assert lines[0].startswith("ar,max_batch=1 sustains ")
     assert " at 95% confidence on 1 replica" in lines[0]

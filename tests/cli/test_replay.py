@@ -132,14 +132,6 @@ def test_blocks_are_emitted_for_diffusion_and_tokens_for_ar(trace: str) -> None:
     assert end["ttft_ms"] == end["e2el_ms"] == blocks["e2el_ms"]
 
 
-def test_overload_is_the_first_line(tmp_path: Path) -> None:
-    (tmp_path / "flood.jsonl").write_text(rows(200, gap=400))
-    ran = dsim("replay", "flood.jsonl", "--policy", "chunk:8", "--policy", "ar,max_batch=1")
-    assert ran.code == 0
-    assert ran.out.splitlines()[0].startswith("OVERLOADED ar,max_batch=1: the queue grows without bound (p99 wait ")
-    assert "OVERLOADED chunk:8" not in ran.out
-
-
 def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(
         rows(5) + "{broken\n" + '{"timestamp": 1, "input_length": -4, "output_length": 1}\n'
@@ -150,11 +142,6 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
     assert "Note: 2 rows of the trace could not be read and were skipped" in ran.out.splitlines()
     assert read_run("run").info["trace"]["skipped_bad"] == 2
     assert read_run("run").info["trace"]["num_requests"] == 5
-
-
-def test_unmodelled_prefixes_are_said() -> None:
-    ran = dsim("replay", "mooncake-conv", "--num-requests", 3)
-    assert "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does)" in ran.out
 
 
 CACHED = "vllm-ar,prefix_caching=true"
@@ -281,13 +268,6 @@ def test_an_existing_run_is_kept_unless_forced(trace: str, tmp_path: Path) -> No
     assert dsim("replay", trace, "--policy", "chunk:8", "-o", "run", "--force").code == 0
     assert read_run("run").policies == ["chunk:8"]
     assert held(tmp_path) == listing
-
-
-def test_a_failed_replacement_leaves_the_old_run(trace: str) -> None:
-    assert dsim("replay", trace, "--policy", "ar", "-o", "run").code == 0
-    before = files("run")
-    assert dsim("replay", trace, "--policy", "ar,num_pages=1", "-o", "run", "--force").code == 2
-    assert files("run") == before
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------

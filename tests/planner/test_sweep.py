@@ -310,13 +310,6 @@ def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
     assert ran == [1.0, 2.0, 3.0, 2.0]
 
 
-def test_all_cells_may_fail(tmp_path: Path) -> None:
-    config = {"base": BASE | {"policy.num_pages": 1}, "grid": {"rate": [1, 2]}}
-    done = sweep(config, tmp_path / "out", jobs=1)
-    assert done.table["error"].str.contains("none of its 40 requests fits").all()
-    assert done.to_json()["num_failed"] == 2
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -461,7 +454,3 @@ def test_an_overloaded_cell_is_marked(tmp_path: Path) -> None:
     assert "1 of 2 cells, marked" in page
     assert page.count("✕ overloaded") == 1
     assert '"x-thin"' in page
-
-
-def test_names_are_escaped(tmp_path: Path) -> None:
-    assert "<script>alert" not in page_of(tmp_path, {"title": "<script>alert(1)</script>", "grid": {"rate": [1, 2]}})
