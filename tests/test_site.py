@@ -23,18 +23,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if util.find_spec("material") is None:
         pytest.skip("mkdocs-material is not installed")
     out = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "-f",
-        str(ROOT / "mkdocs.yml"),
-        "-d",
-        str(out),
-    ]
+    options = ("--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml"), "-d", str(out))
+    command = [sys.executable, "-m", "mkdocs", "build", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out

@@ -29,6 +29,13 @@ class Ran:
 def _no_number(word: str) -> None:
     raise AssertionError(f"{word} is no JSON")
 
+    @property
+    def refusal(self) -> str:
+        """The one line of a command that refused what it was given, which printed nothing else."""
+        assert (self.code, self.out, self.err.count("\n")) == (2, "", 1), self
+        assert self.err.startswith("Error: ")
+        return self.err[len("Error: ") : -1]
+
 
 def dsim(*arguments: object, line_every: float = 3600.0) -> Ran:
     """Run `dsim` with these arguments. line_every: seconds between lines of progress; none comes unless asked for."""

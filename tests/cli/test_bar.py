@@ -112,11 +112,6 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> 
     ("arguments", "line"),
     [
         (["replay", "t.jsonl", "--json"], r"(replay|optimus): \d+ (of 80 )?requests"),
-        (
-            ["capacity", "azure-conv", "--policy", "ar,max_batch=1", "--arrival", "poisson", "--lengths", "fixed:512,1",
-             "--slo", "mean:e2el=150ms", "--num-requests", "100", "--precision", "50%", "--jobs", "1", "--json"],
-            r"capacity( of 1 replica)?: \d+ replays, ",
-        ),
         (["sweep", "c.toml", "-o", "s", "--jobs", "1", "--json"], r"sweep: \d of 2 cells; "),
         (
             ["tune", "t.jsonl", "--slo", "e2el=9s", "--trials", "2", "--replications", "2", "--space", "s.toml",
@@ -124,7 +119,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> 
             r"(searching|confirming): \d( of 2)?",
         ),
     ],
-    ids=["replay", "capacity", "sweep", "tune"],
+    ids=["replay", "sweep", "tune"],
 )  # fmt: skip
 def test_the_long_commands_say_so_on_standard_error_alone(
     arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,11 +11,6 @@ FILES = Path(__file__).parents[1] / "report" / "clients"
 VLLM, TRACE = FILES / "vllm_bench.json", FILES / "vllm_trace.jsonl"
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_a_file_becomes_a_run_with_the_metrics_of_its_requests() -> None:
     ran = dsim("import", VLLM, "--trace", TRACE, "--slo", "ttft=110ms", "-o", "m", "--json")
     assert (ran.code, ran.err) == (0, "Wrote m/ (run.json, requests.parquet, steps.parquet, report.html)\n")
@@ -65,11 +60,8 @@ def test_a_file_compares_with_a_prediction_of_its_trace_directly() -> None:
 
 def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> None:
     assert dsim("replay", TRACE, "--policy", "ar", "--policy", "chunk:8", "-o", "predicted").code == 0
-    ran = dsim("compare", "predicted", VLLM)
-    assert ran.code == 2
-    assert ran.err == (
-        f"Error: predicted holds policies ar, chunk:8, and {VLLM} is of one server: expected the one that it runs, "
-        "--policy\n"
+    assert dsim("compare", "predicted", VLLM).refusal == (
+        f"predicted holds policies ar, chunk:8, and {VLLM} is of one server: expected the one that it runs, --policy"
     )
     ran = dsim("compare", "predicted", VLLM, "--policy", "chunk:8", "--json")
     (cell,) = ran.json["cells"]
@@ -78,8 +70,8 @@ def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> 
 
 @pytest.mark.parametrize("replicas", [0, -3, 10**30])
 def test_replicas_that_no_server_has_are_refused(replicas: int) -> None:
-    ran = dsim("import", VLLM, "--replicas", str(replicas), "-o", "run")
-    assert (ran.code, ran.err) == (2, f"Error: --replicas is {replicas}, expected 1 to 4096\n")
+    said = dsim("import", VLLM, "--replicas", str(replicas), "-o", "run").refusal
+    assert said == f"--replicas is {replicas}, expected 1 to 4096"
 
 
 def test_two_clients_files_give_the_noise_between_them() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsim.cli.screen import print_json
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.policy import PRESETS
 from dsim.profiler.profile import load, shipped
 from dsim.report.metrics import METRICS, Summary
 
@@ -37,11 +37,6 @@ def test_policies_as_json_hold_every_axis() -> None:
         assert list(axes) == ["name", "batching", "granularity", "eviction", "cache", "unmasking", "memory"]
 
 
-def test_every_listed_policy_is_one_that_a_spec_can_name() -> None:
-    for line in dsim("policies").out.splitlines()[: len(PRESETS)]:
-        assert parse(line.split("[")[0]).name in PRESETS
-
-
 def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> None:
     ran = dsim("profiles")
     assert (ran.code, ran.err) == (0, "")
@@ -56,11 +51,11 @@ def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> 
 def test_metrics_are_printed_with_unit_and_formula() -> None:
     ran = dsim("metrics")
     assert (ran.code, ran.err) == (0, "")
-    assert len(ran.out.splitlines()) == len(METRICS)
+    assert [line.split(" ")[0].rstrip(":") for line in ran.out.splitlines()] == list(METRICS)
     # The formulas that users of other tools would doubt (traces-and-metrics, section 3).
     for line in (
         "duration_s [s]: last completion - first arrival",
-        "tpot [ms]: (e2el - ttft) / (N - 1)",
+        "tpot [ms]: (e2el - ttft) / (N - 1) (exactly vLLM's; missing when N = 1;",
         "tpot_chunk [ms]: (last emission - first emission) / (N - tokens of the first emission)",
         "norm_latency [ms]: e2el / N",
         "slo_attainment [share]: requests that meet every per-request SLO / arrivals",
@@ -75,6 +70,11 @@ def test_what_is_no_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -
 
 def test_metrics_explain_every_number_that_replay_prints() -> None:
     explained = dsim("metrics", "--json").json
+    assert list(explained) == list(METRICS)
+    assert explained["norm_latency"] == {
+        "unit": "ms", "formula": "e2el / N",
+        "note": "every request has one; a target such as 50ms/token is a bound on it",
+    }  # fmt: skip
     for field in Summary.__dataclass_fields__:
         assert field == "policy" or field in explained or field.removesuffix("_ms") in explained, field
 
@@ -107,9 +107,5 @@ def test_a_roofline_profile_is_written_and_can_be_replayed(tmp_path: Path) -> No
     ],
 )
 def test_bad_input_to_profile_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
-    ran = dsim("profile", *arguments, "-o", tmp_path / "p.json")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("Error: ")
-    assert ran.err.count("\n") == 1
-    assert said in ran.err
+    assert said in dsim("profile", *arguments, "-o", tmp_path / "p.json").refusal
     assert held(tmp_path) == []

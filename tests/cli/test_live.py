@@ -1,8 +1,8 @@
 """dsim live, from arguments to what is printed, written and refused: a decoder of random weights stands for a model."""
 
+import itertools
 import json
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,6 @@ from dsim.report.run import read_run
 from dsim.report.run_page import run_page
 from dsim.report.table import number
 
-from ..held_up import PATIENCE, wait_until
 from .command import Ran, dsim
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
@@ -52,13 +51,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def live(*arguments: object) -> Ran:
     return dsim("live", "trace.jsonl", "--model", "model", *arguments)
-
-
-def refused(ran: Ran) -> str:
-    assert ran.code == 2, ran.err
-    (line,) = ran.err.splitlines()
-    assert line.startswith("Error: ")
-    return line.removeprefix("Error: ")
 
 
 def test_it_serves_under_several_policies_and_writes_what_replay_writes_and_a_journal_that_replays() -> None:
@@ -138,7 +130,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
-    line = refused(live(*arguments, "-o", "run"))
+    line = live(*arguments, "-o", "run").refusal
     if arguments[0] == "--model":
         assert says in line
     else:
@@ -150,24 +142,21 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name.startswith(("dsim.live", "dsim.profiler.measure"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    line = refused(live("--prompts", "prompts.jsonl", "--policy", "ar"))
+    line = live("--prompts", "prompts.jsonl", "--policy", "ar").refusal
     assert line == "torch is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim"
 
 
 def test_a_token_outside_the_vocabulary_is_named() -> None:
     Path("wrong.jsonl").write_text("[1, 2]\n[97]\n")
-    line = refused(live("--prompts", "wrong.jsonl", "--policy", f"ar,{POLICY}"))
+    line = live("--prompts", "wrong.jsonl", "--policy", f"ar,{POLICY}").refusal
     assert line == "wrong.jsonl: holds token 97, expected 0 to 96, the model's vocabulary"
 
 
 def test_a_step_that_fails_loses_no_finished_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Forward.run
-    steps = 0
+    whole, steps = Forward.run, itertools.count()
 
     def fails_at_last(self: Forward, batch: Batch) -> Sampled:
-        nonlocal steps
-        steps += 1
-        if steps > 30:
+        if next(steps) == 30:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
         return whole(self, batch)
 
@@ -183,33 +172,20 @@ def test_a_step_that_fails_loses_no_finished_request(monkeypatch: pytest.MonkeyP
     assert "UNFINISHED" in ran.out
 
 
-def test_ctrl_c_writes_what_is_done_and_says_so(tmp_path: Path) -> None:
-    rows = [{"timestamp": 50 * i, "input_length": 20, "output_length": 8} for i in range(4000)]
-    Path("long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = [
-        "long.jsonl",
-        "--model",
-        "model",
-        "--prompts",
-        "prompts.jsonl",
-        "--policy",
-        f"lmdeploy-bd32:4,{POLICY}",
-    ]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "dsim", "live", *arguments, "-o", "run", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        # It works once it has handed on some steps.
-        wait_until(lambda: any(p.stat().st_size > 1000 for p in tmp_path.glob(".run.*/steps.parquet")), child)
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=PATIENCE)
-    finally:
-        child.kill()
-    assert child.returncode == 130, err
-    (p,) = json.loads(out)["policies"]
-    assert 0 < p["completed"] < 4000
-    assert any(line.startswith("Interrupted: lmdeploy-bd32:4,") for line in err.splitlines())
+def test_ctrl_c_writes_what_is_done_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, steps = Forward.run, itertools.count()
+
+    def interrupted(self: Forward, batch: Batch) -> Sampled:
+        if next(steps) == 30:
+            signal.raise_signal(signal.SIGINT)
+        return whole(self, batch)
+
+    monkeypatch.setattr(Forward, "run", interrupted)
+    ran = live("--prompts", "prompts.jsonl", "--policy", f"ar,{POLICY}", "-o", "run", "--json")
+    assert ran.code == 130, ran.err
+    (p,) = ran.json["policies"]
+    assert 0 < p["completed"] < 8
+    assert any(line.startswith("Interrupted: ar,") for line in ran.err.splitlines())
     assert read_run("run").info["interrupted"] is True
 
 

@@ -13,14 +13,7 @@ from dsim.live.canvas_model import read_canvas_config, shapes
 from dsim.planner.quality import load_table
 
 from ..live.checkpoints import CHECKPOINTS, llada, llada2, rewrite, sdar, sdar_moe
-from .command import Ran, dsim
-
-
-def refused(ran: Ran) -> str:
-    assert ran.code == 2, ran.err
-    (line,) = ran.err.splitlines()
-    assert line.startswith("Error: ")
-    return line.removeprefix("Error: ")
+from .command import dsim
 
 
 @pytest.fixture
@@ -60,7 +53,7 @@ def test_a_preset_that_does_not_fit_says_so(folder: Path) -> None:
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     rewrite(folder, n_layers=120)
-    assert "has neither model.safetensors nor" in refused(dsim("model", "info", "m", "--gpu", "RTX4090"))
+    assert "has neither model.safetensors nor" in dsim("model", "info", "m", "--gpu", "RTX4090").refusal
 
 
 @pytest.mark.parametrize(("name", "policies"), [
@@ -81,20 +74,21 @@ def test_it_names_the_policies_that_a_model_was_trained_for_and_that_run(
 
 def test_what_is_wrong_is_one_line_with_both_values(folder: Path) -> None:
     sdar(folder)
-    assert refused(dsim("model", "info", "m", "--gpu", "abacus")).startswith("no GPU is named abacus; the known ones")
-    assert refused(dsim("model", "info", "m", "--block-length", "8")).endswith(
+    assert dsim("model", "info", "m", "--gpu", "abacus").refusal.startswith("no GPU is named abacus; the known ones")
+    assert dsim("model", "info", "m", "--block-length", "8").refusal.endswith(
         "was trained with blocks of 4, and --block-length is 8"
     )
-    assert refused(dsim("model", "info", "m", "--mask-token-id", "97")).endswith("97, expected below vocab_size, 97")
-    assert "--mask-token-id and --block-length are of a directory's" in refused(
-        dsim("live", "trace.jsonl", "--model", "tiny", "--block-length", "4")
+    assert dsim("model", "info", "m", "--mask-token-id", "97").refusal.endswith("97, expected below vocab_size, 97")
+    assert (
+        "--mask-token-id and --block-length are of a directory's"
+        in dsim("live", "trace.jsonl", "--model", "tiny", "--block-length", "4").refusal
     )
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.unlink()
-    assert refused(dsim("model", "info", "m")).startswith(f"m: lacks {shard.name} (1 of ")
+    assert dsim("model", "info", "m").refusal.startswith(f"m: lacks {shard.name} (1 of ")
     rewrite(folder, architectures=["LlamaForCausalLM"])
-    assert "architecture is LlamaForCausalLM, expected one of: Qwen3" in refused(dsim("model", "info", "m"))
-    assert refused(dsim("model", "info", "elsewhere")).startswith("model is elsewhere, expected a directory or one of")
+    assert "architecture is LlamaForCausalLM, expected one of: Qwen3" in dsim("model", "info", "m").refusal
+    assert dsim("model", "info", "elsewhere").refusal.startswith("model is elsewhere, expected a directory or one of")
 
 
 SERVED = ("--prompts", "prompts.jsonl", "--json")
@@ -128,7 +122,7 @@ def test_a_checkpoint_of_each_family_serves_a_trace(
 def test_a_model_of_whole_sequences_is_refused_for_blocks(folder: Path) -> None:
     llada(folder)
     ran = dsim("live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4", *SERVED)
-    assert refused(ran) == (
+    assert ran.refusal == (
         "lmdeploy-bd32:4: decodes block by block, and m (LLaDAModelLM) was trained in both directions: expected a "
         "full-sequence policy, as vanilla"
     )
@@ -140,9 +134,9 @@ def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(f
     ran = dsim(*command, "--temperature", "0.7", "--top-p", "0.9", "--seed", "3")
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["live"]["sampling"] == {"temperature": 0.7, "top_p": 0.9, "gumbel": False, "seed": 3}
-    assert refused(dsim(*command, "--gumbel")).startswith("--temperature is 0, and --top-p and --gumbel draw tokens")
-    assert refused(dsim(*command, "--temperature", "-1")).startswith("--temperature is -1.0, expected a finite number")
-    assert "--graphs captures" in refused(dsim(*command, "--temperature", "1", "--graphs"))
+    assert dsim(*command, "--gumbel").refusal.startswith("--temperature is 0, and --top-p and --gumbel draw tokens")
+    assert dsim(*command, "--temperature", "-1").refusal.startswith("--temperature is -1.0, expected a finite number")
+    assert "--graphs captures" in dsim(*command, "--temperature", "1", "--graphs").refusal
 
 
 def test_agreement_is_printed_and_written_as_scores(folder: Path) -> None:
@@ -158,8 +152,8 @@ def test_agreement_is_printed_and_written_as_scores(folder: Path) -> None:
     assert less.startswith("lmdeploy-bd32:4,page_size=16,threshold=0.01: ")
     held = load_table("quality.csv")
     assert held.scores[0].score == 1.0
-    assert refused(dsim(*command, "-o", "quality.csv")).startswith("quality.csv exists: choose another name")
-    assert refused(dsim(*command, "--temperature", "1")).startswith("--agreement is of the likeliest tokens")
+    assert dsim(*command, "-o", "quality.csv").refusal.startswith("quality.csv exists: choose another name")
+    assert dsim(*command, "--temperature", "1").refusal.startswith("--agreement is of the likeliest tokens")
 
 
 def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +166,7 @@ def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monk
     }  # fmt: skip
     said = {"architectures": ["DiffusionGemmaForBlockDiffusion"], "text_config": text, "canvas_length": 256}
     Path("config.json").write_text(json.dumps(said))
-    assert "neither model.safetensors" in refused(dsim("model", "info", ".", "--gpu", "H100"))
+    assert "neither model.safetensors" in dsim("model", "info", ".", "--gpu", "H100").refusal
     _claim({f"model.decoder.{name}": shape for name, shape in shapes(read_canvas_config(Path())).items()})
     ran = dsim("model", "info", ".", "--gpu", "H100", "--json")
     assert ran.code == 0, ran.err
@@ -187,8 +181,8 @@ def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monk
     assert found["lines"]["weights"].endswith("; 31 files of 50.5 GB (bfloat16), complete")
     said["text_config"]["hidden_size"] = 2048
     Path("config.json").write_text(json.dumps(said))
-    assert re.search(r"is \[.*2816.*\], expected \[.*2048.*\] by config.json", refused(dsim("model", "info", ".")))
-    assert refused(dsim("model", "info", ".", "--mask-token-id", "4")).startswith(
+    assert re.search(r"is \[.*2816.*\], expected \[.*2048.*\] by config.json", dsim("model", "info", ".").refusal)
+    assert dsim("model", "info", ".", "--mask-token-id", "4").refusal.startswith(
         ".: denoises canvases, and --mask-token-id is 4: expected none"
     )
 

@@ -2,17 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from . import pages
 from .command import dsim, held
 
 ROOT = pages.ROOT
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def blocks(language: str) -> list[str]:
@@ -59,6 +52,5 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
 
 
 def test_a_policy_that_is_not_there_is_one_line_and_exit_2() -> None:
-    ran = dsim("replay", "azure-conv", "--policy", "./none.py:POLICY")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "Error: policy './none.py:POLICY': ./none.py cannot be read: No such file or directory\n"
+    said = dsim("replay", "azure-conv", "--policy", "./none.py:POLICY").refusal
+    assert said == "policy './none.py:POLICY': ./none.py cannot be read: No such file or directory"

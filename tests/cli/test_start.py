@@ -1,4 +1,4 @@
-"""The command line starts in a moment: help, the version and mistakes load none of the parts."""
+"""The command line starts in a moment: help, the version and mistakes are told and load none of the parts."""
 
 import inspect
 import json
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dsim import __version__
 from dsim.cli import choices
 from dsim.engine.engine import EMIT
 from dsim.planner.backend import BACKENDS
@@ -23,7 +24,10 @@ from dsim.traces.lengths import FORMS
 
 from .command import dsim
 
-HEAVY = ("joblib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy", "simpy", "torch")
+HEAVY = (
+    "jinja2", "joblib", "matplotlib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy",
+    "simpy", "starlette", "torch", "triton", "uvicorn",
+)  # fmt: skip
 COMMANDS = (
     "capacity", "compare", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles", "replay",
     "reproduce", "serve", "sweep", "trace", "trace-view", "tune", "validate",
@@ -33,26 +37,30 @@ COMMANDS = (
 MISTAKES = (
     ["repaly"], ["replay"], ["replay", "azure-conv", "--polcy", "ar"], ["replay", "azure-conv", "--replicas", "two"],
 )  # fmt: skip
-# Runs commands one after another, and prints which of the heavy modules there are after each.
+# Runs commands one after another, and prints of each how it ends, whether it printed, and the heavy modules after it.
 SAYS_WHAT_IS_LOADED = """
 import contextlib, io, json, sys
 from dsim.cli import main
 
 heavy, commands = json.loads(sys.argv[1])
 for command in commands:
-    sys.argv = ["dsim", *command]
-    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-        with contextlib.redirect_stdout(io.StringIO()):
+    sys.argv, out, code = ["dsim", *command], io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        try:
             main()
-    print(json.dumps([command, [name for name in heavy if name in sys.modules]]))
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([command, code, bool(out.getvalue()), [name for name in heavy if name in sys.modules]]))
 """
 
 
-def test_help_and_mistakes_load_none_of_the_parts() -> None:
-    commands = [["--version"], ["--help"], [], *([command, "--help"] for command in COMMANDS), *MISTAKES]
-    code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED, json.dumps([HEAVY, commands])]
+def test_help_and_mistakes_are_told_and_load_none_of_the_parts() -> None:
+    helps = [["--version"], ["--help"], *([command, "--help"] for command in COMMANDS)]
+    code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED, json.dumps([HEAVY, [*helps, *MISTAKES]])]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [[command, []] for command in commands]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        *([command, 0, True, []] for command in helps), *([command, 2, False, []] for command in MISTAKES),
+    ]  # fmt: skip
 
 
 def test_every_command_is_among_them() -> None:
@@ -66,7 +74,7 @@ def test_it_starts_where_nothing_can_be_written(tmp_path: Path) -> None:
         [sys.executable, "-B", "-m", "dsim", "--version"], capture_output=True, text=True,
         env={"HOME": gone, "XDG_CACHE_HOME": gone, "NUMBA_CACHE_DIR": "/proc/none", "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"dsim {__version__}\n", "")
 
 
 def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:

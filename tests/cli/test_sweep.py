@@ -32,22 +32,17 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "c.toml").write_text(CONFIG)
 
 
-def test_a_sweep_ends_with_what_it_did() -> None:
+def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_rows() -> None:
     ran = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
     assert (ran.code, ran.out) == (0, "4 cells; 4 run; estimated, not measured (a100-sdar-8b)\n")
     assert ran.err == "Wrote runs/out/ (sweep.json, cells.jsonl, results.parquet, results.csv, report.html)\n"
     assert held(Path("runs/out")) == FILES
     again = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
     assert again.out == "4 cells; 0 run; 4 there already; estimated, not measured (a100-sdar-8b)\n"
-    assert dsim("sweep", "c.toml", "-o", "runs/out", "--force", "--jobs", 1).out.startswith("4 cells; 4 run;")
-
-
-def test_json_is_one_object_with_the_api_s_rows() -> None:
-    ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json")
-    done = sweep("c.toml", "out")
-    assert ran.code == 0
-    assert (ran.json["num_cells"], ran.json["num_run"], done.num_reused) == (4, 4, 4)
-    assert ran.json["results"] == done.to_json()["results"]
+    ran = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1, "--json", "--force")
+    assert (ran.code, ran.json["num_cells"], ran.json["num_run"]) == (0, 4, 4)
+    done = sweep("c.toml", "runs/out")
+    assert (ran.json["results"], done.num_reused) == (done.to_json()["results"], 4)
     assert [(row["rate"], row["policy.chunk"], row["spec"]) for row in ran.json["results"]] == [
         (1.0, 4, "chunk,chunk=4"), (1.0, 8, "chunk,chunk=8"), (2.0, 4, "chunk,chunk=4"), (2.0, 8, "chunk,chunk=8"),
     ]  # fmt: skip
@@ -92,25 +87,21 @@ def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nosuch.toml", "-o", "out"], "Error: nosuch.toml: no such file, expected a sweep's TOML"),
-        (["c.toml", "-o", "c.toml"], "Error: c.toml: is a file, expected a folder to write to"),
-        (["c.toml", "-o", "out", "--jobs", 0], "Error: jobs is 0, expected at least 1"),
-        (["c.toml", "-o", "out", "--backend", "dask"], "Error: backend is dask, expected one of: local, ray"),
+        (["nosuch.toml", "-o", "out"], "nosuch.toml: no such file, expected a sweep's TOML"),
+        (["c.toml", "-o", "c.toml"], "c.toml: is a file, expected a folder to write to"),
         (["c.toml", "-o", "out", "--backend", "ray", "--address", "127.0.0.2:1"],
-         "Error: 127.0.0.2:1: no Ray cluster answers there: Connection refused"),
+         "127.0.0.2:1: no Ray cluster answers there: Connection refused"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[object], message: str) -> None:
-    ran = dsim("sweep", *arguments)
-    assert (ran.code, ran.out, ran.err) == (2, "", message + "\n")
+    assert dsim("sweep", *arguments).refusal == message
     assert held(Path()) == ["c.toml"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes(jobs: int) -> None:
+def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes() -> None:
     Path("c.toml").write_text(CONFIG.replace("[4, 8]", "[2, 4, 8, 16]"))
     journal = Path("out/cells.jsonl")
-    running = start(SWEEP, "sweep", "c.toml", "-o", "out", "--jobs", jobs, folder=Path("gate"), num_passes=3)
+    running = start(SWEEP, "sweep", "c.toml", "-o", "out", "--jobs", 2, folder=Path("gate"), num_passes=3)
     wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") == 3, running)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=PATIENCE)

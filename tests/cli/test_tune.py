@@ -19,7 +19,7 @@ SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("trace.jsonl").write_text(rows(200))
+    Path("trace.jsonl").write_text(rows(120))
     Path("space.toml").write_text(SPACE)
 
 
@@ -87,25 +87,29 @@ def test_two_objectives_give_a_front_and_a_policy_for_each_of_its_settings() -> 
     assert 'id="front"' in Path("tuned/report.html").read_text()
 
 
-def test_more_trials_go_on_from_those_that_are_kept() -> None:
+def test_more_trials_go_on_from_those_that_are_kept_and_no_mistake_loses_them() -> None:
     assert tune("-o", "tuned").code == 0
-    first = Path("tuned/trials.csv").read_text()
+    first, journal = Path("tuned/trials.csv").read_text(), Path("tuned/study.journal")
+    kept, before = journal.read_bytes(), ended(journal)
+    for more, message in (
+        (["--jobs", "0"], "jobs is 0, expected at least 1"),
+        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
+        (["--seed", 1], "tuned/study.journal holds another search: its seed is 0, this one's is 1; choose another"),
+    ):
+        assert tune("-o", "tuned", "--trials", 5, *more).refusal.startswith(message)
+        assert ended(journal) == before
+        assert journal.read_bytes().startswith(kept)
     assert tune("-o", "tuned", "--trials", 5).code == 0
+    assert ended(journal) > before
     assert Path("tuned/trials.csv").read_text().startswith(first.split("\n")[0])
     assert len(Path("tuned/trials.csv").read_text().splitlines()) == 6
-    ran = tune("-o", "tuned", "--seed", 1)
-    assert (ran.code, ran.err) == (
-        2,
-        "Error: tuned/study.journal holds another search: its seed is 0, this one's is 1; choose another --storage\n",
-    )
     assert tune("-o", "tuned", "--seed", 1, "--force").code == 0
 
 
 def test_a_folder_of_something_else_is_not_touched() -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("dear diary")
-    ran = tune("-o", "mine")
-    assert (ran.code, ran.err) == (2, "Error: mine: holds notes.txt, which is not of a search: choose another folder\n")
+    assert tune("-o", "mine").refusal == "mine: holds notes.txt, which is not of a search: choose another folder"
     assert held(Path("mine")) == ["notes.txt"]
 
 
@@ -138,10 +142,7 @@ def test_min_quality_keeps_to_what_is_known() -> None:
     ],
 )
 def test_bad_input_is_one_line(more: list[str], message: str) -> None:
-    ran = tune(*more)
-    assert (ran.code, ran.out) == (2, "")
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
+    assert message in tune(*more).refusal
 
 
 def ended(journal: Path) -> int:
@@ -151,9 +152,8 @@ def ended(journal: Path) -> int:
     return sum(entry.get("values") is not None for entry in entries if entry["op_code"] == SET_VALUES)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on(jobs: int) -> None:
-    command = ["--trials", 8, "--replications", 2, "--jobs", jobs, "--slo", "norm_latency=20ms"]
+def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on() -> None:
+    command = ["--trials", 6, "--replications", 2, "--jobs", 2, "--slo", "norm_latency=20ms"]
     running = start(TUNE, "tune", "trace.jsonl", *command, "-o", "tuned", folder=Path("gate"), num_passes=4)
     journal = Path("tuned/study.journal")
     wait_until(lambda: ended(journal) == 4, running)
@@ -171,22 +171,3 @@ def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on(jobs: int) -> None:
     tables = [Path(f"{name}/trials.csv").read_text().splitlines() for name in ("tuned", "whole")]
     tried = [[line.split(",", 1)[1] for line in table] for table in tables]
     assert tried[0] == tried[1]
-
-
-def test_a_place_to_run_that_is_none_is_one_line_and_loses_nothing() -> None:
-    assert tune("-o", "tuned").code == 0
-    kept, before = Path("tuned/study.journal").read_bytes(), ended(Path("tuned/study.journal"))
-    for more, message in (
-        (["--backend", "dask"], "backend is dask, expected one of: local, ray"),
-        (["--address", "127.0.0.2:1"], "address is 127.0.0.2:1 and backend is local, expected ray"),
-        (["--jobs", "0"], "jobs is 0, expected at least 1"),
-        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
-    ):
-        ran = tune("-o", "tuned", "--trials", 5, *more)
-        assert (ran.code, ran.out) == (2, "")
-        assert ran.err.startswith(f"Error: {message}")
-        assert ran.err.count("\n") == 1
-        assert ended(Path("tuned/study.journal")) == before
-        assert Path("tuned/study.journal").read_bytes().startswith(kept)
-    assert tune("-o", "tuned", "--trials", 5).code == 0
-    assert ended(Path("tuned/study.journal")) > before

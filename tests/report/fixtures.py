@@ -28,21 +28,11 @@ def request(emissions: Sequence[tuple[float, int]], *, arrival: float = 0.0, **m
     times = [arrival + t for t, _ in emissions]
     num_tokens = sum(n for _, n in emissions)
     return {
-        "status": STATUSES.index("completed"),
-        "arrival": arrival,
-        "scheduled": arrival,
-        "first_commit": times[0],
-        "first_block": times[0],
-        "first_emission": times[0],
-        "last_emission": times[-1],
-        "finish": times[-1],
-        "output_length": num_tokens,
-        "num_first": emissions[0][1],
-        "num_tokens": num_tokens,
-        "num_committed": num_tokens,
-        "num_emissions": len(emissions),
-        **more,
-    }
+        "status": STATUSES.index("completed"), "arrival": arrival, "scheduled": arrival, "first_commit": times[0],
+        "first_block": times[0], "first_emission": times[0], "last_emission": times[-1], "finish": times[-1],
+        "output_length": num_tokens, "num_first": emissions[0][1], "num_tokens": num_tokens,
+        "num_committed": num_tokens, "num_emissions": len(emissions), **more,
+    }  # fmt: skip
 
 
 def rejected(arrival: float = 0.0) -> dict[str, Any]:

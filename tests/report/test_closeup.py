@@ -13,7 +13,8 @@ from dsim.report.run import Run, read_run
 from ..cli.command import dsim
 from .fabricate import write_run
 
-SHORT = ["--num-requests", 60, "--rate", 6]
+NUM = 40
+SHORT = ["--num-requests", NUM, "--rate", 6]
 
 
 def replayed(folder: Path, *more: object) -> Run:
@@ -27,7 +28,7 @@ def test_a_request_s_blocks_and_emissions_are_the_table_s(tmp_path: Path, policy
     run = replayed(tmp_path, "--policy", policy, "--replicas", 2)
     columns = run.requests(policy)
     length = {c["policy"]: c["block_length"] for c in run.info["commit_models"]}.get(policy, 1)
-    rows = list(range(60))
+    rows = list(range(NUM))
     for i, story in zip(rows, stories(run, policy, columns, rows, length), strict=True):
         assert len(story["emissions"]) == columns["num_emissions"][i]
         arrival = columns["arrival"][i]

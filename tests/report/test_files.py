@@ -1,6 +1,7 @@
 """A run's folder: whole or absent, the same bytes for the same run, and refused before it hides something."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from dsim.report.files import RunWriter
+from dsim.report.metrics import Summary
 from dsim.report.run import FILES, read_run
 
 from .fabricate import POLICIES, lists_for, toy_run, write_run
@@ -18,11 +20,23 @@ from .fabricate import POLICIES, lists_for, toy_run, write_run
 SMALL = {"num_requests": 40, "rate": 8.0}
 
 
-def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    summaries = write_run(tmp_path / "run", **SMALL, lists=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(FILES)
-    run = read_run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Summary]]:
+    folder = tmp_path_factory.mktemp("written") / "run"
+    return folder, write_run(folder, **SMALL, lists=True)
+
+
+@pytest.fixture
+def run(written: tuple[Path, list[Summary]], tmp_path: Path) -> Path:
+    """A run in a folder of the test's own."""
+    return Path(shutil.copytree(written[0], tmp_path / "run"))
+
+
+def test_a_run_reads_back_as_it_was_written(written: tuple[Path, list[Summary]]) -> None:
+    folder, summaries = written
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["run"]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
+    run = read_run(folder)
     assert run.policies == list(POLICIES)
     assert run.info["policies"] == [s.to_json() for s in summaries]
     for policy, chunk in POLICIES.items():
@@ -42,21 +56,13 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
             assert len(offsets) == len(steps["step"]) + 1
 
 
-def test_other_tools_read_names_not_numbers(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **SMALL)
-    requests = pq.read_table(tmp_path / "run" / "requests.parquet").to_pandas()
+def test_other_tools_read_names_not_numbers(run: Path) -> None:
+    requests = pq.read_table(run / "requests.parquet").to_pandas()
     assert list(requests.columns) == ["policy", *REQUEST_COLUMNS]
     assert set(requests["policy"]) == set(POLICIES)
     assert set(requests["status"]) <= set(STATUSES)
-    steps = pq.read_table(tmp_path / "run" / "steps.parquet")
+    steps = pq.read_table(run / "steps.parquet")
     assert steps.column_names == ["policy", *STEP_COLUMNS, *STEP_LISTS]
-
-
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_run(tmp_path / name, **SMALL)
-    for name in FILES:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_run_json_says_what_it_is_and_holds_no_nan(tmp_path: Path) -> None:
@@ -68,27 +74,9 @@ def test_run_json_says_what_it_is_and_holds_no_nan(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_folder_that_holds_a_run_is_refused_until_forced(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **SMALL)
-    before = (tmp_path / "run" / "run.json").read_bytes()
-    with pytest.raises(DsimError, match=r"exists and holds report.html, .*: choose another folder or pass --force"):
-        write_run(tmp_path / "run", **SMALL, seed=1)
-    assert (tmp_path / "run" / "run.json").read_bytes() == before
-    write_run(tmp_path / "run", **SMALL, seed=1, force=True)
-    assert (tmp_path / "run" / "run.json").read_bytes() != before
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_run_may_be_read_by_whom_any_new_folder_may(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **SMALL)
+def test_a_run_may_be_read_by_whom_any_new_folder_may(written: tuple[Path, list[Summary]], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    assert (tmp_path / "run").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    write_run(tmp_path / "run", **SMALL)
-    assert read_run(tmp_path / "run").policies == list(POLICIES)
+    assert written[0].stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_force_never_deletes_what_dsim_did_not_write(tmp_path: Path) -> None:
@@ -100,15 +88,14 @@ def test_force_never_deletes_what_dsim_did_not_write(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years"
 
 
-def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **SMALL)
-    before = (tmp_path / "run" / "run.json").read_bytes()
+def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(run: Path, tmp_path: Path) -> None:
+    before = (run / "run.json").read_bytes()
     _, steps, _ = toy_run(8, **SMALL, seed=0)
     for place in ("run", "deep/er/run"):
         with RunWriter(tmp_path / place, force=True) as writer:
             writer.steps("chunk:8").append(steps)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
-    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert (run / "run.json").read_bytes() == before
 
 
 def test_an_interrupted_run_is_written_and_says_so(tmp_path: Path) -> None:
@@ -142,16 +129,14 @@ def test_ctrl_c_while_a_run_is_written_takes_a_second_one(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_run_without_lists_says_so_when_asked_for_them(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **SMALL)
+def test_a_run_without_lists_says_so_when_asked_for_them(run: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "other", **SMALL)
     with pytest.raises(DsimError, match="column 'requests' is empty: the run kept scalar columns only"):
-        read_run(tmp_path / "run").step_lists("optimus")
-    write_run(tmp_path / "other", **SMALL, lists=True)
-    run, ever = read_run(tmp_path / "other"), [(0.0, 1e9)]
-    assert list(run.step_groups("optimus", ever))
-    steps = tmp_path / "other" / "steps.parquet"
+        read_run(tmp_path / "other").step_lists("optimus")
+    held, ever, steps = read_run(run), [(0.0, 1e9)], run / "steps.parquet"
+    assert list(held.step_groups("optimus", ever))
     pq.write_table(pq.read_table(steps).drop_columns(["requests"]), steps)
-    assert list(run.step_groups("optimus", ever)) == []
+    assert list(held.step_groups("optimus", ever)) == []
 
 
 @pytest.mark.parametrize(
@@ -164,21 +149,19 @@ def test_a_run_without_lists_says_so_when_asked_for_them(tmp_path: Path) -> None
         ('{"schema": "dsim-run"}', "run.json: version is None, this dsim reads up to 1"),
     ],
 )
-def test_a_broken_run_json_is_told_apart(tmp_path: Path, text: str, says: str) -> None:
-    write_run(tmp_path / "run", **SMALL)
-    (tmp_path / "run" / "run.json").write_text(text)
+def test_a_broken_run_json_is_told_apart(run: Path, text: str, says: str) -> None:
+    (run / "run.json").write_text(text)
     with pytest.raises(DsimError) as error:
-        read_run(tmp_path / "run")
+        read_run(run)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_without_a_run_is_told_apart(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_told_apart(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DsimError, match="no such folder"):
         read_run(tmp_path / "none")
     with pytest.raises(DsimError, match=r"it lacks run.json, requests.parquet, steps.parquet"):
         read_run(tmp_path)
-    write_run(tmp_path / "run", **SMALL)
-    (tmp_path / "run" / "steps.parquet").write_text("cut short")
+    (run / "steps.parquet").write_text("cut short")
     with pytest.raises(DsimError, match=r"steps.parquet: cannot be read as a run's Parquet file"):
-        read_run(tmp_path / "run")
+        read_run(run)

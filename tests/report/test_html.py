@@ -14,7 +14,6 @@ from dsim.report import curves
 from dsim.report.chart import script_json
 from dsim.report.files import RunWriter
 from dsim.report.run import read_run
-from dsim.report.run_page import write_html
 
 from .fabricate import write_run
 from .fixtures import request, request_columns
@@ -94,12 +93,6 @@ def test_a_run_without_slos_or_requests_still_has_a_page(tmp_path: Path) -> None
     assert 'id="slo-bars"' not in (tmp_path / "run" / "report.html").read_text()
     write_run(tmp_path / "none", num_requests=0, rate=1.0)
     assert "cdf-ttft" not in (tmp_path / "none" / "report.html").read_text()
-
-
-def test_writing_a_page_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", num_requests=50, rate=8.0)
-    write_html(tmp_path / "again.html", read_run(tmp_path / "run"))
-    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "run" / "report.html").read_bytes()
 
 
 def test_a_distribution_keeps_its_ends_and_few_points() -> None:

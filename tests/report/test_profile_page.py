@@ -32,8 +32,12 @@ def drawn(profile: Profile, log: StepLog) -> str:
     return to_html(profile_page(profile, log.steps, {(log.header.workload, log.header.threshold): log.commits}))
 
 
-def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog) -> None:
-    html = drawn(profile, log)
+@pytest.fixture(scope="module")
+def html(profile: Profile, log: StepLog) -> str:
+    return drawn(profile, log)
+
+
+def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, html: str) -> None:
     assert html == drawn(profile, log)
     assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals", "passes", "shares", "tokens"]
     assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
@@ -52,14 +56,12 @@ def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> 
     assert "What a step yields" not in html
 
 
-def test_a_page_shows_the_overhead_of_caches_where_there_is_one(profile: Profile, log: StepLog) -> None:
+def test_a_page_shows_the_overhead_of_caches_where_there_is_one(profile: Profile, log: StepLog, html: str) -> None:
     cache_overhead = (CacheOverhead("MaskKV", "full", 0.00125, 2e-6),)
-    html = drawn(replace(profile, latency=replace(profile.latency, cache_overhead=cache_overhead)), log)
-    assert (
-        '<tr><th scope="row" class="words">MaskKV</th><td class="words">full</td><td>1.25</td><td>2</td></tr>' in html
-    )
-    assert "Overhead of" in html
-    assert "Overhead of" not in drawn(profile, log)
+    own = drawn(replace(profile, latency=replace(profile.latency, cache_overhead=cache_overhead)), log)
+    assert '<tr><th scope="row" class="words">MaskKV</th><td class="words">full</td><td>1.25</td><td>2</td></tr>' in own
+    assert "Overhead of" in own
+    assert "Overhead of" not in html
 
 
 def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
@@ -69,28 +71,28 @@ def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
     return {t["name"]: (t["x"], t["y"]) for t in json.loads(found[1])["curve"]["data"]}
 
 
-def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog) -> None:
+def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog, html: str) -> None:
     # Of rows that cost nothing, so that a stair is level: 300 tokens cost what 512 do.
     level = replace(profile.latency, attention=0.0, kv_read=0.0, host_request=0.0)
     latency = replace(level, knots=((1.0, 1e-3),), slope=1e-4, launch=0.2, graph_tokens=700)
-    html = drawn(replace(profile, latency=latency), log)
-    assert "Stairs: decode steps of at most 700 tokens are padded to a bucket." in html
+    own = drawn(replace(profile, latency=latency), log)
+    assert "Stairs: decode steps of at most 700 tokens are padded to a bucket." in own
     assert (
         '<tr><th scope="row" class="words">graph_tokens</th><td class="words">tokens</td><td>700</td><td>given</td>'
-        in html
+        in own
     )
-    assert "Computed, padding and all, tokens: " in html
-    shown = traces(html)
+    assert "Computed, padding and all, tokens: " in own
+    shown = traces(own)
     x, y = next(values for name, values in shown.items() if name.startswith("fit, "))
     curve = dict(zip(x, y, strict=True))
     for edge, last in ((64, 128), (128, 256), (256, 512), (512, 700)):
         assert curve[edge] < curve[edge + 1] == pytest.approx(curve[last])
     assert curve[701] >= 0.2 * 1e3 > 2 * curve[700]  # launched, and not padded
     # Beside the same points, at the tokens that they were planned with.
-    plain = traces(drawn(profile, log))
+    plain = traces(html)
     for name in ("decode", "prefill"):
         assert shown[name] == plain[name]
-    assert "Stairs" not in drawn(profile, log)
+    assert "Stairs" not in html
 
 
 def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -> None:

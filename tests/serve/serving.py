@@ -3,37 +3,15 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from dsim.engine.journal import STEP_COLUMNS, STEP_LISTS, StepTotals
+from dsim.engine.journal import StepTotals
 from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
 from dsim.serve.server import Server
-
-
-@dataclass
-class Journal:
-    """Steps as they are handed on, in memory."""
-
-    batches: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
-
-    def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
-        self.batches.append((columns, lists))
-
-    def read(self) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-        """The steps' columns, and each list column's values and offsets."""
-        steps = {name: np.concatenate([columns[name] for columns, _ in self.batches]) for name in STEP_COLUMNS}
-        lists = {}
-        for name in STEP_LISTS:
-            sizes = [np.diff(held[name][1]) for _, held in self.batches]
-            values = np.concatenate([held[name][0] for _, held in self.batches])
-            lists[name] = (values, np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
-        return steps, lists
 
 
 @dataclass

@@ -104,59 +104,27 @@ def rows_of(trace: Trace) -> list[tuple[float, int, int]]:
     ("data", "format", "rows", "extras"),
     [
         (AZURE, "azure", [(0, 374, 44), (4.314579, 396, 109), (4.541877, 879, 55)], {}),
-        (
-            MOONCAKE,
-            "mooncake",
-            [(0, 6955, 52), (3.053, 6472, 26)],
-            {"hash_ids": [[46, 47, 2353, 2354], [46, 47, 2366]]},
-        ),
-        (
-            AIPERF,
-            "mooncake",
-            [(0, 655, 52), (1.0, 3, 26), (1.5, 672, 26)],
-            {"session_id": ["a", "b", "b"], "delay": [None, None, 500]},
-        ),
-        (
-            BURSTGPT_6,
-            "burstgpt",
-            [(0, 472, 18), (40, 1087, 230), (113, 417, 276)],
-            {"model": ["ChatGPT", "ChatGPT", "GPT-4"], "log_type": ["Conversation log"] * 3},
-        ),
-        (
-            BURSTGPT_8,
-            "burstgpt",
-            [(0, 906, 446), (51, 36, 29)],
-            {
-                "model": ["GPT-4", "ChatGPT"],
-                "log_type": ["Conversation log"] * 2,
-                "elapsed_time": ["43", "2"],
-                "session_id": ["1722ac82-0a46-4bf0-aa08-89794e7a2b3f", "d5983bf9-4b48-497b-892b-a58995247443"],
-            },
-        ),
+        (MOONCAKE, "mooncake", [(0, 6955, 52), (3.053, 6472, 26)],
+         {"hash_ids": [[46, 47, 2353, 2354], [46, 47, 2366]]}),
+        (AIPERF, "mooncake", [(0, 655, 52), (1.0, 3, 26), (1.5, 672, 26)],
+         {"session_id": ["a", "b", "b"], "delay": [None, None, 500]}),
+        (BURSTGPT_6, "burstgpt", [(0, 472, 18), (40, 1087, 230), (113, 417, 276)],
+         {"model": ["ChatGPT", "ChatGPT", "GPT-4"], "log_type": ["Conversation log"] * 3}),
+        (BURSTGPT_8, "burstgpt", [(0, 906, 446), (51, 36, 29)],
+         {"model": ["GPT-4", "ChatGPT"], "log_type": ["Conversation log"] * 2, "elapsed_time": ["43", "2"],
+          "session_id": ["1722ac82-0a46-4bf0-aa08-89794e7a2b3f", "d5983bf9-4b48-497b-892b-a58995247443"]}),
         (VIDUR, "vidur", [(0, 374, 44), (4.314579, 396, 109), (5.892655, 91, 16)], {}),
         (SPLITWISE, "splitwise", [(0, 1024, 128), (0.5, 396, 109)], {"id": ["0", "1"]}),
         (LLMSERVINGSIM, "llmservingsim", [(0, 128, 64), (0.00405974, 1472, 133)], {}),
-        (
-            LLMSERVINGSIM_SESSION,
-            "llmservingsim",
-            [(0, 1472, 133), (1.0, 10, 5), (2.0, 1700, 20)],
-            {"session_id": ["session_0", "session_1", "session_0"], "delay": [0.0, 0.0, 2000.0]},
-        ),
-        (
-            BLIS,
-            "blis",
-            [(0, 10, 5), (0.1, 12, 7)],
-            {
-                "id": ["0", "1"],
-                "session_id": ["s1", "s1"],
-                "slo_class": ["standard", "critical"],
-                "status": ["ok", "ok"],
-            },
-        ),
+        (LLMSERVINGSIM_SESSION, "llmservingsim", [(0, 1472, 133), (1.0, 10, 5), (2.0, 1700, 20)],
+         {"session_id": ["session_0", "session_1", "session_0"], "delay": [0.0, 0.0, 2000.0]}),
+        (BLIS, "blis", [(0, 10, 5), (0.1, 12, 7)],
+         {"id": ["0", "1"], "session_id": ["s1", "s1"], "slo_class": ["standard", "critical"],
+          "status": ["ok", "ok"]}),
         (WEKA, "weka", [(0, 640, 30), (2.5, 704, 12)], {"id": ["r1", "r2"], "hash_ids": [[1, 2], [1, 3]]}),
         (BASETEN, "baseten", [(0, 100, 20), (0.25, 120, 30)], {"session_id": ["s1", "s2"]}),
     ],
-)
+)  # fmt: skip
 def test_rows_of_other_tools_load_without_conversion(
     tmp_path: Path, data: bytes, format: str, rows: list[tuple[float, int, int]], extras: dict[str, object]
 ) -> None:

@@ -153,14 +153,8 @@ def test_any_trace_of_whole_milliseconds_survives_writing_and_loading(
     found = sorted(found, key=lambda row: row[0])
     arrival = np.array([row[0] - found[0][0] for row in found]) / 1e3
     names = {name for row in found for name in row[3]}
-    trace = Trace(
-        "t",
-        arrival,
-        np.array([row[1] for row in found]),
-        np.array([row[2] for row in found]),
-        {name: [row[3].get(name) for row in found] for name in sorted(names)},
-        TraceNotes(),
-    )
+    extras = {name: [row[3].get(name) for row in found] for name in sorted(names)}
+    trace = Trace("t", arrival, *(np.array([row[k] for row in found]) for k in (1, 2)), extras, TraceNotes())
     path = tmp_path_factory.mktemp("round") / "trace.jsonl"
     back = load(write(trace, path))
     assert back.arrival.tolist() == trace.arrival.tolist()
