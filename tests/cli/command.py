@@ -25,16 +25,16 @@ class Ran:
         """What standard output holds: one JSON value on one line or more, and nothing else; NaN is none."""
         return json.loads(self.out, parse_constant=_no_number)
 
-
-def _no_number(word: str) -> None:
-    raise AssertionError(f"{word} is no JSON")
-
     @property
     def refusal(self) -> str:
         """The one line of a command that refused what it was given, which printed nothing else."""
         assert (self.code, self.out, self.err.count("\n")) == (2, "", 1), self
         assert self.err.startswith("Error: ")
         return self.err[len("Error: ") : -1]
+
+
+def _no_number(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON")
 
 
 def dsim(*arguments: object, line_every: float = 3600.0) -> Ran:
