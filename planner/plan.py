@@ -40,9 +40,9 @@ from .tuned import toml_of
 
 DOUBT = 1.25  # a pilot may be wrong by so much, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
-SETTLED = 9  # replays that a candidate is likely to take in the race, and then in the search for its headroom:
+SETTLED = 7  # replays that a candidate is likely to take in the race, and then in the search for its headroom:
 SEARCHED = 3
-RISKS = 32  # and those of the risks
+RISKS = 20  # and those of the risks
 
 Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
 

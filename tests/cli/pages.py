@@ -66,9 +66,12 @@ def blocks(page: str) -> list[Block]:
 
 
 def spans(page: str) -> list[list[str]]:
-    """The words of each `dsim ...` within a page's text, without `dsim`."""
+    """The words of each `dsim ...` within a page's text and in its fences, without `dsim`."""
     text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
-    return [found.split() for found in re.findall(r"`dsim ([^`]+)`", text)]
+    fenced = [line for block in blocks(page) if block.language == "sh" for line in block.lines]
+    return [found.split() for found in re.findall(r"`dsim ([^`]+)`", text)] + [
+        shlex.split(line)[1:] for line in fenced if line.startswith("dsim ")
+    ]
 
 
 def shrunk(line: str) -> list[str]:

@@ -173,7 +173,7 @@ def test_a_page_shows_commands_in_fences_of_sh_and_says_why_one_is_not_run(page:
     assert len(re.findall(r"^<!-- not run:", text, re.M)) == sum(block.reason is not None for block in found)
 
 
-def test_the_options_of_a_command_within_a_text_are_its_own() -> None:
+def test_the_options_of_every_command_on_a_page_are_its_own() -> None:
     main = typer.main.get_command(app)
     for page in pages.PAGES:
         for words in pages.spans(page):
