@@ -92,6 +92,7 @@ def import_command(
         screen.warn(differences(server, run.columns, run.info))
     screen.warn(run.info["client"]["warnings"])
     if out is not None:  # before a word is said: who listens may leave early
+        run.info["command"] = options.command()
         run.info["spread"] = no_spread("a client's file names no profile; `dsim replay` its trace")
         write_measured(run, out, force=force)
     shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}

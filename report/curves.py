@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .metrics import REJECTED, Floats, ratio
+from .metrics import COMPLETED, REJECTED, Floats, ratio
 from .run import Columns, Run
 
 MAX_BINS = 300  # of a timeline
@@ -56,9 +56,14 @@ def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
 
 
 def waiting(requests: Columns, edges: Floats) -> Floats:
-    """Requests that had arrived but not yet begun, averaged over each bin; rejected ones never wait."""
+    """Requests that had arrived but not yet begun, averaged over each bin; rejected ones never wait.
+
+    NaN where requests were completed and nobody knows when one began, as of a client's file.
+    """
     queued = requests["status"] != REJECTED
     scheduled = requests["scheduled"][queued]
+    if np.isnan(scheduled).all() and (requests["status"] == COMPLETED).any():
+        return np.full(len(edges) - 1, np.nan)
     over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled as it waited
     waited = _time_since(requests["arrival"][queued], edges) - _time_since(over, edges)
     mean: Floats = np.diff(waited) / np.diff(edges)

@@ -139,7 +139,8 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges
         each.chart.x["range"] = [0.0, float(edges[-1])]
         for trace in each.chart.data:
             trace["line"] |= {"width": 1.5}
-    return found
+    # Of a client's file nobody knows the queue and the steps.
+    return [each for each in found if any(not np.isnan(trace["y"]).all() for trace in each.chart.data)]
 
 
 def by_chunk(steps: dict[str, curves.Steps]) -> list[Figure]:

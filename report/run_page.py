@@ -130,7 +130,11 @@ def _moment(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges:
     return {
         "edges": edges,
         "policies": list(requests),
-        "rows": [{"label": label, "unit": unit, "values": values} for label, unit, values in rows],
+        "rows": [
+            {"label": label, "unit": unit, "values": values}
+            for label, unit, values in rows
+            if not np.isnan(np.concatenate([[math.nan], *values])).all()  # what nobody knows has no row
+        ],
     }
 
 

@@ -57,11 +57,11 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
 
 
 def answer(policies: Sequence[Json]) -> str:
-    """The comparison in one sentence; empty when there is no SLO to judge by."""
+    """The comparison in one sentence: by the SLOs, or where there are none by the time a token takes."""
     judged = [p for p in policies if p["slo_attainment"] is not None]
     ranked = sorted(judged, key=lambda p: -round(p["slo_attainment"], 3))
     if not ranked:
-        return ""
+        return _pace(policies)
     best, *others = ranked
     if others and _percent(best) == _percent(others[-1]):
         return f"Every policy meets the SLOs for {_percent(best)} of requests."
@@ -69,6 +69,13 @@ def answer(policies: Sequence[Json]) -> str:
     if others:
         sentence += ", " + ", ".join(f"{p['policy']} for {_percent(p)}" for p in others)
     return sentence + "."
+
+
+def _pace(policies: Sequence[Json]) -> str:
+    """Who takes the least time a token, and the others; empty where nothing was completed."""
+    known = [(p["norm_latency_ms"]["p50"], p["policy"]) for p in policies if p["norm_latency_ms"]["p50"] is not None]
+    said = [f"{policy} {number(ms)} ms" for ms, policy in sorted(known)]
+    return f"The median request's time a token: {', '.join(said)}." if said else ""
 
 
 def setting(manifest: Manifest) -> list[tuple[str, str]]:

@@ -57,7 +57,13 @@ def test_the_answer_ranks_policies_by_attainment() -> None:
     slow, fast = summary("slow", 3.0).to_json(), summary("fast").to_json()
     assert answer([slow, fast]) == "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %."
     assert answer([fast, fast]) == "Every policy meets the SLOs for 100.0 % of requests."
-    assert answer([summary(slos=()).to_json()]) == ""
+
+
+def test_without_slos_the_answer_is_the_time_a_token() -> None:
+    slow, fast = summary("slow", 3.0, slos=()).to_json(), summary("fast", slos=()).to_json()
+    times = [number(p["norm_latency_ms"]["p50"]) for p in (fast, slow)]
+    assert answer([slow, fast]) == f"The median request's time a token: fast {times[0]} ms, slow {times[1]} ms."
+    assert answer([]) == ""
 
 
 @pytest.mark.parametrize(("profile", "says"), [({"name": "a"}, True), ({"name": "a", "estimated": False}, False)])
