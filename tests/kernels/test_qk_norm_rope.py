@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dsim.kernels.qk_norm_rope import qk_norm_rope
 
@@ -142,26 +140,6 @@ def test_position_0_turns_nothing(place: Place, dtype: torch.dtype) -> None:
     with place.proved("qk_norm_rope"):
         q, k, v = qk_norm_rope(qkv, 4, None, None, EPS, cos, torch.zeros_like(cos))
     assert torch.equal(torch.cat((q, k, v), dim=1), qkv)
-
-
-@pytest.mark.parametrize("place", EVERYWHERE)
-@given(first=st.integers(0, 1000), shift=st.integers(0, 30000), seed=st.integers(0, 999))
-@settings(max_examples=10, deadline=None)
-def test_a_turn_keeps_lengths_and_what_a_query_makes_of_a_key_depends_on_their_distance(
-    place: Place, first: int, shift: int, seed: int
-) -> None:
-    pair = torch.randn(1, 3, 24, generator=torch.Generator().manual_seed(seed)).to(place.device)
-    positions = torch.tensor([0, first, shift, first + shift])
-    turns = positions[:, None].double() * 1e4 ** (-torch.arange(12) / 12)
-    cos, sin = turns.cos().float().to(place.device), turns.sin().float().to(place.device)
-    with place.proved("qk_norm_rope"):
-        q, k, _ = qk_norm_rope(pair.expand(4, 3, 24), 1, None, None, EPS, cos, sin)
-    q, k, length = q[:, 0].double().cpu(), k[:, 0].double().cpu(), pair.double().cpu()[0]
-    for turned, was in ((q, length[0]), (k, length[1])):
-        lengths = turned.view(4, 2, 12).norm(dim=1)
-        torch.testing.assert_close(lengths, was.view(2, 12).norm(dim=0).expand(4, 12), rtol=IN_FP32, atol=0)
-    scale = float(length[0].norm() * length[1].norm())
-    assert float(q[1] @ k[0]) == pytest.approx(float(q[3] @ k[2]), abs=4 * IN_FP32 * scale)
 
 
 @pytest.mark.parametrize(
