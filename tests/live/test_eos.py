@@ -5,7 +5,6 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -125,8 +124,3 @@ def test_where_no_eos_can_end_a_request_one_line_says_so(
     loaded.model.config = replace(loaded.model.config, eos=eos)
     with pytest.raises(DsimError, match=said):
         check_live(Scenario("azure-conv", policy, eos=True), loaded, None, commits)
-
-
-def test_without_an_eos_an_outcome_says_nothing_of_ends() -> None:
-    outcome = StepOutcome(1.0, np.zeros((1, 4), np.bool_))
-    assert outcome.ends is None

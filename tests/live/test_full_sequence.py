@@ -197,7 +197,8 @@ def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch
 
 
 def test_a_journal_replays_plan_for_plan() -> None:
-    for spec in ("sparse-dllm:0.5,page_size=8,block_length=4", "dllm-serve,max_batch=3" + SERVED):
+    own = ",page_size=8,block_length=4"
+    for spec in ("sparse-dllm:0.5" + own, "dllm-serve,max_batch=3" + SERVED, "maskkv:4,prompt_refresh=6" + own):
         policy = parse(spec)
         _, _, journal, done = run(policy, LENGTHS, arrivals=0.01)
         assert done.differences() == []

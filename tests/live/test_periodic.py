@@ -306,8 +306,3 @@ def test_two_requests_in_turn_get_what_each_gets_alone() -> None:
     spec = "maskkv:4,prompt_refresh=6,response_refresh=3"
     for i, lengths in enumerate(LENGTHS):
         assert served(spec)[i] == run(policy_of(spec), [lengths], indices=[i], config=DEEP)[0].commits[i]
-
-
-def test_a_journal_replays_plan_for_plan() -> None:
-    *_, done = run(policy_of("maskkv:4,prompt_refresh=6,response_refresh=3"), LENGTHS, arrivals=0.01)
-    assert done.differences() == []

@@ -175,7 +175,9 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     f = Fleet(trace, spec, profile=PAGED, **how)
     assert f.result.limits.window == WINDOW
     t, policy = f.result.table, f.result.policy
-    assert f.steps is not None
+    if f.steps is None:  # pages for the windows leave room for nobody
+        assert (t["status"] == 1).all()
+        return
     s, lists = f.steps, f.journal.lists
     check_fleet(f.result, s, t["output_length"] if how["eos"] else trace.output_length, how)
     table = RequestTable(len(trace))
