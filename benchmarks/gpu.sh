@@ -91,7 +91,7 @@ PYTHON
       few=(--lengths fixed:6,4 --num-requests 2)
       toy=(--model "$site/toy" --commits model --prompts "$site/toy.jsonl") both=("${toy[@]}")
       own=,block_length=4 chunk=chunk:2
-      executor=("$repository/tests/kernels/test_in_the_executor.py")
+      executor=("$repository/tests/kernels/test_in_the_executor.py::test_forwards_by_the_kernels_say_what_those_by_the_references_say")
     fi
     rm -f "$out/smoke-profile.html"
     few+=(azure-conv --arrival poisson --rate 20 --device "$device" --force)

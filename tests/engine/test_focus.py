@@ -1,4 +1,4 @@
-"""FOCUS's selection on worlds small enough to work by hand, and its invariants on any."""
+"""FOCUS's selection, by the book in fractions, and bit for bit as the oracle has it."""
 
 import math
 from fractions import Fraction
@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 
 from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas
 from dsim.engine.draw import Draws, delta_row
-from dsim.engine.engine import Engine, Limits
-from dsim.engine.journal import RequestTable
 from dsim.engine.policies import focus as rules
-from dsim.engine.policy import parse
-from dsim.engine.request import Request
 from dsim.engine.state import CACHED, MASKED, PENDING
-from dsim.engine.step import StepOutcome, StepPlan
 
 from ..reference import focus
 
@@ -196,101 +191,3 @@ def test_a_committed_token_s_delta_counts_for_nothing() -> None:
     delta = np.array([[9, 9, 9, 9], [0, 0, 1, 9]], np.float32)
     keep = retain(status, status != CACHED, delta, [1, 1], [-1, 3], False)
     assert keep.tolist() == [[True, False, True, False], [False, True, True, True]]
-
-
-# ---- whole blocks through the engine --------------------------------------------------------------------------
-
-
-class Blocks:
-    """Whole requests through an engine under random deltas and random commits, held to both invariants of 3.4."""
-
-    def __init__(self, spec: str, seed: int, num_pages: int = 1000) -> None:
-        self.rng = rng = np.random.default_rng(seed)
-        policy = parse(spec)
-        self.block = policy.block_length
-        self.engine = Engine(policy, Limits(num_pages, 4096, 4), RequestTable(6))
-        for i in range(6):
-            self.engine.submit(Request(i, 0.0, int(rng.integers(1, 3 * self.block)), int(rng.integers(1, 40))))
-        self.whole: dict[int, set[int]] = {}  # positions through all layers since their KV was last lost or empty
-        self.num_evicted = self.num_unseen = 0
-
-    def run(self) -> "Blocks":
-        now = 0.0
-        for _ in range(5000):
-            plan = self.engine.schedule(now)
-            if plan is None:
-                assert self.engine.idle
-                return self
-            for request in plan.preempted:
-                self.whole[request] = set()
-            keep = self.kept(plan)
-            masks = keep & (plan.status == MASKED)
-            committed = masks & (self.rng.random(masks.shape) < 0.4 * self.rng.random())
-            if self.rng.random() < 0.1:  # a step may decode nothing; the draws of a commit model never do
-                committed[:] = False
-            self.check(plan, keep)
-            now += 1.0
-            self.engine.commit(StepOutcome(1.0, committed, retained=keep if plan.evicting is not None else None), now)
-        raise AssertionError("no end")
-
-    def kept(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        e = plan.evicting
-        if e is None:
-            return plan.window
-        masked = plan.window & (plan.status == MASKED)
-        budgets = focus.budget(masked.sum(axis=1), e.num_decoded, e.num_steps, e.rule.alpha)
-        assert (masked.sum(axis=1) > budgets).any()
-        delta = self.rng.integers(-3, 4, masked.shape).astype(np.float32)
-        if self.rng.random() < 0.5:
-            delta = self.rng.normal(size=masked.shape).astype(np.float32)
-        keep = retain(plan.status, plan.window, delta, budgets, e.progress, e.rule.sample_deviation)
-        for i in range(len(keep)):
-            positions = np.flatnonzero(masked[i]).tolist()
-            if len(positions) > budgets[i] and len(set(delta[i, positions].tolist())) > 1:
-                top = max(positions, key=lambda p: (delta[i, p], -p))
-                # What may well be decoded has its predecessor with it, be it a mask or committed.
-                assert keep[i, top]
-                assert top == 0 or keep[i, top - 1] or plan.status[i, top - 1] == CACHED
-        self.num_evicted += int((plan.window & ~keep).sum())
-        return keep
-
-    def check(self, plan: StepPlan, keep: npt.NDArray[np.bool_]) -> None:
-        for i, request in enumerate(plan.requests.tolist()):
-            start = int(plan.block_start[i])
-            whole = self.whole.setdefault(request, set())
-            columns = np.flatnonzero(keep[i]).tolist()
-            if plan.prefill:  # evicts nothing: all of the block that the prompt ends in has its KV, masks too
-                assert plan.evicting is None
-                whole |= {start + p for p in range(self.block)}
-                continue
-            for p in columns:
-                if plan.status[i, p] == MASKED and p:
-                    assert plan.window[i, p - 1], "a mask's predecessor is in the processing list"
-                    assert plan.status[i, p - 1] == MASKED or keep[i, p - 1], "... and stays when it is committed"
-            whole |= {start + p for p in columns}
-            visible = {start + p for p in range(max(columns) + 1)}
-            assert visible <= whole, "a key is visible that was never computed through all layers"
-            self.num_unseen += int((plan.status[i] == CACHED).sum()) - len(
-                [p for p in range(max(columns) + 1) if plan.status[i, p] == CACHED]
-            )
-            if plan.evicting is not None and plan.evicting.progress[i] >= 0:
-                assert {start + p for p in range(int(plan.evicting.progress[i]) + 1)} <= whole
-
-
-SPECS = (
-    "focus,block_length=8,page_size=8",
-    "focus:1,block_length=16,page_size=16,sample_deviation=true",
-    "focus:1,block_length=32,page_size=32,scope=request",
-    "focus:2,block_length=8,page_size=8,scope=carry,exact_block=true",
-)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("num_pages", [1000, 12])
-def test_no_key_is_seen_that_was_not_computed_and_no_mask_loses_its_predecessor(spec: str, num_pages: int) -> None:
-    page = parse(spec).memory.page_size
-    runs = [Blocks(spec, seed, max(-(-num_pages * 8 // page), -(-64 // page) + 4)).run() for seed in range(8)]
-    assert sum(run.num_evicted for run in runs) > 200
-    assert sum(run.num_unseen for run in runs) > 0  # cached tokens right of the last computed one
-    if num_pages < 1000 and page == 8:
-        assert sum(run.engine.totals.preemptions for run in runs) > 0

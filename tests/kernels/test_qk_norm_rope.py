@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dsim.kernels.qk_norm_rope import qk_norm_rope
 
@@ -144,42 +142,18 @@ def test_position_0_turns_nothing(place: Place, dtype: torch.dtype) -> None:
     assert torch.equal(torch.cat((q, k, v), dim=1), qkv)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
-@given(first=st.integers(0, 1000), shift=st.integers(0, 30000), seed=st.integers(0, 999))
-@settings(max_examples=10, deadline=None)
-def test_a_turn_keeps_lengths_and_what_a_query_makes_of_a_key_depends_on_their_distance(
-    place: Place, first: int, shift: int, seed: int
-) -> None:
-    pair = torch.randn(1, 3, 24, generator=torch.Generator().manual_seed(seed)).to(place.device)
-    positions = torch.tensor([0, first, shift, first + shift])
-    turns = positions[:, None].double() * 1e4 ** (-torch.arange(12) / 12)
-    cos, sin = turns.cos().float().to(place.device), turns.sin().float().to(place.device)
-    with place.proved("qk_norm_rope"):
-        q, k, _ = qk_norm_rope(pair.expand(4, 3, 24), 1, None, None, EPS, cos, sin)
-    q, k, length = q[:, 0].double().cpu(), k[:, 0].double().cpu(), pair.double().cpu()[0]
-    for turned, was in ((q, length[0]), (k, length[1])):
-        lengths = turned.view(4, 2, 12).norm(dim=1)
-        torch.testing.assert_close(lengths, was.view(2, 12).norm(dim=0).expand(4, 12), rtol=IN_FP32, atol=0)
-    scale = float(length[0].norm() * length[1].norm())
-    assert float(q[1] @ k[0]) == pytest.approx(float(q[3] @ k[2]), abs=4 * IN_FP32 * scale)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"qkv": torch.zeros(3, 64)}, r"qkv has shape \[3, 64\], expected \[N, heads, D\]"),
         ({"num_heads": 0}, "num_heads is 0, expected .* 8 "),
-        ({"num_heads": 8}, "num_heads is 8, expected .* 8 "),
         ({"num_heads": 3}, "num_heads is 3, expected .* 8 "),
-        ({"num_heads": -2}, "num_heads is -2, expected .* 8 "),
         ({"qkv": torch.zeros(3, 7, 8)}, "num_heads is 4, expected .* 7 "),
         ({"qkv": torch.zeros(3, 8, 7)}, "qkv has heads of 7, expected an even number"),
         ({"q_weight": None}, "q_weight or k_weight is None, expected both or neither"),
-        ({"k_weight": None}, "q_weight or k_weight is None, expected both or neither"),
         ({"q_weight": torch.ones(4)}, r"q_weight has shape \[4\], expected \[8\]"),
         ({"k_weight": torch.ones(1, 8)}, r"k_weight has shape \[1, 8\], expected \[8\]"),
         ({"cos": torch.ones(3, 8)}, r"cos has shape \[3, 8\], expected \[3, 4\]"),
-        ({"sin": torch.ones(3, 1, 4)}, r"sin has shape \[3, 1, 4\], expected \[3, 4\]"),
         ({"sin": torch.ones(2, 4)}, r"sin has shape \[2, 4\], expected \[3, 4\]"),
         ({"qkv": torch.zeros(3, 8, 8).double()}, "qkv is torch.float64, expected torch.float32 or torch.bfloat16 or"),
         ({"cos": torch.ones(3, 4).half()}, "cos is torch.float16, expected torch.float32"),

@@ -82,11 +82,15 @@ def saved(model: Any, folder: Path, **config: Any) -> Logits:
     return of_transformers(model)
 
 
-def sdar(folder: Path) -> Logits:
+def qwen3(folder: Path, **said: Any) -> Logits:
     import transformers
 
     model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, rope_theta=1e4)), 1)
-    return saved(model, folder, architectures=["SDARForCausalLM"], block_size=4, mask_token_id=96)
+    return saved(model, folder, **said)
+
+
+def sdar(folder: Path) -> Logits:
+    return qwen3(folder, architectures=["SDARForCausalLM"], block_size=4, mask_token_id=96)
 
 
 def sdar_moe(folder: Path) -> Logits:
@@ -240,6 +244,6 @@ def llada2(folder: Path) -> Logits:
 
 
 CHECKPOINTS: dict[str, Callable[[Path], Logits]] = {
-    "SDARForCausalLM": sdar, "SDARMoeForCausalLM": sdar_moe, "DreamModel": dream,
+    "Qwen3ForCausalLM": qwen3, "SDARForCausalLM": sdar, "SDARMoeForCausalLM": sdar_moe, "DreamModel": dream,
     "Fast_dLLM_QwenForCausalLM": fast_dllm, "LLaDAModelLM": llada, "LLaDA2MoeModelLM": llada2,
 }  # fmt: skip

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from dsim.engine.commits import CanvasLaw, LawDraws
-from dsim.engine.engine import Engine, Limits
+from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError, PolicyError, TraceError
-from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
-from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import agreement as live_agreement
@@ -25,7 +23,6 @@ from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
-from dsim.live.loop import serve
 from dsim.planner.agreement import table
 from dsim.planner.on_device import Answers, agreement, check_canvases, check_live
 from dsim.planner.quality import load_table, quality_of
@@ -38,8 +35,8 @@ from dsim.serve.open import Bounds, open_live
 from dsim.traces import Trace
 
 from ..serve.serving import serving
-from ..worlds import Collector
 from .checkpoints import replaced, rewrite, shaken
+from .watched import serve_all
 
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
 RULES = [
@@ -297,15 +294,10 @@ class Watched:
         self.cache, self.executor = cache, executor
         self.answers: dict[int, list[int]] = {}
         self.steps: dict[int, int] = {}  # denoising steps of requests
-        table, journal = RequestTable(len(self.requests)), Collector()
-        recorder = StepRecorder(journal, CANVAS)
-        self.engine = Engine(policy, limits, table, eos=bool(eos))
-        serve(self.engine, self, self.requests, recorder=recorder)
-        recorder.flush()
-        assert (table["status"] == 0).all()
-        fresh = Engine(policy, limits, RequestTable(len(self.requests)), eos=bool(eos))
-        assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
-        self.num_tokens = table["num_tokens"]
+        done = serve_all(self, policy, limits, self.requests, eos=bool(eos))
+        self.engine, self.num_tokens = done.engine, done.table["num_tokens"]
+        assert (done.table["status"] == 0).all()
+        assert done.differences() == []
 
     def step(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.step(plan)

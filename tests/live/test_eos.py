@@ -5,20 +5,16 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from dsim.engine.engine import Engine, Limits
+from dsim.engine.engine import Limits
 from dsim.engine.errors import DsimError
-from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import Policy, parse
-from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live import session
 from dsim.live.executor import ModelExecutor
-from dsim.live.loop import serve
 from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model
@@ -26,9 +22,9 @@ from dsim.planner.on_device import check_live
 from dsim.planner.scenario import Scenario
 from dsim.profiler.measure import open_model
 
-from ..worlds import Collector
 from .dense import SMALL
 from .test_executor import LATENCY
+from .watched import Run, serve_all
 
 LENGTHS = [(1, 19), (5, 13), (8, 16), (13, 1), (40, 12), (3, 20), (17, 25), (2, 16), (4, 0)]
 EOS = tuple(range(0, SMALL.vocab, 9))
@@ -52,9 +48,7 @@ class Listening:
         return outcome
 
 
-def run(
-    policy: Policy, eos: tuple[int, ...], emit: str = "block", num_pages: int = 200
-) -> tuple[Listening, RequestTable, Collector, Engine]:
+def run(policy: Policy, eos: tuple[int, ...], emit: str = "block", num_pages: int = 200) -> tuple[Listening, Run]:
     model = random_model(SMALL, "cpu", torch.float32, seed=1)
     with torch.no_grad():
         model.embedding.weight.mul_(40.0)
@@ -63,13 +57,10 @@ def run(
     forward = session.make_forward(model, policy, limits, requests)
     forward.sampling = Sampling(4.0)  # without chance every token is the same
     made = session.make_executor(forward, policy, limits, random_prompts(SMALL, 7), eos=eos)
-    listening, table, journal = Listening(made), RequestTable(len(requests)), Collector()
-    recorder = StepRecorder(journal, policy.width)
-    engine = Engine(policy, limits, table, latency=LATENCY, emit=emit)
-    serve(engine, listening, requests, recorder=recorder)
-    recorder.flush()
+    listening = Listening(made)
+    done = serve_all(listening, policy, limits, requests, latency=LATENCY, emit=emit)
     assert forward.cache.num_free + len(forward.cache.table[forward.cache.table >= 0]) == forward.cache.num_pages
-    return listening, table, journal, engine
+    return listening, done
 
 
 def policy_of(spec: str) -> Policy:
@@ -97,7 +88,8 @@ def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
 )
 def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
     policy, texts = policy_of(spec), whole(spec)
-    listening, table, journal, engine = run(policy, EOS, emit)
+    listening, done = run(policy, EOS, emit)
+    table, engine = done.table, done.engine
     wanted = [expected(policy, texts[i], *lengths) for i, lengths in enumerate(LENGTHS)]
     assert table["num_tokens"].tolist() == wanted
     assert sum(n < o for n, (_, o) in zip(wanted, LENGTHS, strict=True)) >= 3
@@ -105,18 +97,16 @@ def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit
         assert listening.texts[i][: prompt + wanted[i]] == texts[i][: prompt + wanted[i]]
     assert (table["status"] == 0).all()
     assert engine.outstanding_tokens == engine.pages_held == 0
-    fresh = Engine(policy, engine.limits, RequestTable(len(LENGTHS)), latency=LATENCY, emit=emit)
-    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+    assert done.differences() == []
 
 
 def test_a_preempted_request_ends_at_its_eos_too() -> None:
     policy = policy_of("chunk:3")
-    _, roomy, *_ = run(policy, EOS)
-    _, table, journal, engine = run(policy, EOS, num_pages=9)
-    assert table["num_preemptions"].sum() > 0
-    assert table["num_tokens"].tolist() == roomy["num_tokens"].tolist()
-    fresh = Engine(policy, engine.limits, RequestTable(len(LENGTHS)), latency=LATENCY)
-    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+    _, roomy = run(policy, EOS)
+    _, tight = run(policy, EOS, num_pages=9)
+    assert tight.table["num_preemptions"].sum() > 0
+    assert tight.table["num_tokens"].tolist() == roomy.table["num_tokens"].tolist()
+    assert tight.differences() == []
 
 
 @pytest.mark.parametrize(
@@ -134,8 +124,3 @@ def test_where_no_eos_can_end_a_request_one_line_says_so(
     loaded.model.config = replace(loaded.model.config, eos=eos)
     with pytest.raises(DsimError, match=said):
         check_live(Scenario("azure-conv", policy, eos=True), loaded, None, commits)
-
-
-def test_without_an_eos_an_outcome_says_nothing_of_ends() -> None:
-    outcome = StepOutcome(1.0, np.zeros((1, 4), np.bool_))
-    assert outcome.ends is None

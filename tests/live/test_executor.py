@@ -1,7 +1,6 @@
 """The executor against a plain one: no pages, no ragged batch, one sequence and one dense array of keys at a time."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,25 +8,24 @@ import torch
 from torch import Tensor
 
 from dsim.engine.commits import CommitDraws, CommitModel
-from dsim.engine.engine import Engine, Limits
+from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
-from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import Policy, parse
-from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.state import CACHED, MASKED
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live.cache import PagedCache
 from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Batch, Forward, Sampled
-from dsim.live.loop import serve
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 
 from ..worlds import BLOCK_PRESETS, Collector
 from .dense import SMALL
+from .watched import Run, serve_all
 
 LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001)
 SMALL_WORLD = ",max_batch=4,page_size=8,max_prefill_tokens=24"
@@ -141,22 +139,17 @@ class Checked:
 
 def run(
     policy: Policy, *, num_pages: int = 200, draws: CommitDraws | None = None, lengths: list[tuple[int, int]] = LENGTHS
-) -> tuple[Checked, RequestTable, Collector, Engine, Any]:
+) -> tuple[Checked, RequestTable, Collector, Run]:
     model = decoder()
     cache = PagedCache(SMALL, num_pages, policy.memory.page_size, "cpu", torch.float32)
     forward = Watched(model, cache)
     prompts = random_prompts(SMALL, 7)
     executor = ModelExecutor(forward, policy, prompts, draws, policy.batching.max_prefill_tokens)
     checked = Checked(executor, forward, model, policy)
-    table = RequestTable(len(lengths))
     limits = Limits(num_pages, 256, policy.batching.max_batch or 4)
-    engine = Engine(policy, limits, table, latency=LATENCY)
-    journal = Collector()
-    recorder = StepRecorder(journal, policy.block_length * (2 if policy.obs else 1))
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
-    serve(engine, checked, requests, recorder=recorder)
-    recorder.flush()
-    return checked, table, journal, engine, limits
+    done = serve_all(checked, policy, limits, requests, latency=LATENCY)
+    return checked, done.table, done.journal, done
 
 
 # What FOCUS computes is held against a plain executor of its own, in test_focus.py.
@@ -164,11 +157,10 @@ def run(
 @torch.no_grad()
 def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replays(name: str) -> None:
     policy = small(name)
-    checked, table, journal, _, limits = run(policy)
+    checked, table, journal, done = run(policy)
     assert (table["status"] == 0).all()
     assert checked.compared > 140 or name == "ar"
-    fresh = Engine(policy, limits, RequestTable(len(LENGTHS)), latency=LATENCY)
-    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+    assert done.differences() == []
     # The latency holds the device's time, and the host's on top of it.
     assert (journal.steps["device"] > 0).all()
     assert (journal.steps["device"] <= journal.steps["latency"]).all()

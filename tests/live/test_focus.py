@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from dsim.engine.commits import CommitDraws, CommitModel
-from dsim.engine.engine import Engine, Limits
+from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
-from dsim.engine.journal import RequestTable, StepRecorder, pack
+from dsim.engine.journal import pack
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import Policy, parse
-from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome, StepPlan
@@ -36,8 +35,9 @@ from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 from dsim.sim.step_model import StepModel
 
-from ..worlds import TOY_DELTAS, Collector
+from ..worlds import TOY_DELTAS
 from .plain_focus import PlainFocus, Step
+from .watched import Run, serve_all
 
 LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001)
 DEEP = ModelConfig("deep", 4, 48, 4, 2, 16, 80, 97, 256, 12, 96, rope_theta=1e4)
@@ -71,6 +71,7 @@ class Told:
     executor: ModelExecutor
     steps: dict[int, list[Step]] = field(default_factory=dict)
     plans: list[tuple[StepPlan, StepOutcome]] = field(default_factory=list)
+    done: Run = field(init=False)
 
     def step(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.step(plan)
@@ -91,15 +92,6 @@ class Told:
         return sum(int((p.window & ~o.retained).sum()) for p, o in self.plans if o.retained is not None)
 
 
-@dataclass
-class Ran:
-    """A run, and what it left."""
-
-    told: Told
-    table: RequestTable
-    journal: Collector
-
-
 def run(
     policy: Policy,
     *,
@@ -108,7 +100,7 @@ def run(
     draws: CommitDraws | None = None,
     watch: Callable[[ImportanceDelta], None] | None = None,
     forward: Forward | None = None,
-) -> Ran:
+) -> Told:
     model = model or decoder()
     weight = model.embedding.weight
     if forward is None:
@@ -118,14 +110,10 @@ def run(
         forward, policy, random_prompts(model.config, 7), draws, policy.batching.max_prefill_tokens, watch
     )
     told = Told(executor)
-    table = RequestTable(len(LENGTHS))
-    engine = Engine(policy, Limits(num_pages, 256, 4), table, latency=LATENCY)
-    journal = Collector()
-    recorder = StepRecorder(journal, policy.block_length)
-    serve(engine, told, [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)], recorder=recorder)
-    recorder.flush()
-    assert (table["status"] == 0).all()
-    return Ran(told, table, journal)
+    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
+    told.done = serve_all(told, policy, Limits(num_pages, 256, 4), requests, latency=LATENCY)
+    assert (told.done.table["status"] == 0).all()
+    return told
 
 
 @cache
@@ -139,12 +127,12 @@ def plainly(extra: str) -> dict[int, list[Step]]:
 
 
 @cache
-def served(extra: str = "", drawn: bool = False) -> Ran:
+def served(extra: str = "", drawn: bool = False) -> Told:
     """A run that evicts, in which no key is seen that was not computed in its layer."""
     with every_key_seen_was_written() as looked:
         ran = run(focus(extra), draws=draws_of() if drawn else None)
     assert sum(looked) > 5_000
-    assert ran.told.num_evicted > 50
+    assert ran.num_evicted > 50
     return ran
 
 
@@ -171,7 +159,7 @@ HUGGING_FACE = ",alpha=1,scope=carry,exact_block=true,second_layer_sees=computed
 )  # fmt: skip
 def test_whole_requests_are_what_a_plain_executor_makes_of_them(extra: str) -> None:
     plain = plainly(extra)
-    assert served(extra).told.steps == plain
+    assert served(extra).steps == plain
     # Something was evicted, something else was not, and steps that commit several tokens taught the budget.
     decoded = [s for steps in plain.values() for s in steps[1:]]
     assert sum(len(s.committed) > 1 for s in decoded) > 4
@@ -180,9 +168,9 @@ def test_whole_requests_are_what_a_plain_executor_makes_of_them(extra: str) -> N
 
 def test_a_budget_that_nothing_exceeds_is_the_delayed_cache_token_for_token() -> None:
     ran, delayed = run(focus(",alpha=1000")), run(focus(name="delayed-cache-plus"))
-    assert ran.told.steps == delayed.told.steps
-    assert ran.told.num_evicted == 0
-    assert all(outcome.retained is None for _, outcome in ran.told.plans)
+    assert ran.steps == delayed.steps
+    assert ran.num_evicted == 0
+    assert all(outcome.retained is None for _, outcome in ran.plans)
 
 
 @pytest.mark.parametrize(
@@ -193,14 +181,15 @@ def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: s
     forward.prepare(focus(extra), 4, forced=drawn)
     captured = forward.num_captures
     ran = run(focus(extra), forward=forward, draws=draws_of() if drawn else None)
-    assert ran.told.steps == served(extra, drawn).told.steps
+    assert ran.steps == served(extra, drawn).steps
     assert forward.num_captures == captured  # all that was needed was there
 
 
 def test_preempted_sequences_evict_on_and_their_journal_replays() -> None:
-    ran = run(focus(), num_pages=9)
-    assert ran.table["num_preemptions"].sum() > 0
-    assert differences(focus(), ran, 9) == []
+    with every_key_seen_was_written():
+        ran = run(focus(), num_pages=9)
+    assert ran.done.table["num_preemptions"].sum() > 0
+    assert ran.done.differences() == []
 
 
 # ---- what is seen ---------------------------------------------------------------------------------------------
@@ -245,39 +234,32 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
 
 
 def test_a_sequence_of_steps_commits_of_the_masks_that_it_retained() -> None:
-    assert served(",strategy=sequential,denoising_steps=4").told.steps != served().told.steps
+    assert served(",strategy=sequential,denoising_steps=4").steps != served().steps
 
 
 # ---- the twin's draws and the journal -------------------------------------------------------------------------
 
 
-def differences(policy: Policy, ran: Ran, num_pages: int = 200) -> list[str]:
-    fresh = Engine(policy, Limits(num_pages, 256, 4), RequestTable(len(LENGTHS)), latency=LATENCY)
-    return list(replay(fresh, 0, ran.table.columns, ran.journal.steps, ran.journal.lists))
-
-
 @pytest.mark.parametrize("extra", ["", ",scope=carry,exact_block=true", ",visible=listed"])
 def test_the_journal_replays_plan_for_plan_with_its_evictions(extra: str) -> None:
     ran = served(extra)
-    assert differences(focus(extra), ran) == []
-    assert ran.journal.steps["evicted"].sum() == ran.told.num_evicted
-    evictions, _ = ran.journal.lists["evictions"]
-    expected = [
-        pack(p.window & ~(p.window if o.retained is None else o.retained)).reshape(-1) for p, o in ran.told.plans
-    ]
+    assert ran.done.differences() == []
+    assert ran.done.journal.steps["evicted"].sum() == ran.num_evicted
+    evictions, _ = ran.done.journal.lists["evictions"]
+    expected = [pack(p.window & ~(p.window if o.retained is None else o.retained)).reshape(-1) for p, o in ran.plans]
     assert np.array_equal(evictions, np.concatenate(expected))
 
 
 @pytest.mark.parametrize("extra", ["", ",visible=listed,alpha=1"])
 def test_the_twins_draws_evict_and_commit_on_the_device_as_in_the_twin(extra: str) -> None:
     twin, ran = StepModel(LATENCY, draws_of()), served(extra, drawn=True)
-    for plan, outcome in ran.told.plans:
+    for plan, outcome in ran.plans:
         expected = twin.step(plan)
         assert np.array_equal(outcome.committed, expected.committed)
         assert (outcome.retained is None) == (expected.retained is None)
         if outcome.retained is not None and expected.retained is not None:
             assert np.array_equal(outcome.retained, expected.retained)
-    assert differences(focus(extra), ran) == []
+    assert ran.done.differences() == []
 
 
 # ---- paths ----------------------------------------------------------------------------------------------------
@@ -301,7 +283,7 @@ class Kept(Forward):
 def asked(model: Decoder, policy: Policy) -> list[tuple[Batch, Sampled]]:
     """What a run asks of its forward, and what that says."""
     cache = PagedCache(model.config, 200, policy.memory.page_size, str(model.embedding.weight.device), torch.float32)
-    forward = run(policy, model=model, forward=Kept(model, cache)).told.executor._forward
+    forward = run(policy, model=model, forward=Kept(model, cache)).executor._forward
     assert isinstance(forward, Kept)
     return forward.seen
 
@@ -354,8 +336,8 @@ def test_whoever_watches_is_told_every_mask_and_changes_nothing() -> None:
     )
     told: list[ImportanceDelta] = []
     ran, plain = run(whole, watch=told.append), run(whole)
-    assert ran.told.steps == plain.told.steps
-    decodes = [(plan, outcome) for plan, outcome in ran.told.plans if not plan.prefill]
+    assert ran.steps == plain.steps
+    decodes = [(plan, outcome) for plan, outcome in ran.plans if not plan.prefill]
     assert len(told) == len(decodes)
     for growth, (plan, outcome) in zip(told, decodes, strict=True):
         masked = plan.window & (plan.status == MASKED)

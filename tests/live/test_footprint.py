@@ -10,14 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dsim.engine.engine import Engine, Limits
-from dsim.engine.journal import RequestTable
+from dsim.engine.engine import Limits
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.live import session
 from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Sampled
-from dsim.live.loop import serve
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 from dsim.profiler.footprint import Implementation, of_forward
@@ -25,6 +23,7 @@ from dsim.profiler.measure import shape_of
 
 from .dense import SMALL
 from .test_executor import LATENCY
+from .watched import serve_all
 
 # PyTorch's plain operators on a CPU: a copy of the gate, and of fp32 logits three more until a token is chosen.
 PLAIN = Implementation(element=4, gate_copies=4, logit_bytes=4 * 4)
@@ -84,8 +83,8 @@ def forwards(config: ModelConfig, spec: str, max_num_logits: int) -> list[tuple[
         return answer
 
     forward.run = measured  # type: ignore[method-assign]
-    engine = Engine(policy, limits, RequestTable(len(requests)), latency=LATENCY)
-    serve(engine, session.make_executor(forward, policy, limits, random_prompts(config, 7)), requests)
+    executor = session.make_executor(forward, policy, limits, random_prompts(config, 7))
+    serve_all(executor, policy, limits, requests, latency=LATENCY)
     return found
 
 

@@ -23,7 +23,6 @@ from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy, parse
-from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepPlan
 from dsim.kernels import taken
@@ -198,11 +197,11 @@ def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch
 
 
 def test_a_journal_replays_plan_for_plan() -> None:
-    for spec in ("sparse-dllm:0.5,page_size=8,block_length=4", "dllm-serve,max_batch=3" + SERVED):
+    own = ",page_size=8,block_length=4"
+    for spec in ("sparse-dllm:0.5" + own, "dllm-serve,max_batch=3" + SERVED, "maskkv:4,prompt_refresh=6" + own):
         policy = parse(spec)
-        _, table, journal, limits = run(policy, LENGTHS, arrivals=0.01)
-        fresh = Engine(policy, limits, RequestTable(len(LENGTHS)))
-        assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+        _, _, journal, done = run(policy, LENGTHS, arrivals=0.01)
+        assert done.differences() == []
         assert (journal.steps["device"] <= journal.steps["latency"]).all()
 
 

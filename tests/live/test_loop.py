@@ -27,7 +27,6 @@ from dsim.traces import Trace
 from ..worlds import BLOCK_PRESETS, TOY_MODEL, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
 from .stub import StubExecutor
 
-COMPLETED, REJECTED = 0, 1
 # Halves, quarters and so on of a second add up without rounding.
 EXACT = LatencyModel(((0.0, 0.125), (16.0, 0.25)), 2.0**-8, host_request=2.0**-6)
 TICK = LatencyModel(((0.0, 0.125),), 0.0)
@@ -259,11 +258,6 @@ def test_no_requests_take_no_time() -> None:
     table, executor, seconds = serve_ar([], FakeClock(), 0)
     assert (executor.plans, seconds) == ([], 0.0)
     assert len(table["request"]) == 0
-
-
-def test_a_request_that_can_never_fit_does_not_stop_the_loop() -> None:
-    table, _, _ = serve_ar([Request(0, 0.0, 100_000, 1), Request(1, 1.0, 5, 1)], FakeClock(), 2)
-    assert table["status"].tolist() == [REJECTED, COMPLETED]
 
 
 # ---- real time ------------------------------------------------------------------------------------------------

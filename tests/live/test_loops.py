@@ -7,20 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.engine.engine import Engine, Limits
+from dsim.engine.engine import Limits
 from dsim.engine.errors import PolicyError
-from dsim.engine.journal import RequestTable
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking, dreams_quotas
 from dsim.live import session
 from dsim.live.choice import choose
 from dsim.live.full_sequence import check_runs
-from dsim.live.loop import serve
 from dsim.live.model import Decoder
 
 from .dense import SMALL, Dense, logits
-from .watched import PROMPTS, decoder
+from .watched import PROMPTS, decoder, serve_all
 from .watched import run as run_full_sequence
 
 SHIFTED = replace(SMALL, shifted=True)
@@ -40,9 +38,7 @@ def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGT
     limits = Limits(200, 256, len(lengths))
     forward = session.make_forward(model, policy, limits, requests)
     executor = session.make_executor(forward, policy, limits, PROMPTS)
-    table = RequestTable(len(lengths))
-    serve(Engine(policy, limits, table), executor, requests)
-    assert (table["status"] == 0).all()
+    assert (serve_all(executor, policy, limits, requests).table["status"] == 0).all()
     slot_of = {request: slot for slot, request in executor._owner.items()}
     return [executor.text(i, slot_of[i], p + o).tolist() for i, (p, o) in enumerate(lengths)]
 

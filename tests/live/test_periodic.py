@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dsim.engine.engine import Engine
-from dsim.engine.journal import RequestTable
 from dsim.engine.policies.dllm_cache import RUN
 from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policy import Policy, parse
-from dsim.engine.replay import replay
 from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig
@@ -309,10 +306,3 @@ def test_two_requests_in_turn_get_what_each_gets_alone() -> None:
     spec = "maskkv:4,prompt_refresh=6,response_refresh=3"
     for i, lengths in enumerate(LENGTHS):
         assert served(spec)[i] == run(policy_of(spec), [lengths], indices=[i], config=DEEP)[0].commits[i]
-
-
-def test_a_journal_replays_plan_for_plan() -> None:
-    policy = policy_of("maskkv:4,prompt_refresh=6,response_refresh=3")
-    _, table, journal, limits = run(policy, LENGTHS, arrivals=0.01)
-    fresh = Engine(policy, limits, RequestTable(len(LENGTHS)))
-    assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []

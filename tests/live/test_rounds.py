@@ -10,9 +10,8 @@ import torch
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
-from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.journal import RequestTable
 from dsim.engine.policy import Policy, parse
-from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import session
@@ -21,9 +20,9 @@ from dsim.live.model import Decoder
 from dsim.planner.record import _laws
 from dsim.sim.twin import Result
 
-from ..worlds import Collector, toy_profile
+from ..worlds import toy_profile
 from .dense import SMALL, logits
-from .watched import PROMPTS, decoder
+from .watched import PROMPTS, decoder, serve_all
 
 BLOCK = 4
 LENGTHS = [(9, 7), (8, 8), (2, 5), (17, 6), (0, 5)]
@@ -87,13 +86,9 @@ class Watched:
         self.executor, self.cache = session.make_executor(forward, policy, limits, PROMPTS, draws), forward.cache
         self.texts: dict[int, list[int]] = {}
         self.forwards = [0] * len(requests)
-        table, journal = RequestTable(len(requests)), Collector()
-        recorder = StepRecorder(journal, BLOCK)
-        session.serve(Engine(policy, limits, table), self, requests, recorder=recorder)
-        recorder.flush()
-        assert (table["status"] == 0).all()
-        fresh = Engine(policy, limits, RequestTable(len(requests)))
-        assert list(replay(fresh, 0, table.columns, journal.steps, journal.lists)) == []
+        done = serve_all(self, policy, limits, requests)
+        assert (done.table["status"] == 0).all()
+        assert done.differences() == []
 
     def step(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.step(plan)

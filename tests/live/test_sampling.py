@@ -13,7 +13,7 @@ from dsim.live import session
 from dsim.live.sampling import Sampling, gumbel, sample, sample_of_hidden, uniform
 
 from .test_executor import decoder
-from .watched import PROMPTS
+from .watched import PROMPTS, serve_all
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
 DRAWS = 20_000
@@ -91,26 +91,15 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[float, ...], says: str)
      ("fast-dllm,block_length=4", True), ("dllm-cache,block_length=4,page_size=32", False), ("ar", True)],
 )  # fmt: skip
 def test_a_request_is_answered_alike_with_the_same_seed_and_otherwise_with_another(spec: str, is_gumbel: bool) -> None:
-    requests = [Request(i, 0.0, 7 + i, 12) for i in range(2)]
+    policy = parse(spec + ("" if "page_size" in spec else ",page_size=8") + ",max_batch=1")
+    requests, limits = [Request(i, 0.0, 7 + i, 12) for i in range(2)], Limits(200, 256, 1, state_tokens=2)
     answers = []
     for seed in (0, 0, 1):
-        policy = parse(spec + ("" if "page_size" in spec else ",page_size=8") + ",max_batch=1")
-        limits = Limits(200, 256, 1, state_tokens=2)
-        executors = []
-        make = session.make_executor
-
-        def keep(*arguments, make=make, executors=executors, **more):  # type: ignore[no-untyped-def]
-            executors.append(make(*arguments, **more))
-            return executors[-1]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "make_executor", keep)
-            done = session.run(
-                decoder(), policy, limits, requests, PROMPTS, sampling=Sampling(1.0, gumbel=is_gumbel, seed=seed)
-            )
-        assert done.failure is None
-        served = executors[0]
-        texts = {request: served.text(request, slot, 19 + request).tolist() for slot, request in served._owner.items()}
-        answers.append(texts)
+        forward = session.make_forward(decoder(), policy, limits, requests)
+        forward.sampling = Sampling(1.0, gumbel=is_gumbel, seed=seed)
+        served = session.make_executor(forward, policy, limits, PROMPTS)
+        serve_all(served, policy, limits, requests)
+        owners = served._owner.items()
+        answers.append({request: served.text(request, slot, 19 + request).tolist() for slot, request in owners})
     assert answers[0] == answers[1]
     assert answers[0] != answers[2]

@@ -1,4 +1,4 @@
-"""Loading: the logits of a Qwen3 that transformers made and saved, and every way in which a directory can be wrong."""
+"""Loading: what is saved reads back, and every way in which a directory can be wrong."""
 
 import json
 from pathlib import Path
@@ -12,44 +12,10 @@ from dsim.live import weights
 from dsim.live.config import PRESETS
 from dsim.live.weights import config_of, load, random_model, read_model, save_model
 
+from .checkpoints import rewrite
 from .dense import SMALL, Dense, block_causal, logits
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
-SIZES: dict[str, Any] = {
-    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
-    "intermediate_size": 80, "vocab_size": 97, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
-def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A Qwen3 of transformers' own making, and where it saved itself in shards."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(5)
-    config = transformers.Qwen3Config(**SIZES, rope_theta=5e4, tie_word_embeddings=request.param)
-    model = transformers.Qwen3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():  # norms of one would hide a norm left out
-            weight.add_(0.1 * torch.randn_like(weight))
-    folder = tmp_path_factory.mktemp("qwen")
-    model.save_pretrained(folder, max_shard_size="60KB", safe_serialization=True)
-    assert len(list(folder.glob("*.safetensors"))) > 2
-    return model, folder
-
-
-@pytest.mark.parametrize("block", [1, 4])
-def test_a_qwen3_that_transformers_saved_gives_its_logits(qwen: tuple[Any, Path], block: int) -> None:
-    theirs, folder = qwen
-    ours = read_model(folder, "cpu", torch.float32)
-    tokens = torch.tensor([TOKENS])
-    # transformers adds a float mask of its own shape to the scores.
-    seen = block_causal(len(TOKENS), block)
-    mask = torch.zeros(1, 1, len(TOKENS), len(TOKENS)).masked_fill(~seen, float("-inf"))
-    with torch.no_grad():
-        expected = theirs(input_ids=tokens, attention_mask=mask).logits[0]
-        if block == 1:
-            torch.testing.assert_close(theirs(input_ids=tokens).logits[0], expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(logits(ours, TOKENS, block), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_saved_model_reads_back_the_same_and_in_transformers(tmp_path: Path) -> None:
@@ -86,11 +52,6 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
-def change(folder: Path, **values: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 @pytest.mark.parametrize(
     ("values", "says"),
     [
@@ -107,7 +68,7 @@ def change(folder: Path, **values: Any) -> None:
     ],
 )
 def test_a_wrong_config_is_one_line_with_both_values(saved: Path, values: dict[str, Any], says: str) -> None:
-    change(saved, **values)
+    rewrite(saved, **values)
     with pytest.raises(ModelError, match=says):
         read_model(saved, "cpu", torch.float32)
 

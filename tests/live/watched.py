@@ -1,6 +1,7 @@
 """Full-sequence policies served on a device under watch: what each step committed, and whose every page is."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from dsim.engine.commits import CommitDraws, ScheduledCommits
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import Policy
+from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live import session
@@ -45,6 +47,35 @@ def decoder(config: ModelConfig = SMALL) -> Decoder:
 
 
 served_by = cache(decoder)  # one that nobody changes
+
+
+@dataclass
+class Run:
+    """Requests that were served, the engine that planned it, and how it was made."""
+
+    engine: Engine
+    journal: Collector
+    how: dict[str, Any]
+
+    @property
+    def table(self) -> RequestTable:
+        return self.engine.table
+
+    def differences(self) -> list[str]:
+        """What a fresh engine says of the journal."""
+        table, journal = RequestTable(len(self.table["request"])), self.journal
+        fresh = Engine(self.engine.policy, self.engine.limits, table, **self.how)
+        return list(replay(fresh, 0, self.table.columns, journal.steps, journal.lists))
+
+
+def serve_all(executor: Any, policy: Policy, limits: Limits, requests: list[Request], **how: Any) -> Run:
+    """Serve requests on an engine of these settings: every one to its end, or it fits no pool."""
+    table, journal = RequestTable(max(r.index for r in requests) + 1), Collector()
+    recorder = StepRecorder(journal, policy.width)
+    engine = Engine(policy, limits, table, **how)
+    serve(engine, executor, requests, recorder=recorder)
+    recorder.flush()
+    return Run(engine, journal, how)
 
 
 class Watched:
@@ -86,7 +117,7 @@ def run(
     arrivals: float = 0.0,
     config: ModelConfig = SMALL,
     model: Decoder | None = None,
-) -> tuple[Watched, RequestTable, Collector, Limits]:
+) -> tuple[Watched, RequestTable, Collector, Run]:
     """Serve requests; `indices`: what they are called, which says what they ask."""
     indices = indices or list(range(len(lengths)))
     requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
@@ -95,12 +126,8 @@ def run(
     executor = session.make_executor(forward, policy, limits, PROMPTS, draws)
     assert isinstance(executor, FullSequenceExecutor)
     watched = Watched(executor, forward.cache, poison)
-    table = RequestTable(max(indices) + 1)
-    journal = Collector()
-    recorder = StepRecorder(journal, policy.block_length)
-    serve(Engine(policy, limits, table), watched, requests, recorder=recorder)
-    recorder.flush()
-    return watched, table, journal, limits
+    done = serve_all(watched, policy, limits, requests)
+    return watched, done.table, done.journal, done
 
 
 def checked(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,13 +25,6 @@ def stated(model: LatencyModel, name: str) -> float:
     return float(getattr(model, name))
 
 
-def test_many_steps_are_predicted_as_one_is() -> None:
-    some = [*shapes(50, 1), Features(6000, 10**7, 6000, 32, 32, 1, 6000, 3)]
-    for machine in (THREE, EAGER):
-        expected = [machine.step(f) for f in some]
-        assert predict(machine, np.array(some, np.float64)) == pytest.approx(expected, rel=1e-12)
-
-
 def chance_shapes(num: int, seed: int) -> list[Features]:
     """Any steps: of each kind, of as many forwards, fewer rows of the head than tokens, every bucket's edges."""
     rng = np.random.default_rng(seed)

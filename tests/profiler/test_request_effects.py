@@ -12,18 +12,13 @@ from dsim.profiler.fit_commits import fit_commits
 from dsim.profiler.given_yield import given_yield
 from dsim.profiler.profile import from_json, load, to_json
 from dsim.profiler.request_effects import climbed, mean_yield, mixture, normal, scaled, shifted, with_tail
-from dsim.profiler.yields import Blocks, draw
+from dsim.profiler.yields import draw
+
+from .test_fit_commits import whole_blocks
 
 PLAIN = CommitModel("known", 16, 0.9, None, tuple(0.5 * np.exp(-np.arange(16) / 8.0)), 0.35, 0.2, 0.5)
 # Two kinds of requests, code and prose say: a third pass by 1.6 more in log-odds than the others.
 TWO_KINDS = replace(PLAIN, request_quantiles=(-0.8,) * 40 + (0.8,) * 20)
-
-
-def blocks(num_requests: int, each: int, length: int = 16) -> Blocks:
-    request = np.repeat(np.arange(num_requests), each)
-    start = np.tile(np.arange(each) * length, num_requests)
-    masked = np.ones((len(request), length), np.bool_)
-    return Blocks(length, request, start, masked, np.full((len(request), 1), length))
 
 
 def test_a_request_is_drawn_from_the_quantiles() -> None:
@@ -37,7 +32,7 @@ def test_a_request_is_drawn_from_the_quantiles() -> None:
 
 
 def test_two_kinds_of_requests_are_told_apart_in_their_log() -> None:
-    log = draw(TWO_KINDS, blocks(250, 6), seed=3)
+    log = draw(TWO_KINDS, whole_blocks(16, 250, 6), seed=3)
     found, fit = fit_commits(log, workload="known", threshold=0.9)
     assert len(found.request_quantiles) == 64
     effects = np.array(found.request_quantiles)
@@ -51,14 +46,16 @@ def test_two_kinds_of_requests_are_told_apart_in_their_log() -> None:
 
 
 def test_requests_that_are_normal_stay_so() -> None:
-    log = draw(replace(PLAIN, request_spread=0.6), blocks(200, 4), seed=4)
+    log = draw(replace(PLAIN, request_spread=0.6), whole_blocks(16, 200, 4), seed=4)
     found, fit = fit_commits(log, workload="known", threshold=0.9)
     assert found.request_quantiles == ()
     assert abs(found.request_spread - 0.6) < 3 * fit.standard_errors["request_spread"]
 
 
 def test_standard_errors_of_the_tails_are_as_wide_as_logs_differ() -> None:
-    found = [fit_commits(draw(TWO_KINDS, blocks(100, 5), seed=s), workload="k", threshold=0.9) for s in range(3)]
+    found = [
+        fit_commits(draw(TWO_KINDS, whole_blocks(16, 100, 5), seed=s), workload="k", threshold=0.9) for s in range(3)
+    ]
     assert all(model.request_quantiles for model, _ in found)
     apart = [np.ptp(np.quantile(model.request_quantiles, [0.1, 0.9])) for model, _ in found]
     errors = [np.hypot(fit.standard_errors["request_p10"], fit.standard_errors["request_p90"]) for _, fit in found]

@@ -19,7 +19,7 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..worlds import ENGINE_PRESETS, Driver, table_bytes, toy_profile
-from .test_invariants import FEW, Fleet, fleet_options, traces
+from .test_invariants import FEW, Fleet, check_accounts, check_fleet, fleet_options, traces
 
 WINDOW = 6  # tokens that some of the layers see
 WINDOWS = {"window": WINDOW, "window_bytes": 3, "kv_bytes": 2}  # ... and keep pages for, one and a half times as large
@@ -132,13 +132,8 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     fits = -(-reserved // policy.memory.page_size) <= num_pages
     if windows:  # whoever could come to hold more than the pool is refused, and nobody else
         fits &= [d.engine.most_pages(request) <= num_pages for request in map(trace.request, range(len(trace)))]
-    assert (t["status"] == np.where(fits, 0, 1)).all()
-    assert sorted(d.ended) == list(range(len(trace)))  # each ended once
-    assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
-    assert (d.engine.pages_held, d.engine.outstanding_tokens, d.engine.idle) == (0, 0, True)
-    assert (d.engine.num_waiting, d.engine.num_running) == (0, 0)
+    some = check_accounts(d, fits)
     assert d.engine._c["num_free"] == len(d.engine._w.q)
-    some = fits & (trace.output_length > 0)
     if not policy.autoregressive:
         before = 0 if policy.granularity.on_a_grid else trace.input_length
         ends = before + -(-(trace.input_length + trace.output_length - before) // block) * block
@@ -147,19 +142,9 @@ def test_an_engine_keeps_its_accounts_at_every_step(
         assert (t["num_committed"][some] >= (ends - trace.input_length)[some]).all()
         once = some & (t["num_preemptions"] == 0)
         assert (t["num_committed"][once] == (ends - trace.input_length)[once]).all()
-    for early, late in (
-        ("arrival", "scheduled"), ("scheduled", "first_commit"), ("first_commit", "first_block"),
-        ("first_block", "finish"), ("first_emission", "last_emission"), ("first_commit", "first_emission"),
-    ):  # fmt: skip
-        assert (t[early][some] <= t[late][some]).all(), (early, late)
     assert (t["last_emission"][some] == t["finish"][some]).all()
     totals = d.engine.totals
-    assert totals.num_decode_steps == sum(not p.prefill for p in d.plans)
-    assert totals.num_prefill_steps == sum(p.prefill for p in d.plans)
-    assert totals.preemptions == t["num_preemptions"].sum() == sum(len(p.preempted) for p in d.plans)
     assert totals.preemptions == 0 or name_of(spec).startswith("vllm")
-    assert totals.itl.count == np.maximum(t["num_emissions"] - 1, 0).sum()
-    assert t["num_forwards"].sum() == totals.forwards
     assert t["num_computed"].sum() == totals.tokens
     assert totals.tokens + totals.prefill_tokens == sum(p.features.tokens for p in d.plans)
     # Looking ahead, a limit is seen coming, but where drafts that are accepted bring it nearer.
@@ -190,20 +175,13 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     f = Fleet(trace, spec, profile=PAGED, **how)
     assert f.result.limits.window == WINDOW
     t, policy = f.result.table, f.result.policy
-    assert ((t["status"] == 0) | (t["status"] == 1)).all()
-    served = t["output_length"] if how["eos"] else trace.output_length
-    assert (t["num_tokens"] == np.where(t["status"] == 0, served, 0)).all()
-    assert ((t["replica"] >= 0) & (t["replica"] < how["replicas"])).all()
-    assert f.steps is not None
+    if f.steps is None:  # pages for the windows leave room for nobody
+        assert (t["status"] == 1).all()
+        return
     s, lists = f.steps, f.journal.lists
-    assert (s["pages"] <= f.result.limits.num_pages).all()
-    assert s["finished"].sum() == (t["status"] == 0).sum()
-    assert s["preempted"].sum() == t["num_preemptions"].sum() == f.result.totals.preemptions
+    check_fleet(f.result, s, t["output_length"] if how["eos"] else trace.output_length, how)
     table = RequestTable(len(trace))
     for r in range(how["replicas"]):
-        mine = s["replica"] == r
-        start, end = s["start"][mine], (s["start"] + s["latency"])[mine]
-        assert (start[1:] >= end[:-1]).all()
         engine = Engine(
             policy, f.result.limits, table, replica=r, latency=PAGED.latency, emit=how["emit"], eos=how["eos"]
         )

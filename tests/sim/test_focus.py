@@ -13,10 +13,10 @@ from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
 from dsim.report.run import read_run
 from dsim.sim.twin import Result, simulate
-from dsim.traces import Trace
 
 from ..cli.command import dsim
-from ..worlds import TOY_DELTAS, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
+from ..worlds import TOY_DELTAS, Collector, journal_bytes, table_bytes, toy_profile
+from .test_twin import crowd
 
 LATENCY = LatencyModel(
     ((8.0, 0.5),), 0.01, attention=1e-4, kv_read=1e-4, head=1e-3, sample=1e-3, launch=0.1, host_step=0.05, early=0.1,
@@ -24,12 +24,6 @@ LATENCY = LatencyModel(
 )  # fmt: skip
 PROFILE = toy_profile(latency=LATENCY)
 SMALL = ",block_length=8,page_size=8,max_batch=4,num_pages=40"
-
-
-def crowd(n: int = 30, seed: int = 0) -> Trace:
-    rng = np.random.default_rng(seed)
-    arrival = np.cumsum(rng.integers(0, 9, n))
-    return toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 60, n))
 
 
 def run(spec: str, journal: Collector | None = None, **how: Any) -> Result:

@@ -13,7 +13,7 @@ from dsim.sim.router import ROUTERS
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
-from ..worlds import BLOCK_PRESETS, SECOND, TOY_MODEL, Collector, Driver, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, TOY_MODEL, Collector, Driver, PlainLoop, table_bytes, toy_profile, toy_trace
 
 PROFILE = toy_profile()
 FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -59,6 +59,29 @@ def traces(draw: st.DrawFn, most: int = 14, longest: int = 60) -> Trace:
     return toy_trace(arrival - arrival[0], prompts, outputs)
 
 
+def check_accounts(d: PlainLoop, fits: Any) -> Any:
+    """What holds of every engine that has served a trace, of which these requests fit; who of them asked for tokens."""
+    t, trace, engine, totals = d.table, d.trace, d.engine, d.engine.totals
+    assert (t["status"] == np.where(fits, 0, 1)).all()
+    assert sorted(d.ended) == list(range(len(trace)))  # each ended once
+    assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
+    assert (engine.pages_held, engine.outstanding_tokens, engine.idle) == (0, 0, True)
+    assert (engine.num_waiting, engine.num_running) == (0, 0)
+    some = fits & (trace.output_length > 0)
+    for early, late in (
+        ("arrival", "scheduled"), ("scheduled", "first_commit"), ("first_commit", "first_block"),
+        ("first_block", "finish"), ("first_commit", "first_emission"), ("first_emission", "last_emission"),
+        ("last_emission", "finish"),
+    ):  # fmt: skip
+        assert (t[early][some] <= t[late][some]).all(), (early, late)
+    assert totals.num_decode_steps == sum(not p.prefill for p in d.plans)
+    assert totals.num_prefill_steps == sum(p.prefill for p in d.plans)
+    assert totals.preemptions == t["num_preemptions"].sum() == sum(len(p.preempted) for p in d.plans)
+    assert totals.itl.count == np.maximum(t["num_emissions"] - 1, 0).sum()
+    assert t["num_forwards"].sum() == totals.forwards
+    return some
+
+
 @settings(FEW, max_examples=110)
 @given(
     traces(), st.sampled_from(SPECS), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
@@ -74,31 +97,14 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     canvas = -(-length // block) * block
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
     fits = -(-reserved // policy.memory.page_size) <= num_pages
-    assert (t["status"] == np.where(fits, 0, 1)).all()
-    assert sorted(d.ended) == list(range(len(trace)))  # each ended once
-    assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
-    assert (d.engine.pages_held, d.engine.outstanding_tokens, d.engine.idle) == (0, 0, True)
-    assert (d.engine.num_waiting, d.engine.num_running) == (0, 0)
-    some = fits & (trace.output_length > 0)
+    some = check_accounts(d, fits)
     if not policy.autoregressive:
         for i in np.flatnonzero(some):
             assert d.committed[i] == set(range(int(trace.input_length[i]), int(canvas[i])))
         assert (t["num_committed"][some] == (canvas - trace.input_length)[some]).all()
-    for early, late in (
-        ("arrival", "scheduled"), ("scheduled", "first_commit"), ("first_commit", "first_block"),
-        ("first_block", "finish"), ("first_emission", "last_emission"), ("first_commit", "first_emission"),
-        ("last_emission", "finish"),
-    ):  # fmt: skip
-        assert (t[early][some] <= t[late][some]).all(), (early, late)
     # Tokens of a prefix may be out before the tail that is trimmed from the last block.
     assert emit == "step" or (t["last_emission"][some] == t["finish"][some]).all()
-    totals = d.engine.totals
-    assert totals.num_decode_steps == sum(not p.prefill for p in d.plans)
-    assert totals.num_prefill_steps == sum(p.prefill for p in d.plans)
-    assert totals.preemptions == t["num_preemptions"].sum() == sum(len(p.preempted) for p in d.plans)
-    assert totals.itl.count == np.maximum(t["num_emissions"] - 1, 0).sum()
-    assert t["num_forwards"].sum() == totals.forwards
-    assert t["num_computed"].sum() == totals.tokens - totals.evicted
+    assert t["num_computed"].sum() == d.engine.totals.tokens - d.engine.totals.evicted
 
 
 class Fleet:
@@ -132,30 +138,41 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     return trace, f"{spec},max_prefill_tokens={draw(st.sampled_from([16, 64, 4096]))}", fleet_options(draw)
 
 
+def check_fleet(result: Result, s: dict[str, Any], served: Any, how: dict[str, Any]) -> None:
+    """What holds of every fleet's table and steps; served: the tokens of each request's answer."""
+    t = result.table
+    assert np.isin(t["status"], (0, 1)).all()
+    assert (t["num_tokens"] == np.where(t["status"] == 0, served, 0)).all()
+    assert ((t["replica"] >= 0) & (t["replica"] < how["replicas"])).all()
+    assert (s["pages"] <= result.limits.num_pages).all()
+    assert s["finished"].sum() == (t["status"] == 0).sum()
+    assert s["preempted"].sum() == t["num_preemptions"].sum() == result.totals.preemptions
+    for r in range(how["replicas"]):
+        mine = s["replica"] == r
+        assert (s["start"][mine][1:] >= (s["start"] + s["latency"])[mine][:-1]).all()
+    if how["concurrency"]:
+        busy = (t["arrival"] <= s["start"][:, None]) & (t["finish"] > s["start"][:, None])
+        assert busy.sum(axis=1).max() <= how["concurrency"]
+
+
 @FEW
 @given(runs())
 def test_a_fleet_loses_no_request_and_no_time(run: tuple[Trace, str, dict[str, Any]]) -> None:
     trace, spec, how = run
     f = Fleet(trace, spec, **how)
     t, n = f.result.table, len(trace)
-    assert ((t["status"] == 0) | (t["status"] == 1)).all()
-    assert (t["num_tokens"] == np.where(t["status"] == 0, trace.output_length, 0)).all()
-    assert ((t["replica"] >= 0) & (t["replica"] < how["replicas"])).all()
     assert f.steps is not None
     s = f.steps
+    check_fleet(f.result, s, trace.output_length, how)
     values, offsets = f.journal.lists["requests"]
     assert (s["pages"] > 0).all()
-    assert (s["pages"] <= f.result.limits.num_pages).all()
     assert (s["running"] <= f.result.limits.max_batch).all()
-    assert s["finished"].sum() == (t["status"] == 0).sum()
-    assert s["preempted"].sum() == t["num_preemptions"].sum() == f.result.totals.preemptions
     assert (np.diff(offsets) == s["batch"]).all()
     for r in range(how["replicas"]):
         mine = np.flatnonzero(s["replica"] == r)
         assert (s["step"][mine] == np.arange(len(mine))).all()
         start, end = s["start"][mine], (s["start"] + s["latency"])[mine]
         assert (s["latency"][mine] > 0).all()
-        assert (start[1:] >= end[:-1]).all()
         here = t["replica"] == r
         assert s["submitted"][mine].max(initial=0) <= here.sum()
         # A replica rests only when all that came is done, and wakes with an arrival.
@@ -172,11 +189,7 @@ def test_a_fleet_loses_no_request_and_no_time(run: tuple[Trace, str, dict[str, A
             done = (t["status"] == 0) & here & (t["finish"] <= s["start"][i])
             rejected = here & (t["status"] == 1) & (t["request"] <= t["request"][here][s["submitted"][i] - 1])
             assert s["waiting"][i] + s["running"][i] == s["submitted"][i] - done.sum() - rejected.sum()
-    if how["concurrency"]:
-        busy = (t["arrival"] <= s["start"][:, None]) & (t["finish"] > s["start"][:, None])
-        assert busy.sum(axis=1).max() <= how["concurrency"]
-    else:
-        assert (t["arrival"] == trace.arrival).all()
+    assert how["concurrency"] or (t["arrival"] == trace.arrival).all()
 
 
 @settings(FEW, max_examples=40)
