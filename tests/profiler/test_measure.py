@@ -250,6 +250,7 @@ def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypa
     clocks = Clocks(lambda: (1410, 400_000))
     forward = measure._forward(replace(loaded, clocks=clocks), 4, 16, 1, 0)
     assert not clocks.mhz
+    assert forward.cache.all_keys.all()  # zeros would draw less power
     measure.measure_shape(forward, Shape(1, 4, 4), 4, 1)
     assert set(clocks.mhz) == {1410}
     assert forward.meanwhile == [clocks.sample]  # the loop's own work is taken back
@@ -293,3 +294,14 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
     assert (opened.graphs, opened.kept) == (False, None)  # of a CPU's steps nothing is captured unless asked
     asked = open_model("tiny", "cpu", graphs=True)
     assert asked.kept is asked.captured
+    # On a GPU they are, in bf16, unless that is refused.
+    told: list[Any] = []
+    for name, fake in (
+        ("weights.load", lambda name, *how: told.append(how[:2]) or opened.model),
+        ("describe", lambda device: opened.device),
+        ("CudaRecorder", lambda: "recorder"),
+        ("attention_of", lambda model, recorder: told.append(recorder)),
+    ):
+        monkeypatch.setattr(f"dsim.profiler.measure.{name}", fake)
+    assert [open_model("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
+    assert told == [("cuda:1", torch.bfloat16), "recorder", ("cuda:1", torch.bfloat16), None]
