@@ -176,6 +176,7 @@ class Core:
         self._name = name
         self._said = False
         self._made: dict[str, Any] = {}
+        self._kept: dict[str, bool] = {}  # whether a rule was on disk when it was first asked for
         # Positions in Python; rules from outside are compiled at once, so that a fault of theirs is told first.
         self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
 
@@ -210,9 +211,9 @@ class Core:
         """Whether rules have run for fewer than `patience` positions, and this one was not compiled before."""
         if self._spent >= patience:
             return False
-        if name not in self._made and is_kept(_ENTRIES[name], self._answers, self._kinds):
-            self._spent = patience
-        return self._spent < patience
+        if name not in self._kept:
+            self._kept[name] = is_kept(_ENTRIES[name], self._answers, self._kinds)
+        return not self._kept[name]
 
     def _in_python(self, name: str) -> Callable[..., Any]:
         if name not in self._made:
