@@ -19,7 +19,7 @@ SHRUNK = (
     ("compare", "--across"),
     ("live trace.jsonl", ""),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
-    ("plan", "--num-requests 200 --jobs 1"),
+    ("plan", "--num-requests 100 --jobs 1"),
     ("profile --model", "--budget 3s --max-batch 4 --thresholds 0.9"),
     ("replay trace.jsonl", ""),
     ("replay", "--num-requests 20"),

@@ -9,15 +9,6 @@ import pytest
 from .command import dsim
 
 
-def test_an_error_is_one_line_and_exit_code_2_in_a_process_too() -> None:
-    done = subprocess.run([sys.executable, "-m", "dsim", "replay", "nowhere.jsonl"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (
-        2,
-        "",
-        "Error: no trace file nowhere.jsonl, expected a file or a shipped trace: azure-conv, mooncake-conv\n",
-    )
-
-
 def test_an_interrupt_that_no_command_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*of: object, **more: object) -> None:
         raise KeyboardInterrupt

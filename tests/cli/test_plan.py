@@ -19,7 +19,7 @@ from .command import dsim, held
 # A queue of one prefill step a request: cheap to replay.
 QUEUE = [
     "plan", "azure-conv", "--policy", "ar,max_batch=1", "--policy", "ar,max_batch=8", "--arrival", "poisson",
-    "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "200", "--rate", "30",
+    "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "100", "--rate", "30",
 ]  # fmt: skip
 SHEET = """
 name = "Mine"

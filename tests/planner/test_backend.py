@@ -73,6 +73,19 @@ def test_a_cell_that_always_kills_its_worker_ends_the_run() -> None:
         collect(dies, jobs=2)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_hear_no_ctrl_c_even_as_they_start() -> None:
+    def blocked(_cell: int) -> bool:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+        return bool(int(mask.split()[1], 16) >> (signal.SIGINT - 1) & 1)
+
+    # Workers that an earlier test began would be used again; those of the one above are dead.
+    get_reusable_executor().shutdown(wait=True)
+    with Pool(jobs=2) as pool:
+        assert list(pool.map(blocked, range(4))) == [True] * 4
+
+
 def test_results_come_as_they_finish_and_a_map_s_in_order(tmp_path: Path) -> None:
     others = tmp_path / "others"
 
@@ -135,19 +148,6 @@ def test_workers_that_are_in_another_folder_find_the_files(tmp_path: Path, monke
         found.append(capacity(queue, jobs=2, num_requests=150, precision=0.5, curve=False))
         (tmp_path / name / "q.csv").unlink()
     assert found[0] == found[1]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_hear_no_ctrl_c_even_as_they_start() -> None:
-    def blocked(_cell: int) -> bool:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
-        return bool(int(mask.split()[1], 16) >> (signal.SIGINT - 1) & 1)
-
-    # Workers that an earlier test began would be used again.
-    get_reusable_executor().shutdown(wait=True)
-    with Pool(jobs=2) as pool:
-        assert list(pool.map(blocked, range(4))) == [True] * 4
 
 
 def test_ctrl_c_waits_for_what_must_not_be_interrupted() -> None:

@@ -15,7 +15,8 @@ from dsim.report.files import RunWriter
 from dsim.report.metrics import Summary
 from dsim.report.run import FILES, read_run
 
-from .fabricate import POLICIES, lists_for, toy_run, write_run
+from ..worlds import Collector
+from .fabricate import POLICIES, toy_run, write_run
 
 SMALL = {"num_requests": 40, "rate": 8.0}
 
@@ -39,8 +40,9 @@ def test_a_run_reads_back_as_it_was_written(written: tuple[Path, list[Summary]])
     run = read_run(folder)
     assert run.policies == list(POLICIES)
     assert run.info["policies"] == [s.to_json() for s in summaries]
-    for policy, chunk in POLICIES.items():
-        requests, steps, _ = toy_run(chunk, **SMALL, seed=0)
+    for policy in POLICIES:
+        journal = Collector()
+        requests = toy_run(policy, journal, **SMALL).table.columns
         found = run.requests(policy)
         assert list(found) == list(REQUEST_COLUMNS)
         for name, dtype in REQUEST_COLUMNS.items():
@@ -50,10 +52,10 @@ def test_a_run_reads_back_as_it_was_written(written: tuple[Path, list[Summary]])
         assert list(found) == list(STEP_COLUMNS)
         for name, dtype in STEP_COLUMNS.items():
             assert found[name].dtype == dtype
-            np.testing.assert_array_equal(found[name], steps[name])
-        for name, (values, offsets) in run.step_lists(policy).items():
-            assert values.tolist() == lists_for(steps)[name][0].tolist() * -(-len(steps["step"]) // 1000)
-            assert len(offsets) == len(steps["step"]) + 1
+            np.testing.assert_array_equal(found[name], journal.steps[name])
+        for name, held in run.step_lists(policy).items():
+            for mine, theirs in zip(held, journal.lists[name], strict=True):
+                np.testing.assert_array_equal(mine, theirs)
 
 
 def test_other_tools_read_names_not_numbers(run: Path) -> None:
@@ -90,18 +92,16 @@ def test_force_never_deletes_what_dsim_did_not_write(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(run: Path, tmp_path: Path) -> None:
     before = (run / "run.json").read_bytes()
-    _, steps, _ = toy_run(8, **SMALL, seed=0)
     for place in ("run", "deep/er/run"):
         with RunWriter(tmp_path / place, force=True) as writer:
-            writer.steps("chunk:8").append(steps)
+            toy_run("chunk:8", writer.steps("chunk:8").append, **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
     assert (run / "run.json").read_bytes() == before
 
 
 def test_an_interrupted_run_is_written_and_says_so(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
-        requests, _, _ = toy_run(8, **SMALL, seed=0)
-        writer.requests("chunk:8", requests)
+        writer.requests("chunk:8", toy_run("chunk:8", **SMALL).table.columns)
         writer.finish({"policies": [], "interrupted": True})
     assert read_run(tmp_path / "run").info["interrupted"] is True
     assert "INTERRUPTED" in (tmp_path / "run" / "report.html").read_text()

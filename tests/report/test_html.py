@@ -9,20 +9,23 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
-from dsim.engine.journal import STATUSES, STEP_COLUMNS
+from dsim.engine.journal import STATUSES, STEP_COLUMNS, StepTotals
 from dsim.report import curves
 from dsim.report.chart import script_json
 from dsim.report.files import RunWriter
+from dsim.report.metrics import summarize
 from dsim.report.run import read_run
 
 from .fabricate import write_run
 from .fixtures import request, request_columns
 
+SPOILED = {"lmdeploy-bd32": "</script><b>&'\""}
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report") / "run"
-    write_run(folder, num_requests=200, rate=12.0, policies={"optimus": 0, "</script><b>&'\"": 32})
+    write_run(folder, num_requests=200, rate=12.0, policies=("optimus", "lmdeploy-bd32"), names=SPOILED)
     return (folder / "report.html").read_text().replace(get_plotlyjs(), "")
 
 
@@ -75,7 +78,7 @@ def test_figures_are_json(page: str) -> None:
 
 
 def test_a_single_chunk_makes_no_histogram(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", num_requests=20, rate=4.0, policies={"lmdeploy-bd32": 32})
+    write_run(tmp_path / "run", num_requests=20, rate=4.0, policies=("lmdeploy-bd32",))
     names = list(figures_of((tmp_path / "run" / "report.html").read_text()))
     assert "step-latency" in names
     assert not {"chunks", "chunk-utilization"} & set(names)
@@ -91,7 +94,9 @@ def test_numbers_are_as_short_as_a_screen_shows() -> None:
 def test_a_run_without_slos_or_requests_still_has_a_page(tmp_path: Path) -> None:
     write_run(tmp_path / "run", num_requests=5, rate=1.0, slos=())
     assert 'id="slo-bars"' not in (tmp_path / "run" / "report.html").read_text()
-    write_run(tmp_path / "none", num_requests=0, rate=1.0)
+    with RunWriter(tmp_path / "none") as writer:
+        writer.requests("ar", request_columns([]))
+        writer.finish({"policies": [summarize("ar", request_columns([]), StepTotals()).to_json()]})
     assert "cdf-ttft" not in (tmp_path / "none" / "report.html").read_text()
 
 

@@ -44,14 +44,13 @@ def share_stable(load: float, **how: float) -> float:
 
 
 BURSTY_START = {"n": 200, "burst": 60}
-BURSTY_ARRIVALS = {"cv": 3.0}
 
 
 @pytest.mark.parametrize(
     ("load", "how"),
     [
         *((load, {}) for load in (0.5, 0.8, 0.9)), *((0.9, {"service": s}) for s in (0.5, 30.0)),
-        (0.7, BURSTY_START), (0.7, BURSTY_ARRIVALS),
+        (0.7, BURSTY_START), (0.7, {"cv": 3.0}),
     ],
 )  # fmt: skip
 def test_a_loaded_queue_is_stable_whatever_its_unit_of_time_and_its_bursts(load: float, how: dict[str, float]) -> None:

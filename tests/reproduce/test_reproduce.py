@@ -145,6 +145,7 @@ def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch
     for code, told in ((130, (2, 0, True)), (0, (2, 2, False))):
         ran = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
         assert (ran.code, (ran.json["num_run"], ran.json["num_reused"], ran.json["interrupted"])) == (code, told)
+    assert next(calls) == 5  # the two that were done, the one that was not, and the two that were left
 
 
 @pytest.mark.parametrize(

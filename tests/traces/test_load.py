@@ -357,7 +357,7 @@ def test_the_fast_pass_and_the_exact_one_agree() -> None:
         assert fast.extras == exact.extras
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     st.sampled_from([AZURE, MOONCAKE, AIPERF, BURSTGPT_8, LLMSERVINGSIM_SESSION, BLIS, b"[" + WEKA[:70] + b"]"]),
     st.lists(st.tuples(st.integers(0, 1000), st.binary(max_size=3)), min_size=1, max_size=4),

@@ -145,7 +145,7 @@ rows = st.lists(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(rows)
 def test_any_trace_of_whole_milliseconds_survives_writing_and_loading(
     tmp_path_factory: pytest.TempPathFactory, found: list[tuple[int, int, int, dict[str, object]]]
@@ -165,7 +165,7 @@ def test_any_trace_of_whole_milliseconds_survives_writing_and_loading(
     assert write(load(path), path, force=True).read_bytes() == again
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(-5, 10**6), st.integers(-2, 50), st.integers(-2, 50)), min_size=1, max_size=30))
 def test_whatever_loads_is_sorted_and_not_negative(
     tmp_path_factory: pytest.TempPathFactory, found: list[tuple[int, int, int]]
