@@ -42,11 +42,11 @@ class Bar:
         self._task = self._bar.add_task(name, total=total, note=note)
 
     def __enter__(self) -> "Bar":
+        LOG.addHandler(self._hears)
+        LOG.setLevel(logging.INFO)
         if self._screen.is_terminal:
             self._bar.start()
         else:
-            LOG.addHandler(self._hears)
-            LOG.setLevel(logging.INFO)
             # A thread: work that tells nothing for a while, such as compiling, is still seen to go on.
             threading.Thread(target=self._speak, daemon=True).start()
         return self
@@ -83,6 +83,7 @@ class Bar:
     def note(self, note: str) -> None:
         """Say this beside what is done, until an update says something else."""
         self._note = note
+        self._bar.update(self._task, note=note)
 
     def line(self) -> str:
         """The progress in words: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
@@ -110,7 +111,7 @@ class Bar:
 
 
 class _Hears(logging.Handler):
-    """Notes in a pipe's line what the engine tells of before seconds of silence: that it compiles a policy."""
+    """Notes what the engine tells of before seconds of silence: that it compiles a policy."""
 
     def __init__(self, bar: Bar) -> None:
         super().__init__(logging.INFO)

@@ -95,7 +95,7 @@ def capacity_command(
     options.warn_of_yields(screen, scenario)
     found: Capacity | None
     try:
-        with Bar(screen, "capacity", "replays", note="starting (the first run compiles)") as bar:
+        with Bar(screen, "capacity", "replays", note="starting") as bar:
             found = search(
                 precision=width,
                 confidence=percent("--confidence", confidence),

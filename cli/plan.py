@@ -137,7 +137,7 @@ def plan_command(
     source = scenario.source()
     options.warn_of_runs(screen, [(parse(spec), own, scenario.workload, source) for spec, own in on_first.items()])
     try:
-        with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting (the first run compiles)") as bar:
+        with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting") as bar:
             taken = None if out is None else Taken(out, PLAN, force=force)
             if taken is not None:
                 stack.callback(taken.close)

@@ -94,13 +94,13 @@ def replay(
         gpus = first.replicas * counts.pop()
         known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
     if ensemble is not None:
-        with Bar(screen, "ensemble", "replays", note="starting (the first run compiles)") as bar:
+        with Bar(screen, "ensemble", "replays", note="starting") as bar:
             asked = run_ensemble(scenarios, requests, ensemble, progress=bar.update)
             known["ensemble"] = asked.to_json()
     if out is not None:
         known["spread"] = moved_by_spread(scenarios, requests)
     with Bar(screen, "replay", "requests") as bar:
-        watch = watch_runs(bar, len(specs), len(requests), "starting (the first run compiles)", " simulated")
+        watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
         recorded = record(
             scenarios, requests, in_twin, out=out, force=force, watch=watch,
             about=lambda results: {**known, "memory": memory_of(scenarios, requests, results)},

@@ -68,7 +68,7 @@ def reproduce_command(
         told = {} if found.interrupted else moved(found.experiments)
         return to_html(reproduce_page(found.to_json() | {"spread": told}, command))
 
-    with Bar(screen, "reproduce", "runs", note="starting (the first run compiles)") as bar:
+    with Bar(screen, "reproduce", "runs", note="starting") as bar:
         found = reproduce(
             experiments, out, published=given, seeds=seeds, jobs=jobs, force=force, page=page,
             progress=lambda done, total, name: bar.update(done, total, note=name),

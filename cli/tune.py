@@ -96,7 +96,7 @@ def tune_command(
     table = None if quality_table is None else load_table(quality_table)
     kept = _check_place(out, storage, force)
     screen = Screen()
-    bar = Bar(screen, "searching", note="starting (the first run compiles)")
+    bar = Bar(screen, "searching", note="starting")
     try:
         with ExitStack() as stack, bar:
             taken: list[Taken] = []

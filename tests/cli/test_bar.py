@@ -90,6 +90,14 @@ def test_a_line_in_a_pipe_says_that_a_policy_is_compiled_until_its_run_goes_on()
     assert "compiling" not in bar.line()
 
 
+def test_a_terminal_says_that_a_policy_is_compiled() -> None:
+    text = io.StringIO()
+    with Bar(Console(file=text, force_terminal=True, width=120), "replay", "requests", note="starting") as bar:
+        logging.getLogger("dsim").info("Compiling %s, once: about ten seconds", "optimus")
+        bar._bar.refresh()
+    assert "compiling optimus, once" in text.getvalue()
+
+
 def test_a_pipe_gets_no_line_of_short_work() -> None:
     screen, text = pipe()
     with Bar(screen, "work", "steps") as bar:
