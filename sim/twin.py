@@ -287,7 +287,6 @@ def simulate(
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
     limits = limits_of(policy, profile)
-    check_fit(trace, limits, policy)
     commits = commit_model_of(policy, profile, workload)
     caches = caches_prefixes(policy)
     prefixes = prefixes_of(trace) if caches or router == "prefix" else None
@@ -296,6 +295,7 @@ def simulate(
         policy.autoregressive or policy.full_sequence
     ):  # fmt: skip
         trace, missed = _past_eos(trace, policy.block_length, eos)
+    check_fit(trace, limits, policy)
     draws = draws_of(policy, profile, commits, seed, trace, workload)
     if isinstance(draws, CommitDraws):
         # The block behind the EOS's is padding, beside those behind it of a known limit.

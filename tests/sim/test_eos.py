@@ -30,6 +30,14 @@ def test_an_eos_in_the_prompts_own_block_is_missed_and_the_next_block_begins() -
     assert tokens(33, 31, eos=True) == 32
 
 
+def test_a_trace_of_which_no_request_fits_so_is_refused() -> None:
+    trace = Trace("one", np.zeros(1), np.array([5]), np.array([1]))
+    policy = parse("lmdeploy-bd32,block_length=4,page_size=4,num_pages=3")  # of both its blocks, and one ahead
+    assert simulate(trace, PROFILE, policy).table["num_tokens"][0] == 1
+    with pytest.raises(TraceError, match="the shortest has 9 tokens"):
+        simulate(trace, PROFILE, policy, eos=True)
+
+
 def test_any_other_eos_ends_a_request_where_it_stands() -> None:
     assert tokens(33, 32, eos=True) == 32
     assert tokens(32, 5, eos=True) == 5
