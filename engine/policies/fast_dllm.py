@@ -11,7 +11,6 @@ from ..state import FULL, REUSE
 from .llada import NoCache, script
 
 REUSES = ("dual", "prefix")
-DUAL = 0
 
 
 @rule
