@@ -29,6 +29,10 @@ LARGEST = 1e100  # a time; squares and sums of such are numbers still
 # Columns that a run of before they were kept lacks.
 LATER = ("max_tokens", "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
 
+MOST_REQUESTS = (
+    2**25
+)  # requests are numbered as in their trace: no file that is read has so many, and arrays go by number
+
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
@@ -63,9 +67,14 @@ class Run:
             mine = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
             # Columns beside the journal's, as of a load generator's file, are of seconds.
             kinds = REQUEST_COLUMNS | CACHED_COLUMNS
-            return {
+            found = {
                 name: _numpy(mine[stored].combine_chunks(), kinds.get(name, "float64")) for name, stored in held.items()
             }
+        for number in (found["request"].min(initial=0), found["request"].max(initial=0)) if "request" in found else ():
+            if not 0 <= number < MOST_REQUESTS:
+                path = self.folder / "requests.parquet"
+                raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")
+        return found
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
         """A policy's steps, some thousands at a time; scalar columns only."""

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -155,6 +156,20 @@ def test_a_broken_run_json_is_told_apart(run: Path, text: str, says: str) -> Non
         read_run(run)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("number", [-1, 2**30])
+def test_a_request_s_number_that_no_trace_has_is_refused(run: Path, number: int) -> None:
+    path = run / "requests.parquet"
+    table = pq.read_table(path)
+    at = table.column_names.index("request")
+    numbers = table["request"].to_numpy().copy()
+    numbers[0] = number
+    pq.write_table(table.set_column(at, "request", pa.array(numbers)), path)
+    with pytest.raises(
+        DsimError, match=rf"requests.parquet: a request has the number {number}, expected 0 to 33554431"
+    ):
+        read_run(run).requests(read_run(run).policies[0])
 
 
 def test_a_folder_without_a_run_is_told_apart(run: Path, tmp_path: Path) -> None:
