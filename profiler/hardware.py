@@ -108,7 +108,8 @@ def read_gpu(path: str | Path) -> Gpu:
             raise ProfileError(f"{path}: {key} is {quoted(given.get(key))}, expected text")
     figures = {ours: _figure(path, key, given.get(key, ASSUMED.get(key))) * unit for key, (ours, unit) in KEYS.items()}
     memory = round(figures.pop("memory_bytes"))
-    return Gpu(name=given["name"].strip(), memory_bytes=memory, source=given["source"].strip(), **figures)
+    # The name stands in messages and in names of files.
+    return Gpu(name=cut(given["name"].strip()), memory_bytes=memory, source=given["source"].strip(), **figures)
 
 
 def _figure(path: str | Path, key: str, value: Any) -> float:

@@ -159,6 +159,12 @@ def test_a_data_sheet_is_a_gpu_with_assumptions_where_it_says_nothing(tmp_path: 
     assert profile.provenance.sources[0] == "its data sheet"
 
 
+def test_a_data_sheet_s_name_is_cut_to_what_a_message_may_hold(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SHEET.replace("Mine", "x" * 500), encoding="utf-8")
+    assert len(gpu(str(path)).name) == 80
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
