@@ -152,10 +152,11 @@ def test_the_account_of_a_step_is_taken_while_the_next_one_runs_and_of_the_last_
     assert meanwhile == []
 
 
-@pytest.mark.usefixtures("compiled")
-def test_what_plans_ahead_is_compiled_before_it_is_asked_for() -> None:
+def test_what_plans_ahead_is_compiled_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(POLICY, LIMITS, RequestTable(len(REQUESTS)))
-    engine.make_ready()
+    with monkeypatch.context() as patch:
+        patch.setattr("dsim.engine.core.STEPS_PATIENCE", 0)
+        engine.make_ready()
     made = engine._core.plan.__wrapped__
     assert len(made.signatures) == 1
     for request in REQUESTS:

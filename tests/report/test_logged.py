@@ -47,7 +47,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def log_of(trace: Any = None, **header: Any) -> Path:
     known = load("known.json")
     return write_log(
-        Path("log.jsonl"), SPEC, known, trace or poisson(60, 6.0, 0), early=3.0, settings=SETTINGS, **header
+        Path("log.jsonl"), SPEC, known, trace or poisson(30, 6.0, 0), early=3.0, settings=SETTINGS, **header
     )
 
 
@@ -144,7 +144,7 @@ def test_the_front_end_is_what_a_client_saw_beyond_the_log() -> None:
 
 
 def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
-    trace = poisson(160, 1.0, 3, output=60)
+    trace = poisson(80, 1.0, 3, output=60)
     log = write_log(Path("log.jsonl"), CANVAS, load("known.json"), trace, settings={"max_num_seqs": 8})
     held = read_log(log)
     num = len(held.requests.canvases.request)
@@ -154,16 +154,16 @@ def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
     assert (profile.family, law.workload, law.canvas_length) == ("canvas", "drawn", 16)
     # Within three standard errors of what so many requests and canvases tell.
     assert abs(np.log(law.median / LAW.median)) < 3 * np.hypot(
-        LAW.request_spread / 160**0.5, LAW.canvas_spread / num**0.5
+        LAW.request_spread / 80**0.5, LAW.canvas_spread / num**0.5
     )
-    assert abs(law.request_spread / LAW.request_spread - 1) < 3 / (2 * 160) ** 0.5
-    assert abs(law.canvas_spread / LAW.canvas_spread - 1) < 3 / (2 * (num - 160)) ** 0.5
+    assert abs(law.request_spread / LAW.request_spread - 1) < 3 / (2 * 80) ** 0.5
+    assert abs(law.canvas_spread / LAW.canvas_spread - 1) < 3 / (2 * (num - 80)) ** 0.5
     assert law.drift == pytest.approx(LAW.drift, abs=0.02)
 
 
 def test_canvases_replayed_as_logged_err_by_their_law() -> None:
     known = load("known.json")
-    log = write_log(Path("log.jsonl"), CANVAS, known, poisson(40, 1.0, 3), settings={"async_scheduling": False})
+    log = write_log(Path("log.jsonl"), CANVAS, known, poisson(20, 1.0, 3), settings={"async_scheduling": False})
     save(replace(known, name="long", canvas_laws=(replace(LAW, median=13.0),)), "long.json")
     assert dsim("import", log, "-o", "engine").code == 0
     assert dsim("replay", "--as-logged", log, "--profile", "long.json", "-o", "long").code == 0
