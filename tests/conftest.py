@@ -43,9 +43,9 @@ def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Workers of `-n auto`: one more than the cores that this process may use, since some tests wait for a clock."""
+    """Workers of `-n auto`: two more than there are cores for this process, since some tests wait."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores + 1, MOST_WORKERS)
+    return min(cores + 2, MOST_WORKERS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
