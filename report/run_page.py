@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files.write import encoded
 from . import closeup, curves, figures
 from .html import to_html
 from .manifest import Manifest
@@ -26,7 +27,7 @@ ALWAYS = ("Latencies cover completed requests. Averages over time are weighted b
 
 def write_html(path: str | Path, run: Run) -> None:
     """Write the report of a run; the same run gives the same bytes."""
-    Path(path).write_text(to_html(run_page(run)), encoding="utf-8")
+    Path(path).write_bytes(encoded(to_html(run_page(run))))
 
 
 def run_page(run: Run) -> Page:

@@ -21,9 +21,6 @@ COMPILING = ("tests/engine/test_golden.py", "tests/engine/test_run.py")
 # Then the longest, so that no worker is left alone with one of them at the end.
 LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
 
-# Last what replays whole traces: by then its policies are compiled.
-REPLAYING = ("tests/cli/", "tests/planner/", "tests/report/")
-
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,19 +40,14 @@ def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Workers of `-n auto`: two more than there are cores for this process, since some tests wait."""
+    """Workers of `-n auto`: one more than the cores that this process may use, since some tests wait for a clock."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores + 2, MOST_WORKERS)
+    return min(cores + 1, MOST_WORKERS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What others wait for first, who waits last; the rest as it is written, which keeps shared worlds together."""
-
-    def turn(item: pytest.Item) -> int:
-        begins = item.nodeid.startswith
-        return 0 if begins(COMPILING) else 1 if begins(LONGEST) else 3 if begins(REPLAYING) else 2
-
-    items.sort(key=turn)
+    """What others wait for first; the rest as it is written, which keeps a file's shared worlds together."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(COMPILING), not item.nodeid.startswith(LONGEST)))
 
 
 # What imports leave is looked through once and not again at every collection: it is never garbage.

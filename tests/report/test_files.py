@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LI
 from dsim.report.files import RunWriter
 from dsim.report.metrics import Summary
 from dsim.report.run import FILES, read_run
+from dsim.report.run_page import write_html
 
 from ..worlds import Collector
 from .fabricate import POLICIES, toy_run, write_run
@@ -156,6 +158,12 @@ def test_a_broken_run_json_is_told_apart(run: Path, text: str, says: str) -> Non
         read_run(run)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_half_a_character_in_a_run_json_is_its_escape_on_the_page(run: Path, tmp_path: Path) -> None:
+    held = read_run(run)
+    write_html(tmp_path / "page.html", replace(held, info={**held.info, "command": "dsim replay \ud800.csv"}))
+    assert b"dsim replay \\ud800.csv" in (tmp_path / "page.html").read_bytes()
 
 
 @pytest.mark.parametrize("number", [-1, 2**30])
