@@ -1,6 +1,7 @@
 """What every test may count on, and how the tests share the cores."""
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -21,6 +22,9 @@ COMPILING = ("tests/engine/test_golden.py", "tests/engine/test_run.py")
 # Then the longest, so that no worker is left alone with one of them at the end.
 LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
 
+# In a new environment workers make bytecode of what they import: each begins with another of these.
+LIBRARIES = ("torch", "scipy.stats", "pandas")
+
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,6 +41,12 @@ def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test of what is compiled."""
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 0)
+
+
+def pytest_configure() -> None:
+    """As a worker of several, import first what the others do not."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        importlib.import_module(LIBRARIES[int(worker.removeprefix("gw")) % len(LIBRARIES)])
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -301,7 +301,7 @@ def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
         "azure-conv", profile="l40s-llada-8b", arrival="poisson", rate=0.3, lengths="fixed:50,32", num_requests=88,
         slos=("e2el=20s",),
     )  # fmt: skip
-    assert tune(scenario, trials=2).default.candidate == Candidate("dllm-serve")
+    assert tune(scenario, trials=1, replications=2).default.candidate == Candidate("dllm-serve")
 
 
 def test_the_same_setting_has_one_name() -> None:
