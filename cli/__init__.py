@@ -121,7 +121,8 @@ def main() -> None:
         _fail(f"{error.name} is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            error.show()
+            if asked_for := error.format_message():  # empty where rich has printed it
+                print(asked_for)
             sys.exit(2)
         _fail(f"{error.format_message()} (see `{error.ctx.command_path if error.ctx else 'dsim'} --help`)")
     except (typer.Abort, KeyboardInterrupt):

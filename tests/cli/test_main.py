@@ -19,6 +19,13 @@ def test_an_interrupt_that_no_command_answers_is_said(monkeypatch: pytest.Monkey
     assert ran.err.endswith("Interrupted.\n")
 
 
+def test_a_group_of_commands_alone_prints_its_help_and_nothing_else() -> None:
+    ran = dsim("trace")
+    assert (ran.code, ran.err) == (2, "")
+    assert "Usage: dsim trace" in ran.out
+    assert "synth" in ran.out
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
 @pytest.mark.parametrize(
     ("command", "reader"),
