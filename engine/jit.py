@@ -177,7 +177,11 @@ def _globals(plain: Any) -> dict[str, Any]:
 
 def _inner(function: F) -> F:
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Linked}
-    return njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)  # type: ignore[no-any-return]
+    made = njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)
+    compiled = made.compile
+    # Once for a type, where numba would for every constant: it is inlined, and the constants with it.
+    made.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
+    return made  # type: ignore[no-any-return]
 
 
 class _LinkedLowering(NativeLowering):

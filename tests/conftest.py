@@ -17,10 +17,21 @@ for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
-# First what compiles every policy, in one process, which keeps what policies share: the others find it compiled.
-COMPILING = ("tests/engine/test_golden.py", "tests/engine/test_run.py")
+# First, in one process, what compiles every policy and then some of their rules again by other ways in: it keeps what
+# they share, and the others find it compiled.
+COMPILING = (
+    "tests/engine/test_golden.py",
+    "tests/engine/test_run.py",
+    "tests/engine/test_prefix.py",
+    "tests/live/test_ahead.py",
+    "tests/planner/test_outside.py",
+    "tests/report/test_logged.py",
+    "tests/cli/test_own_policy.py",
+)
 # Then the longest, so that no worker is left alone with one of them at the end.
 LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
+# Last what would otherwise have compiled policies before those.
+REPLAYING = ("tests/planner/",)
 
 # In a new environment workers make bytecode of what they import: each begins with another of these.
 LIBRARIES = ("torch", "scipy.stats", "pandas")
@@ -33,7 +44,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests step a little through many policies: compiling each would take longer than all its steps.
-    monkeypatch.setattr("dsim.engine.core.STEPS_PATIENCE", 400_000)
+    for patience in ("PATIENCE", "STEPS_PATIENCE"):
+        monkeypatch.setattr(f"dsim.engine.core.{patience}", 400_000)
 
 
 @pytest.fixture
@@ -57,7 +69,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What others wait for first; the rest as it is written, which keeps a file's shared worlds together."""
-    items.sort(key=lambda item: (not item.nodeid.startswith(COMPILING), not item.nodeid.startswith(LONGEST)))
+
+    def place(item: pytest.Item) -> tuple[int, bool, bool]:
+        first = next((i for i, name in enumerate(COMPILING) if item.nodeid.startswith(name)), len(COMPILING))
+        return first, not item.nodeid.startswith(LONGEST), item.nodeid.startswith(REPLAYING)
+
+    items.sort(key=place)
 
 
 # What imports leave is looked through once and not again at every collection: it is never garbage.
