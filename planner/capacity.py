@@ -129,7 +129,7 @@ class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
-class Search:
+class CapacitySearch:
     """The input of a search, in values that travel to another process."""
 
     scenario: Scenario
@@ -252,7 +252,7 @@ class _Run:
 
     def __init__(
         self,
-        search: Search,
+        search: CapacitySearch,
         pool: Pool,
         precision: float,
         confidence: float,
@@ -326,7 +326,7 @@ class _Run:
             self.tell()
 
 
-def _own_capacity(search: Search, centre: float, width: float, sharp: float, index: int) -> Found:
+def _own_capacity(search: CapacitySearch, centre: float, width: float, sharp: float, index: int) -> Found:
     """The capacity of one replication, to a relative `sharp`."""
     return find(search.requests(index), search.criteria, centre, width, sharp)
 
@@ -380,7 +380,7 @@ def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
     return low + (high - low) * -s / (t - s)
 
 
-def _pilot(search: Search) -> tuple[float, int]:
+def _pilot(search: CapacitySearch) -> tuple[float, int]:
     """About where the capacity is, from shorter runs, and how many; a DsimError if it is nowhere."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
     short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
@@ -476,7 +476,7 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
     )
 
 
-def _at_capacity(search: Search, rate: float) -> tuple[dict[str, float], Limit, Latency]:
+def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Limit, Latency]:
     """Where the busy time goes at a rate, what that says, and what clients see (ms)."""
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
     policy, profile = own.parsed_policy(), own.loaded_profile()
@@ -495,7 +495,7 @@ def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
     return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
 
 
-def _last(search: Search, at: tuple[float, int | None]) -> Any:
+def _last(search: CapacitySearch, at: tuple[float, int | None]) -> Any:
     """A rate's reading in one replication; without one, what `_at_capacity` says of the rate."""
     rate, index = at
     return _at_capacity(search, rate) if index is None else search.requests(index)(rate)
@@ -520,7 +520,7 @@ def _shown(criterion: Criterion, value: float) -> float:
 
 def search_of(
     scenario: Scenario, precision: float, attainment: float, num_requests: int | None, block: int | None
-) -> Search:
+) -> CapacitySearch:
     """The scenario's search, with its defaults and checks."""
     for name in ("rate", "concurrency", "time_scale"):
         if (value := getattr(scenario, name)) is not None:
@@ -542,7 +542,7 @@ def search_of(
     if block is None:
         seen = replicate.judged(num_requests)
         block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
-    return Search(scenario.located(), scenario.policy, criteria_of(slos, attainment), num_requests, block)
+    return CapacitySearch(scenario.located(), scenario.policy, criteria_of(slos, attainment), num_requests, block)
 
 
 def _check_options(

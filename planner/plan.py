@@ -27,7 +27,7 @@ from ..report.metrics import no_nan
 from ..report.page import Page
 from ..report.shown import Showable
 from .backend import Pool
-from .capacity import STABILITY, Search, search_of
+from .capacity import STABILITY, CapacitySearch, search_of
 from .deploy import flags_of
 from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
@@ -48,7 +48,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, replays done, 
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Contender:
     """A policy on a profile, and what a replica's hour costs: its price, or its GPUs where there is none."""
 
     policy: str  # as it was given
@@ -165,14 +165,14 @@ def candidates_of(
     *,
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
-) -> tuple[list[Candidate], list[Fleet]]:
+) -> tuple[list[Contender], list[Fleet]]:
     """The policies on the profiles that can run them, and those left out with the reason.
 
     A policy that names a profile of its own (POLICY@PROFILE) is a candidate there and nowhere else. Without policies:
     every shipped preset of a profile's family that is no autoregressive model's. A DsimError for a policy that no
     profile runs.
     """
-    found: list[Candidate] = []
+    found: list[Contender] = []
     out: list[Fleet] = []
     runs: set[str] = set()
     asked = _on_profiles(policies, profiles)
@@ -183,7 +183,7 @@ def candidates_of(
         for spec in own:
             policy = replace(scenario, policy=spec).parsed_policy()
             quality = quality_of(policy, profile.model.name, quality_table)
-            candidate = Candidate(spec, profile, place, quality, prices(profile))
+            candidate = Contender(spec, profile, place, quality, prices(profile))
             reason = ""
             try:
                 check(policy)
@@ -231,7 +231,7 @@ def _presets_of(profile: Profile) -> list[str]:
     ]  # fmt: skip
 
 
-def fingerprint(scenario: Scenario, candidates: Sequence[Candidate], rate: float, options: Mapping[str, Any]) -> str:
+def fingerprint(scenario: Scenario, candidates: Sequence[Contender], rate: float, options: Mapping[str, Any]) -> str:
     """The same for the same question on the same inputs: what a kept ledger may answer."""
     plain = {k: v for k, v in asdict(scenario).items() if k not in ("policy", "profile", "given_profile", "trace")}
     asked = [(repr(candidate_of(c.policy).policy), repr(c.profile), c.price) for c in candidates]
@@ -241,7 +241,7 @@ def fingerprint(scenario: Scenario, candidates: Sequence[Candidate], rate: float
 
 def plan(
     scenario: Scenario,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Contender],
     left_out: Sequence[Fleet] = (),
     *,
     rate: float | None = None,
@@ -302,7 +302,7 @@ def own_rate(scenario: Scenario) -> float:
     return source.rate
 
 
-def best_fleets(scenario: Scenario, candidates: Sequence[Candidate], planned: Planned) -> dict[str, Scenario]:
+def best_fleets(scenario: Scenario, candidates: Sequence[Contender], planned: Planned) -> dict[str, Scenario]:
     """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called."""
     of = {(c.policy, c.place): c for c in candidates}
     ahead = {str(of[f.policy, f.place]): (of[f.policy, f.place], f.replicas) for f in planned.ranking[:2]}
@@ -312,7 +312,7 @@ def best_fleets(scenario: Scenario, candidates: Sequence[Candidate], planned: Pl
     }
 
 
-def _posed(scenario: Scenario, candidate: Candidate, replicas: int = 1) -> Posed:
+def _posed(scenario: Scenario, candidate: Contender, replicas: int = 1) -> Posed:
     plain = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
     own = {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile}
     return Posed(**{**plain, **own})
@@ -323,8 +323,8 @@ class _Run:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
-        searches: Sequence[Search],
+        candidates: Sequence[Contender],
+        searches: Sequence[CapacitySearch],
         rate: float,
         most: int,
         pool: Pool,
@@ -526,7 +526,7 @@ class _Run:
             self._progress(self._doing, done, max(self._expected, done + 1))
 
 
-def _row(candidate: Candidate) -> Fleet:
+def _row(candidate: Contender) -> Fleet:
     profile = candidate.profile
     return Fleet(
         policy=candidate.policy, place=candidate.place, profile=profile.name, device=profile.device.name,

@@ -16,7 +16,7 @@ from ..profiler.profile import Profile
 from ..report.metrics import attainment, latencies, of_class
 from ..sim.twin import limits_of
 from .backend import Pool
-from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, Search, find, percentiles
+from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, find, percentiles
 from .ledger import Json, Ledger
 from .limits import Shares, limited_by
 from .race import LIMIT
@@ -71,7 +71,7 @@ class Replays:
     """Answers tasks, from the ledger where it holds them, from a pool of processes otherwise."""
 
     def __init__(
-        self, searches: Sequence[Search], pool: Pool, ledger: Ledger | None, on_progress: Callable[[], object]
+        self, searches: Sequence[CapacitySearch], pool: Pool, ledger: Ledger | None, on_progress: Callable[[], object]
     ) -> None:
         self.num_replays = 0  # behind all answers so far, those that the ledger gave included
         self._searches, self._pool, self._ledger, self._on_progress = searches, pool, ledger, on_progress
@@ -166,7 +166,7 @@ def _check_numbers(values: Iterable[Any]) -> None:
             plain(value, float)
 
 
-def fleet(search: Search, replicas: int, slower: float = 1.0) -> Search:
+def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
     """The search of a candidate with so many replicas; enough requests for each."""
     scenario = replace(search.scenario, replicas=replicas)
     if slower != 1.0:
@@ -180,12 +180,12 @@ def severity_of(reading: Reading) -> float:
     return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
 
 
-def _do(work: tuple[Search, Task]) -> Json:
+def _do(work: tuple[CapacitySearch, Task]) -> Json:
     search, task = work
     return TASKS[task.kind](search, task)
 
 
-def _pilot(search: Search, task: Task) -> Json:
+def _pilot(search: CapacitySearch, task: Task) -> Json:
     """About how many replicas the rate needs, at most `task.replicas`, by short replays; null if more."""
     used = 0
     value = math.nan
@@ -221,7 +221,7 @@ def _pilot(search: Search, task: Task) -> Json:
     return {"replicas": high, "value": None if math.isnan(value) else value, "replays": used}
 
 
-def _replay(search: Search, task: Task) -> Json:
+def _replay(search: CapacitySearch, task: Task) -> Json:
     """One replay of a fleet: its criteria's values, what limits it, and what clients see."""
     own_search = fleet(search, task.replicas, task.slower)
     own, requests = replication(own_search.scenario, task.index, own_search.num_requests, own_search.block)
@@ -256,7 +256,7 @@ def _replay(search: Search, task: Task) -> Json:
     return found
 
 
-def _own(search: Search, task: Task) -> Json:
+def _own(search: CapacitySearch, task: Task) -> Json:
     """The rate up to which a fleet meets the SLOs in a replication, and the criterion that is violated above it."""
     own = fleet(search, task.replicas, task.slower)
     ask = own.requests(task.index)
@@ -273,4 +273,4 @@ def _own(search: Search, task: Task) -> Json:
     return {"rate": found.rate, "binding": found.binding, "replays": replays}
 
 
-TASKS: dict[str, Callable[[Search, Task], Json]] = {"pilot": _pilot, "replay": _replay, "own": _own}
+TASKS: dict[str, Callable[[CapacitySearch, Task], Json]] = {"pilot": _pilot, "replay": _replay, "own": _own}

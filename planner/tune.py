@@ -12,7 +12,7 @@ from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
 from ..files.read import cut
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
-from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Measure, Replays, traffic
+from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure, traffic
 from .quality import Quality, QualityTable, quality_of
 from .scenario import Scenario, digest
 from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
@@ -72,7 +72,7 @@ def tune(
         )
     share = None
     if evaluate is None:
-        evaluate = Replays(scenario, tuple(objectives), gpu_hour, latency_metric, train)
+        evaluate = Evaluator(scenario, tuple(objectives), gpu_hour, latency_metric, train)
         content = digest(scenario.source())
         if prune and len(objectives) == 1 and len(traffic(scenario, False, train)) >= PRUNE_FROM:
             share = PRUNE_SHARE

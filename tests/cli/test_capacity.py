@@ -15,7 +15,7 @@ import pytest
 from dsim import __version__
 from dsim.cli.capacity import percent
 from dsim.engine.errors import DsimError
-from dsim.planner.capacity import Found, Search
+from dsim.planner.capacity import CapacitySearch, Found
 from dsim.report.capacity import FILES
 
 from .command import dsim
@@ -133,7 +133,7 @@ def test_a_share_is_a_percentage_or_a_number() -> None:
 
 
 def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[Search.__module__]
+    module = sys.modules[CapacitySearch.__module__]
     search, calls = module._own_capacity, iter(range(1000))
 
     def stopped_after(some: int) -> Callable[..., Found]:

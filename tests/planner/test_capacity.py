@@ -12,7 +12,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
-from dsim.planner.capacity import Capacity, Interrupted, Search, capacity, fewest_replicas, find
+from dsim.planner.capacity import Capacity, CapacitySearch, Interrupted, capacity, fewest_replicas, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of, replication
 from dsim.planner.scenario import Scenario
@@ -41,7 +41,7 @@ def md1_capacity(bound: float) -> float:
     return x / (1 + x)
 
 
-def lindley(search: Search) -> Callable[[int], Callable[[float], Reading]]:
+def lindley(search: CapacitySearch) -> Callable[[int], Callable[[float], Reading]]:
     """The same queue by Lindley's recursion, which the twin reproduces to the digit (tests/sim/test_queues.py)."""
 
     def requests(index: int) -> Callable[[float], Reading]:
@@ -65,8 +65,8 @@ def lindley(search: Search) -> Callable[[int], Callable[[float], Reading]]:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches run on Lindley's recursion: the interval's coverage needs hundreds of them."""
-    monkeypatch.setattr(Search, "requests", lambda self, index: lindley(self)(index))
-    module = sys.modules[Search.__module__]
+    monkeypatch.setattr(CapacitySearch, "requests", lambda self, index: lindley(self)(index))
+    module = sys.modules[CapacitySearch.__module__]
     monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"decode": 1.0}, Limit("compute"), {}))
 
 
