@@ -51,14 +51,14 @@ main()
 """
 TUNE = """
 module = sys.modules["dsim.planner.tune"]
-Plain = module.Replays
+Plain = module.Evaluator
 
 class HeldUp(Plain):
     def __call__(self, candidate, part):
         take_a_pass()
         return Plain.__call__(self, candidate, part)
 
-module.Replays = HeldUp
+module.Evaluator = HeldUp
 main()
 """
 
