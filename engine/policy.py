@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import re
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from .errors import SHOWN, PolicyError, cut, quoted
 from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
 from .plain import WORDS, plain
 from .policies import SHIPPED
+from .toml import toml_of
 
 __all__ = [
     "AXES",
@@ -217,8 +217,8 @@ def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
     if not Path(path).is_file():  # a pipe never ends, or never begins
         raise PolicyError(f"{path}: no such policy file")
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
+        table = toml_of(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
     table.pop("replicas", None)  # the fleet's: planner/scenario.py reads it
     name = table.pop("policy", None)

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import stat
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -18,10 +17,10 @@ from typing import Any
 from ..engine.errors import SHOWN, DsimError, MachineError
 from ..engine.errors import cut as cut  # beside the others that show a value
 from ..engine.errors import quoted as quoted
+from ..engine.toml import DEEPEST, TOO_DEEP, toml_of
 
 MOST = 2 << 30  # bytes of a trace, a log or a journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, a manifest or a TOML file
-DEEPEST = 100  # lists and objects of JSON in each other: whoever goes through them by recursion has the room
 # A path of one's own choice: another one mends these. Anything else is the machine's.
 OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
@@ -68,9 +67,6 @@ def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
     return value
 
 
-TOO_DEEP = "it is nested too deeply"
-
-
 def _check_depth(value: Any) -> None:
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
@@ -92,7 +88,7 @@ def read_toml(path: str | Path, *, kind: Kind = DsimError) -> dict[str, Any]:
     """The table in a TOML file."""
     text = read_text(path, kind=kind)
     with parsing(path, "TOML", kind):
-        return tomllib.loads(text)
+        return toml_of(text)
 
 
 def read_csv(

@@ -1,0 +1,28 @@
+"""TOML that others wrote, nested no deeper than whoever goes through it by recursion has room for."""
+
+import re
+import tomllib
+from itertools import accumulate, chain
+from typing import Any
+
+DEEPEST = 100  # tables, arrays and parts of a key in each other; of JSON, lists and objects
+TOO_DEEP = "it is nested too deeply"
+
+# Strings and comments: what stands in them nests nothing.
+_ASIDE = re.compile(r'''"""(?:\\.|[^\\])*?"""|\'{3}.*?\'{3}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*''', re.S)
+_OPENS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """The table of a TOML text; ValueError where it is none or nested beyond DEEPEST.
+
+    That is looked at first: the parser would find out at the end of its stack, and takes the square of a key's parts
+    in time.
+    """
+    if max(map(text.count, "[{.")) > DEEPEST // 2:  # few texts
+        bare = _ASIDE.sub("", text)
+        depths = accumulate(_OPENS[found] for found in re.findall(r"[\[\]{}]", bare))
+        parts = (words.count(".") for words in re.split(r"[^\w \t.-]", bare))
+        if max(chain(depths, parts)) > DEEPEST:
+            raise ValueError(TOO_DEEP)
+    return tomllib.loads(text)
