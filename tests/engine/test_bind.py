@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import PolicyError
-from dsim.engine.jit import bind, rule
+from dsim.engine.jit import JIT, bind, rule
 
 
 @rule
@@ -49,6 +49,21 @@ def test_a_rule_that_answers_a_question_by_asking_it_is_refused() -> None:
 @rule
 def triple(n: Any) -> Any:
     return 3 * n
+
+
+@rule
+def at_two_places(n: Any) -> Any:
+    return 10 * between(1) + between(2) + between(n)
+
+
+@pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
+def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+    made = bind(at_two_places, {ask: triple})
+    assert made(3) == 10 * 30 + 60 + 90
+    assert len(made.py_func.__globals__["between"].signatures) == 1
 
 
 def test_what_another_process_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
