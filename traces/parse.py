@@ -189,16 +189,14 @@ def session_of(row: Row) -> str | int | None:
 
 def read_count(row: Row, key: str, least: int) -> int:
     """A number of tokens."""
-    number = read_number(key, row.get(key), least)
+    number = read_number(key, row.get(key), least, MAX_LENGTH)
     if number % 1 != 0:
         raise BadRowError(f"{key} is {shown(row[key])}, expected a whole number")
-    if number > MAX_LENGTH:
-        raise BadRowError(f"{key} is {shown(row[key])}, expected at most {MAX_LENGTH}")
     return int(number)
 
 
-def read_number(key: str, value: Any, least: int) -> int | float:
-    """A finite number of at least `least`, whether the file wrote it as a number or as text."""
+def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int | float:
+    """A number from `least` to `most`, whether the file wrote it as a number or as text."""
     if value is None or value == "":
         raise BadRowError(f"{key} is missing, expected a number of at least {least}")
     number = value
@@ -211,8 +209,9 @@ def read_number(key: str, value: Any, least: int) -> int | float:
                 pass
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise BadRowError(f"{key} is {shown(value)}, expected a number of at least {least}")
-    if not least <= number <= MAX_TICK:
-        limit = f"at least {least}" if number < least else "a finite number"
+    if not least <= number <= most:
+        top = "a finite number" if number != number or number == math.inf else f"at most {most}"
+        limit = f"at least {least}" if number < least else top
         raise BadRowError(f"{key} is {shown(value)}, expected {limit}")
     return number
 
