@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -16,18 +17,26 @@ from . import disasters, fuzz
 from .targets import targets, weighted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-# By name, what happens to a writer in a folder: told the s after which, and the bytes of the disk.
+
+
+def _killed(
+    number: signal.Signals, first: bool, writer: disasters.Writer, folder: Path, share: float, _size: int
+) -> str:
+    return disasters.killed(writer, folder, share, number, first)
+
+
+# By name, what happens to a writer in a folder: told the share of its time after which, and the bytes of the disk.
 TRIES: dict[str, Callable[[disasters.Writer, Path, float, int], str]] = {
-    "full disk": lambda writer, folder, after, size: disasters.full_disk(writer, folder, size),
-    "no space left": lambda writer, folder, after, size: disasters.full_disk(writer, folder, size, really=True),
-    "SIGINT": lambda writer, folder, after, size: disasters.killed(writer, folder, after, signal.SIGINT),
-    "SIGTERM": lambda writer, folder, after, size: disasters.killed(writer, folder, after, signal.SIGTERM),
-    "SIGHUP": lambda writer, folder, after, size: disasters.killed(writer, folder, after, signal.SIGHUP),
-    "SIGKILL": lambda writer, folder, after, size: disasters.killed(writer, folder, after),
-    "SIGKILL, first run": lambda writer, folder, after, size: disasters.stopped_early(writer, folder, after),
-    "unwritable": lambda writer, folder, after, size: disasters.unwritable(writer, folder, disasters.without_rights),
-    "read-only": lambda writer, folder, after, size: disasters.unwritable(writer, folder, disasters.read_only),
-    "two at once": lambda writer, folder, after, size: disasters.two_at_once(writer, folder),
+    "full disk": lambda writer, folder, share, size: disasters.full_disk(writer, folder, size),
+    "no space left": lambda writer, folder, share, size: disasters.full_disk(writer, folder, size, really=True),
+    **{
+        f"{number.name}{', first run' if first else ''}": partial(_killed, number, first)
+        for number in SIGNALS
+        for first in (False, True)
+    },
+    "unwritable": lambda writer, folder, share, size: disasters.unwritable(writer, folder, disasters.without_rights),
+    "read-only": lambda writer, folder, share, size: disasters.unwritable(writer, folder, disasters.read_only),
+    "two at once": lambda writer, folder, share, size: disasters.two_at_once(writer, folder),
 }
 ON_A_SMALL_DISK = ("no space left", "read-only")
 
@@ -102,16 +111,16 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str], 
             turns = [(writer, what) for writer, what in turns if only in (writer.name if writer else "serve")]
         while turns if only is not None else time.monotonic() < until:
             writer, what = turns.pop(0) if only is not None else chance.choice(turns)
-            after, size = chance.uniform(0.0, 1.5), int(10 ** chance.uniform(3, 6.8))  # what is said is a file, too
+            share, size = chance.uniform(0.0, 1.0), int(10 ** chance.uniform(3, 6.8))  # what is said is a file, too
             key = f"{writer.name if writer else 'serve'}: {what}"
             try:
                 if writer is None:
                     ended = disasters.serving(folder, signal.Signals[what.partition(",")[0]])
                 else:
-                    ended = TRIES[what](writer, folder, after, size)
+                    ended = TRIES[what](writer, folder, share, size)
                 tried[f"{key}, {ended}"] += 1
             except AssertionError as error:
-                found.faults.setdefault(key, f"size {size}, after {after:.2f} s: {str(error)[:1500]}")
+                found.faults.setdefault(key, f"size {size}, after {share:.2f} of its time: {str(error)[:1500]}")
                 found.times[key] += 1
                 tried[f"{key}, FAULT"] += 1
             if only is not None:

@@ -329,13 +329,22 @@ def read_only(folder: Path) -> None:
     os.chdir(folder)
 
 
-def killed(writer: Writer, folder: Path, after: float, number: signal.Signals = signal.SIGKILL) -> str:
-    """Stop a command while it works: nothing is half-written, and the next run there finds and ends what is left."""
+def killed(
+    writer: Writer, folder: Path, share: float, number: signal.Signals = signal.SIGKILL, first: bool = False
+) -> str:
+    """Stop a command after this share of its time: nothing is half-written, and the next run there ends what is left.
+
+    first: in an empty place, not over what a run before it wrote.
+    """
     _clear(folder, writer)
+    begin = time.monotonic()
     assert ended(begun(writer, folder))[0] in writer.fine
+    took = time.monotonic() - begin
     whole = tree(folder, writer.places)
+    if first:
+        _clear(folder, writer)
     child = begun(writer, folder)
-    time.sleep(after)
+    time.sleep(share * took)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
     code, said = ended(child)
@@ -348,27 +357,6 @@ def killed(writer: Writer, folder: Path, after: float, number: signal.Signals = 
     assert hidden(folder) == [], f"left behind: {hidden(folder)}"
     different = unlike(tree(folder, writer.places), whole, writer)
     assert different == [], f"a stopped run's successor wrote other {different}"
-    return "ended before" if code in writer.fine else "stopped"
-
-
-def stopped_early(writer: Writer, folder: Path, after: float) -> str:
-    """Stop a first run, of an empty place: what it leaves is whole, or a record that the next run goes on with."""
-    _clear(folder, writer)
-    child = begun(writer, folder)
-    time.sleep(after)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    code, said = ended(child)
-    assert "Traceback" not in said, said
-    again, told = ended(begun(writer, folder))
-    assert again in writer.fine, (again, told)
-    assert hidden(folder) == [], f"left behind: {hidden(folder)}"
-    now = tree(folder, writer.places)
-    _clear(folder, writer)
-    assert ended(begun(writer, folder))[0] in writer.fine
-    whole = tree(folder, writer.places)
-    different = unlike(now, whole, writer)
-    assert different == [], f"a stopped and resumed run wrote other {different}"
     return "ended before" if code in writer.fine else "stopped"
 
 

@@ -74,7 +74,7 @@ def test_a_full_disk_is_told_in_a_line_and_costs_nothing_that_was_there(name: st
 
 
 def test_a_killed_command_is_ended_by_the_next_one(folder: Path) -> None:
-    disasters.killed(WRITER["sweep --force"], folder, 0.1)
+    disasters.killed(WRITER["sweep --force"], folder, 0.5)
 
 
 def test_a_folder_without_the_right_to_write_is_told_in_a_line(folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_folder_without_the_right_to_write_is_told_in_a_line(folder: Path) -> 
 
 
 def test_a_signal_ends_a_sweep_with_what_is_done(folder: Path) -> None:
-    disasters.killed(WRITER["sweep"], folder, 0.1, signal.SIGTERM)
+    disasters.killed(WRITER["sweep"], folder, 0.5, signal.SIGTERM, first=True)
 
 
 def test_two_writers_of_one_folder_do_not_mix(folder: Path) -> None:
