@@ -15,19 +15,33 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP do what Ctrl-C does: for a command, which they end. One that is ignored stays so."""
+    """SIGTERM and SIGHUP do what Ctrl-C does: for a command, which they end. One that is ignored stays so.
+
+    Where one comes while a library's C++ is loaded, that says ImportError in its place: it is Ctrl-C again here.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    fatal = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {n: handler for n, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
     dropped, sys.unraisablehook = sys.unraisablehook, _again
-    for number in fatal:
-        signal.signal(number, signal.default_int_handler)
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
+    except ImportError as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
     finally:
-        for number in fatal:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         sys.unraisablehook = dropped
 
 

@@ -120,7 +120,7 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str], 
                     ended = TRIES[what](writer, folder, share, size)
                 tried[f"{key}, {ended}"] += 1
             except AssertionError as error:
-                found.faults.setdefault(key, f"size {size}, after {share:.2f} of its time: {str(error)[:1500]}")
+                found.faults.setdefault(key, f"size {size}, after {share:.2f} of its time: {str(error)[-1500:]}")
                 found.times[key] += 1
                 tried[f"{key}, FAULT"] += 1
             if only is not None:
