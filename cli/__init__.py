@@ -5,7 +5,8 @@ import logging
 import os
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
@@ -46,11 +47,21 @@ SERVE = ("starlette", "uvicorn")  # the serve extra's
 class Commands(TyperGroup):
     """All commands; typer would end an interrupted one without a word."""
 
+    def make_context(self, *of: Any, **more: Any) -> Any:
+        with _told():
+            return super().make_context(*of, **more)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _told():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Abort from None
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Abort from None
 
 
 app = typer.Typer(

@@ -6,17 +6,37 @@ import sys
 
 import pytest
 
+from dsim.__main__ import main
+
 from .command import dsim
 
 
-def test_an_interrupt_that_no_command_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["dsim.planner.spread.moved_by_spread", "typer.core.TyperOption.process_value"])
+def test_an_interrupt_that_no_command_answers_is_said(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*of: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dsim.planner.spread.moved_by_spread", interrupt)
+    monkeypatch.setattr(where, interrupt)
     ran = dsim("replay", "azure-conv", "--num-requests", "5", "--policy", "ar", "-o", "run")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.endswith("Interrupted.\n")
+
+
+def test_an_interrupt_while_the_command_line_is_loaded_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, *of: object) -> None:
+            if name == "dsim.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "dsim.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "Interrupted.\n")
 
 
 def test_a_group_of_commands_alone_prints_its_help_and_nothing_else() -> None:
