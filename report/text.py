@@ -1,5 +1,7 @@
 """A page on a terminal: warnings first, then the answer, what it rests on, and its tables; plain text in a pipe."""
 
+from itertools import zip_longest
+
 from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
@@ -45,7 +47,7 @@ def grid(table: Table, console: Console) -> Grid:
     shown = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     for i in keep:
         shown.add_column(Text(table.head[i]), justify="left" if i in table.left else "right", no_wrap=True)
-    for row, after in zip(table.rows, [*table.rows[1:], None], strict=True):
+    for row, after in zip_longest(table.rows, table.rows[1:]):
         cells = (Text(row.cells[i], style="bold green" if i in row.best else "") for i in keep)
         shown.add_row(*cells, end_section=after is not None and after.group != row.group)
     return shown

@@ -132,6 +132,15 @@ def test_p90s_are_moved_by_the_spread_where_an_experiment_measures_some(small: P
     assert page.sections[1].title == "How P90 moves with the spread between requests: Two policies"
 
 
+def test_a_run_that_is_interrupted_before_a_point_is_done_says_so(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(point: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules[reproduce.__module__], "_values", stopped)
+    ran = dsim("reproduce", "small.toml", "--jobs", 1)
+    assert (ran.code, ran.err) == (130, "Interrupted: 0 of 4 runs are done\n")
+
+
 def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules[reproduce.__module__]
     plain, calls = module._values, iter(range(9))
