@@ -1,5 +1,6 @@
-"""`dsim`, and `python -m dsim`: the command line, and how it ends where Ctrl-C comes while it is loaded."""
+"""`dsim`, and `python -m dsim`: the command line, and how it ends where Ctrl-C comes before its work or after it."""
 
+import signal
 import sys
 
 
@@ -10,7 +11,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
-    run()
+    try:
+        run()
+    finally:
+        # All is written. What Ctrl-C ends now is Python waiting for idle workers, which it would tell at length.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

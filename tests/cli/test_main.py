@@ -1,6 +1,7 @@
 """dsim itself: its errors, how it ends in a pipe, and what a shell completes (test_start.py: its help)."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -37,6 +38,17 @@ def test_an_interrupt_while_the_command_line_is_loaded_is_said(
         main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "Interrupted.\n")
+
+
+def test_an_interrupt_after_the_end_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["dsim", "--version"])
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit):
+            main()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_group_of_commands_alone_prints_its_help_and_nothing_else() -> None:
