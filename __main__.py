@@ -8,11 +8,11 @@ def main() -> None:
     """Load the command line and run it."""
     try:
         from .cli import main as run
+
+        run()
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
-    try:
-        run()
     finally:
         # All is written. What Ctrl-C ends now is Python waiting for idle workers, which it would tell at length.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

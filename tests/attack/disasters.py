@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import dsim
-from dsim.cli import main
+from dsim.__main__ import main
 from dsim.planner.scenario import Scenario
 from dsim.traces.fetch import RELEASES, Release
 
@@ -196,6 +196,8 @@ def run(arguments: tuple[str, ...], folder: Path, before: Callable[[], object] =
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:  # it came before the command began
+        code = 130
     except BaseException:
         import traceback
 
