@@ -196,8 +196,6 @@ def run(arguments: tuple[str, ...], folder: Path, before: Callable[[], object] =
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
-    except KeyboardInterrupt:  # it came before the command began
-        code = 130
     except BaseException:
         import traceback
 
@@ -346,7 +344,9 @@ def killed(
     if first:
         _clear(folder, writer)
     child = begun(writer, folder)
-    time.sleep(share * took)
+    while not said_by(child, "stderr").exists():  # from where on it is a command, and not yet a fork of this process
+        time.sleep(0.001)
+    time.sleep(0.02 + share * took)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
     code, said = ended(child)
