@@ -17,7 +17,7 @@ def toml_of(text: str) -> dict[str, Any]:
     """The table of a TOML text; ValueError where it is none or nested beyond DEEPEST.
 
     That is looked at first: the parser would find out at the end of its stack, and takes the square of a key's parts
-    in time.
+    in time and memory.
     """
     if max(map(text.count, "[{.")) > DEEPEST // 2:  # few texts
         bare = _ASIDE.sub("", text)

@@ -10,6 +10,8 @@ import pytest
 from dsim.engine.errors import PolicyError
 from dsim.engine.jit import JIT, bind, rule
 
+compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
+
 
 @rule
 def ask(n: Any) -> Any:
@@ -56,7 +58,7 @@ def at_two_places(n: Any) -> Any:
     return 10 * between(1) + between(2) + between(n)
 
 
-@pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
+@compiled
 def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +68,7 @@ def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant(
     assert len(made.py_func.__globals__["between"].signatures) == 1
 
 
+@compiled
 def test_what_another_process_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
     assert bind(top, {ask: triple})(3) == 91
