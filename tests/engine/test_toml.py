@@ -12,7 +12,7 @@ from dsim.engine.toml import TOO_DEEP, toml_of
     [
         "a = " + "[" * 5000 + "]" * 5000,
         "a = " + "[{b = " * 51 + "1" + "}]" * 51,
-        ".".join("a" * 5000) + " = 1",  # the parser would take seconds, of ten times as many minutes and 40 GB
+        ".".join("a" * 5000) + " = 1",  # of ten times as many the parser takes minutes and 40 GB
         '"a".' * 5000 + "a = 1",
         "[" + " . ".join("a" * 102) + "]",
         "a = [" * 60 + '"' + "[" * 60,
