@@ -1,7 +1,6 @@
 """`dsim`, and `python -m dsim`: the command line, and how it ends where Ctrl-C comes before its work or after it."""
 
 import signal
-import sys
 
 
 def main() -> None:
@@ -11,8 +10,9 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        sys.exit(130)
+        from .files.interrupt import end_interrupted
+
+        end_interrupted()
     finally:
         # All is written. What Ctrl-C ends now is Python waiting for idle workers, which it would tell at length.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

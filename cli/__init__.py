@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
-from ..files.interrupt import as_ctrl_c
+from ..files.interrupt import as_ctrl_c, end_interrupted
 from ..files.read import cut_words, fault
 from . import (
     capacity,
@@ -35,7 +35,6 @@ from . import (
     tune,
     validate,
 )
-from .options import INTERRUPTED
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -137,8 +136,7 @@ def main() -> None:
             sys.exit(2)
         _fail(f"{error.format_message()} (see `{error.ctx.command_path if error.ctx else 'dsim'} --help`)")
     except (typer.Abort, KeyboardInterrupt):
-        print("Interrupted.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        end_interrupted()
     except BrokenPipeError:
         _give_up_output()
         sys.exit(1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import DsimError, PolicyError
+from ..files.interrupt import INTERRUPTED as INTERRUPTED
 from ..files.read import printable
 from . import choices
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ..profiler.profile import Profile
     from ..traces import Trace
 
-INTERRUPTED = 130  # the exit code after Ctrl-C
 MOST_SAID = 8  # warnings of one kind
 # Options that say where results go and how fast, not what they are, with the values that follow each.
 PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}

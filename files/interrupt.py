@@ -7,10 +7,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+INTERRUPTED = 130  # the exit code after Ctrl-C, as a shell says it
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 Handler = Callable[[int, FrameType | None], Any]
+
+
+def end_interrupted() -> NoReturn:
+    """End the process as Ctrl-C does where nothing more is to be told."""
+    print("Interrupted.", file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .objective import Part, Score
+from .objective import Part, ReplayOutcome
 from .quality import Quality
 from .replicate import Interval, student
 from .search import Judge, Search
@@ -32,7 +32,7 @@ def confirm(
 ) -> dict[Candidate, Finalist]:
     """Each of them, and the default, on the same held-out traffic, replication by replication."""
     known = [search.default, *(c for c in candidates if c != search.default)]
-    outcomes: dict[Candidate, list[Score]] = {c: [] for c in known}
+    outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in known}
     for index in range(replications):
         search.progress("confirming", index, replications, search.best_text())
         found = search.measure([(c, Part("confirm", index)) for c in known])
@@ -114,7 +114,7 @@ def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
 
 
 def _finalist(
-    search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[Score]], quality: Quality
+    search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[ReplayOutcome]], quality: Quality
 ) -> Finalist:
     mine, base = outcomes[candidate], outcomes[search.default]
     values, gains = [], []

@@ -38,8 +38,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a replay is worth: the objectives' values, and by how much the worst SLO on the run was missed."""
+class ReplayOutcome:
+    """The outcome of a replay: the objectives' values, and by how much the worst SLO on the run was missed."""
 
     values: tuple[float, ...]
     violation: float = 0.0  # relative to the bound; 0 where all hold
@@ -48,7 +48,7 @@ class Score:
     latency: float = 0.0  # ms, p90 of norm_latency: it decides between equals
 
 
-Evaluate = Callable[[Candidate, Part], Score]
+Evaluate = Callable[[Candidate, Part], ReplayOutcome]
 
 
 class Measure:
@@ -59,7 +59,7 @@ class Measure:
         self._evaluate = evaluate
         self._pool = pool
 
-    def __call__(self, work: Sequence[tuple[Candidate, Part]]) -> list[Score]:
+    def __call__(self, work: Sequence[tuple[Candidate, Part]]) -> list[ReplayOutcome]:
         """The outcomes, in the order of the work."""
         self.num_replays += len(work)
         return list(self._pool.map(partial(_evaluate, self._evaluate), work))
@@ -78,7 +78,7 @@ class Evaluator:
         self.train = train
         self.slos = [Slo.parse(text) for text in scenario.slos]
 
-    def __call__(self, candidate: Candidate, part: Part) -> Score:
+    def __call__(self, candidate: Candidate, part: Part) -> ReplayOutcome:
         """One replay."""
         own = replace(self.scenario, policy=candidate.spec, replicas=candidate.replicas)
         if part.kind != "search":  # luck apart from the search's
@@ -90,13 +90,13 @@ class Evaluator:
         summary = own.run(requests)
         return self.outcome(candidate, summary, own.loaded_profile(), requests.rate)
 
-    def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> Score:
+    def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> ReplayOutcome:
         """The objectives of a run and what it missed; `offered` in req/s."""
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(self.slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
         values = tuple(self._value(name, candidate, summary, profile, offered) for name in self.objectives)
         latency = _number(summary.norm_latency_ms.p90, 1e9)
-        return Score(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
+        return ReplayOutcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
 
     def _value(self, name: str, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> float:
         # Good requests over the time in which requests came: over the run's own time, which ends with its last
@@ -147,7 +147,7 @@ def split(trace: Trace, train: float) -> tuple[Trace, Trace]:
     return parts[0], parts[1]
 
 
-def _evaluate(evaluate: Evaluate, work: tuple[Candidate, Part]) -> Score:
+def _evaluate(evaluate: Evaluate, work: tuple[Candidate, Part]) -> ReplayOutcome:
     return evaluate(*work)
 
 

@@ -48,7 +48,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, replays done, 
 
 
 @dataclass(frozen=True)
-class Contender:
+class PlanCandidate:
     """A policy on a profile, and what a replica's hour costs: its price, or its GPUs where there is none."""
 
     policy: str  # as it was given
@@ -165,14 +165,14 @@ def candidates_of(
     *,
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
-) -> tuple[list[Contender], list[Fleet]]:
+) -> tuple[list[PlanCandidate], list[Fleet]]:
     """The policies on the profiles that can run them, and those left out with the reason.
 
     A policy that names a profile of its own (POLICY@PROFILE) is a candidate there and nowhere else. Without policies:
     every shipped preset of a profile's family that is no autoregressive model's. A DsimError for a policy that no
     profile runs.
     """
-    found: list[Contender] = []
+    found: list[PlanCandidate] = []
     out: list[Fleet] = []
     runs: set[str] = set()
     asked = _on_profiles(policies, profiles)
@@ -183,7 +183,7 @@ def candidates_of(
         for spec in own:
             policy = replace(scenario, policy=spec).parsed_policy()
             quality = quality_of(policy, profile.model.name, quality_table)
-            candidate = Contender(spec, profile, place, quality, prices(profile))
+            candidate = PlanCandidate(spec, profile, place, quality, prices(profile))
             reason = ""
             try:
                 check(policy)
@@ -231,7 +231,9 @@ def _presets_of(profile: Profile) -> list[str]:
     ]  # fmt: skip
 
 
-def fingerprint(scenario: Scenario, candidates: Sequence[Contender], rate: float, options: Mapping[str, Any]) -> str:
+def fingerprint(
+    scenario: Scenario, candidates: Sequence[PlanCandidate], rate: float, options: Mapping[str, Any]
+) -> str:
     """The same for the same question on the same inputs: what a kept ledger may answer."""
     plain = {k: v for k, v in asdict(scenario).items() if k not in ("policy", "profile", "given_profile", "trace")}
     asked = [(repr(candidate_of(c.policy).policy), repr(c.profile), c.price) for c in candidates]
@@ -241,7 +243,7 @@ def fingerprint(scenario: Scenario, candidates: Sequence[Contender], rate: float
 
 def plan(
     scenario: Scenario,
-    candidates: Sequence[Contender],
+    candidates: Sequence[PlanCandidate],
     left_out: Sequence[Fleet] = (),
     *,
     rate: float | None = None,
@@ -302,7 +304,7 @@ def own_rate(scenario: Scenario) -> float:
     return source.rate
 
 
-def best_fleets(scenario: Scenario, candidates: Sequence[Contender], planned: Planned) -> dict[str, Scenario]:
+def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Scenario]:
     """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called."""
     of = {(c.policy, c.place): c for c in candidates}
     ahead = {str(of[f.policy, f.place]): (of[f.policy, f.place], f.replicas) for f in planned.ranking[:2]}
@@ -312,7 +314,7 @@ def best_fleets(scenario: Scenario, candidates: Sequence[Contender], planned: Pl
     }
 
 
-def _posed(scenario: Scenario, candidate: Contender, replicas: int = 1) -> Posed:
+def _posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Posed:
     plain = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
     own = {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile}
     return Posed(**{**plain, **own})
@@ -323,7 +325,7 @@ class _Run:
 
     def __init__(
         self,
-        candidates: Sequence[Contender],
+        candidates: Sequence[PlanCandidate],
         searches: Sequence[CapacitySearch],
         rate: float,
         most: int,
@@ -526,7 +528,7 @@ class _Run:
             self._progress(self._doing, done, max(self._expected, done + 1))
 
 
-def _row(candidate: Contender) -> Fleet:
+def _row(candidate: PlanCandidate) -> Fleet:
     profile = candidate.profile
     return Fleet(
         policy=candidate.policy, place=candidate.place, profile=profile.name, device=profile.device.name,

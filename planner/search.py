@@ -19,7 +19,7 @@ from scipy.stats import rankdata
 from ..engine import chance
 from ..engine.policy import parse
 from ..files.interrupt import uninterrupted
-from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, Score
+from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome
 from .quality import Quality
 from .space import Candidate, Choice, Dimension, Space
 from .study_file import FINGERPRINT, STUDY, Kept, check_same, readable
@@ -56,7 +56,7 @@ class Search:
         self.measure = measure
         self.progress = progress
         self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
-        self.seen: dict[Candidate, Score] = {}
+        self.seen: dict[Candidate, ReplayOutcome] = {}
         self._sampler_name, self._jobs, self._seed, self._replicas = sampler, jobs, seed, replicas
         self._pruned: set[Candidate] = set()
         self._kept: Kept | None = None
@@ -117,12 +117,12 @@ class Search:
             idle = 0 if len(self._counted()) > done else idle + 1
         self.progress("searching", trials, trials, self.best_text())
 
-    def ranked(self) -> list[tuple[Candidate, Score]]:
+    def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:
         """The settings replayed whole, best first in the first objective; equals by latency, then by trial."""
         tried = dict.fromkeys(self._candidate_of(t) for t in self._counted() if t.state == TrialState.COMPLETE)
         return sorted(((c, self.seen[c]) for c in tried), key=lambda item: self.order(item[1]))
 
-    def order(self, outcome: Score) -> tuple[float, float]:
+    def order(self, outcome: ReplayOutcome) -> tuple[float, float]:
         """The key that ranks outcomes, best first."""
         return -self.signs[0] * outcome.values[0], outcome.latency
 
@@ -277,7 +277,7 @@ class Search:
         return new
 
     def _promising(
-        self, new: Sequence[tuple[optuna.Trial, Candidate]], first: Sequence[Score]
+        self, new: Sequence[tuple[optuna.Trial, Candidate]], first: Sequence[ReplayOutcome]
     ) -> list[tuple[optuna.Trial, Candidate]]:
         """Those whose first requests do not tell the pruner to stop."""
         left = []
@@ -290,7 +290,7 @@ class Search:
                 left.append((trial, candidate))
         return left
 
-    def _tell(self, trial: optuna.Trial, outcome: Score) -> None:
+    def _tell(self, trial: optuna.Trial, outcome: ReplayOutcome) -> None:
         trial.set_user_attr("violation", outcome.violation)
         trial.set_user_attr("missed", outcome.missed)
         trial.set_user_attr("attainment", -1.0 if math.isnan(outcome.attainment) else outcome.attainment)
@@ -332,12 +332,12 @@ class Search:
                 values[name] = dimension.values[0]
         return self.space.candidate(preset, values, self._replicas)
 
-    def _outcome_of(self, trial: FrozenTrial) -> Score:
+    def _outcome_of(self, trial: FrozenTrial) -> ReplayOutcome:
         attrs = trial.user_attrs
         attainment = attrs.get("attainment", -1.0)
         values = tuple(trial.values)
         attainment = math.nan if attainment < 0 else attainment
-        return Score(values, attrs["violation"], attrs["missed"], attainment, attrs["latency"])
+        return ReplayOutcome(values, attrs["violation"], attrs["missed"], attainment, attrs["latency"])
 
 
 def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:

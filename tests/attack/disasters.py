@@ -344,9 +344,10 @@ def killed(
     if first:
         _clear(folder, writer)
     child = begun(writer, folder)
-    while not said_by(child, "stderr").exists():  # from where on it is a command, and not yet a fork of this process
+    while not said_by(child, "stderr").exists():  # until then it is a fork of this process
+        assert time.monotonic() - begin < 10 * ENDED, "no command began"
         time.sleep(0.001)
-    time.sleep(0.02 + share * took)
+    time.sleep(0.02 + share * took)  # and until it takes signals up
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
     code, said = ended(child)

@@ -18,7 +18,7 @@ from dsim.engine.errors import DsimError
 from dsim.files.place import Kind, check_folder
 from dsim.planner import space
 from dsim.planner.ledger import Ledger
-from dsim.planner.objective import Score
+from dsim.planner.objective import ReplayOutcome
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.quality import quality_of
 from dsim.planner.search import Search, quiet
@@ -261,8 +261,8 @@ def search_of() -> Search:
     check = space.runs_on(profile.load(profile.DEFAULT), None)
     found = space.space_of({"policy": ["optimus", "chunk"], "max_chunk": [4, 8, 16], "chunk": [4, 8]}, "s", check)
 
-    def measure(asked: Sequence[Any]) -> list[Score]:
-        return [Score((1.0,), 0.0, "", 1.0, 0.1) for _ in asked]
+    def measure(asked: Sequence[Any]) -> list[ReplayOutcome]:
+        return [ReplayOutcome((1.0,), 0.0, "", 1.0, 0.1) for _ in asked]
 
     start, told = space.Candidate("optimus", (), 1), lambda *_: None
     any_measure: Any = measure

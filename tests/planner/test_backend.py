@@ -17,7 +17,7 @@ from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool, _attempt, _quiet_as_work_is_thrown_away, uninterrupted
-from dsim.planner.capacity import capacity
+from dsim.planner.capacity import capacity, fewest_replicas
 from dsim.planner.scenario import Scenario
 from dsim.planner.space import space_of
 from dsim.planner.sweep import sweep
@@ -285,6 +285,8 @@ def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) ->
     how: dict[str, Any] = {"num_requests": 150, "precision": 0.5}
     there = capacity(queue, backend="ray", address=cluster.address, **how)
     assert there == capacity(queue, jobs=1, **how)
+    fleet = fewest_replicas(queue, 12.0, backend="ray", address=cluster.address, **how)
+    assert fleet == fewest_replicas(queue, 12.0, jobs=1, **how)
 
 
 def test_tune_finds_on_a_cluster_what_one_machine_finds(cluster: TwoWorkers) -> None:

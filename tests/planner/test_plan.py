@@ -11,7 +11,7 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS
 from dsim.planner.ledger import Ledger
-from dsim.planner.plan import RISKS, Contender, Planned, candidates_of, fingerprint, plan
+from dsim.planner.plan import RISKS, PlanCandidate, Planned, candidates_of, fingerprint, plan
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.scenario import Scenario
 from dsim.profiler.hardware import gpu
@@ -159,7 +159,7 @@ def test_the_fingerprint_is_of_the_question_and_what_its_files_hold() -> None:
     assert fingerprint(QUEUE, candidates, 3.2, {}) == one
     assert fingerprint(dataclasses.replace(QUEUE, seed=1), candidates, 3.2, {}) != one
     assert fingerprint(QUEUE, candidates, 3.3, {}) != one
-    dearer: list[Contender] = [dataclasses.replace(c, price=3.0) for c in candidates]
+    dearer: list[PlanCandidate] = [dataclasses.replace(c, price=3.0) for c in candidates]
     assert fingerprint(QUEUE, dearer, 3.2, {}) != one
 
 

@@ -19,7 +19,7 @@ from dsim.engine import chance
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.confirm import estimate, gain
-from dsim.planner.objective import Evaluate, Evaluator, Part, Score, split
+from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
 from dsim.planner.scenario import Scenario
@@ -66,7 +66,7 @@ def found_by(evaluate: Evaluate, **more: Any) -> Any:
 
 @pytest.mark.parametrize(("sampler", "seed"), [("tpe", 0), ("nsga2", 1)])
 def test_the_optimum_of_a_smooth_landscape_is_found(sampler: str, seed: int) -> None:
-    best = found_by(lambda c, _: Score((smooth(c),)), seed=seed, sampler=sampler, trials=40)
+    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), seed=seed, sampler=sampler, trials=40)
     assert best.recommended.spec == "chunk,max_batch=64,chunk=20"
     assert best.confirmed
     assert len(best.trials) == 40  # of 48 settings: none is tried twice
@@ -77,7 +77,7 @@ def test_the_optimum_of_a_smooth_landscape_is_found(sampler: str, seed: int) -> 
 
 def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said() -> None:
     few = space_of({"policy": "chunk", "chunk": [8, 16], "max_batch": [16, 64]}, "x", CHECK)
-    best = found_by(lambda c, _: Score((smooth(c),)), space=few, trials=100)
+    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), space=few, trials=100)
     assert len(best.trials) == 4
     assert best.recommended.spec == "chunk,max_batch=64,chunk=16"
     assert best.winner.quality.relative is None
@@ -89,7 +89,7 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
 def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
     searched, confirmed, recommended = [], [], 0
     for seed in range(40):
-        best = found_by(lambda c, p, s=seed: Score((100 + noise(c, p, s),)), seed=seed, trials=12)
+        best = found_by(lambda c, p, s=seed: ReplayOutcome((100 + noise(c, p, s),)), seed=seed, trials=12)
         searched.append(best.search_gain)
         confirmed.append(best.winner.gains[0].value)
         recommended += best.confirmed
@@ -102,7 +102,7 @@ def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
 
 def test_the_confirmed_gain_of_a_true_one_is_covered() -> None:
     def landscape(seed: int) -> Evaluate:
-        return lambda c, p: Score((smooth(c) + 2 * noise(c, p, seed),))
+        return lambda c, p: ReplayOutcome((smooth(c) + 2 * noise(c, p, seed),))
 
     covered = 0
     for seed in range(15):
@@ -116,10 +116,10 @@ def test_the_confirmed_gain_of_a_true_one_is_covered() -> None:
 
 
 def test_a_front_is_what_nothing_beats() -> None:
-    def landscape(candidate: Candidate, _: Part) -> Score:
+    def landscape(candidate: Candidate, _: Part) -> ReplayOutcome:
         f = fields(candidate)
         slow = 0.0 if f["max_batch"] == 64 else 5.0  # beaten in both
-        return Score((f["chunk"] - slow, float(f["chunk"]) ** 2 / 10 + slow))
+        return ReplayOutcome((f["chunk"] - slow, float(f["chunk"]) ** 2 / 10 + slow))
 
     best = found_by(landscape, objectives=("throughput", "latency"), trials=48)
     front = [fields(f.candidate) for f in best.front]
@@ -132,18 +132,18 @@ def test_a_front_is_what_nothing_beats() -> None:
 
 
 def test_what_misses_an_slo_is_not_recommended() -> None:
-    def landscape(candidate: Candidate, _: Part) -> Score:
+    def landscape(candidate: Candidate, _: Part) -> ReplayOutcome:
         over = fields(candidate)["chunk"] > 12
-        return Score((smooth(candidate),), 0.5 if over else 0.0, "p90:ttft=2s" if over else "")
+        return ReplayOutcome((smooth(candidate),), 0.5 if over else 0.0, "p90:ttft=2s" if over else "")
 
     assert found_by(landscape, trials=48).recommended.spec == "chunk,max_batch=64,chunk=12"
     with pytest.raises(DsimError, match=r"no setting of 10 trials meets p90:ttft=1s; the closest, chunk.* by 40 %"):
-        found_by(lambda c, _: Score((smooth(c),), 0.4 + smooth(c) % 1e-9, "p90:ttft=1s"), trials=10)
+        found_by(lambda c, _: ReplayOutcome((smooth(c),), 0.4 + smooth(c) % 1e-9, "p90:ttft=1s"), trials=10)
 
 
 def test_importance_is_of_what_decides() -> None:
-    def by_chunk(candidate: Candidate, _: Part) -> Score:
-        return Score((100.0 - abs(fields(candidate)["chunk"] - 20),))
+    def by_chunk(candidate: Candidate, _: Part) -> ReplayOutcome:
+        return ReplayOutcome((100.0 - abs(fields(candidate)["chunk"] - 20),))
 
     found = found_by(by_chunk, sampler="random", trials=40).importance
     assert found["chunk.chunk"] > 0.8
@@ -170,8 +170,8 @@ def test_a_policy_s_share_is_that_of_the_ranks_between_policies() -> None:
 
 
 def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> None:
-    def landscape(candidate: Candidate, part: Part) -> Score:
-        return Score(
+    def landscape(candidate: Candidate, part: Part) -> ReplayOutcome:
+        return ReplayOutcome(
             (smooth(candidate),), 1.0 if part.kind == "confirm" and candidate != DEFAULT else 0.0, "p90:ttft=2s"
         )
 
@@ -185,14 +185,14 @@ def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(tmp_path: Path
     path = tmp_path / name
     calls = 0
 
-    def interrupted(candidate: Candidate, _: Part) -> Score:
+    def interrupted(candidate: Candidate, _: Part) -> ReplayOutcome:
         nonlocal calls
         calls += 1
         if calls == 7:
             raise KeyboardInterrupt
-        return Score((smooth(candidate),))
+        return ReplayOutcome((smooth(candidate),))
 
-    whole = found_by(lambda c, _: Score((smooth(c),)), trials=12)
+    whole = found_by(lambda c, _: ReplayOutcome((smooth(c),)), trials=12)
     with pytest.raises(KeyboardInterrupt):
         found_by(interrupted, storage=path, trials=12)
     calls = 100
@@ -209,11 +209,11 @@ def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(tmp_path: Path
 
 def test_a_trial_whose_process_was_killed_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
-    found_by(lambda c, _: Score((smooth(c),)), storage=path, trials=5)
+    found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, trials=5)
     # What a kill leaves: a trial that runs for ever, its setting already chosen.
     study = optuna.load_study(study_name="dsim-tune", storage=JournalStorage(JournalFileBackend(str(path))))
     study.ask().suggest_int("chunk.chunk", 2, 32, step=2)
-    best = found_by(lambda c, _: Score((smooth(c),)), storage=path, trials=8)
+    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, trials=8)
     assert len(best.trials) == 8
     assert set(best.trials["state"]) == {"complete"}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -222,7 +222,7 @@ def test_a_trial_whose_process_was_killed_is_tried_again(tmp_path: Path) -> None
 
 def test_the_storage_of_another_search_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
-    found_by(lambda c, _: Score((smooth(c),)), storage=path, trials=5)
+    found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, trials=5)
     before = path.read_bytes()
     other = space_of({"policy": "chunk", "chunk": [4, 8]}, "x", CHECK)
     for more, message in (
@@ -232,16 +232,16 @@ def test_the_storage_of_another_search_is_refused(tmp_path: Path) -> None:
         ({"default": Candidate("chunk", (("chunk", "4"),))}, "its default is"),
     ):
         with pytest.raises(DsimError) as caught:
-            found_by(lambda c, _: Score((smooth(c),)), storage=path, **more)
+            found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, **more)
         assert f"{path} holds another search: {message}" in str(caught.value)
     assert path.read_bytes() == before
     for name in ("other.journal", "other.db"):
         strange = tmp_path / name
         strange.write_text("not a study\n")
         with pytest.raises(DsimError, match="holds no trials of dsim tune"):
-            found_by(lambda c, _: Score((smooth(c),)), storage=strange)
+            found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=strange)
     with pytest.raises(DsimError, match="expected a file in a folder that exists"):
-        found_by(lambda c, _: Score((smooth(c),)), storage=tmp_path / "no" / "x.journal")
+        found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=tmp_path / "no" / "x.journal")
 
 
 @pytest.mark.parametrize(
@@ -349,10 +349,10 @@ def test_a_setting_below_the_quality_is_never_replayed(tmp_path: Path) -> None:
     )
     replayed: set[str] = set()
 
-    def landscape(candidate: Candidate, _: Part) -> Score:
+    def landscape(candidate: Candidate, _: Part) -> ReplayOutcome:
         replayed.add(candidate.spec)
         f = fields(candidate)
-        return Score((10.0 - f["chunk"] + 5.0 * f["obs"],))
+        return ReplayOutcome((10.0 - f["chunk"] + 5.0 * f["obs"],))
 
     space = space_of({"policy": "chunk", "chunk": [4, 8], "obs": [False, True]}, "x", CHECK)
     best = found_by(landscape, space=space, min_quality=0.98, quality_table=load_table(path))
