@@ -2,8 +2,8 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .page import Page
 
 
 def to_html(page: Page) -> str:
-    """The page with its style, its script and Plotly's inside."""
+    """The page with its style, its script and Plotly's basic bundle (bars and lines) inside."""
     # Imported here: only a page needs them.
     import jinja2
 
@@ -29,7 +29,7 @@ def to_html(page: Page) -> str:
         page=page,
         style=(here / "style.css").read_text(encoding="utf-8"),
         script=(here / "page.js").read_text(encoding="utf-8"),
-        plotly=_plotly(),
+        plotly=b64encode((here / "plotly-basic.min.js.gz").read_bytes()).decode(),
         figures=script_json(figures),
         data=script_json(page.data),
         swatch=_swatch,
@@ -43,11 +43,6 @@ def write_findings(
     """Write findings as JSON and as a page, the two files of their kind; the same findings give the same bytes."""
     text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
     write_folder(folder, kind, dict(zip(kind.files, (text + "\n", to_html(page)), strict=True)), force=force)
-
-
-@cache
-def _plotly() -> str:
-    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _loud(line: str) -> tuple[str, str]:

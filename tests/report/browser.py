@@ -62,7 +62,7 @@ class Browser:
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
         self.errors.clear()
         self._ask("Page.navigate", url=Path(file).absolute().as_uri())
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.wait("'ready' in (document.documentElement?.dataset ?? {}) && location.href !== 'about:blank'")
 
     def js(self, code: str) -> Any:
         """The value of an expression in the page."""

@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": ["plan", *QUEUE, "--policy", "ar,max_batch=8", "--slo", "mean:e2el=150ms", "--num-requests", 200,
              "--rate", 30],
 }  # fmt: skip
+DATA = "JSON.parse(document.getElementById('data').textContent)"  # what the page's widgets show
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
 SWEEP = (
     '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2]\npolicy.chunk = [4, 8]\n'
@@ -64,11 +65,14 @@ def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark(
         browser.open(folder / name / "report.html", width=width, dark=dark)
         assert browser.errors == []
         assert browser.js("document.documentElement.scrollWidth") == width
-        undrawn = "all('.plot').filter(p => p.checkVisibility() && !p.data).map(p => p.id)"
+        undrawn = "[...document.querySelectorAll('.plot')].filter(p => p.checkVisibility() && !p.data).map(p => p.id)"
         assert browser.js(undrawn) == []
         assert colours(browser)[0] == ("rgb(22, 24, 27)" if dark else "rgb(246, 247, 249)")
     # On the wide one's first screen, 900 high, are the answer, its numbers and a chart.
-    bottoms = browser.js("all('.answer, .numbers, .plot').slice(0, 3).map(e => e.getBoundingClientRect().bottom)")
+    bottoms = browser.js(
+        "[...document.querySelectorAll('.answer, .numbers, .plot')].slice(0, 3)"
+        ".map(e => e.getBoundingClientRect().bottom)"
+    )
     assert len(bottoms) == 3
     assert max(bottoms) < 900
     command = browser.js("document.querySelector('.command').textContent")
@@ -89,22 +93,22 @@ def test_a_button_changes_light_and_dark(browser: Browser, folder: Path) -> None
 
 def test_dragging_over_a_chart_or_typing_shows_what_happened_then(browser: Browser, folder: Path) -> None:
     browser.open(folder / "replay" / "report.html")
-    end = browser.js("data.moment.edges.at(-1)")
-    values = "all('#moment input').map(i => Number(i.value))"
+    end = browser.js(f"{DATA}.moment.edges.at(-1)")
+    values = "[...document.querySelectorAll('#moment input')].map(i => Number(i.value))"
     assert browser.js(values) == pytest.approx([0, end], rel=1e-4)
     begin, finish = browser.place("#queue .nsewdrag", 0.25), browser.place("#queue .nsewdrag", 0.5)
     browser.drag(begin, finish)
     browser.wait(f"Math.abs({values}[1] - {end / 2}) < {end / 50}")
     assert browser.js(values) == pytest.approx([end / 4, end / 2], rel=0.05)
-    chosen = browser.js("span")
+    chosen = browser.js("document.getElementById('queue').layout.xaxis.range")
     for other in ("load", "batch", "kv", "slo-time"):
         assert browser.js(f"document.getElementById('{other}').layout.xaxis.range") == pytest.approx(chosen)
     # What the table says of the arrivals is what the requests say.
     low, high = chosen
     then = browser.js("document.querySelector('#moment tbody tr td').textContent")
-    edges = browser.js("data.moment.edges")
+    edges = browser.js(f"{DATA}.moment.edges")
     inside = [(a, b) for a, b in itertools.pairwise(edges) if b > low and a < high]
-    arrived = browser.js("data.moment.rows[0].values[0]")
+    arrived = browser.js(f"{DATA}.moment.rows[0].values[0]")
     shown = sum(arrived[edges.index(a)] for a, _ in inside) / len(inside)
     assert float(then.split(" ")[0]) == pytest.approx(shown, rel=0.01)
     type_five = "i => { i.value = '5'; i.dispatchEvent(new Event('change')); }"
@@ -117,19 +121,19 @@ def test_dragging_over_a_chart_or_typing_shows_what_happened_then(browser: Brows
 
 def test_a_row_opens_the_request_s_own_timeline_and_closes_it(browser: Browser, folder: Path) -> None:
     browser.open(folder / "replay" / "report.html")
-    assert browser.js("all('#requests tr.opens').length") == 12  # six of each policy
+    assert browser.js("[...document.querySelectorAll('#requests tr.opens')].length") == 12  # six of each policy
     browser.click("#requests tr.opens button")
     browser.wait("document.querySelector('#requests .own-plot')?.data !== undefined")
     assert browser.errors == []
     lanes = browser.js("document.querySelector('#requests .own-plot').data.map(t => [t.y[0], t.y.length])")
     assert [lane for lane, _ in lanes] == ["queued", "prefill", "steps", "blocks", "emissions"]
-    story = browser.js("data.requests.rows[0]")
+    story = browser.js(f"{DATA}.requests.rows[0]")
     assert [num for _, num in lanes] == [
         len(story[name]) for name in ("queued", "prefill", "steps", "blocks", "emissions")
     ]
     assert browser.js("document.querySelector('#requests button').ariaExpanded") == "true"
     browser.click("#requests tr.opens button")
-    assert browser.js("all('#requests .own').length") == 0
+    assert browser.js("[...document.querySelectorAll('#requests .own')].length") == 0
 
 
 def test_a_policy_s_button_hides_its_lines_everywhere(browser: Browser, folder: Path) -> None:
