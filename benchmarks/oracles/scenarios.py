@@ -1,0 +1,133 @@
+"""Draw scenarios: small random worlds for an engine's scheduler and dsim's preset of it (compare.py has their fields).
+
+    python benchmarks/oracles/scenarios.py FAMILY COUNT [SEED] > scenarios.jsonl
+
+Every family mixes all axes in every scenario: short memory, preemption, prefix caching, EOS, synchronous and
+asynchronous scheduling, long prompts, and the axes of its model (canvas widths, drafts, windowed layers, watermark).
+Nearly every fault of a preset shows only where pages are short. An engine's families are in FAMILIES.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+
+Scenario = dict[str, Any]
+
+
+def prompts(r: Random, count: int, usual: int, longest: int) -> list[list[int]]:
+    """Token ids of `count` prompts: some begin alike, some are long."""
+    shared = [[r.randrange(10**6) for _ in range(longest)] for _ in range(3)]
+    drawn = []
+    for i in range(count):
+        length = r.randint(usual, longest) if r.random() < 0.15 else r.randint(1, usual)
+        common = r.choice(shared)[: r.choice([0, 0, length // 3, 2 * length // 3, length])]
+        drawn.append((common + [10**7 + i * 10**4 + j for j in range(length)])[:length])
+    return drawn
+
+
+def arrivals(r: Random, count: int) -> list[float]:
+    """Times of Poisson traffic, in steps."""
+    rate, now, times = r.choice([0.05, 0.2, 1.0, 5.0]), 0.0, []
+    for _ in range(count):
+        now += r.expovariate(rate)
+        times.append(round(now, 3))
+    return times
+
+
+def pages_for(scenario: Scenario, r: Random) -> int:
+    """Pages of a pool that is plentiful, or, in 6 of 10 scenarios, so small that requests are preempted."""
+    limits = Limits(**{**scenario["limits"], "num_pages": 1 << 30})
+    asked = scenario["requests"]
+    engine = Engine(parse(scenario["policy"]), limits, RequestTable(len(asked)))
+    least = max(
+        engine.most_pages(
+            Request(i, 0.0, len(q["prompt"]), q["output"], max_tokens=q["max_tokens"],
+                    canvas_length=q.get("canvas_length", 0))
+        )
+        for i, q in enumerate(asked)
+    )  # fmt: skip
+    return least + r.randint(0, least) if r.random() < 0.6 else 10 * least
+
+
+# ---- vLLM ----------------------------------------------------------------------------------------------------------
+
+
+def vllm(family: str, seed: int) -> Scenario:
+    """A scenario of vLLM's scheduler for `vllm-ar`, `vllm-ar-spec` or `vllm-diffusion`."""
+    r = Random(f"{family}-{seed}")
+    page, count = 16, r.choice([3, 6, 12, 20])
+    canvas = r.choice([16, 32, 48]) if family == "vllm-diffusion" else 0
+    drafts = r.choice([1, 2, 3, 5]) if family == "vllm-ar-spec" else 0
+    seqs = r.choice([1, 2, 3, 4, 8])
+    budget = canvas * seqs + r.choice([0, 0, 16, 64, 200]) if canvas else r.choice([8, 16, 32, 64, 128, 300])
+    if canvas and r.random() < 0.3:  # the budget cuts canvases
+        budget = r.randint(canvas, canvas * seqs)
+    budget = max(budget, seqs)
+    chunked = r.random() < 0.9
+    threshold = r.choice([0, 0, 0, 16, 48]) if chunked else 0
+    if threshold < canvas:
+        threshold = 0
+    asynchronous, eos, caching = r.random() < 0.75, r.random() < 0.5, r.random() < 0.4
+    narrower = canvas > 0 and r.random() < 0.3
+    usual, longest = 90, 500
+    windows = {}
+    if not caching and r.random() < 0.25:  # vLLM's hits in layers with a window follow rules of their own
+        windows = {"window": r.choice([8, 40, 100]), "window_bytes": r.choice([1, 3]), "kv_bytes": 1}
+    requests = []
+    for arrival, prompt in zip(arrivals(r, count), prompts(r, count, usual, longest), strict=True):
+        output = r.randint(3, 4 * canvas) if canvas else r.randint(1, 70)
+        limit = output + r.choice([0, r.randint(1, 40)]) if eos else output
+        if not chunked:  # a preempted request computes all its tokens again, in one step
+            prompt = prompt[: max(1, budget - limit)]
+            limit = min(limit, max(1, budget - len(prompt)))
+            output = min(output, limit)
+        request = {"arrival": arrival, "prompt": prompt, "output": output, "max_tokens": limit}
+        if canvas:
+            request["canvas_length"] = r.randint(1, canvas) if narrower and r.random() < 0.5 else 0
+            request["steps"] = [r.randint(1, 6) for _ in range(limit + 2)]
+        if drafts:
+            request["accepted"] = [
+                next((j for j in range(drafts) if r.random() > 0.6), drafts) for _ in range(limit + 2)
+            ]
+        requests.append(request)
+    settings = {
+        "max_num_seqs": seqs, "max_num_batched_tokens": budget, "long_prefill_token_threshold": threshold,
+        "enable_chunked_prefill": chunked, "scheduler_reserve_full_isl": r.random() < 0.8,
+        "watermark": r.choice([0.05, 0.2]) if r.random() < 0.3 else 0.0, "async_scheduling": asynchronous,
+    }  # fmt: skip
+    own = {"canvas_length": canvas} if canvas else {}
+    if drafts:
+        own = {"num_speculative_tokens": drafts}
+    fields = {**settings, **own, "page_size": page, "prefix_caching": caching}
+    scenario: Scenario = {
+        "engine": "vllm", "family": family, "seed": seed,
+        "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}",
+        "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
+        "settings": {**settings, **own, "max_model_len": 4096},
+        "limits": {"num_pages": 0, "context_limit": 4096, "max_batch": seqs, **windows},
+        "eos": eos, "page_size": page, "caching": caching, "requests": requests,
+    }  # fmt: skip
+    scenario["limits"]["num_pages"] = pages_for(scenario, r)
+    return scenario
+
+
+FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
+    "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm,
+}  # fmt: skip
+
+
+def draw(family: str, count: int, seed: int = 0) -> list[Scenario]:
+    """`count` scenarios of a family, with the seeds from `seed` on."""
+    return [FAMILIES[family](family, seed + i) for i in range(count)]
+
+
+if __name__ == "__main__":
+    for drawn in draw(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0):
+        print(json.dumps(drawn))
