@@ -16,7 +16,7 @@ from dsim.sim.twin import commit_model_of, draws_of, limits_of
 from dsim.traces import Trace
 
 HEADER: dict[str, Any] = {
-    "schema": "dsim-steplog", "version": 2, "synthetic": True, "engine": "vLLM 0.32.0", "device": "A100",
+    "schema": "dsim-steplog", "version": 3, "synthetic": True, "engine": "vLLM 0.32.0", "device": "A100",
     "memory_bytes": 80_000_000_000, "model": "SDAR-8B", "threshold": 1.0, "workload": "drawn", "started": 1.7e9,
 }  # fmt: skip
 
@@ -63,8 +63,9 @@ def write_log(path: Path, spec: str, profile: Profile, trace: Trace, *, early: f
             "kind": "step", "step": plan.step, "start": early + plan.now, "latency": outcome.latency, "batch": f.batch,
             "tokens": f.tokens, "sum_kv": f.sum_kv, "sum_q_kv": f.sum_q_kv, "prefill_tokens": f.prefill_tokens,
             "head_rows": f.head_rows, "sampled_rows": f.sampled_rows, "requests": (100 + plan.requests).tolist(),
-            "phases": [words[Phase(p)] for p in plan.phases], "row_tokens": plan.num_tokens.tolist(),
-            "row_keys": plan.num_keys.tolist(), "emitted": (table["num_tokens"][plan.requests] - before).tolist(),
+            "phases": alike([words[Phase(p)] for p in plan.phases]), "row_tokens": alike(plan.num_tokens.tolist()),
+            "row_keys": plan.num_keys.tolist(),
+            "emitted": alike((table["num_tokens"][plan.requests] - before).tolist()),
             "waiting": plan.waiting, "running": plan.running, "pages": plan.pages,
         })  # fmt: skip
         lines += [{"kind": "finish", "request": 100 + int(i), "time": early + now} for i in done]
@@ -81,7 +82,7 @@ def write_client(path: Path, log: Path, outside: float, *, late: float = 0.0) ->
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     for step in (line for line in lines if line.get("kind") == "step"):
-        for request, emitted in zip(step["requests"], step["emitted"], strict=True):
+        for request, emitted in zip(step["requests"], spread(step["emitted"], step["batch"]), strict=True):
             if emitted:
                 first.setdefault(request, step["start"] + step["latency"])
                 last[request] = step["start"] + step["latency"]
@@ -97,6 +98,16 @@ def write_client(path: Path, log: Path, outside: float, *, late: float = 0.0) ->
         "errors": [""] * len(rows),
     }))  # fmt: skip
     return path
+
+
+def alike(column: list[Any]) -> Any:
+    """A column of rows as the hooks write it: one value where all rows have the same."""
+    return column[0] if column.count(column[0]) == len(column) else column
+
+
+def spread(column: Any, num: int) -> list[Any]:
+    """Such a column, a value for each of `num` rows."""
+    return column if isinstance(column, list) else [column] * num
 
 
 def poisson(num: int, rate: float, seed: int, prompt: int = 60, output: int = 24) -> Trace:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,11 @@ def requests_of_log(found: Rows) -> Rows:
     for row in found.rows:
         if isinstance(row, dict) and row.get("kind") == "finish":
             over.add(str(row.get("request")))
-        elif isinstance(row, dict) and isinstance(row.get("requests"), list) and isinstance(row.get("emitted"), list):
-            for request, tokens in zip(row["requests"], row["emitted"], strict=False):
+        elif isinstance(row, dict) and isinstance(row.get("requests"), list):
+            of_rows = row.get("emitted")  # one value: of all rows
+            for request, tokens in zip(
+                row["requests"], of_rows if isinstance(of_rows, list) else repeat(of_rows), strict=False
+            ):
                 if isinstance(tokens, int):
                     emitted[str(request)] = emitted.get(str(request), 0) + tokens
     rows = [found.rows[i] for i in kept]

@@ -420,6 +420,21 @@ def test_azure_loads_in_a_blink() -> None:
     assert time.process_time() - start < 0.5
 
 
+@pytest.mark.parametrize("emitted", [1, [1, 1]], ids=["one value of all rows", "a value a row"])
+def test_a_finished_request_of_a_step_log_is_as_long_as_the_tokens_that_came_out(
+    tmp_path: Path, emitted: int | list[int]
+) -> None:
+    asked = [{"kind": "request", "request": i, "input_length": 7, "output_length": 9, "arrival": 0.5} for i in (0, 1)]
+    step = {"kind": "step", "requests": [0, 1]}
+    lines = [
+        {"schema": "dsim-steplog", "version": 3}, *asked, {**step, "emitted": [1, 0]}, {**step, "emitted": emitted},
+        {**step, "emitted": emitted}, {"kind": "finish", "request": 0, "time": 1.0},
+    ]  # fmt: skip
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load(path).output_length.tolist() == [3, 9]
+
+
 def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = [
         {"schema": "dsim-steplog", "version": 2},
