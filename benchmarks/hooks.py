@@ -35,7 +35,9 @@ class Scheduler:
         for name in self.running:
             self.requests[name].num_computed_tokens += 1
         num = dict.fromkeys(self.running, 1)
-        return types.SimpleNamespace(num_scheduled_tokens=num, total_num_scheduled_tokens=len(num))
+        return types.SimpleNamespace(
+            num_scheduled_tokens=num, total_num_scheduled_tokens=len(num), scheduled_spec_decode_tokens={}
+        )
 
     def update_from_output(self, output: Any, model_output: Any) -> Any:
         one = [types.SimpleNamespace(request_id=n, new_token_ids=[1], finish_reason=None) for n in self.running]

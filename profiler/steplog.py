@@ -162,6 +162,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
             capacity_bytes=h.num_devices * h.memory_bytes,
             weight_bytes=h.weight_bytes,
             kv_bytes_per_token=h.kv_bytes_per_token,
+            window_bytes_per_token=h.model.window_bytes_on(h.num_devices),
             vocab=h.model.vocab,
             fixed_num_pages=h.num_pages,
         ),

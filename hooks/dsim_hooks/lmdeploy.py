@@ -18,6 +18,11 @@ def patch():
     """Put the hooks in place, once."""
     if steplog.wanted() is None:
         return
+    with steplog.harmless("everything"):
+        _patch()
+
+
+def _patch():
     from lmdeploy.pytorch.engine.engine_loop import EngineLoop
     from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
     from lmdeploy.pytorch.messages import SchedulerSession
@@ -25,19 +30,20 @@ def patch():
 
     if getattr(EngineLoop, "_dsim_hooked", False):
         return
-    EngineLoop._dsim_hooked = True
     steplog.hook_class(BaseModelAgent, "__init__", _build)
     steplog.hook_class(SchedulerSession, "add_sequence", _arrival)
     steplog.hook_class(BaseModelAgent, "_async_model_forward", _forward)
     steplog.hook_class(UnmaskingProcessor, "__call__", _unmask)
     steplog.hook_class(EngineLoop, "_finish_forward_output", _output)
+    EngineLoop._dsim_hooked = True
 
 
 def _build(agent, original, *args, **kwargs):
     """The engine's model agent is made: the log is opened."""
     original(agent, *args, **kwargs)
     if _STATE["log"] is None:
-        _STATE["log"] = steplog.StepLog(steplog.wanted(), header(agent))
+        with steplog.harmless("everything"):
+            _STATE["log"] = steplog.StepLog(steplog.wanted(), header(agent))
 
 
 def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs):
@@ -45,17 +51,20 @@ def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs)
     seq = original(session, token_ids, sampling_param, *args, **kwargs)
     if _STATE["log"] is None:
         return seq
-    asked = None if sampling_param is None else sampling_param.max_new_tokens
-    _STATE["log"].request(seq.seq_id, len(token_ids), asked)
+    with steplog.harmless("a request"):
+        asked = None if sampling_param is None else sampling_param.max_new_tokens
+        _STATE["log"].request(seq.seq_id, len(token_ids), asked)
     return seq
 
 
 async def _forward(agent, original, inputs, *args, **kwargs):
     """A forward is queued: what it computes is read when its output is here, not now."""
     log = _STATE["log"]
-    if log is not None and not inputs.is_dummy:
-        record = {"begin": log.now(), "decoding": inputs.is_decoding, "masks": None}
-        _STATE["forwards"].append(record | {"tokens": inputs.seq_length, "past": inputs.history_lengths})
+    if log is not None:
+        with log.step_left_out():
+            if not inputs.is_dummy:
+                record = {"begin": log.now(), "decoding": inputs.is_decoding, "masks": None}
+                _STATE["forwards"].append(record | {"tokens": inputs.seq_length, "past": inputs.history_lengths})
     return await original(agent, inputs, *args, **kwargs)
 
 
@@ -63,30 +72,38 @@ def _unmask(processor, original, logits, input_ids, token_ids, dllm_mask):
     """The masks of each row's block before and after a step; copies stay on the device until its output is here."""
     if _STATE["log"] is None or not _STATE["forwards"]:
         return original(processor, logits, input_ids, token_ids, dllm_mask)
-    before = dllm_mask.clone()
+    before = steplog.read("the masks of blocks", dllm_mask.clone)
     found = original(processor, logits, input_ids, token_ids, dllm_mask)
-    after = found[0] if isinstance(found, tuple) else found
-    # Forwards run one after another, and one's masks are settled before the next begins.
-    _STATE["forwards"][-1]["masks"] = before, after.clone(), processor.dllm_config.block_length
+    with _STATE["log"].step_left_out():
+        after = found[0] if isinstance(found, tuple) else found
+        # Forwards run one after another, and one's masks are settled before the next begins.
+        _STATE["forwards"][-1]["masks"] = before, after.clone(), processor.dllm_config.block_length
     return found
 
 
 def _output(loop, original, out, running, model_inputs, delta):
     """A step's output is here: tell of it."""
     log = _STATE["log"]
-    if log is None or out is None or out.next_token_ids is None or not _STATE["forwards"]:
+    if log is None or not _STATE["forwards"]:
         return original(loop, out, running, model_inputs, delta)
-    forward = _STATE["forwards"].popleft()
-    before = [seq.num_new_tokens for seq in running]
+    forward = None
+    with log.step_left_out():
+        if out is not None and out.next_token_ids is not None:
+            before = [seq.num_new_tokens for seq in running]
+            forward = _STATE["forwards"].popleft()
     found = original(loop, out, running, model_inputs, delta)
+    if forward is None:
+        return found
     end = log.now()
     begin = forward["begin"] if _STATE["end"] is None else _STATE["end"]
-    with log.harmless():
+    _STATE["end"] = None
+    with log.step_left_out():
         _write_step(log, begin, end, forward, running, before)
-    over = [seq for seq in running if seq.status.name in OVER]
-    for seq in over:
-        log.finished(seq.seq_id)
-    _STATE["end"] = end if loop.scheduler.has_unfinished() or len(over) < len(running) else None
+        over = [seq for seq in running if seq.status.name in OVER]
+        for seq in over:
+            log.finished(seq.seq_id)
+        if loop.scheduler.has_unfinished() or len(over) < len(running):
+            _STATE["end"] = end
     return found
 
 
@@ -114,24 +131,28 @@ def _write_step(log, begin, end, forward, running, before):
 
 def header(agent):
     """The log's first line, from a model agent's configuration."""
-    import lmdeploy
-    import torch
-
     model, cache = agent.model_config, agent.cache_config
-    dllm = getattr(agent.misc_config, "dllm_config", None)
-    blocks = dllm is not None and dllm.block_length > 1
-    device, memory = steplog.device_of(torch)
-    return {
-        "synthetic": False, "engine": f"LMDeploy {lmdeploy.__version__}, PyTorch", "device": device,
-        "memory_bytes": memory, "num_devices": agent.dist_config.attn_tp, "model": steplog.shape_of(model.hf_config),
-        "block_length": dllm.block_length if blocks else 1,
-        "threshold": float(dllm.confidence_threshold) if blocks else 1.0, "torch": torch.__version__,
-        "page_size": cache.block_size, "num_pages": cache.num_gpu_blocks if (cache.num_gpu_blocks or 0) > 0 else None,
-        "preset": "lmdeploy-0.18" if blocks else None,
-        "settings": {
-            "max_batch": cache.max_batches, "max_prefill_tokens": getattr(cache, "max_prefill_token_num", None),
-        },
-    }  # fmt: skip
+    dllm = steplog.read("block_length", lambda: agent.misc_config.dllm_config)
+    blocks = dllm is not None and steplog.read("block_length", lambda: dllm.block_length > 1)
+    return steplog.readable({
+        "synthetic": lambda: False, "engine": engine, **steplog.machine(),
+        "num_devices": lambda: agent.dist_config.attn_tp, "model": lambda: steplog.shape_of(model.hf_config),
+        "block_length": lambda: dllm.block_length if blocks else 1,
+        "threshold": lambda: float(dllm.confidence_threshold) if blocks else 1.0,
+        "page_size": lambda: cache.block_size,
+        "num_pages": lambda: cache.num_gpu_blocks if (cache.num_gpu_blocks or 0) > 0 else None,
+        "preset": lambda: "lmdeploy-0.18" if blocks else None,
+        "settings": lambda: steplog.readable({
+            "max_batch": lambda: cache.max_batches, "max_prefill_tokens": lambda: cache.max_prefill_token_num,
+        }),
+    })  # fmt: skip
+
+
+def engine():
+    """LMDeploy's name and version."""
+    import lmdeploy
+
+    return f"LMDeploy {lmdeploy.__version__}, PyTorch"
 
 
 def main():

@@ -25,12 +25,60 @@ SCHEMA, VERSION = "dsim-steplog", 3
 FLUSH = 0.5  # s
 TURN = 8  # lines
 ENDED = 4096  # requests that are over and still known: an engine may have a row of them in flight
+LONGEST = 200  # characters of an error that are shown
+_SAID = set()  # kinds of things that the log leaves out
 
 
 def wanted():
     """The file to write, or None where nobody asked for a log."""
     path = os.environ.get("DSIM_STEPLOG")
     return path.replace("{pid}", str(os.getpid())) if path else None
+
+
+def leave_out(kind, error):
+    """Say on stderr that the log leaves something out, and why: once for each kind of thing."""
+    if kind in _SAID:
+        return
+    _SAID.add(kind)
+    why = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"dsim-hooks: the step log leaves out {kind}: {why}\n")
+
+
+def read(kind, get):
+    """The value that `get` returns, or None where it raises an error: the log leaves it out."""
+    try:
+        return get()
+    except Exception as error:
+        leave_out(kind, error)
+        return None
+
+
+def readable(fields):
+    """The values of {name: function that reads it}, without those that are None or cannot be read."""
+    found = {name: read(name, get) for name, get in fields.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@contextlib.contextmanager
+def harmless(kind):
+    """Keep an error inside from the engine: the log leaves `kind` out."""
+    try:
+        yield
+    except Exception as error:
+        leave_out(kind, error)
+
+
+class Known:
+    """A request in the log.
+
+    num_tokens: its prompt and its tokens since, as far as steps are over.
+    """
+
+    __slots__ = ("input_length", "num_tokens", "number")
+
+    def __init__(self, number, input_length):
+        self.number, self.input_length, self.num_tokens = number, input_length, input_length
 
 
 class StepLog:
@@ -44,19 +92,19 @@ class StepLog:
         self._skip = int(os.environ.get("DSIM_STEPLOG_SKIP", "20"))
         self._zero, self._wall = time.perf_counter(), time.time()
         self._lines = queue.SimpleQueue()
-        self._requests = {}  # name -> number, input length
+        self._requests = {}  # name -> Known
         self._num_requests = 0
         self._ended = collections.deque()
         self._step = 0
         self._file = open(path, "wb")  # noqa: SIM115 - for as long as the engine runs
         first = {"schema": SCHEMA, "version": VERSION, **header, "started": self._wall}
         first.setdefault("workload", os.environ.get("DSIM_STEPLOG_WORKLOAD", "live"))
-        self._file.write(json.dumps(first, separators=(",", ":")).encode() + b"\n")
+        self._file.write(json.dumps(first, separators=(",", ":"), default=str).encode() + b"\n")
         self._file.flush()
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, self._toggle)
         self._writer = threading.Thread(target=self._write, name="dsim-steplog", daemon=True)
         self._writer.start()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._toggle)
         atexit.register(self.close)
 
     def now(self):
@@ -78,7 +126,7 @@ class StepLog:
             return
         number = self._num_requests
         self._num_requests += 1
-        self._requests[name] = number, input_length
+        self._requests[name] = Known(number, input_length)
         arrival = self.now() if arrival is None else arrival
         line = {"kind": "request", "request": number, "id": name, "input_length": input_length, "arrival": arrival}
         if output_length is not None:
@@ -114,7 +162,7 @@ class StepLog:
     def _line(self, number, start, latency, names, phases, tokens, keys, emitted, more):
         known = self._requests
         try:
-            numbers = [known[name][0] for name in names]
+            numbers = [known[name].number for name in names]
         except KeyError:
             return None
         if latency <= 0:
@@ -134,15 +182,16 @@ class StepLog:
         for name in over:
             yield from self._end(name, start + latency)
 
-    def input_length(self, name):
-        """A request's, 0 where it is not known."""
-        return self._requests.get(name, (0, 0))[1]
+    def known(self, name):
+        """A request in the log; one of no tokens where the log does not know it."""
+        return self._requests.get(name) or Known(None, 0)
 
     def _end(self, name, when):
         """The line of a request that is over."""
-        if name not in self._requests:
+        known = self._requests.get(name)
+        if known is None:
             return
-        yield {"kind": "finish", "request": self._requests[name][0], "time": when}
+        yield {"kind": "finish", "request": known.number, "time": when}
         self._ended.append(name)
         if len(self._ended) > ENDED:
             self._requests.pop(self._ended.popleft(), None)
@@ -152,7 +201,7 @@ class StepLog:
         if step is None or name not in self._requests:
             return
         line = {
-            "kind": "sequence", "request": self._requests[name][0], "step": step, "block_start": block_start,
+            "kind": "sequence", "request": self._requests[name].number, "step": step, "block_start": block_start,
             "committed": committed,
         }  # fmt: skip
         self._lines.put(line if computed is None else line | {"computed": computed})
@@ -163,23 +212,37 @@ class StepLog:
             self._lines.put(line)
 
     @contextlib.contextmanager
-    def harmless(self):
-        """What goes wrong inside ends the log and leaves the engine alone."""
+    def step_left_out(self):
+        """Leave out a step in which an error occurs, and the requests in flight: their tokens cannot be counted now."""
         try:
             yield
         except Exception as error:
-            self.on = False
-            sys.stderr.write(f"dsim-hooks: no more steps are logged: {type(error).__name__}: {error}\n")
+            leave_out("a step and the requests in flight", error)
+            self.forget()
+
+    def forget(self):
+        """Write no more lines of the requests that are known now, or of steps with them."""
+        self._requests.clear()
 
     def close(self):
-        """Write what is left."""
+        """Write the lines that are not written yet."""
         self._lines.put(None)
         self._writer.join(timeout=5)
 
     def _toggle(self, _signum, _frame):
         self.on = not self.on
+        if not self.on:
+            self.forget()  # the tokens that come meanwhile are not counted
 
     def _write(self):
+        try:
+            self._write_lines()
+        except Exception as error:  # a full disk
+            self.on = False
+            self.forget()
+            leave_out("all that comes", error)
+
+    def _write_lines(self):
         while True:
             time.sleep(FLUSH)  # lines gather: the engine's thread is woken for none of them
             num = 0
@@ -188,9 +251,10 @@ class StepLog:
                 if line is None:
                     self._file.close()
                     return
-                with self.harmless():
-                    for each in self._made(*line) if isinstance(line, tuple) else (line,):
-                        self._file.write(encode(each) + b"\n")
+                made = []
+                with self.step_left_out():
+                    made = [encode(each) for each in (self._made(*line) if isinstance(line, tuple) else (line,))]
+                self._file.writelines(each + b"\n" for each in made)
                 num += 1
                 if num % TURN == 0:  # the engine's thread, where it wants the interpreter, waits for a few lines alone
                     time.sleep(0)
@@ -218,32 +282,76 @@ def alike(column):
 
 
 def shape_of(config, context_limit=None):
-    """A model's dimensions, from the attributes of its Hugging Face configuration."""
+    """A model's dimensions, from its Hugging Face configuration; None for each that cannot be read."""
     config = getattr(config, "text_config", None) or config
 
-    def known(*names, default=None):
+    def known(*names, default=None, of=config):
         for name in names:
-            value = getattr(config, name, None)
+            try:
+                value = getattr(of, name, None)
+            except Exception as error:
+                return leave_out(f"the model's {name}", error)
             if value is not None:
                 return value
         return default
 
-    heads, hidden = known("num_attention_heads"), known("hidden_size")
+    layers, heads, hidden = known("num_hidden_layers"), known("num_attention_heads"), known("hidden_size")
+    kind, ffn, expert_ffn = (
+        str(known("model_type", default="")),
+        known("intermediate_size"),
+        known("moe_intermediate_size"),
+    )
+    usual = hidden // heads if hidden and heads else None
+    sliding = [name == "sliding_attention" for name in known("layer_types", default=())]
+    # Layers that differ have configurations of their own, and transformers refuses to name one value for all of them.
+    each = read("the model's layers", lambda: list(getattr(config, "per_layer_config", ()))) or [config] * (layers or 1)
+    full, windowed = each[0], None
+    if 0 < sum(sliding) < len(sliding) == len(each):
+        full, window = each[sliding.index(False)], each[sliding.index(True)]
+        windowed = {
+            "layers": sum(sliding), "kv_heads": known("num_key_value_heads", default=heads, of=window),
+            "head_dim": known("head_dim", default=usual, of=window), "window": known("sliding_window", of=window),
+        }  # fmt: skip
+    num_experts = known("num_experts", "n_routed_experts", "num_local_experts")
+    # Gemma has a dense feed-forward in each layer, which is shared experts of the same width together.
+    shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
+    experts = None if not num_experts or not expert_ffn else {
+        "num": num_experts, "top_k": known("num_experts_per_tok", "top_k_experts"),
+        "shared": known("num_shared_experts", "n_shared_experts", default=shared), "ffn": expert_ffn,
+        "dense_layers": known("first_k_dense_replace", default=0),
+    }  # fmt: skip
     return {
         "name": str(known("_name_or_path", "model_type", default="model") or "model"),
-        "layers": known("num_hidden_layers"), "hidden": hidden, "heads": heads,
-        "kv_heads": known("num_key_value_heads", default=heads), "head_dim": known("head_dim", default=hidden // heads),
-        "ffn": known("intermediate_size"), "vocab": known("vocab_size"),
+        "layers": layers, "hidden": hidden, "heads": heads,
+        "kv_heads": known("num_key_value_heads", default=heads, of=full),
+        "head_dim": known("head_dim", default=usual, of=full),
+        "ffn": ffn, "vocab": known("vocab_size"),
         "context_limit": context_limit or known("max_position_embeddings"),
         "tied": bool(known("tie_word_embeddings", default=False)),
-        "qk_norm": "qwen3" in str(known("model_type", default="")),
-        "qkv_bias": bool(known("attention_bias", default=False)), "experts": None,
+        "qk_norm": any(name in kind for name in ("qwen3", "gemma3", "gemma4", "diffusion_gemma")),
+        "qkv_bias": bool(known("attention_bias", default=False)), "experts": experts, "windowed": windowed,
+        "value_is_key": bool(known("attention_k_eq_v", default="diffusion_gemma" in kind)),
     }  # fmt: skip
 
 
-def device_of(torch):
-    """The device's name and memory, as torch knows them; the machine's where it knows none."""
-    if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return found.name, found.total_memory
-    return "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def machine():
+    """Functions that read the header's keys about the device, as torch knows it; the machine where it knows none."""
+
+    def device():
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.get_device_properties(torch.cuda.current_device())
+        return None
+
+    def memory():
+        return device().total_memory if device() else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def torch_version():
+        import torch
+
+        return torch.__version__
+
+    return {
+        "device": lambda: device().name if device() else "CPU", "memory_bytes": memory, "torch": torch_version,
+    }  # fmt: skip

@@ -7,30 +7,35 @@ from . import log as steplog
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ALGORITHM = "sglang.srt.dllm.algorithm.base.DllmAlgorithm"
 
-_STATE = {}  # this process's log, and what is in flight
+_STATE = {}  # this process's log (None where it could not be opened), and what is in flight
 
 
 def register():
     """Called by SGLang in each of its processes; a log is opened where the first request is scheduled."""
     if steplog.wanted() is None:
         return
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    with steplog.harmless("everything"):
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for target, around in (
-        (f"{SCHEDULER}.handle_generate_request", around_request),
-        (f"{SCHEDULER}.run_batch", around_run),
-        (f"{SCHEDULER}.process_batch_result", around_result),
-        (f"{ALGORITHM}.run", around_blocks),
-    ):
-        HookRegistry.register(target, around, HookType.AROUND)
+        for target, around in (
+            (f"{SCHEDULER}.handle_generate_request", around_request),
+            (f"{SCHEDULER}.run_batch", around_run),
+            (f"{SCHEDULER}.process_batch_result", around_result),
+            (f"{ALGORITHM}.run", around_blocks),
+        ):
+            HookRegistry.register(target, around, HookType.AROUND)
 
 
 def around_request(original, scheduler, request, *args, **kwargs):
     """A request's arrival."""
     if "log" not in _STATE:
-        _STATE.update(log=steplog.StepLog(steplog.wanted(), header(scheduler)), begun={}, end=None, forwards=[])
-    asked = request.sampling_params.max_new_tokens
-    _STATE["log"].request(request.rid, len(request.input_ids or ()), asked)
+        _STATE.update(log=None, begun={}, end=None, forwards=[], rows=[], by_law=False)
+        with steplog.harmless("everything"):
+            _STATE["log"] = steplog.StepLog(steplog.wanted(), header(scheduler))
+    if _STATE["log"] is not None:
+        with steplog.harmless("a request"):
+            asked = request.sampling_params.max_new_tokens
+            _STATE["log"].request(request.rid, len(request.input_ids or ()), asked)
     return original(scheduler, request, *args, **kwargs)
 
 
@@ -39,11 +44,12 @@ def around_run(original, scheduler, batch, *args, **kwargs):
     log = _STATE.get("log")
     if log is None:
         return original(scheduler, batch, *args, **kwargs)
-    begin, rows = log.now(), []
-    with log.harmless():
-        rows = rows_of(batch)
-    state = {"waiting": len(scheduler.waiting_queue), "running": len(batch.reqs)}
-    _STATE.update(forwards=[], rows=rows)
+    begin = log.now()
+    _STATE.update(forwards=[], rows=[])
+    with log.step_left_out():
+        _STATE["rows"] = rows_of(batch)
+    rows = _STATE["rows"]
+    state = steplog.readable({"waiting": lambda: len(scheduler.waiting_queue), "running": lambda: len(batch.reqs)})
     result = original(scheduler, batch, *args, **kwargs)
     if log.on:
         _STATE["begun"][id(result)] = begin, rows, state, _STATE["forwards"]
@@ -56,12 +62,14 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
     plan = None if log is None else _STATE["begun"].pop(id(result), None)
     if plan is None:
         return original(scheduler, batch, result, *args, **kwargs)
-    before = [num_tokens(req) for req in batch.reqs]
+    before = []
+    with log.step_left_out():
+        before = [num_tokens(req) for req in batch.reqs]
     found = original(scheduler, batch, result, *args, **kwargs)
     end = log.now()
-    with log.harmless():
+    with log.step_left_out():
         _write_steps(log, end, plan, batch, before)
-    _STATE["end"] = end if has_work(scheduler, batch) else None
+    _STATE["end"] = end if steplog.read("idle times", lambda: has_work(scheduler, batch)) else None
     return found
 
 
@@ -100,7 +108,8 @@ def has_work(scheduler, batch):
 
 def around_blocks(original, algorithm, *args, **kwargs):
     """The forwards of a batch of blocks: one, or as many as the slowest block needs. Each is a step."""
-    _hook_step(type(algorithm))
+    with steplog.harmless("the forwards of a batch"):
+        _hook_step(type(algorithm))
     return original(algorithm, *args, **kwargs)
 
 
@@ -112,12 +121,13 @@ def _hook_step(kind):
 
     @functools.wraps(step)
     def hooked(self, forward_batch, *args, **kwargs):
-        before = forward_batch.input_ids.clone()
-        done = step(self, forward_batch, *args, **kwargs)
         log = _STATE.get("log")
-        if log is not None and log.on:
-            with log.harmless():
-                _STATE["forwards"].append((log.now(), *blocks_of(self, forward_batch, before)))
+        if log is None or not log.on:
+            return step(self, forward_batch, *args, **kwargs)
+        before = steplog.read("the forwards of a batch", forward_batch.input_ids.clone)
+        done = step(self, forward_batch, *args, **kwargs)
+        with log.step_left_out():
+            _STATE["forwards"].append((log.now(), *blocks_of(self, forward_batch, before)))
         return done
 
     hooked._dsim_hooked = True
@@ -172,30 +182,34 @@ def write(log, begin, end, rows, **more):
 
 def header(scheduler):
     """The log's first line, from SGLang's configuration."""
-    import sglang
-    import torch
-
     args, model = scheduler.server_args, scheduler.model_config
-    device, memory = steplog.device_of(torch)
     dllm = getattr(scheduler, "dllm_config", None)
-    settings = {} if dllm is None else dict(dllm.algorithm_config or {})
-    shape = steplog.shape_of(model.hf_config, model.context_len)
-    shape["name"] = str(args.served_model_name or args.model_path)
-    preset = None if dllm is None else preset_of(dllm)
+    settings = {} if dllm is None else steplog.read("threshold", lambda: dict(dllm.algorithm_config or {})) or {}
+    preset = None if dllm is None else steplog.read("preset", lambda: preset_of(dllm))
     _STATE["by_law"] = preset not in ("sglang-fdfo", "sglang-sync")
-    # What was not asked for the server works out: the scheduler has it, not the arguments.
-    rows = scheduler.max_running_requests if dllm is None else dllm.max_running_requests
-    return {
-        "synthetic": False, "engine": f"SGLang {sglang.__version__}", "device": device, "memory_bytes": memory,
-        "num_devices": scheduler.tp_size, "model": shape, "block_length": 1 if dllm is None else dllm.block_size,
-        "threshold": float(settings.get("threshold", 1.0 if dllm is None else 0.95)), "torch": torch.__version__,
-        "page_size": scheduler.page_size, "num_pages": scheduler.max_total_num_tokens // scheduler.page_size,
-        "preset": preset,
-        "settings": {
-            "max_running_requests": rows, "chunked_prefill_size": scheduler.chunked_prefill_size,
-            "max_prefill_tokens": scheduler.max_prefill_tokens,
-        },
-    }  # fmt: skip
+    return steplog.readable({
+        "synthetic": lambda: False, "engine": engine, **steplog.machine(), "num_devices": lambda: scheduler.tp_size,
+        "model": lambda: steplog.shape_of(model.hf_config, model.context_len)
+        | {"name": str(args.served_model_name or args.model_path)},
+        "block_length": lambda: 1 if dllm is None else dllm.block_size,
+        "threshold": lambda: float(settings.get("threshold", 1.0 if dllm is None else 0.95)),
+        "page_size": lambda: scheduler.page_size,
+        "num_pages": lambda: scheduler.max_total_num_tokens // scheduler.page_size,
+        "preset": lambda: preset,
+        # The server works out what was not asked for: the scheduler has it, not the arguments.
+        "settings": lambda: steplog.readable({
+            "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
+            "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,
+            "max_prefill_tokens": lambda: scheduler.max_prefill_tokens,
+        }),
+    })  # fmt: skip
+
+
+def engine():
+    """SGLang's name and version."""
+    import sglang
+
+    return f"SGLang {sglang.__version__}"
 
 
 def preset_of(dllm):

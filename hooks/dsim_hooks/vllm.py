@@ -11,17 +11,18 @@ def register():
     """Called by vLLM in each of its processes; only one that runs an EngineCore opens a log."""
     if steplog.wanted() is None:
         return
-    from vllm.v1.engine.core import EngineCore
+    with steplog.harmless("everything"):
+        from vllm.v1.engine.core import EngineCore
 
-    if getattr(EngineCore, "_dsim_hooked", False):
-        return
-    EngineCore._dsim_hooked = True
-    # An engine loads its plug-ins as its first act: the one being built is hooked by the class's other methods.
-    steplog.hook_class(EngineCore, "__init__", _build)
-    steplog.hook_class(EngineCore, "add_request", _add)
-    # The engine looks for requests between two steps; a thread of its own takes them in as they come.
-    if hasattr(EngineCore, "preprocess_add_request"):
-        steplog.hook_class(EngineCore, "preprocess_add_request", _come)
+        if getattr(EngineCore, "_dsim_hooked", False):
+            return
+        # The engine looks for requests between two steps; a thread of its own takes them in as they come.
+        if hasattr(EngineCore, "preprocess_add_request"):
+            steplog.hook_class(EngineCore, "preprocess_add_request", _come)
+        # An engine loads its plug-ins as its first act: the one being built is hooked by the class's other methods.
+        steplog.hook_class(EngineCore, "__init__", _build)
+        steplog.hook_class(EngineCore, "add_request", _add)
+        EngineCore._dsim_hooked = True
 
 
 def _build(engine, original, vllm_config, *args, **kwargs):
@@ -30,18 +31,17 @@ def _build(engine, original, vllm_config, *args, **kwargs):
 
 
 def _add(engine, original, request, *args, **kwargs):
-    hooked = hook(engine, engine.vllm_config)
-    params = request.sampling_params
-    came = _CAME.pop(request.request_id, None)
-    hooked.log.request(
-        request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
-        request.arrival_time, None if came is None else hooked.log.at(came),
-    )  # fmt: skip
+    with steplog.harmless("a request"):
+        came = _CAME.pop(request.request_id, None)
+        hooked = hook(engine, engine.vllm_config)
+        if hooked is not None:
+            hooked.request(request, came)
     return original(engine, request, *args, **kwargs)
 
 
 def _come(engine, original, request, *args, **kwargs):
-    _CAME[request.request_id] = time.perf_counter()
+    with steplog.harmless("when requests reach the engine"):
+        _CAME[request.request_id] = time.perf_counter()
     return original(engine, request, *args, **kwargs)
 
 
@@ -50,10 +50,12 @@ _HOOKED = weakref.WeakKeyDictionary()
 
 
 def hook(engine, config):
-    """The hooks of an engine, put in place once."""
-    if engine not in _HOOKED:
-        _HOOKED[engine] = Hooks(engine, config)
-    return _HOOKED[engine]
+    """The hooks of an engine, put in place once; None where that failed."""
+    with steplog.harmless("everything"):
+        if engine not in _HOOKED:
+            _HOOKED[engine] = None
+            _HOOKED[engine] = Hooks(engine, config)
+        return _HOOKED[engine]
 
 
 class Hooks:
@@ -65,44 +67,63 @@ class Hooks:
     """
 
     def __init__(self, engine, config):
-        self.log = steplog.StepLog(steplog.wanted(), header(config))
         self._scheduler = scheduler = engine.scheduler
-        self._diffusion = bool(getattr(config.model_config, "is_diffusion", False))
-        self._plans = {}  # id of a scheduler's output -> (when, rows, waiting, running, pages, preempted)
+        self._diffusion = is_diffusion(config.model_config)
+        first, self._pages_a_block = header(config, scheduler)
+        self.log = steplog.StepLog(steplog.wanted(), first)
+        self._plans = {}  # id of a scheduler's output -> (when, rows, state, events)
         self._end = None  # of the last step, where work was left
-        self._device = DeviceTime(engine.model_executor)
+        self._device = steplog.read("device", lambda: DeviceTime(engine.model_executor))
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update
+
+    def request(self, request, came):
+        """Take down a request. came: when it reached the engine, on the clock of time.perf_counter, or None."""
+        params = request.sampling_params
+        self.log.request(
+            request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
+            request.arrival_time, None if came is None else self.log.at(came),
+        )  # fmt: skip
 
     def schedule(self, *args, **kwargs):
         begin = self.log.now()
         output = self._schedule(*args, **kwargs)
-        if self.log.on and output.total_num_scheduled_tokens:
-            with self.log.harmless():
-                num, requests = output.num_scheduled_tokens, self._scheduler.requests
-                # A scheduled request counts as computed.
-                rows = list(num), list(num.values()), [requests[name].num_computed_tokens for name in num]
-                self._plans[id(output)] = begin, rows, self._state(), self._device.begin()
+        if self.log.on:
+            with self.log.step_left_out():
+                self._plan(begin, output)
         return output
+
+    def _plan(self, begin, output):
+        """Take down what a step that is decided on will compute."""
+        if not output.total_num_scheduled_tokens:
+            return
+        num, requests = output.num_scheduled_tokens, self._scheduler.requests
+        # A scheduled request counts as computed. A canvas is a row of drafts to vLLM.
+        rows = (
+            list(num), list(num.values()), [requests[name].num_computed_tokens for name in num],
+            set(output.scheduled_spec_decode_tokens),
+        )  # fmt: skip
+        events = steplog.read("device", self._device.begin) if self._device is not None else None
+        self._plans[id(output)] = begin, rows, self._state(), events
 
     def update(self, output, model_output, *args, **kwargs):
         found = self._update(output, model_output, *args, **kwargs)
         end = self.log.now()
         plan = self._plans.pop(id(output), None)
         if plan is not None:
-            with self.log.harmless():
+            with self.log.step_left_out():
                 self._step(end, plan, model_output, found)
-        self._end = end if self._scheduler.has_requests() else None
+        self._end = end if steplog.read("idle times", self._scheduler.has_requests) else None
         return found
 
     def _step(self, end, plan, model_output, found):
         """Take down a step that ends now."""
         begin, rows, state, events = plan
         start = begin if self._end is None else self._end
-        graph = getattr(model_output, "cudagraph_stats", None)
+        graph = steplog.read("graph", lambda: model_output.cudagraph_stats)
         if graph is not None:
-            state["graph"] = "NONE" not in str(graph.runtime_mode)
-        device = self._device.end(events)
+            state["graph"] = steplog.read("graph", lambda: "NONE" not in str(graph.runtime_mode))
+        device = steplog.read("device", lambda: self._device.end(events)) if events is not None else None
         if device is not None and 0 < device <= end - start:
             state["device"] = device
         # Numbers and names alone: an output that is kept for later is work for the garbage collector.
@@ -116,33 +137,44 @@ class Hooks:
 
     def _told(self, rows, state, emitted, over):
         """The columns of a step for StepLog.step_later, in the log's own thread."""
-        names, tokens, keys = rows
+        names, tokens, keys, drafted = rows
         emitted = [emitted.get(name, 0) for name in names]
         # Of a row that decodes one token; others are put right below.
-        phases, prompts, pairs, heads = ["decode"] * len(names), 0, sum(keys), len(names)
-        for i, (n, key, prompt) in enumerate(zip(tokens, keys, map(self.log.input_length, names), strict=True)):
-            if n == 1 and key > prompt and not self._diffusion:
+        phases, prompts, pairs, heads, sampled = ["decode"] * len(names), 0, sum(keys), len(names), len(names)
+        for i, (name, n) in enumerate(zip(names, tokens, strict=True)):
+            known, key, phase, logits = self.log.known(name), keys[i], "decode", 1
+            new = emitted[i]
+            if name in drafted:
+                # The scheduler counts drafts in flight as computed until they are rejected; these keys are exact.
+                keys[i] = known.num_tokens + n - (not self._diffusion)
+                logits = n
+                if self._diffusion:  # a canvas is handed out by the pass that leaves its keys and values
+                    phase, new = ("flush", n) if new else ("denoise", 0)
+            elif self._diffusion or n > 1 or key <= known.input_length:
+                # A prompt, or tokens of an answer that lost their keys and values. Before a canvas nothing is sampled.
+                phase, logits, prompts = "prefill", 0 if self._diffusion else 1, prompts + n
+            known.num_tokens += new
+            if n == 1 and phase == "decode":
                 continue
-            of_prompt = max(0, min(n, prompt - (key - n)))
-            prompts += of_prompt
-            # A canvas sees itself whole, and all of it goes through the LM head; other queries see what is before them.
-            canvas = self._diffusion and not of_prompt
-            pairs += (n * key if canvas else n * (2 * key - n + 1) // 2) - key
-            heads += n - 1 if canvas else 0
-            if of_prompt:
-                phases[i] = "prefill"
-            elif canvas:  # it is handed out with the pass that leaves its keys and values
-                phases[i] = "flush" if emitted[i] else "denoise"
-        more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": heads, **state}
+            phases[i] = phase
+            # A canvas that is denoised sees itself whole; other queries see the tokens before them.
+            pairs += (n * keys[i] if phase == "denoise" else n * (2 * keys[i] - n + 1) // 2) - key
+            heads += logits - 1
+            # A canvas's last pass computes logits and drops them.
+            sampled += (0 if phase == "flush" else logits) - 1
+        more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
         return names, phases, tokens, keys, emitted, more, over
 
     def _state(self):
         scheduler = self._scheduler
-        found = {"waiting": len(scheduler.waiting), "running": len(scheduler.running)}
-        pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
-        if pool is not None:
-            found["pages"] = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        return found
+        return steplog.readable({
+            "waiting": lambda: len(scheduler.waiting), "running": lambda: len(scheduler.running), "pages": self._pages,
+        })  # fmt: skip
+
+    def _pages(self):
+        pool = self._scheduler.kv_cache_manager.block_pool
+        # One block of the pool is never used.
+        return round((pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()) * self._pages_a_block)
 
 
 class DeviceTime:
@@ -176,25 +208,54 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def header(config):
-    """The log's first line, from vLLM's configuration."""
-    import torch
+def header(config, engine_scheduler):
+    """The log's first line, from vLLM's configuration, and the pages that a block of the scheduler's pool is."""
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    shape = steplog.read("model", lambda: steplog.shape_of(model.hf_config, model.max_model_len))
+    canvas = steplog.read("block_length", lambda: model.hf_config.canvas_length if is_diffusion(model) else 1)
+    pool = steplog.read("page_size", lambda: pool_of(engine_scheduler.kv_cache_config, shape))
+    pages_a_block = 1 if pool is None else pool[1]
+    return steplog.readable({
+        "synthetic": lambda: False, "engine": lambda: engine_of(model), **steplog.machine(),
+        "num_devices": lambda: config.parallel_config.tensor_parallel_size,
+        "model": lambda: shape | {"name": name_of(model)}, "block_length": lambda: canvas, "threshold": lambda: 1.0,
+        "temperature": lambda: 0.0, "page_size": lambda: cache.block_size if pool is None else pool[0],
+        "num_pages": lambda: round((cache.num_gpu_blocks - 1) * pages_a_block),
+        "preset": lambda: "vllm-diffusion" if is_diffusion(model) else "vllm-ar",
+        "settings": lambda: steplog.readable({
+            **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
+            "prefix_caching": lambda: bool(cache.enable_prefix_caching),
+            "dtype": lambda: str(model.dtype).replace("torch.", ""),
+        }),
+    }), pages_a_block  # fmt: skip
+
+
+def is_diffusion(model):
+    """Whether a model decodes canvases."""
+    return bool(getattr(model, "is_diffusion", False))
+
+
+def engine_of(model):
+    """vLLM's name and version, and how it runs forwards."""
     import vllm
 
-    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
-    device, memory = steplog.device_of(torch)
-    shape = steplog.shape_of(model.hf_config, model.max_model_len)
+    return f"vLLM {vllm.__version__}, V1" + (", eager" if model.enforce_eager else "")
+
+
+def name_of(model):
+    """The name that the model is served under."""
     served = model.served_model_name
-    shape["name"] = str(served[0] if isinstance(served, list) else served)
-    canvas = getattr(model.hf_config, "canvas_length", None) if getattr(model, "is_diffusion", False) else None
-    return {
-        "synthetic": False, "engine": f"vLLM {vllm.__version__}, V1" + (", eager" if model.enforce_eager else ""),
-        "device": device, "memory_bytes": memory, "num_devices": config.parallel_config.tensor_parallel_size,
-        "model": shape, "block_length": int(canvas or 1), "threshold": 1.0, "temperature": 0.0,
-        "page_size": cache.block_size, "num_pages": cache.num_gpu_blocks, "torch": torch.__version__,
-        "preset": "vllm-diffusion" if canvas else "vllm-ar",
-        "settings": {
-            **{name: getattr(scheduler, name, None) for name in SETTINGS},
-            "prefix_caching": bool(cache.enable_prefix_caching), "dtype": str(model.dtype).replace("torch.", ""),
-        },
-    }  # fmt: skip
+    return str(served[0] if isinstance(served, list) else served)
+
+
+def pool_of(kv, shape):
+    """Tokens of a page, and the pages that a block of vLLM's pool is.
+
+    A page holds `page_size` tokens in the layers that see all tokens before theirs. A block holds them in the layers
+    of one group, each group has as many layers, and a token takes a block of each.
+    """
+    groups = kv.kv_cache_groups
+    full = next((group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None) is None), groups[0])
+    windowed = shape["windowed"]["layers"] if shape["windowed"] else 0
+    in_group, layers = max(len(group.layer_names) for group in groups), sum(len(group.layer_names) for group in groups)
+    return full.kv_cache_spec.block_size, in_group * shape["layers"] / (layers * (shape["layers"] - windowed))

@@ -7,12 +7,14 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dsim
+from dsim.profiler.models import model
 from dsim.profiler.steplog import StepLog, read_log
 
 torch = pytest.importorskip("torch")
@@ -81,18 +83,113 @@ def test_requests_and_steps_while_nothing_is_logged_leave_no_line(
     assert lines[2]["step"] == 3
 
 
-def test_a_step_that_cannot_be_told_ends_the_log_and_not_the_engine(
+def kinds(tmp_path: Path) -> list[str | None]:
+    """The kinds of the log's lines; None: the header."""
+    return [json.loads(line).get("kind") for line in (tmp_path / "steps.jsonl").open()]
+
+
+def test_a_step_that_cannot_be_read_is_left_out_with_its_requests_and_said_once(
     hook: Hook, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = hook("log").StepLog(tmp_path / "steps.jsonl", {"synthetic": True})
     log.request("a", 4)
-    log.step_later(0.0, 0.1, lambda: 1 // 0)
+    with log.step_left_out():
+        raise ValueError("another")
+    log.step(0.3, 0.1, [("a", "decode", 1, 5, 1)])  # how many tokens it has by now is not known
+    log.finished("a")
+    log.request("b", 4)
+    log.step_later(0.4, 0.1, lambda: 1 // 0)
+    log.close()
+    assert log.on
+    assert capfd.readouterr().err == (
+        "dsim-hooks: the step log leaves out a step and the requests in flight: ValueError: another\n"
+    )
+    assert kinds(tmp_path) == [None, "request", "request"]
+
+
+def test_requests_in_flight_while_nothing_is_logged_get_no_more_lines(hook: Hook, tmp_path: Path) -> None:
+    log = hook("log").StepLog(tmp_path / "steps.jsonl", {"synthetic": True})
+    log.request("a", 4)
+    log.step(0.0, 0.1, [("a", "prefill", 4, 4, 1)])
+    log._toggle(None, None)
+    log._toggle(None, None)
+    log.request("b", 4)
+    log.step(0.2, 0.1, [("a", "decode", 1, 6, 1), ("b", "prefill", 4, 4, 1)])
+    log.finished("a")
+    log.step(0.3, 0.1, [("b", "decode", 1, 5, 1)])
+    log.finished("b")
+    log.close()
+    assert kinds(tmp_path) == [None, "request", "step", "request", "step", "finish"]
+
+
+def test_a_log_that_cannot_be_written_ends_and_says_so(
+    hook: Hook, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = hook("log").StepLog(tmp_path / "steps.jsonl", {"synthetic": True})
+
+    class Full:
+        def writelines(self, lines: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    log._file = Full()
+    log.request("a", 4)
     log.close()
     assert not log.on
+    log.step(0.0, 0.1, [("a", "prefill", 4, 4, 1)])
+    log.finished("a")
+    assert log._lines.get() is None  # that of `close`: nothing gathers
+    assert log._lines.empty()
     assert capfd.readouterr().err == (
-        "dsim-hooks: no more steps are logged: ZeroDivisionError: integer division or modulo by zero\n"
+        "dsim-hooks: the step log leaves out all that comes: OSError: [Errno 28] No space left on device\n"
     )
-    assert [json.loads(line).get("kind") for line in (tmp_path / "steps.jsonl").open()] == [None, "request"]
+
+
+class Layers(types.SimpleNamespace):
+    """A configuration as transformers has it where layers differ: no value stands for all of them."""
+
+    @property
+    def head_dim(self) -> int:
+        raise RuntimeError("'head_dim' is a per-layer attribute and may vary across layers.\nAccess it via the layers")
+
+    num_key_value_heads = head_dim
+
+
+GEMMA = {
+    "model_type": "diffusion_gemma_text", "num_hidden_layers": 30, "hidden_size": 2816, "num_attention_heads": 16,
+    "intermediate_size": 2112, "vocab_size": 262144, "max_position_embeddings": 262144, "tie_word_embeddings": True,
+    "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+}  # fmt: skip
+
+
+def test_a_model_whose_layers_differ_has_the_shape_that_dsim_knows(hook: Hook) -> None:
+    kinds = GEMMA["layer_types"] * 5  # type: ignore[operator]
+    layer = {"sliding_attention": {"num_key_value_heads": 8, "head_dim": 256},
+             "full_attention": {"num_key_value_heads": 2, "head_dim": 512}}  # fmt: skip
+    each = [types.SimpleNamespace(**GEMMA, **layer[kind]) for kind in kinds]
+    text = Layers(**GEMMA | {"layer_types": kinds}, per_layer_config=each)
+    shape = hook("log").shape_of(types.SimpleNamespace(text_config=text))
+    known = asdict(model("DiffusionGemma-26B-A4B"))
+    assert shape | {"name": known["name"]} == known
+
+
+def test_what_a_configuration_refuses_is_left_out_in_one_line(hook: Hook, capfd: pytest.CaptureFixture[str]) -> None:
+    shape = hook("log").shape_of(Layers(num_attention_heads=4, hidden_size=64, num_hidden_layers=2))
+    assert (shape["heads"], shape["kv_heads"], shape["head_dim"]) == (4, None, None)
+    said = capfd.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in said] == [
+        "the step log leaves out the model's num_key_value_heads", "the step log leaves out the model's head_dim",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "lmdeploy"])
+def test_an_engine_of_another_release_runs_without_a_log(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], engine: str
+) -> None:
+    monkeypatch.setitem(sys.modules, engine, types.ModuleType(engine))  # it has none of the modules
+    module = hook(engine)
+    (module.patch if engine == "lmdeploy" else module.register)()
+    assert capfd.readouterr().err.startswith("dsim-hooks: the step log leaves out everything: ModuleNotFoundError: ")
 
 
 class VllmRequest(types.SimpleNamespace):
@@ -116,7 +213,10 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
                 tokens[name] = n
                 request.num_computed_tokens += n
             self.running, self.waiting = self.running + self.waiting, []
-            return types.SimpleNamespace(num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()))
+            return types.SimpleNamespace(
+                num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()),
+                scheduled_spec_decode_tokens={},
+            )  # fmt: skip
 
         def update_from_output(self, output: Any, model_output: Any) -> Any:
             outputs = []
