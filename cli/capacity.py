@@ -84,7 +84,8 @@ def capacity_command(
         check_folder(out, report.CAPACITY, force=force)
     one = 1 if rate is not None else replicas_of([policy], replicas)
     scenario = options.scenario(
-        given, trace=trace, policy=policy, replicas=one, num_requests=num_requests, slos=tuple(given["slo"] or ())
+        given, [policy], trace=trace, policy=policy, replicas=one, num_requests=num_requests,
+        slos=tuple(given["slo"] or ()),
     )  # fmt: skip
     width = percent("--precision", precision)
     search = partial(capacity, scenario)

@@ -15,6 +15,7 @@ from .options import option
 from .screen import Screen, say
 
 if TYPE_CHECKING:
+    from ..engine.allowed_code import AllowedCode
     from ..profiler.profile import Profile
     from ..report.run import Run
 
@@ -52,6 +53,7 @@ def compare_command(
         str | None, option("P", "Which policy of the predicted run a load generator measured.", "--policy")
     ] = None,
     across: Annotated[bool, typer.Option("--across", help="Compare different models or devices.")] = False,
+    allow_code: options.AllowCode = None,
     out: Annotated[Path | None, option("DIR", "Write compare.json and report.html.", "-o", "--out")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
@@ -60,6 +62,7 @@ def compare_command(
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     """
+    from ..engine.allowed_code import allowed
     from ..profiler.profile import load
     from ..report.compare import files as compare_files
     from ..report.compare.bounds import Bound
@@ -71,7 +74,8 @@ def compare_command(
     bounds = [Bound.parse(text) for text in bound or []]
     if out is not None:
         check_folder(out, compare_files.COMPARISON, force=force)
-    pairs = [_pair(p, m, trace, columns, policy) for p, m in zip(runs[::2], runs[1::2], strict=True)]
+    code = allowed(allow_code or [])
+    pairs = [_pair(p, m, trace, columns, policy, code) for p, m in zip(runs[::2], runs[1::2], strict=True)]
     held = [_fitted(run) for pair in pairs for run in pair if "fitted_profile" in run.info]
     given = {found.name: found for found in [*held, *map(load, profile or [])]}
     screen = Screen()
@@ -96,8 +100,9 @@ def compare_command(
 
 
 def _pair(
-    predicted: Path, measured: Path, trace: str | None, columns: str | None, policy: str | None
-) -> "tuple[Run, Run]":
+    predicted: Path, measured: Path, trace: str | None, columns: str | None, policy: str | None,
+    allow_code: "AllowedCode",
+) -> "tuple[Run, Run]":  # fmt: skip
     """Two runs; a load generator's file is read in the terms of the other run, or of its trace."""
     from ..report.clients.measured import measured_beside, measured_run
     from ..report.clients.read import read_client
@@ -107,10 +112,10 @@ def _pair(
     if predicted.is_file():
         first: Run = measured_run(read_client(predicted), asked, policy=policy or "server")
     else:
-        first = read_run(predicted)
+        first = read_run(predicted, allow_code)
     if measured.is_file():
         return first, measured_beside(first, read_client(measured), asked, policy)
-    return first, read_run(measured)
+    return first, read_run(measured, allow_code)
 
 
 def _fitted(run: "Run") -> "Profile":

@@ -1,10 +1,12 @@
 """dsim policies: what there is, one line each."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from . import options
 from .options import option
 from .screen import print_json
 
@@ -14,10 +16,11 @@ def policies(
     fields: Annotated[
         str | None, option("SPEC", "The fields of one policy: default, what each may be, what it means.", "--fields")
     ] = None,
+    allow_code: options.AllowCode = None,
 ) -> None:
     """List the policies' presets and the fields that a SPEC can set."""
     if fields is not None:
-        _print_fields(fields, as_json)
+        _print_fields(fields, as_json, allow_code or [])
         return
     from ..engine.policy import PRESETS, describe, settings_of
 
@@ -31,12 +34,14 @@ def policies(
     typer.echo(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(known)}.")
 
 
-def _print_fields(spec: str, as_json: bool) -> None:
+def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
     """A policy's fields, axis by axis, with their values in this policy, and the paper or file that it follows."""
     from ..engine.part import AXES, fields_of
     from ..engine.policy import name_of, parse, preset_of
+    from ..planner.scenario import named_code
 
-    policy, preset = parse(spec), preset_of(name_of(spec))
+    code = named_code([spec], allow_code)
+    policy, preset = parse(spec, code), preset_of(name_of(spec), spec, code)
     axes = {axis: fields_of(getattr(policy, axis)) for axis in AXES}
     if as_json:
         listed = [{"axis": axis, **asdict(field)} for axis, found in axes.items() for field in found]

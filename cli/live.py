@@ -73,7 +73,7 @@ def live_command(
     from ..report.text import render
 
     specs, seed = options.different(policy or ["lmdeploy-bd32"]), given["seed"]
-    first = options.scenario(given, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
+    first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:
         scenario.parsed_policy()

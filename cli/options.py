@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -162,6 +163,14 @@ MissingFails = Annotated[
     bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
 ]
 
+AllowCode = Annotated[
+    list[Path] | None,
+    option(
+        "FILE.py", "A file of code that a TOML file, a table or a run may name; repeat (docs/security.md).",
+        "--allow-code",
+    ),
+]  # fmt: skip
+
 # Where it runs, and what comes out.
 Backend = Annotated[
     str, option("B", f"One of: {', '.join(choices.BACKENDS)}.", "--backend", values=lambda: choices.BACKENDS)
@@ -183,6 +192,7 @@ SCENARIO: dict[str, tuple[Any, Any]] = {
     "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),
     "columns": (Columns, None), "skip_bad": (SkipBad, False), "emit": (Emit, "block"), "eos": (Eos, False),
     "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
+    "allow_code": (AllowCode, None),
 }  # fmt: skip
 Given = Mapping[str, Any]  # values of such options, by name
 NONE_GIVEN: Given = MappingProxyType({})
@@ -218,14 +228,18 @@ def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[...,
     return with_options
 
 
-def scenario(given: Given, **other: Any) -> "Scenario":
-    """The scenario of a command's options, which are named as its fields are; `other` adds fields or replaces some."""
-    from ..planner.scenario import Scenario
+def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
+    """The scenario of a command's options, which are named as its fields are; `other` adds fields or replaces some.
+
+    policies: those that the command line names, whose code may be loaded.
+    """
+    from ..planner.scenario import Scenario, named_code
     from ..report.slo import Slo
 
     known = {field.name: given[field.name] for field in fields(Scenario) if field.name in given}
     known["slos"] = tuple(str(Slo.parse(text)) for text in given["slo"] or [])
     known["missing_passes"] = not given["missing_fails"]
+    known["allow_code"] = named_code(policies, given["allow_code"] or [])
     if not 0 <= known.get("drop_warmup", 0.0) < math.inf:
         raise DsimError(f"--drop-warmup is {known['drop_warmup']} s, expected at least 0 and finite")
     return Scenario(**{**known, **other})

@@ -114,7 +114,7 @@ def plan_command(
     names = profile or ([] if at_home else [choices.PROFILE])
     profiles = sheets or [load(name) for name in options.different(names)]
     scenario = options.scenario(
-        given, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
+        given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
     )
     options_asked: dict[str, Any] = {
         "attainment": percent("--attainment", attainment),
@@ -124,7 +124,7 @@ def plan_command(
     candidates, left_out = candidates_of(
         scenario, specs, profiles, _prices(gpu_hour),
         min_quality=None if min_quality is None else parse_share(min_quality),
-        quality_table=None if quality_table is None else load_table(quality_table),
+        quality_table=None if quality_table is None else load_table(quality_table, scenario.allow_code),
     )  # fmt: skip
     profiles = list({c.profile.name: c.profile for c in candidates}.values())
     wanted = own_rate(scenario) if rate is None else rate
@@ -132,10 +132,13 @@ def plan_command(
     if out is not None:
         check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
     screen = Screen()
-    options.warn(screen, scenario, [parse(placed(spec)[0]) for spec in specs])
+    code = scenario.allow_code
+    options.warn(screen, scenario, [parse(placed(spec)[0], code) for spec in specs])
     on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
     source = scenario.source()
-    options.warn_of_runs(screen, [(parse(spec), own, scenario.workload, source) for spec, own in on_first.items()])
+    options.warn_of_runs(
+        screen, [(parse(spec, code), own, scenario.workload, source) for spec, own in on_first.items()]
+    )
     try:
         with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting") as bar:
             taken = None if out is None else Taken(out, PLAN, force=force)

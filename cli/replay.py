@@ -57,6 +57,7 @@ def replay(
 
     known: dict[str, Any] = {"command": options.command()}
     screen = Screen()
+    named = policy or []  # and not what a log names
     if as_logged:
         from .as_logged import as_logged as read_as_logged
 
@@ -75,8 +76,9 @@ def replay(
     if concurrency is not None and (arrival != "trace" or given["rate"] is not None or not drain):
         raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
     first = options.scenario(
-        given, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]), burstiness=burstiness,
-        fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter, keep_failed=keep_failed, drain=drain,
+        given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
+        burstiness=burstiness, fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter,
+        keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins

@@ -28,6 +28,7 @@ def reproduce_command(
     ] = None,
     seeds: Annotated[int | None, option("N", "Runs of each point, in place of the experiment's own number.")] = None,
     jobs: options.Jobs = None,
+    allow_code: options.AllowCode = None,
     out: Annotated[
         Path | None, option("DIR", "Keep each run, results.csv and report.html; a second call goes on.", "-o", "--out")
     ] = None,
@@ -38,6 +39,7 @@ def reproduce_command(
 
     dsim reproduce focus-throughput -o runs/focus
     """
+    from ..engine.allowed_code import allowed
     from ..engine.errors import DsimError
     from ..report.html import to_html
     from ..report.reproduce import reproduce_page
@@ -58,7 +60,8 @@ def reproduce_command(
         return
     if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
         raise DsimError(f"--seeds is {seeds}, expected 1 to {MAX_SEEDS}")
-    experiments = [read(name) for name in options.different(names or list(shipped()), "experiment")]
+    code = allowed(allow_code or [])
+    experiments = [read(name, code) for name in options.different(names or list(shipped()), "experiment")]
     given = {} if published is None else read_published(published)
     check_published(experiments, given, str(published))
     screen = Screen()

@@ -54,6 +54,7 @@ def serve_command(
     drain: Annotated[float, option("S", "How long requests in flight may take to end after Ctrl-C.")] = 60.0,
     slo: options.Slos = None,
     seed: options.Seed = 0,
+    allow_code: options.AllowCode = None,
     out: Annotated[Path | None, option("DIR", "Write the journal and report.html at the end.", "-o", "--out")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
 ) -> None:
@@ -72,7 +73,7 @@ def serve_command(
         raise DsimError(f"--max-body is {max_body} bytes, expected at least 1")
     if not 0 <= drain < float("inf"):
         raise DsimError(f"--drain is {drain} s, expected at least 0 and finite")
-    from ..planner.scenario import Scenario
+    from ..planner.scenario import Scenario, named_code
     from ..profiler.profile import load as load_profile
     from ..report.files import RunWriter
     from ..report.slo import Slo
@@ -88,7 +89,7 @@ def serve_command(
         bound.check_class(set())
     scenario = Scenario(
         trace="", policy=policy, profile=twin or choices.PROFILE, workload=workload, replicas=replicas, router=router,
-        emit=emit, seed=seed, eos=eos,
+        emit=emit, seed=seed, eos=eos, allow_code=named_code([policy], allow_code or []),
     )  # fmt: skip
     bounds = Bounds(max_requests, max_waiting)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)

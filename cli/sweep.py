@@ -21,6 +21,7 @@ def sweep(
         Path,
         typer.Option("-o", "--out", metavar="DIR", help="Where results go; what is there already is not run again."),
     ],
+    allow_code: options.AllowCode = None,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
     address: options.Address = None,
@@ -38,7 +39,7 @@ def sweep(
     with Bar(screen, "sweep", "cells") as bar:
         done = run_sweep(
             config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update,
-            command=options.command(options.SPEED),
+            command=options.command(options.SPEED), allow_code=allow_code or [],
         )  # fmt: skip
     failed = done.table[done.table["error"].notna()]
     if as_json:
@@ -52,7 +53,7 @@ def sweep(
     if done.interrupted:
         screen.alarm(
             f"Interrupted: {len(done.table)} of {done.num_cells} cells are finished and kept; "
-            f"to go on: dsim sweep {config} -o {out}"
+            f"to go on: {options.command(options.SPEED)} -o {out}"
         )
     screen.wrote(out, FILES)
     if done.interrupted:

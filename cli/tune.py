@@ -90,10 +90,11 @@ def tune_command(
     spec, own = placed(policy or "")
     if own is not None:
         raise DsimError(f"--policy is {policy}, and a search has one profile: expected --policy {spec} --profile {own}")
-    scenario = options.scenario(given, trace=trace, policy=Scenario.policy, replicas=replicas)
+    named = [] if policy is None else [policy]
+    scenario = options.scenario(given, named, trace=trace, policy=Scenario.policy, replicas=replicas)
     check = runs_on(scenario.loaded_profile(), scenario.workload)
-    declared = None if space is None else load_space(space, check)
-    table = None if quality_table is None else load_table(quality_table)
+    declared = None if space is None else load_space(space, check, scenario.allow_code)
+    table = None if quality_table is None else load_table(quality_table, scenario.allow_code)
     kept = _check_place(out, storage, force)
     screen = Screen()
     bar = Bar(screen, "searching", note="starting")
@@ -115,7 +116,7 @@ def tune_command(
                 objectives=objective or ["goodput"],
                 space=declared,
                 trials=trials,
-                default=None if policy is None else candidate_of(policy, replicas),
+                default=None if policy is None else candidate_of(policy, replicas, scenario.allow_code),
                 storage=kept,
                 min_quality=None if min_quality is None else parse_share(min_quality),
                 quality_table=table,

@@ -77,6 +77,7 @@ def validate_command(
     workload: options.Workload = None,
     prompts: Annotated[str | None, option("FILE", "What requests ask, for --commits model.")] = None,
     seed: options.Seed = 1,
+    allow_code: options.AllowCode = None,
     bound: Annotated[
         list[str] | None, option("BOUND", "\\[stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.", "--bound")
     ] = None,
@@ -87,7 +88,7 @@ def validate_command(
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
     """
     from ..engine.policy import parse
-    from ..planner.scenario import Scenario
+    from ..planner.scenario import Scenario, named_code
     from ..planner.validate import LOADS, POLICIES, least_time, validate
     from ..profiler.profile import load, save
     from ..report.compare import files as compare_files
@@ -102,7 +103,8 @@ def validate_command(
     for share in loads:
         if not 0 < share < 1:
             raise DsimError(f"--load is {share:g}, expected between 0 and 1")
-    kinds = {spec: parse(spec).full_sequence for spec in policies}
+    code = named_code(policies, allow_code or [])
+    kinds = {spec: parse(spec, code).full_sequence for spec in policies}
     if len(set(kinds.values())) > 1:
         both = [next(spec for spec, full in kinds.items() if full == kind) for kind in (True, False)]
         raise DsimError(
@@ -127,14 +129,14 @@ def validate_command(
         policies = policy or canvas_policies(loaded.model.config.canvas_length)
     if eos:
         for spec in policies:
-            check_eos(parse(spec), loaded.model.config, commits)
+            check_eos(parse(spec, code), loaded.model.config, commits)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
     file = out / "profile.json" if profile is None else Path(profile)
     given = profile is not None or file.is_file()
     num_runs = len(policies) * (len(loads) + 1)  # the middle load's twice
     base = Scenario(
         trace=trace, policy=policies[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
-        columns=columns, seed=seed, eos=eos,
+        columns=columns, seed=seed, eos=eos, allow_code=code,
     )  # fmt: skip
     with Bar(screen, "validate", "s", round(total)) as bar:
 
@@ -143,7 +145,7 @@ def validate_command(
 
         by_confidence = [
             policy.unmasking.threshold
-            for policy in map(parse, policies)
+            for policy in (parse(spec, code) for spec in policies)
             if not policy.autoregressive and policy.unmasking.strategy == "low_confidence_dynamic"
         ]
         thresholds = sorted(set(by_confidence)) or [0.9]

@@ -22,6 +22,10 @@ class PolicyError(DsimError):
     """A policy that does not exist, or a field or value that it does not have."""
 
 
+class CodeError(DsimError):
+    """A file asks for Python code that the user did not name."""
+
+
 class ModelError(DsimError):
     """A model that cannot be loaded, or a device that cannot run it."""
 

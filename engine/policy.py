@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from .allowed_code import NO_CODE, AllowedCode, check_allowed
 from .errors import SHOWN, PolicyError, cut, quoted
 from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
 from .plain import WORDS, plain
@@ -48,17 +49,18 @@ PRESETS: dict[str, Preset] = dict(_presets())
 MAX_NUMBER = 2**31 - 1  # of a field: more is a mistake, and does not fit the engine's arrays
 
 
-def parse(spec: str) -> Policy:
+def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
     """The policy of a SPEC, `name[:value][,field=value...]`, or of a TOML file's path ending in .toml.
 
     A name is a preset's, or `path/to/file.py:NAME`: a Preset or a Policy that a file of yours holds.
-    Raises PolicyError, naming what is known, for an unknown name, field or value.
+    Raises CodeError for a file of code that is not in `allow_code`, and PolicyError, naming what is known, for an
+    unknown name, field or value.
     """
     if spec.endswith(".toml"):
-        return _from_toml(spec)
+        return _from_toml(spec, allow_code)
     head, *rest = spec.split(",")
     name, value = _name_and_value(head)
-    preset = preset_of(name, spec)
+    preset = preset_of(name, spec, allow_code)
     settings: dict[str, str] = {}
     if value is not None:
         if not preset.main:
@@ -100,10 +102,18 @@ def file_of(spec: str) -> Path | None:
     return Path(path) if colon and path.endswith(".py") else None
 
 
+def named_file(spec: str) -> str | None:
+    """The file of code that a SPEC itself names; what a TOML file names is not the user's word."""
+    if spec.endswith(".toml"):
+        return None
+    path, colon, _ = _name_and_value(spec.split(",")[0])[0].rpartition(":")
+    return path if colon and path.endswith(".py") else None
+
+
 def with_file(spec: str, found: Callable[[str], str]) -> str:
     """The SPEC with another path of the file of yours that it names, if it names one."""
-    path, colon, _ = _name_and_value(spec.split(",")[0])[0].rpartition(":")
-    return found(path) + spec[len(path) :] if colon and path.endswith(".py") else spec
+    path = named_file(spec)
+    return spec if path is None else found(path) + spec[len(path) :]
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
@@ -124,9 +134,9 @@ def settings_of(policy: Policy) -> dict[str, Any]:
     return {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
 
 
-def to_toml(policy: Policy, preset: str) -> str:
+def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> str:
     """The policy as the text of a TOML file: the preset and every field in which the policy differs from it."""
-    base = settings_of(preset_of(preset).policy)
+    base = settings_of(preset_of(preset, allow_code=allow_code).policy)
     lines = [f'policy = "{preset}"']
     for name, value in settings_of(policy).items():
         if value != base.get(name):
@@ -144,13 +154,17 @@ def known_presets() -> list[str]:
     return [*PRESETS, *sorted(entry_points(group=GROUP).names - PRESETS.keys())]
 
 
-def preset_of(name: str, spec: str = "") -> Preset:
-    """The preset of a name; PolicyError lists those there are."""
+def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> Preset:
+    """The preset of a name; PolicyError lists those there are, CodeError refuses a file of code not in `allow_code`.
+
+    No other function loads a policy's code.
+    """
     spec = spec or name
     if name in PRESETS:
         return PRESETS[name]
     if ".py:" in name:
         path, attribute = name.rsplit(":", 1)
+        check_allowed(path, allow_code, f"policy {_said(spec)}")
         return _from_file(path, attribute, spec)
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name in found:
@@ -207,9 +221,9 @@ def _as_preset(value: Any, where: str, spec: str) -> Preset:
     return value
 
 
-def _from_toml(path: str) -> Policy:
+def _from_toml(path: str, allow_code: AllowedCode) -> Policy:
     name, table = _named_in_toml(path)
-    return _with_settings(preset_of(name, path).policy, path, table)
+    return _with_settings(preset_of(name, path, allow_code).policy, path, table)
 
 
 def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import DsimError
-from ..engine.policy import Policy
-from ..engine.policy import parse as parse_policy
+from ..engine.policy import Policy, parse
 from ..files.read import quoted
 from ..profiler.profile import Profile
 from ..profiler.profile import load as load_profile
@@ -25,7 +24,7 @@ from .plan import Planned, candidates_of
 from .plan import plan as _plan
 from .plan_replays import Posed
 from .record import in_twin, record
-from .scenario import Scenario
+from .scenario import Scenario, named_code
 from .space import candidate_of, load_space, runs_on, space_of
 from .sweep import Sweep, sweep
 from .tune import tune as _tune
@@ -87,6 +86,14 @@ class _Given(Posed):
         return next((p for p in self.given_policies if p.name == self.policy), None) or super().parsed_policy()
 
 
+def parse_policy(spec: str, allow_code: Sequence[str | Path] = ()) -> Policy:
+    """The policy of a SPEC, whose own file of code is loaded, or of a TOML file. Raises DsimError.
+
+    allow_code: files of code that a TOML file may name (docs/security.md).
+    """
+    return parse(spec, named_code([spec], allow_code))
+
+
 def replay(
     trace: str | Path | Trace,
     policy: str | Policy | Sequence[str | Policy] = Scenario.policy,
@@ -107,6 +114,7 @@ def replay(
     if not policies:
         raise DsimError("no policy is given, expected at least one")
     names = [p.name if isinstance(p, Policy) else p for p in policies]
+    allow_code = named_code((p for p in policies if isinstance(p, str)), more.pop("allow_code", ()))
     for name in names:
         if names.count(name) > 1:
             raise DsimError(f"policy {name} is given {names.count(name)} times, expected once")
@@ -121,6 +129,7 @@ def replay(
         given_trace=trace if isinstance(trace, Trace) else None,
         given_policies=tuple(p for p in policies if isinstance(p, Policy)),
         given_profile=profile if isinstance(profile, Profile) else None,
+        allow_code=allow_code,
         **more,
     )
     scenarios = [replace(first, policy=name) for name in names]
@@ -136,7 +145,7 @@ def capacity(trace: str | Path, slos: Sequence[str], *, rate: float | None = Non
     more: fields of `dsim.planner.Scenario` (policy, profile, replicas ...), which are names, for replays run in other
     processes, and options of `dsim.planner.capacity` (precision, jobs ...). Raises DsimError.
     """
-    scenario, options = _posed(trace, slos, more, "num_requests")
+    scenario, options = _posed(trace, slos, more, [], "num_requests")
     return _capacity(scenario, **options) if rate is None else fewest_replicas(scenario, rate, **options)
 
 
@@ -155,7 +164,7 @@ def plan(
     profile's name. more: fields of `dsim.planner.Scenario`, and options of `dsim.planner.plan.plan` (rate, jobs ...).
     Raises DsimError.
     """
-    scenario, options = _posed(trace, slos, more, "rate", "num_requests")
+    scenario, options = _posed(trace, slos, more, policies, "rate", "num_requests")
     loaded = [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     prices = gpu_hour if isinstance(gpu_hour, Mapping) else {p.name: gpu_hour for p in loaded}
     candidates, left_out = candidates_of(scenario, policies, loaded, lambda profile: prices.get(profile.name))
@@ -176,13 +185,16 @@ def tune(
     dictionary. more: fields of `dsim.planner.Scenario`, which are names, and options of `dsim.planner.tune` (trials,
     objectives, storage ...). Raises DsimError.
     """
-    scenario, options = _posed(trace, slos, more)
+    scenario, options = _posed(trace, slos, more, [] if policy is None else [policy])
+    code = scenario.allow_code
     if policy is not None:
-        options["default"] = candidate_of(policy, scenario.replicas)
+        options["default"] = candidate_of(policy, scenario.replicas, code)
     if space is not None:
         check = runs_on(scenario.loaded_profile(), scenario.workload)
         declared = isinstance(space, Mapping)
-        options["space"] = space_of(space, "space", check) if declared else load_space(space, check)  # type: ignore[arg-type]
+        options["space"] = (
+            space_of(space, "space", check, code) if declared else load_space(space, check, code)  # type: ignore[arg-type]
+        )
     return _tune(scenario, **options)
 
 
@@ -192,9 +204,13 @@ def _checked(slos: Sequence[str]) -> tuple[str, ...]:
 
 
 def _posed(
-    trace: str | Path, slos: Sequence[str], more: Mapping[str, Any], *both: str
+    trace: str | Path, slos: Sequence[str], more: Mapping[str, Any], policies: Sequence[str], *both: str
 ) -> tuple[Scenario, dict[str, Any]]:  # fmt: skip
-    """The scenario of these fields, and the options among them; both: names of fields that are meant as options."""
+    """The scenario of these fields, and the options among them; both: names of fields that are meant as options.
+
+    policies: those that the caller names, in addition to the scenario's own.
+    """
     options = {name: value for name, value in more.items() if name not in FIELDS or name in both}
     own = {name: value for name, value in more.items() if name not in options}
+    own["allow_code"] = named_code([own.get("policy", Scenario.policy), *policies], own.get("allow_code", ()))
     return Scenario(trace=str(trace), slos=_checked(slos), **own), options

@@ -2,21 +2,22 @@
 
 from typing import Any
 
+from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.policy import name_of, parse, preset_of, settings_of
 
 IN_FILE = "config:"  # of a flag's name: a line of the engine's own configuration file
 
 
-def flags_of(spec: str, gpus: int) -> dict[str, Any]:
+def flags_of(spec: str, gpus: int, allow_code: AllowedCode = NO_CODE) -> dict[str, Any]:
     """The command for a SPEC with so many GPUs a replica; empty where no engine is known to serve it.
 
     `command` with its flags; `config`: lines of the file that the command names; `unsaid`: fields that differ from the
     preset and have no flag. A field that is none is left to the engine's default, as in the twin.
     """
-    preset = preset_of(name_of(spec))
+    preset = preset_of(name_of(spec), spec, allow_code)
     if not preset.serve:
         return {}
-    chosen, usual = settings_of(parse(spec)), settings_of(preset.policy)
+    chosen, usual = settings_of(parse(spec, allow_code)), settings_of(preset.policy)
     words, lines = [preset.serve], []
     for name, flag in preset.flags.items():
         value = chosen.get(name)

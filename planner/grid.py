@@ -8,12 +8,13 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.plain import plain
@@ -35,7 +36,7 @@ MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 SECTIONS = ("title", "base", "grid", "list")
 PATHS = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
-TYPES: dict[str, Any] = typing.get_type_hints(Scenario)
+TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n != "allow_code"}
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,11 @@ class Plan:
     estimated: tuple[str, ...]  # the profiles that were not measured
 
 
-def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
-    """The cells of a configuration; a DsimError names the first field or value that cannot be."""
+def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
+    """The cells of a configuration; a DsimError names the first field or value that cannot be.
+
+    allow_code: the files of code that its policies may name.
+    """
     if isinstance(config, Mapping):
         where, folder, data = "config", Path.cwd(), dict(config)
     else:
@@ -96,12 +100,13 @@ def read_plan(config: str | Path | Mapping[str, Any]) -> Plan:
         raise DsimError(f"{where}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
     varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
-    return _check(where, folder, title, varied, [base | item for item in [*combined, *picked]], data)
+    every = [base | item for item in [*combined, *picked]]
+    return _check(where, folder, title, varied, every, data, allow_code)
 
 
 def key_of(scenario: Scenario) -> str:
     """The same for the same scenario, trace, profile and policy file: what they hold counts, not where they lie."""
-    plain = asdict(scenario)
+    plain = scenario.question()
     contents = {name: _digest(path) for name in PATHS if (path := _file_of(name, plain[name])) is not None}
     if scenario.policy.endswith(".toml"):
         contents["policy"] = _digest(Path(scenario.policy))
@@ -171,15 +176,16 @@ def _policy_value(place: str, value: Any) -> Any:
 
 
 def _check(
-    where: str, folder: Path, title: str, varied: tuple[str, ...], combined: Sequence[Json], config: Json
-) -> Plan:
+    where: str, folder: Path, title: str, varied: tuple[str, ...], combined: Sequence[Json], config: Json,
+    allow_code: AllowedCode,
+) -> Plan:  # fmt: skip
     """The cells, each one's values tried before any is run."""
     cells: dict[str, Cell] = {}
     prepared: dict[Scenario, set[str]] = {}  # the classes of its requests
     estimated: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
         try:
-            scenario = scenario_of(folder, given)
+            scenario = scenario_of(folder, given, allow_code)
             profile = scenario.loaded_profile()
             policy = scenario.parsed_policy()
             check_values(scenario)
@@ -207,7 +213,7 @@ def _check(
     return Plan(title, varied, tuple(cells.values()), config, tuple(estimated))
 
 
-def scenario_of(folder: Path, given: Json) -> Scenario:
+def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) -> Scenario:
     """The scenario of these fields: `policy.*` are appended to the SPEC, and files have absolute paths."""
     plain = {name: value for name, value in given.items() if not name.startswith(POLICY)}
     if "trace" not in plain:
@@ -225,7 +231,7 @@ def scenario_of(folder: Path, given: Json) -> Scenario:
     for name in PATHS:
         if plain.get(name) is not None:
             plain[name] = _found(folder, plain[name])
-    return Scenario(**plain)
+    return Scenario(**plain, allow_code=allow_code)
 
 
 def check_values(scenario: Scenario) -> None:

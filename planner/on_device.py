@@ -144,7 +144,7 @@ def agreement(
 
     def answered(spec: str) -> list[live.Answer]:
         if spec not in known:
-            policy = parse(spec)
+            policy = parse(spec, scenarios[0].allow_code)
             limits = limits_on(policy, loaded.memory, loaded.device.name, config)
             known[spec] = live.answers(loaded.model, policy, limits, each, ask, latency, seed)
             on_progress(len(known))

@@ -235,8 +235,9 @@ def fingerprint(
     scenario: Scenario, candidates: Sequence[PlanCandidate], rate: float, options: Mapping[str, Any]
 ) -> str:
     """The same for the same question on the same inputs: what a kept ledger may answer."""
-    plain = {k: v for k, v in asdict(scenario).items() if k not in ("policy", "profile", "given_profile", "trace")}
-    asked = [(repr(candidate_of(c.policy).policy), repr(c.profile), c.price) for c in candidates]
+    plain = {k: v for k, v in scenario.question().items() if k not in ("policy", "profile", "given_profile", "trace")}
+    policies = [candidate_of(c.policy, allow_code=scenario.allow_code).policy for c in candidates]
+    asked = [(repr(p), repr(c.profile), c.price) for p, c in zip(policies, candidates, strict=True)]
     text = json.dumps([__version__, plain, digest(scenario.source()), asked, rate, dict(options)], default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -287,12 +288,12 @@ def plan(
         criteria=tuple(c.text for c in criteria),
         bounds={c.text: c.bound for c in criteria},
         share_criteria=tuple(c.text for c in criteria if c.share is not None),
-        plan_toml=toml_of(candidate_of(best.policy, recommended.replicas)),
+        plan_toml=toml_of(candidate_of(best.policy, recommended.replicas, scenario.allow_code)),
         priced=all(c.price is not None for c in candidates),
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
-        flags=flags_of(best.policy, best.gpus),
+        flags=flags_of(best.policy, best.gpus, scenario.allow_code),
     )
 
 

@@ -4,13 +4,14 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import DsimError, PolicyError
+from ..engine.allowed_code import NO_CODE, AllowedCode
+from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
 from ..files.read import cut, float_of, parsing, quoted, read_text
@@ -56,6 +57,7 @@ class QualityTable:
     name: str
     scores: tuple[Score, ...]
     strict: bool = True  # every row must be of a policy that exists
+    allow_code: AllowedCode = field(default=NO_CODE, repr=False)
 
 
 @dataclass(frozen=True)
@@ -80,19 +82,21 @@ def published() -> QualityTable:
     return QualityTable("published", tuple(scores), strict=False)
 
 
-def load_table(path: str | Path) -> QualityTable:
-    """A user's own table: a CSV of policy fields and `score`; see docs/quality.md."""
+def load_table(path: str | Path, allow_code: AllowedCode = NO_CODE) -> QualityTable:
+    """A user's own table: a CSV of policy fields and `score`; see docs/quality.md.
+
+    allow_code: the files of code that its policies may name.
+    """
     path = Path(path)
     text = read_text(path)
     with parsing(path, "a quality table"):
         scores = tuple(_read(text, str(path)))
     if not scores:
         raise DsimError(f"{path} holds no scores, expected at least one row")
-    for score in scores:
-        factors_of_row(score, str(path))
-    if not any(s.baseline is not None or _is_reference(factors_of_row(s, str(path))) for s in scores):
+    factors = [factors_of_row(score, str(path), allow_code) for score in scores]
+    if not any(s.baseline is not None or _is_reference(own) for s, own in zip(scores, factors, strict=True)):
         raise DsimError(f"{path} has neither a baseline nor a row of the full cache (threshold 0.9, nothing evicted)")
-    return QualityTable(str(path), scores)
+    return QualityTable(str(path), scores, allow_code=allow_code)
 
 
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
@@ -142,12 +146,12 @@ def parse_share(text: str | float) -> float:
     return share
 
 
-def factors_of_row(score: Score, where: str) -> dict[str, Any]:
+def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[str, Any]:
     """The settings that a row speaks about: its preset's fields with its own cells. Blank cells are any value."""
     spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
     try:
-        factors = quality_factors(parse(spec))
-    except PolicyError as error:
+        factors = quality_factors(parse(spec, allow_code))
+    except (CodeError, PolicyError) as error:
         raise DsimError(f"{where}: {error}") from None
     return {name: value for name, value in factors.items() if score.parameters.get(name, "-")}
 
@@ -210,7 +214,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
         if not _same_model(score.model, model) or not (table.strict or score.preset in PRESETS):
             continue
         try:
-            factors = factors_of_row(score, table.name)
+            factors = factors_of_row(score, table.name, table.allow_code)
         except DsimError:
             if table.strict:
                 raise

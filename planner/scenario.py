@@ -3,8 +3,8 @@
 import hashlib
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
+from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import Policy, parse, with_file
+from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed
@@ -67,6 +68,8 @@ class Scenario:
     missing_passes: bool = True
     drop_warmup: float = 0.0  # s
     seed: int = 0
+    # Permission, and no part of the question: equal scenarios may differ in it.
+    allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
@@ -99,6 +102,10 @@ class Scenario:
         if profile is not None:
             policy += "@" + (str(Path(profile).absolute()) if os.path.isfile(profile) else profile)
         return replace(self, **{**files, "policy": policy})
+
+    def question(self) -> dict[str, Any]:
+        """Its fields by name, without `allow_code`: what its result depends on."""
+        return {name: value for name, value in asdict(self).items() if name != "allow_code"}
 
     def source(self) -> Trace:
         """The trace as it is in its file."""
@@ -133,7 +140,8 @@ class Scenario:
     def parsed_policy(self) -> Policy:
         """The policy that the SPEC names."""
         spec, profile = placed(self.policy)
-        return parse(spec) if profile is None else replace(parse(spec), name=self.policy)
+        policy = parse(spec, self.allow_code)
+        return policy if profile is None else replace(policy, name=self.policy)
 
     def loaded_profile(self) -> Profile:
         """The profile that prices the steps, with what is given in place of its own, and varied."""
@@ -204,6 +212,15 @@ class Scenario:
         """Replay to the end and summarize; an interrupt is passed on."""
         requests = self.requests() if requests is None else requests
         return self.summarize(self.simulate_whole(requests), requests)
+
+
+def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
+    """The code that a caller allows: the files that its policies' SPECs name, and these files.
+
+    What a policy's TOML file names is not among them: another may have written the file.
+    """
+    named = (named_file(placed(policy)[0]) for policy in policies)
+    return allowed([*(file for file in named if file is not None), *files])
 
 
 def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:

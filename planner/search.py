@@ -17,7 +17,6 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
 from ..engine import chance
-from ..engine.policy import parse
 from ..files.interrupt import uninterrupted
 from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome
 from .quality import Quality
@@ -82,7 +81,7 @@ class Search:
                 if "refused" in trial.user_attrs:
                     continue
                 candidate = self._candidate_of(trial)
-                parse(candidate.spec)  # settings that go together, or else the file is damaged, and named
+                _ = candidate.policy  # settings that go together, or else the file is damaged, and named
                 if trial.state == TrialState.COMPLETE:
                     self.seen[candidate] = self._outcome_of(trial)
                 else:
@@ -90,7 +89,7 @@ class Search:
             if not self.study.get_trials(deepcopy=False):
                 base = self.default
                 for preset in self.space.dimensions:
-                    start = base if base.preset == preset else Candidate(preset, (), base.replicas)
+                    start = base if base.preset == preset else self.space.candidate(preset, {}, base.replicas)
                     self.study.enqueue_trial(self._params(start))
 
     def close(self) -> None:

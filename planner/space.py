@@ -4,11 +4,12 @@ import dataclasses
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import DsimError, PolicyError
+from ..engine.allowed_code import NO_CODE, AllowedCode
+from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
@@ -66,6 +67,7 @@ class Candidate:
     preset: str
     settings: tuple[tuple[str, str], ...] = ()
     replicas: int = 1
+    allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
 
     @property
     def spec(self) -> str:
@@ -75,7 +77,7 @@ class Candidate:
     @property
     def policy(self) -> Policy:
         """Its policy; PolicyError where the fields do not go together."""
-        return parse(self.spec)
+        return parse(self.spec, self.allow_code)
 
     def __str__(self) -> str:
         return self.spec if self.replicas == 1 else f"{self.spec} on {self.replicas} replicas"
@@ -87,16 +89,18 @@ class Space:
 
     dimensions: Mapping[str, Mapping[str, Dimension]]  # by preset, by field
     notes: tuple[str, ...] = ()
+    allow_code: AllowedCode = field(default=NO_CODE, repr=False)
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
         """The setting of these values."""
         given = {name: spelt(value) for name, value in values.items() if name != REPLICAS}
-        return candidate_of(",".join([preset, *(f"{n}={v}" for n, v in given.items())]), values.get(REPLICAS, replicas))
+        spec = ",".join([preset, *(f"{n}={v}" for n, v in given.items())])
+        return candidate_of(spec, values.get(REPLICAS, replicas), self.allow_code)
 
     def values_of(self, candidate: Candidate) -> dict[str, Any]:
         """The candidate's values in the preset's dimensions; what a dimension does not hold is left out."""
         fields = {
-            **settings_of(preset_of(candidate.preset).policy),
+            **settings_of(preset_of(candidate.preset, allow_code=self.allow_code).policy),
             **dict(candidate.settings),
             REPLICAS: candidate.replicas,
         }
@@ -117,22 +121,24 @@ class Space:
         }
 
 
-def candidate_of(spec: str, replicas: int = 1) -> Candidate:
+def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE) -> Candidate:
     """The setting that a SPEC or a policy's TOML file names; one that cannot be keeps its fields as written."""
     preset = name_of(spec)
-    base = settings_of(preset_of(preset, spec).policy)
+    base = settings_of(preset_of(preset, spec, allow_code).policy)
     try:
-        policy = parse(spec)
+        policy = parse(spec, allow_code)
     except PolicyError:
         if spec.split(",")[0] != preset:  # a TOML file, or a main field that is none
             raise
         pairs = (item.partition("=") for item in spec.split(",")[1:])
-        return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas)
+        return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas, allow_code)
     changed = tuple((n, spelt(v)) for n, v in settings_of(policy).items() if v != base[n])
-    return Candidate(preset, changed, replicas)
+    return Candidate(preset, changed, replicas, allow_code)
 
 
-def default_space(profile: Profile, workload: str | None, also: Sequence[str] = ()) -> Space:
+def default_space(
+    profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
+) -> Space:
     """The space worth trying on any traffic, of what the profile can run, and of presets from outside (`also`)."""
     name = workload or (profile.commits[0].workload if profile.commits else "")
     held = [m for m in profile.commits if m.workload == name]
@@ -145,22 +151,26 @@ def default_space(profile: Profile, workload: str | None, also: Sequence[str] = 
     # Of full-sequence systems the latest comes first: the order is part of what a kept search was begun with.
     full = [preset for preset in spaces if PRESETS[preset].policy.full_sequence]
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
-    table |= {name: _own_space(preset_of(name), moved) or {} for name in also if name not in PRESETS}
-    check = runs_on(profile, workload)
-    able = {preset: fields for preset, fields in table.items() if _refusal(check, preset_of(preset).policy) is None}
+    outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
+    table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
+    check, found = runs_on(profile, workload), PRESETS | outside
+    able = {preset: fields for preset, fields in table.items() if _refusal(check, found[preset].policy) is None}
     if not able:
         check(next(p.policy for p in PRESETS.values() if p.reference))
-    return space_of({"policy": list(able), **able}, "the default space", check)
+    return space_of({"policy": list(able), **able}, "the default space", check, allow_code)
 
 
-def load_space(path: str | Path, check: Check) -> Space:
-    """A space from a TOML file: `policy = [presets]`, fields for all of them, and a table for one of them."""
+def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
+    """A space from a TOML file: `policy = [presets]`, fields for all of them, and a table for one of them.
+
+    allow_code: the files of code that its presets may be of.
+    """
     if not Path(path).exists():
         raise DsimError(f"{path}: no such space file")
-    return space_of(read_toml(path), str(path), check)
+    return space_of(read_toml(path), str(path), check, allow_code)
 
 
-def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
+def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
     """A space from plain values; DsimError for what is unknown, misspelt, or refused by every preset."""
     presets = table.get("policy", list(DEFAULT_PRESETS))
     presets = [presets] if isinstance(presets, str) else presets
@@ -173,6 +183,10 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
         if not isinstance(name, str) or (name not in known and not _in_file(name)):
             hint = did_you_mean(str(name), known)
             raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
+    try:
+        found = {name: preset_of(name, allow_code=allow_code) for name in presets}
+    except CodeError as error:
+        raise CodeError(f"{where}: {error}") from None
     # A preset and a field may have the same name: `[chunk]` is the preset's, `chunk = ...` the field.
     own = {
         name: v
@@ -182,7 +196,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
     for name in presets:
         if name not in PRESETS and name not in own:  # one from outside says itself what it may be
-            own[name] = _own_space(preset_of(name), {}) or {}
+            own[name] = _own_space(found[name], {}) or {}
     unused = [name for name in own if name not in presets]
     if unused:
         raise DsimError(f"{where}: [{unused[0]}] is given, and policy is {', '.join(presets)}: expected it among them")
@@ -190,12 +204,11 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
     refusals: dict[tuple[str, Any], DsimError] = {}
     accepted: set[tuple[str, Any]] = set()
     for preset in presets:
-        policy = preset_of(preset).policy
         try:
-            check(policy)
+            check(found[preset].policy)
         except DsimError as error:
             raise type(error)(f"{where}: {preset}: {error}") from None
-        fields = _fields(preset)
+        fields = _fields(found[preset].policy)
         for name in own.get(preset, {}):
             if name not in fields and name != REPLICAS:
                 said = f"{quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}"
@@ -205,7 +218,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
             if name not in fields and name != REPLICAS:
                 continue
             dimension = _dimension(name, value, where)
-            refused = _refused(preset, name, dimension, check)
+            refused = _refused(preset, name, dimension, check, allow_code)
             # What only some presets refuse is left to the others; what a preset's own table says must hold for it.
             whose = preset if name in own.get(preset, {}) else ""
             refusals |= {(whose + name, value): error for value, error in refused.items()}
@@ -217,14 +230,14 @@ def space_of(table: Mapping[str, Any], where: str, check: Check) -> Space:
             elif not refused:
                 mine[name] = dimension
         dimensions[preset] = mine
-    fields = dict.fromkeys(f for preset in presets for f in _fields(preset))
+    fields = dict.fromkeys(f for preset in presets for f in _fields(found[preset].policy))
     for name in shared:
         if name not in fields and name != REPLICAS:
             raise DsimError(f"{where}: there is no field {quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}")
     for asked, refusal in refusals.items():
         if asked not in accepted:
             raise DsimError(f"{where}: {refusal}")
-    return Space(dimensions)
+    return Space(dimensions, allow_code=allow_code)
 
 
 def runs_on(profile: Profile, workload: str | None) -> Check:
@@ -250,7 +263,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
     notes: list[str] = []
     dimensions: dict[str, dict[str, Dimension]] = {}
     for preset, fields in space.dimensions.items():
-        base = preset_of(preset).policy
+        base = preset_of(preset, allow_code=space.allow_code).policy
         if reason := excluded(base):
             notes.append(f"{preset} is left out: {reason}")
             continue
@@ -273,17 +286,18 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
             f"no policy of the space is known to keep {100 * minimum:g} % of the quality: {notes[0]}; "
             "add a preset, a --quality-table, or --allow-unknown-quality"
         )
-    return Space(dimensions, tuple(notes))
+    return Space(dimensions, tuple(notes), space.allow_code)
 
 
-def _fields(preset: str) -> dict[str, Any]:
-    """The fields that do something in a preset."""
-    policy = preset_of(preset).policy
+def _fields(policy: Policy) -> dict[str, Any]:
+    """The fields that do something in a preset's policy."""
     idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.autoregressive else set()
     return {name: value for name, value in settings_of(policy).items() if name not in idle}
 
 
-def _refused(preset: str, name: str, dimension: Dimension, check: Check) -> dict[Any, DsimError]:
+def _refused(
+    preset: str, name: str, dimension: Dimension, check: Check, allow_code: AllowedCode
+) -> dict[Any, DsimError]:
     """The values, of those that show it, that the preset cannot have."""
     refused: dict[Any, DsimError] = {}
     for value in dimension.probes():
@@ -292,7 +306,7 @@ def _refused(preset: str, name: str, dimension: Dimension, check: Check) -> dict
                 refused[value] = DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
             continue
         try:
-            check(parse(f"{preset},{name}={spelt(value)}"))
+            check(parse(f"{preset},{name}={spelt(value)}", allow_code))
         except DsimError as error:
             refused[value] = error
     return refused

@@ -1,13 +1,14 @@
 """A sweep: scenarios that differ in a few fields, each run once whatever happens, and one table of what came out."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..engine.allowed_code import allowed
 from ..engine.errors import DsimError
 from ..files.interrupt import uninterrupted
 from ..files.place import Kind, check_folder, has_schema
@@ -90,15 +91,17 @@ def sweep(
     quality: Quality | None = None,
     progress: Callable[[int, int], None] | None = None,
     command: str = "",
+    allow_code: Iterable[str | Path] = (),
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
     With `out`, each finished cell is on the disk before the next is counted, and a sweep into the same folder runs
     only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `Pool`; the results do not depend on
     them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
-    Ctrl-C ends the sweep early, with what is done. `command` is what the report says it was made with.
+    Ctrl-C ends the sweep early, with what is done. `command` is what the report says it was made with. allow_code: the
+    files of code that the configuration's policies may name.
     """
-    plan = read_plan(config)
+    plan = read_plan(config, allowed(allow_code))
     with Pool(backend, jobs, address) as pool, _Journal(None if out is None else Path(out), force) as journal:
         wanted = {cell.key: cell.scenario for cell in plan.cells}
         done = {key: entry for key, entry in journal.entries.items() if key in wanted and not entry.get("again")}

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from ..engine.errors import DsimError
@@ -57,7 +56,8 @@ def tune(
     _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
     profile = scenario.loaded_profile()
     if space is None:
-        space = default_space(profile, scenario.workload, () if default is None else (default.preset,))
+        also = () if default is None else (default.preset,)
+        space = default_space(profile, scenario.workload, also, scenario.allow_code)
     baseline = FULL_SEQUENCE_BASELINE if profile.family == "full-sequence" else BASELINE
     default = default or Candidate(baseline, (), scenario.replicas)
     runs_on(profile, scenario.workload)(default.policy)
@@ -79,7 +79,7 @@ def tune(
     else:
         content = ""
     fingerprint = {
-        **{name: value for name, value in asdict(scenario).items() if name not in ("policy", "slos")},
+        **{name: value for name, value in scenario.question().items() if name not in ("policy", "slos")},
         "slos": list(scenario.slos),
         "trace_content": content,
         "profile_content": _hash(repr(profile).encode()),

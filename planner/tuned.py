@@ -31,7 +31,8 @@ class Finalist:
 
 def toml_of(candidate: Candidate) -> str:
     """A setting as a policy file: the policy's fields, and how many replicas serve it."""
-    return f"{to_toml(candidate.policy, candidate.preset)}replicas = {candidate.replicas}\n"
+    text = to_toml(candidate.policy, candidate.preset, candidate.allow_code)
+    return f"{text}replicas = {candidate.replicas}\n"
 
 
 @dataclass(frozen=True, repr=False)

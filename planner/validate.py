@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
 from ..engine.state import COMPLETED
 from ..files.place import hold_folder
@@ -204,8 +205,9 @@ def validate(
             any_measured = True
         if base.eos and _is_whole(folder / "measured"):
             _predict(folder, scenario, _ended(requests, read_run(folder / "measured"), cell.policy))
-    pairs = [_pair(out / cell.name, "predicted", "measured") for cell in cells]
-    again = [_pair(out / cell.name, "measured", "again") for cell in cells if cell.again]
+    code = base.allow_code
+    pairs = [_pair(out / cell.name, "predicted", "measured", code) for cell in cells]
+    again = [_pair(out / cell.name, "measured", "again", code) for cell in cells if cell.again]
     measured = [pair for pair in pairs if pair is not None]
     repeated = [pair for pair in again if pair is not None]
     comparison = compare_runs(measured, lambda _: profile, bounds, across=True)
@@ -237,10 +239,10 @@ def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager
     return watch(f"{cell.policy} at {cell.rate:.3g} req/s")
 
 
-def _pair(folder: Path, predicted: str, measured: str) -> tuple[Run, Run] | None:
+def _pair(folder: Path, predicted: str, measured: str, allow_code: AllowedCode) -> tuple[Run, Run] | None:
     if not (_is_whole(folder / measured) and _is_whole(folder / predicted)):
         return None
-    return read_run(folder / predicted), read_run(folder / measured)
+    return read_run(folder / predicted, allow_code), read_run(folder / measured, allow_code)
 
 
 def _plan(out: Path) -> Section | None:

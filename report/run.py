@@ -12,11 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import Limits
-from ..engine.errors import DsimError
+from ..engine.errors import CodeError, DsimError
 from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from ..engine.policy import Policy, parse
 from ..files.read import cut, parsing, quoted, read_json
 from ..files.shape import check_shape
+from ..profiler.placed import placed
 from .manifest import Manifest
 from .metrics import Summary
 from .slo import Slo
@@ -43,6 +46,14 @@ class Run:
 
     folder: Path
     info: Manifest  # run.json
+    allow_code: AllowedCode = NO_CODE  # the files of code that its policies may name
+
+    def policy(self, name: str) -> Policy:
+        """The policy that the run calls so; CodeError where it is of a file of code that is not allowed."""
+        try:
+            return parse(placed(name)[0], self.allow_code)
+        except CodeError as error:
+            raise CodeError(f"{self.folder}: {error}") from None
 
     @property
     def policies(self) -> list[str]:
@@ -147,8 +158,11 @@ class Run:
         return lists
 
 
-def read_run(folder: str | Path) -> Run:
-    """Open a run's folder; a DsimError says what is missing, broken or newer than this dsim."""
+def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
+    """Open a run's folder; a DsimError says what is missing, broken or newer than this dsim.
+
+    allow_code: the files of code that its policies may name.
+    """
     folder = Path(folder)
     path = folder / "run.json"
     if not folder.is_dir():
@@ -167,7 +181,7 @@ def read_run(folder: str | Path) -> Run:
     for name, wanted in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
         with _opened(folder / name) as file:
             _check_columns(file.schema_arrow, wanted, folder / name)
-    return Run(folder, cast(Manifest, info))
+    return Run(folder, cast(Manifest, info), allow_code)
 
 
 def _check_manifest(info: dict[str, Any], where: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..files.read import cut, quoted, read_toml
 from ..planner.grid import check_values, scenario_of, value_of
@@ -68,8 +69,11 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
-def read(name: str) -> Experiment:
-    """The shipped experiment of that name, or the one in that file; a DsimError says what it may not hold."""
+def read(name: str, allow_code: AllowedCode = NO_CODE) -> Experiment:
+    """The shipped experiment of that name, or the one in that file; a DsimError says what it may not hold.
+
+    allow_code: the files of code that its policies may name.
+    """
     path = Path(name)
     if not os.path.isfile(path):
         held = shipped()
@@ -91,7 +95,7 @@ def read(name: str) -> Experiment:
     series: list[Series] = []
     for i, table in enumerate(tables, 1):
         place = f"{where}: series {i}"
-        made = _series(place, path.parent, texts["axis"], base, over, machine, measures, table)
+        made = _series(place, path.parent, texts["axis"], base, over, machine, measures, table, allow_code)
         if made.name in {s.name for s in series}:
             raise DsimError(f"{place}: name is {quoted(made.name)} a second time, expected another")
         series.append(made)
@@ -104,7 +108,7 @@ def read(name: str) -> Experiment:
 
 def _series(
     where: str, folder: Path, axis: str, base: Mapping[str, Any], over: Mapping[str, Any], machine: Mapping[str, Any],
-    measures: tuple[str, ...], table: Mapping[str, Any],
+    measures: tuple[str, ...], table: Mapping[str, Any], allow_code: AllowedCode,
 ) -> Series:  # fmt: skip
     own = {key: value for key, value in table.items() if key not in SERIES}
     name, why = _text(where, table, "name"), _text(where, table, "why", "")
@@ -112,7 +116,7 @@ def _series(
     over = {**over, **_table(where, table, "over")}
     points = _points(where, axis, over)
     runs = tuple(
-        _run(where, folder, at, {**base, **own, **fields}, {**machine, **_table(where, table, "machine")})
+        _run(where, folder, at, {**base, **own, **fields}, {**machine, **_table(where, table, "machine")}, allow_code)
         for at, fields in points
     )
     places = [run.at for run in runs]
@@ -147,7 +151,9 @@ def _points(where: str, axis: str, over: Mapping[str, Any]) -> list[tuple[str, M
     return [(at, {field: values[i] for field, values in given.items()}) for i, at in enumerate(places)]
 
 
-def _run(where: str, folder: Path, at: str, fields: Mapping[str, Any], machine: Mapping[str, Any]) -> Run:
+def _run(
+    where: str, folder: Path, at: str, fields: Mapping[str, Any], machine: Mapping[str, Any], allow_code: AllowedCode
+) -> Run:
     where = f"{where} at {cut(at)}"
     fields = dict(fields)
     memory = fields.pop("memory", None)
@@ -161,8 +167,9 @@ def _run(where: str, folder: Path, at: str, fields: Mapping[str, Any], machine: 
     described = Machine.read(where, machine)
     given = {name: value_of(f"{where}: {cut(name)}", name, value) for name, value in fields.items()}
     try:
-        scenario = scenario_of(folder, {"trace": "azure-conv", **given})
+        scenario = scenario_of(folder, {"trace": "azure-conv", **given}, allow_code)
         check_values(scenario)
+        scenario.parsed_policy()
     except DsimError as error:
         raise type(error)(f"{where}: {error}") from None
     return Run(at, scenario, described, memory)

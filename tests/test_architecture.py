@@ -223,3 +223,35 @@ def test_what_users_name_is_read_by_one_module() -> None:
         if {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)} & {"read_text", "read_bytes"}:
             found.add(module)
     assert found - {"files.read"} == {*READ_BY_THEMSELVES}
+
+
+# Modules that run what they read or name, and other names of the same.
+RUN_DATA = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "runpy", "yaml"}
+RUN_TEXT = {"eval", "exec", "__import__"}
+# Who loads modules by name or path, and why each may.
+LOAD_CODE = {
+    "engine.part": "our own policies",
+    "engine.policy": "the one place that loads policies: preset_of",
+    "kernels.ragged_paged_attention.flashinfer": "an installed package",
+    "planner.backend": "an installed package",
+}
+LOADERS = {"import_module", "exec_module", "load_module", "spec_from_file_location", "module_from_spec", "find_spec"}
+
+
+def test_no_data_is_run() -> None:
+    loading = set()
+    for module in MODULES:
+        named = {name.split(".")[0] for name in imports(module)}
+        assert not named & RUN_DATA, f"{module} imports {named & RUN_DATA}"
+        for call in (node for node in ast.walk(tree(module)) if isinstance(node, ast.Call)):
+            keywords = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            function = ast.unparse(call.func)
+            where = f"{module}:{call.lineno}: {function}"
+            assert function not in RUN_TEXT, where
+            assert not {"allow_pickle", "trust_remote_code"} & keywords.keys(), where
+            assert not function.endswith(("read_pickle", "to_pickle", "load_library", "joblib.load")), where
+            if function == "torch.load":
+                assert keywords.get("weights_only") == "True", where
+            if function.rpartition(".")[2] in LOADERS:
+                loading.add(module)
+    assert loading == {*LOAD_CODE}

@@ -109,7 +109,7 @@ def measured_run(
         interrupted=False,
         policies=[summary],
     )
-    return MeasuredRun(Path(log.path), info, columns, journal)
+    return MeasuredRun(Path(log.path), info, columns=columns, journal=journal)
 
 
 def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:

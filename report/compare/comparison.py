@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from ...engine.errors import DsimError, PolicyError
-from ...engine.policy import parse
 from ...files.read import cut
 from ...profiler.placed import placed
 from ...profiler.profile import Profile
@@ -200,7 +199,7 @@ def side(run: Run) -> Side:
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
-    if _is_autoregressive(policy):
+    if _is_autoregressive(predicted, policy):
         return ""
     for run in (predicted, measured):
         if is_client(run):
@@ -213,10 +212,10 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     return ""
 
 
-def _is_autoregressive(policy: str) -> bool:
+def _is_autoregressive(run: Run, policy: str) -> bool:
     """Whether one token follows another: then nothing is drawn. A client's run may name a policy that is none."""
     try:
-        return parse(placed(policy)[0]).autoregressive
+        return run.policy(policy).autoregressive
     except PolicyError:
         return False
 
@@ -261,7 +260,7 @@ def _cell(
     if has_steps(p, policy) and has_steps(m, policy):
         steps = compare_steps(
             p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), m.requests(policy),
-            parse(placed(policy)[0]), latency,
+            p.policy(policy), latency,
         )  # fmt: skip
     cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
                 steps, found, why)  # fmt: skip

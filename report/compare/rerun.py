@@ -10,12 +10,11 @@ from ...engine.engine import Engine, Limits
 from ...engine.errors import DsimError
 from ...engine.journal import RequestTable
 from ...engine.latency import Features
-from ...engine.policy import Policy, parse
+from ...engine.policy import Policy
 from ...engine.prefix import caches_prefixes
 from ...engine.replay import Ends, replay
 from ...engine.request import requests_of
 from ...engine.step import StepOutcome, StepPlan, features_left
-from ...profiler.placed import placed
 from ...profiler.profile import Profile
 from ..run import Columns, Run
 from .commits import Commits
@@ -48,7 +47,7 @@ class World:
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
-    policy, emit = parse(placed(name)[0]), run.info.get("emit", "block").split(" ")[0]
+    policy, emit = run.policy(name), run.info.get("emit", "block").split(" ")[0]
     eos = run.info.get("eos", False)
     if caches_prefixes(policy):
         raise DsimError(

@@ -7,16 +7,21 @@ import numpy as np
 import pytest
 
 from dsim.engine import policy as policies
+from dsim.engine.allowed_code import allowed
 from dsim.engine.core import core_of
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import file_of, name_of, parse, preset_of, settings_of, to_toml
+from dsim.engine.part import Policy
+from dsim.engine.policy import file_of, name_of, named_file, preset_of, settings_of, to_toml
+from dsim.engine.policy import parse as parse_given
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
+COMPILED = f"{EXAMPLES / 'compiled_rule.py'}:POLICY"
+ALLOWED = allowed([EXAMPLES / "compiled_rule.py"])
 HEAD = """
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -76,6 +81,12 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
+def parse(spec: str) -> Policy:
+    """The policy of a SPEC that the user gave."""
+    named = named_file(spec)
+    return parse_given(spec, allowed([] if named is None else [named]))
+
+
 def write(text: str) -> str:
     Path("mine.py").write_text(HEAD + text)
     return "./mine.py:POLICY"
@@ -115,11 +126,11 @@ def test_a_policy_of_a_file_takes_its_fields_from_the_spec_as_a_preset_does() ->
 
 
 def test_what_to_toml_writes_names_the_file_and_reads_back() -> None:
-    spec = f"{EXAMPLES / 'compiled_rule.py'}:POLICY"
-    text = to_toml(parse(f"{spec}:4,threshold=0.8"), spec)
+    spec = COMPILED
+    text = to_toml(parse(f"{spec}:4,threshold=0.8"), spec, ALLOWED)
     assert text == f'policy = "{spec}"\ncalm = 4\nthreshold = 0.8\n'
     Path("policy.toml").write_text(text)
-    assert settings_of(parse("policy.toml")) == settings_of(parse(f"{spec}:4,threshold=0.8"))
+    assert settings_of(parse_given("policy.toml", ALLOWED)) == settings_of(parse(f"{spec}:4,threshold=0.8"))
     assert name_of("policy.toml") == spec
     assert file_of("policy.toml") == EXAMPLES / "compiled_rule.py"
 
@@ -222,7 +233,7 @@ def test_a_chunk_that_cannot_be_computed_is_refused_with_what_can(answer: int) -
 
 
 def test_a_preset_from_outside_is_its_policy_with_a_main_field() -> None:
-    preset = preset_of(f"{EXAMPLES / 'compiled_rule.py'}:POLICY")
+    preset = preset_of(COMPILED, allow_code=ALLOWED)
     assert (preset.main, preset.summary) == ("calm", "a chunk that goes by the queue's length")
 
 

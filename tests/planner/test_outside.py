@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dsim
+from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import DsimError, PolicyError
 from dsim.engine.part import Scheduler
 from dsim.engine.policies.lmdeploy import Continuous
@@ -16,7 +17,7 @@ from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.grid import key_of
 from dsim.planner.quality import quality_of
-from dsim.planner.scenario import Scenario
+from dsim.planner.scenario import Scenario, named_code
 from dsim.planner.space import Choice, Range, candidate_of, default_space, runs_on, space_of
 from dsim.profiler.profile import load
 from dsim.report.page import Table
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 NUMPY, COMPILED, COMBINED = (
     f"{ROOT / 'examples' / 'policies' / name}.py:POLICY" for name in ("numpy_rule", "compiled_rule", "combination")
 )
+ALLOWED = named_code([NUMPY, COMPILED, COMBINED])
 PROFILE = load(Scenario.profile)
 CHECK = runs_on(PROFILE, None)
 
@@ -42,28 +44,29 @@ def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(tmp_path: P
     # A fresh engine goes by the policies that the folder names.
     from tests.cli.command import dsim as command
 
-    ran = command("compare", tmp_path / "run", tmp_path / "run", "--json")
+    code = [word for spec in (NUMPY, COMPILED, COMBINED) for word in ("--allow-code", spec.removesuffix(":POLICY"))]
+    ran = command("compare", tmp_path / "run", tmp_path / "run", "--json", *code)
     assert (ran.code, ran.err) == (0, "")
 
 
 def test_a_part_from_outside_says_by_its_ranges_what_may_be_moved() -> None:
-    space = space_of({"policy": ["optimus", COMPILED], "max_batch": [16, 64]}, "x", CHECK)
+    space = space_of({"policy": ["optimus", COMPILED], "max_batch": [16, 64]}, "x", CHECK, ALLOWED)
     assert dict(space.dimensions[COMPILED]) == {
         "max_batch": Choice((16, 64)), "max_chunk": Range(2, 32), "calm": Range(1, 64),
     }  # fmt: skip
     assert dict(space.dimensions["optimus"]) == {"max_batch": Choice((16, 64))}
-    own = space_of({"policy": [COMPILED], COMPILED: {"calm": [2, 4]}}, "x", CHECK)
+    own = space_of({"policy": [COMPILED], COMPILED: {"calm": [2, 4]}}, "x", CHECK, ALLOWED)
     assert dict(own.dimensions[COMPILED]) == {"calm": Choice((2, 4))}
-    also = default_space(PROFILE, None, (COMPILED,))
+    also = default_space(PROFILE, None, (COMPILED,), ALLOWED)
     assert list(also.dimensions) == [*default_space(PROFILE, None).dimensions, COMPILED]
     found = also.candidate(COMPILED, {"calm": 4, "max_chunk": 16})
-    assert found == candidate_of(f"{COMPILED}:4,max_chunk=16")
+    assert found == candidate_of(f"{COMPILED}:4,max_chunk=16", allow_code=ALLOWED)
     assert also.values_of(found) == {"calm": 4, "max_chunk": 16}
 
 
 def test_a_space_with_a_file_that_is_not_there_is_one_line() -> None:
     with pytest.raises(PolicyError, match=r"none\.py cannot be read"):
-        space_of({"policy": ["./none.py:POLICY"]}, "x", CHECK)
+        space_of({"policy": ["./none.py:POLICY"]}, "x", CHECK, allowed(["none.py"]))
 
 
 def test_a_sweeps_cell_is_another_when_its_policy_file_is(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_quality_is_known_of_what_changes_when_and_unknown_of_what_nobody_scored
     full = parse("lmdeploy-bd32")
     assert quality_of(replace(full, batching=Eager()), "SDAR-8B").relative == 1.0
     assert quality_of(replace(full, granularity=OtherBlock()), "SDAR-8B").relative is None
-    assert quality_of(parse(COMPILED), "SDAR-8B").relative is None
+    assert quality_of(parse(COMPILED, ALLOWED), "SDAR-8B").relative is None
     # A combination of the full cache's parts is the full cache, whoever wrote it.
     assert quality_of(replace(full, name="./mine.py:POLICY"), "SDAR-8B").relative == 1.0
 

@@ -1,0 +1,238 @@
+"""Data never loads code: every format that dsim reads names a file of code here, and the code never runs."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dsim as package
+from dsim.engine.allowed_code import NO_CODE, allowed, check_allowed
+from dsim.engine.errors import CodeError
+from dsim.planner.measured import measured_points
+from dsim.planner.scenario import Scenario, named_code
+from dsim.report.compare.comparison import compare_runs
+from dsim.report.run import read_run
+
+from ..logged import write_log
+from ..worlds import toy_profile, toy_trace
+from .command import dsim, rows
+
+ROOT = Path(__file__).parents[2]
+SPEC = "theirs.py:POLICY"
+CODE = """
+from pathlib import Path
+from dsim.engine.policy import parse
+Path(__file__).with_name("ran").touch()
+POLICY = parse("chunk:8")
+"""
+SMALL = ("small.jsonl", "--rate", "2")
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path) -> None:
+    Path("theirs.py").write_text(CODE)
+    Path("small.jsonl").write_text(rows(6))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder, made under the policy of a file of its owner's."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "small.jsonl").write_text(rows(6))
+    (folder / "theirs.py").write_text(CODE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert dsim("replay", "small.jsonl", "--policy", SPEC, "-o", "run").code == 0
+    return folder / "run"
+
+
+def has_run() -> bool:
+    """Whether the code has run, of whichever copy."""
+    return any(Path().rglob("ran"))
+
+
+def refusal(*command: object) -> str:
+    """The line that refuses the code, which has not run."""
+    line = dsim(*command).refusal
+    assert not has_run()
+    assert re.search(
+        r"asks for code in \S*theirs\.py, expected .*: add --allow-code \S*theirs\.py if you trust it", line
+    )
+    return line
+
+
+POLICY_TOML = f'policy = "{SPEC}"\n'
+TAKES_A_POLICY = {
+    "replay": (*SMALL, "--policy"),
+    "capacity": ("small.jsonl", "--slo", "ttft=2s", "--policy"),
+    "plan": (*SMALL, "--slo", "ttft=2s", "--policy"),
+    "tune": ("small.jsonl", "--slo", "ttft=2s", "--policy"),
+    "serve": ("--twin", "a100-sdar-8b", "--policy"),
+    "live": ("small.jsonl", "--policy"),
+    "validate": ("-o", "validated", "--policy"),
+    "policies": ("--fields",),
+}
+
+
+@pytest.mark.parametrize("command", TAKES_A_POLICY)
+def test_a_policy_file_does_not_bring_its_code_with_it(command: str) -> None:
+    Path("given.toml").write_text(POLICY_TOML)
+    assert refusal(command, *TAKES_A_POLICY[command], "given.toml").startswith("policy 'given.toml' asks for code in")
+
+
+SWEEPS = {
+    "base": f'[base]\ntrace = "small.jsonl"\npolicy = "{SPEC}"\n[grid]\nseed = [0, 1]\n',
+    "grid": f'[base]\ntrace = "small.jsonl"\n[grid]\npolicy = ["ar", "{SPEC}"]\n',
+    "list": f'[base]\ntrace = "small.jsonl"\n[[list]]\npolicy = "{SPEC}"\n',
+    "a policy file": '[base]\ntrace = "small.jsonl"\n[grid]\npolicy = ["given.toml"]\n',
+}
+
+
+@pytest.mark.parametrize("where", SWEEPS)
+def test_a_sweep_does_not_bring_its_code_with_it(where: str) -> None:
+    Path("given.toml").write_text(POLICY_TOML)
+    Path("sweep.toml").write_text(SWEEPS[where])
+    assert refusal("sweep", "sweep.toml", "-o", "swept").startswith("sweep.toml: cell ")
+    assert not Path("swept").exists()
+
+
+def test_a_sweep_cannot_allow_its_own_code() -> None:
+    Path("sweep.toml").write_text(f'[base]\nallow_code = ["theirs.py"]\n{SWEEPS["grid"].removeprefix("[base]")}')
+    assert "there is no field 'allow_code'" in dsim("sweep", "sweep.toml", "-o", "swept").refusal
+
+
+def test_a_space_does_not_bring_its_code_with_it() -> None:
+    Path("space.toml").write_text(f'policy = ["optimus", "{SPEC}"]\n')
+    assert refusal("tune", "small.jsonl", "--slo", "ttft=2s", "--space", "space.toml").startswith("space.toml: ")
+
+
+def test_an_experiment_does_not_bring_its_code_with_it() -> None:
+    text = (ROOT / "reproduce" / "experiments" / "focus-throughput.toml").read_text(encoding="utf-8")
+    Path("theirs.toml").write_text(re.sub(r'policy = ("[^"]*"|\[[^\]]*\])', f'policy = "{SPEC}"', text, count=1))
+    assert refusal("reproduce", "theirs.toml").startswith("theirs.toml: series 1 ")
+
+
+@pytest.mark.parametrize("command", ["tune", "plan"])
+def test_a_quality_table_does_not_bring_its_code_with_it(command: str) -> None:
+    Path("scores.csv").write_text(f"policy,score,baseline\n{SPEC},0.9,1\n")
+    rate = SMALL if command == "plan" else ("small.jsonl",)
+    asked = (*rate, "--slo", "ttft=2s", "--quality-table", "scores.csv", "--min-quality", "90%")
+    assert refusal(command, *asked).startswith("scores.csv: ")
+
+
+@pytest.mark.parametrize("parts", ["--parts", "--no-parts"])
+def test_a_run_does_not_bring_its_code_with_it(recorded: Path, parts: str) -> None:
+    for side in ("a", "b"):
+        shutil.copytree(recorded, side)
+    assert refusal("compare", "a", "b", parts).startswith("a: ")
+    # What only shows a run asks for no policy.
+    assert dsim("trace-view", "a").code == 0
+    assert measured_points([Path("a")], ["ttft=2s"], 0.99, missing_passes=True)
+    assert not has_run()
+
+
+def test_a_measured_run_does_not_bring_its_code_with_it(recorded: Path) -> None:
+    shutil.copytree(recorded, "a")
+    info = json.loads(Path("a/run.json").read_text())
+    Path("a/run.json").write_text(json.dumps(info | {"commits": "model"}))
+    shutil.copytree("a", "b")
+    refusal("compare", "a", "b")
+
+
+def test_a_step_log_names_shipped_presets_only() -> None:
+    profile = toy_profile()
+    write_log(Path("log.jsonl"), "chunk:2,block_length=4", profile, toy_trace([0.0, 0.1], [8, 8], [8, 8]), preset=SPEC)
+    for command in (("replay", "log.jsonl", "--as-logged"), ("profile", "--from-log", "log.jsonl", "-o", "p.json")):
+        dsim(*command)
+        assert not has_run()
+
+
+def test_a_search_goes_on_with_the_presets_of_its_space_only() -> None:
+    Path("small.jsonl").write_text(rows(60))
+    Path("space.toml").write_text('policy = ["ar", "chunk"]\nmax_batch = [8, 16]\n')
+    command = ("tune", "small.jsonl", "--slo", "ttft=2s", "--space", "space.toml", "--trials", "2", "-o", "tuned")
+    assert dsim(*command, "--replications", "2").code == 0
+    journal = Path("tuned/study.journal")
+    journal.write_text(journal.read_text().replace('"ar"', f'"{SPEC}"').replace('"chunk"', f'"{SPEC}"'))
+    assert dsim(*command, "--replications", "2").code == 2
+    assert not has_run()
+
+
+def test_a_profile_a_trace_and_a_models_folder_name_no_code() -> None:
+    found = json.loads((ROOT / "profiler" / "profiles" / "a100-sdar-8b.json").read_text(encoding="utf-8"))
+    Path("profile.json").write_text(json.dumps(found | {"name": SPEC}))
+    Path("trace.jsonl").write_text(rows(2).replace("{", f'{{"policy": "{SPEC}", "model": "{SPEC}", ', 1))
+    Path("model").mkdir()
+    auto = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    Path("model/config.json").write_text(json.dumps({"architectures": ["Theirs"], "auto_map": auto}))
+    shutil.copy("theirs.py", "model")
+    dsim("replay", "trace.jsonl", "--profile", "profile.json")
+    dsim("model", "model")
+    assert not has_run()
+
+
+def test_the_flag_allows_what_was_refused(recorded: Path) -> None:
+    Path("given.toml").write_text(POLICY_TOML)
+    Path("sweep.toml").write_text(SWEEPS["grid"])
+    shutil.copytree(recorded, "a")
+    for command in (
+        ("replay", *SMALL, "--policy", "given.toml"), ("compare", "a", "a"), ("policies", "--fields", "given.toml"),
+        ("sweep", "sweep.toml", "-o", "swept", "--jobs", "1"),
+    ):  # fmt: skip
+        ran = dsim(*command, "--allow-code", "./theirs.py")
+        assert (ran.code, "asks for code" in ran.err) == (0, False), ran
+    # A folder goes on where it was once the command names the file again.
+    Path("ran").unlink()
+    refusal("sweep", "sweep.toml", "-o", "swept")
+
+
+def test_a_policy_on_the_command_line_is_named_by_it() -> None:
+    assert dsim("replay", *SMALL, "--policy", SPEC, "--policy", f"{SPEC}@a100-sdar-8b").code == 0
+    assert has_run()
+
+
+def test_another_processs_cells_load_what_this_one_allowed() -> None:
+    done = package.sweep(
+        {"base": {"trace": "small.jsonl"}, "grid": {"policy": ["ar", SPEC]}}, jobs=2, allow_code=["theirs.py"]
+    )
+    assert done.table["error"].isna().all()
+
+
+def test_what_a_caller_hands_over_is_named_and_what_is_in_a_dictionary_or_a_file_is_not() -> None:
+    assert package.parse_policy(SPEC).block_length == 32
+    Path("given.toml").write_text(POLICY_TOML)
+    for refused in (
+        lambda: package.replay("small.jsonl", "given.toml"),
+        lambda: package.sweep({"base": {"trace": "small.jsonl"}, "grid": {"policy": [SPEC]}}),
+        lambda: package.tune("small.jsonl", slos=["ttft=2s"], space={"policy": [SPEC]}),
+        lambda: package.parse_policy("given.toml"),
+        lambda: Scenario("small.jsonl", SPEC).parsed_policy(),
+    ):
+        with pytest.raises(CodeError, match=r"theirs\.py"):
+            refused()
+    assert package.parse_policy("given.toml", ["theirs.py"]).name == "given.toml"
+    assert package.replay("small.jsonl", SPEC, rate=2).results
+    assert package.replay("small.jsonl", package.parse_policy(SPEC), rate=2).results
+
+
+def test_a_run_is_compared_in_python_by_what_it_was_read_with(recorded: Path) -> None:
+    run = read_run(recorded)
+    with pytest.raises(CodeError, match=r"theirs\.py"):
+        compare_runs([(run, run)], lambda _: toy_profile(), with_parts=False)
+    run = read_run(recorded, allowed(["theirs.py"]))
+    assert compare_runs([(run, run)], lambda _: toy_profile(), with_parts=False).cells
+
+
+def test_code_is_allowed_by_where_a_path_leads_not_by_how_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "theirs.py").write_text(CODE)
+    Path("link.py").symlink_to(tmp_path / "mine" / "theirs.py")
+    allow = named_code(["link.py:POLICY:4@a100-sdar-8b,calm=2", "given.toml", "ar"])
+    assert allow == {str((tmp_path / "mine" / "theirs.py").resolve())}
+    check_allowed("./mine/../mine/theirs.py", allow, "it")
+    for path in ("theirs.py", "mine/other.py"):
+        with pytest.raises(CodeError, match=re.escape(path)):
+            check_allowed(path, allow, "it")
+    assert named_code(["given.toml"]) == NO_CODE
