@@ -1,10 +1,15 @@
-"""Compiled code on disk: read and written so that no damaged file and no signal ends in more than compiling again."""
+"""Compiled code on disk: read and written so that no damaged file and no signal ends in more than compiling again.
+
+To read it is to run it: numba unpickles it. So only what this user wrote counts, in a folder that no other can change.
+"""
 
 import hashlib
 import signal
+import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -12,7 +17,13 @@ from typing import Any, ClassVar
 from numba.core import caching
 from numba.core.codegen import ll
 
+try:
+    import fcntl as posix
+except ImportError:  # Windows, where a mode does not say who may write: a user's own folders are private there
+    posix = None  # type: ignore[assignment]
+
 SIZE = hashlib.sha256().digest_size  # bytes
+ROOT = 0  # the number of the superuser
 CALLED_BACK = {
     ll.ExecutionEngine._raw_object_cache_notify.__code__, ll.ExecutionEngine._raw_object_cache_getbuffer.__code__,
 }  # fmt: skip
@@ -22,6 +33,48 @@ def keep(made: Any, function: Callable[..., Any]) -> None:
     """Keep what a dispatcher of numba's compiles in numba's `config.CACHE_DIR`; nowhere if nothing can be written."""
     with suppress(RuntimeError):  # no place
         made._cache = _Cache(function)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder is this user's own, and none but this user and root can change or replace what is in it."""
+    if posix is None:
+        return True
+    try:
+        found = folder.resolve(strict=True)
+        if not is_own(found):
+            return False
+        # The path as it is written may lead through links, each of which someone may have put there.
+        ways = {*found.parents, *folder.absolute().parents, folder.absolute()}
+        return all(_keeps(way) for way in ways)
+    except (OSError, RuntimeError):
+        return False
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder, and no link to one, is this user's and can be written by no other."""
+    held = path.lstat()
+    if posix is None:
+        return True
+    return held.st_uid == user() and not stat.S_ISLNK(held.st_mode) and not held.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _keeps(way: Path) -> bool:
+    """Whether a folder or link on the way lets none but this user and root replace what it leads to."""
+    held = way.lstat()
+    if held.st_uid not in (user(), ROOT):
+        return False
+    if stat.S_ISLNK(held.st_mode) or held.st_mode & stat.S_ISVTX:  # of a sticky folder only its owner replaces a file
+        return True
+    # A group with the number of its user has no other member, by the convention of user-private groups.
+    is_shared = held.st_mode & stat.S_IWGRP and held.st_gid != held.st_uid
+    return not (is_shared or held.st_mode & stat.S_IWOTH)
+
+
+@cache
+def user() -> int:
+    """The number of this user: the owner of what this process writes."""
+    with tempfile.NamedTemporaryFile() as file:
+        return Path(file.name).stat().st_uid
 
 
 def undisturbed(compile: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,14 +157,20 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
 
     def _load_index(self) -> Any:
         with suppress(Exception):
+            self._check_own(self._index_path)
             return super()._load_index()
         return {}
+
+    def _check_own(self, path: str) -> None:
+        if not is_own(Path(path)):
+            raise OSError(f"{path} is another user's")  # as good as gone
 
     def _dump(self, obj: Any) -> bytes:
         held: bytes = super()._dump(obj)
         return held + hashlib.sha256(held).digest()
 
     def _load_data(self, name: str) -> Any:
+        self._check_own(self._data_path(name))
         data = Path(self._data_path(name)).read_bytes()
         if hashlib.sha256(data[:-SIZE]).digest() != data[-SIZE:]:
             raise OSError(f"{name} is damaged")  # as good as gone

@@ -31,7 +31,7 @@ from numba.core.errors import TypingError
 from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 
-from .code_cache import keep, undisturbed
+from .code_cache import is_private, keep, undisturbed
 from .errors import PolicyError
 
 try:
@@ -429,11 +429,13 @@ def _names(code: types.CodeType) -> set[str]:
 
 @cache
 def _home() -> Path:
-    """Where compiled code is kept: NUMBA_CACHE_DIR, the user's cache, or a private folder where neither can be written.
+    """Where compiled code is kept: NUMBA_CACHE_DIR, the user's cache, or a folder that goes with this process.
 
-    It is made readable to its owner alone: compiled code is run as it is found.
+    A folder that is not this user's own and private is passed over: compiled code is run as it is found.
     """
-    candidates = [Path(config.CACHE_DIR)] if config.CACHE_DIR else []
+    # numba reads a file of the current folder, too, which may be a stranger's.
+    is_named = config.CACHE_DIR and not Path(config._config_fname).exists()
+    candidates = [Path(config.CACHE_DIR)] if is_named else []
     with suppress(RuntimeError):  # no home
         candidates.append(Path.home() / ".cache")
     for base in candidates:
@@ -441,9 +443,11 @@ def _home() -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder):
-                return folder
+                pass
         except OSError:
             continue
+        if is_private(folder):
+            return folder
     _PRIVATE.append(tempfile.TemporaryDirectory(prefix="dsim-"))
     return Path(_PRIVATE[0].name)
 

@@ -33,6 +33,7 @@ from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.forward import Forward
 from ..live.graphs import CudaRecorder, GraphForward
+from ..live.kernel_cache import keep_private
 from ..live.measure import (
     Measured,
     Shape,
@@ -173,6 +174,7 @@ def select(device: str) -> int | None:
     """
     if not device.startswith("cuda"):
         return None
+    keep_private()
     if not torch.cuda.is_available():
         why = f"PyTorch {torch.__version__} finds no CUDA device here"
         raise ModelError(f"device is {cut(device)}, and {why}: expected cpu")

@@ -1,8 +1,10 @@
 """Compiled code on disk: neither a damaged file nor a signal costs more than compiling it again."""
 
 import multiprocessing
+import os
 import shutil
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from dsim.engine import jit
+from dsim.engine.code_cache import is_private
 
 pytestmark = pytest.mark.skipif(not jit.JIT, reason="rules run as plain Python: nothing is compiled")
 
@@ -135,3 +138,113 @@ def test_a_signal_while_llvm_calls_back_waits_until_the_code_is_there(home: Path
     assert was_loaded(interrupted_in("_object_getbuffer_hook"))  # where it would otherwise end the process
     assert lost == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """Owners of files that are said to be others', by path."""
+    found: dict[Path, int] = {}
+    lstat = Path.lstat
+
+    def told(path: Path) -> os.stat_result:
+        held = list(lstat(path))
+        held[stat.ST_UID] = found.get(path, held[stat.ST_UID])
+        return os.stat_result(held)
+
+    monkeypatch.setattr(Path, "lstat", told)
+    return found
+
+
+STRANGER = 54321
+
+
+def test_code_of_another_user_or_that_others_may_write_is_not_loaded(home: Path, owners: dict[Path, int]) -> None:
+    assert not was_loaded(made())
+    for kind in ("nbi", "nbc"):
+        [path] = home.rglob(f"*.{kind}")
+        assert was_loaded(made())
+        owners[path] = STRANGER
+        assert not was_loaded(made())
+        owners.clear()
+        assert was_loaded(made())
+        path.chmod(0o666)
+        assert not was_loaded(made())
+        [path] = home.rglob(f"*.{kind}")  # another file: numba replaces what it writes
+        elsewhere = home.parent / path.name
+        shutil.move(path, elsewhere)
+        path.symlink_to(elsewhere)
+        assert not was_loaded(made())
+
+
+def private(tmp_path: Path) -> Path:
+    folder = tmp_path / "above" / "kept"
+    folder.mkdir(parents=True, mode=0o700)
+    folder.parent.chmod(0o755)
+    return folder
+
+
+def test_a_folder_is_private_if_no_other_user_can_change_or_replace_it(tmp_path: Path, owners: dict[Path, int]) -> None:
+    folder = private(tmp_path)
+    above = folder.parent
+    assert is_private(folder)
+    for path in (folder, above):
+        owners[path] = STRANGER
+        assert not is_private(folder)
+        owners.clear()
+        path.chmod(0o777)
+        assert not is_private(folder)
+        path.chmod(0o755)
+    above.chmod(0o1777)  # as /tmp is
+    assert is_private(folder)
+    above.chmod(0o755)
+    owners[above] = 0
+    assert is_private(folder)
+    assert not is_private(tmp_path / "none")
+
+
+def test_a_link_is_as_private_as_what_it_leads_to_and_the_folders_on_the_way(
+    tmp_path: Path, owners: dict[Path, int]
+) -> None:
+    folder, links = private(tmp_path), tmp_path / "links"
+    links.mkdir()
+    link = links / "kept"
+    link.symlink_to(folder)
+    assert is_private(link)
+    owners[link] = STRANGER
+    assert not is_private(link)
+    owners.clear()
+    links.chmod(0o777)
+    assert not is_private(link)
+    links.chmod(0o755)
+    folder.parent.chmod(0o777)
+    assert not is_private(link)
+    circle = links / "circle"
+    circle.symlink_to(circle)
+    assert not is_private(circle)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where NUMBA_CACHE_DIR and the user's home are given places under this folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(jit.config, "CACHE_DIR", str(tmp_path / "given"))
+    jit._home.cache_clear()
+    yield tmp_path
+    jit._home.cache_clear()
+
+
+def test_a_cache_that_others_may_write_is_passed_over(places: Path) -> None:
+    assert jit._home() == places / "given" / "dsim"
+    (places / "given").chmod(0o777)
+    jit._home.cache_clear()
+    assert jit._home() == places / "home" / ".cache" / "dsim"
+    (places / "home" / ".cache" / "dsim").chmod(0o770)
+    jit._home.cache_clear()
+    assert jit._home().name.startswith("dsim-")
+    assert is_private(jit._home())
+
+
+def test_a_file_of_the_current_folder_does_not_say_where_code_is_loaded_from(places: Path) -> None:
+    (places / ".numba_config.yaml").write_text("cache_dir: given\n")
+    assert jit._home() == places / "home" / ".cache" / "dsim"
