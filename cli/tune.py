@@ -11,7 +11,7 @@ import typer
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
 from ..files.place import Kind, Taken, check_folder, has_keys
-from ..files.write import write_whole
+from ..files.write import csv_of, write_whole
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
@@ -196,10 +196,11 @@ def _write(out: Path, tuned: "Tuned", info: dict[str, Any], page: "Page") -> lis
     from ..planner.tuned import toml_of
     from ..report.html import to_html
 
+    trials = tuned.trials.astype(object).where(tuned.trials.notna(), None)
     files = {
         "policy.toml": tuned.policy_toml,
         "tune.json": json_text(info, indent=1) + "\n",
-        "trials.csv": tuned.trials.to_csv(index=False),
+        "trials.csv": csv_of([trials.columns, *trials.itertuples(index=False, name=None)]),
         "report.html": to_html(page),
     }
     for i, finalist in enumerate(tuned.front, 1):

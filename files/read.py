@@ -102,7 +102,17 @@ def read_csv(
     if not set(wanted) <= set(head):
         raise kind(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
     for line, row in rows:
-        yield f"{path}:{line}", {name: row[name] or "" for name in head}
+        yield f"{path}:{line}", {name: uncovered(row[name] or "") for name in head}
+
+
+# What a cell of a spreadsheet's formula begins with, and what makes such a cell text.
+FORMULA, COVER = ("=", "+", "-", "@", "\t", "\r"), "'"
+
+
+def uncovered(cell: str) -> str:
+    """The text of a CSV's cell, without the apostrophe that keeps a spreadsheet from taking it for a formula."""
+    is_covered = cell.startswith(COVER) and cell.lstrip(COVER).startswith(FORMULA)
+    return cell.removeprefix(COVER) if is_covered else cell
 
 
 def read_lines(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import secrets
 import stat
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import described, fault, naming
+from .read import COVER, FORMULA, described, fault, float_of, naming
 
 NEW = "dsim-new"  # in the hidden name of what is being written: `.NAME.dsim-new.RANDOM`
 
@@ -44,10 +45,23 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV, the head among them."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    """Rows as CSV, the head among them. No cell is a formula: `files.read.uncovered` gives back the text of one.
+
+    A spreadsheet takes a cell that begins with one of FORMULA for a formula, which may call programs. An apostrophe
+    before it makes it text. Numbers are left as they are.
+    """
+    lines = []
+    for row in rows:
+        line = io.StringIO(newline="")
+        csv.writer(line).writerow(map(_covered, row))  # its own line ends have it quote a carriage return, too
+        lines.append(line.getvalue().removesuffix("\r\n"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _covered(value: Any) -> Any:
+    if not isinstance(value, str) or not value.lstrip(COVER).startswith(FORMULA) or not math.isnan(float_of(value)):
+        return value
+    return COVER + value
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:

@@ -14,7 +14,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
-from ..files.read import cut, float_of, parsing, quoted, read_text
+from ..files.read import cut, float_of, parsing, quoted, read_text, uncovered
 
 # What a scheduler may answer, and change when and where a token is computed but never which tokens come out.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
@@ -168,7 +168,7 @@ def _read(text: str, where: str) -> Iterator[Score]:
             raise DsimError(
                 f"{line}: it has {len([v for v in row.values() if v is not None])} cells, expected {len(columns)}"
             )
-        cells = {name: row[name].strip() for name in columns}
+        cells = {name: uncovered(row[name].strip()) for name in columns}
         numbers = {name: _score(cells.get(name, ""), name, line) for name in SCORES}
         score = numbers["score"]
         if score is None:
