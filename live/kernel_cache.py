@@ -1,4 +1,4 @@
-"""Triton's folder of compiled kernels: one that is not this user's own and private is not used, for to load is to run."""
+"""Triton's folder of compiled kernels: not used unless it is this user's own and private, for to load is to run."""
 
 import os
 import tempfile
