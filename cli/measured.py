@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.read import float_of, printable, quoted
+from ..files.write import tell
 from . import options
 from .bar import Bar
 from .duration import seconds_of
@@ -74,17 +75,29 @@ def measure_profile(
                 full_sequence=full_sequence, eos=eos,
             )
         )  # fmt: skip
-        profile, taken = measure(
-            name=printable(output.stem),
-            budget=total,
-            workloads=workloads,
-            max_batch=max_batch,
-            max_context=max_context,
-            seed=seed,
-            tokenizer=tokenizer,
-            keep=lambda so_far: save(so_far, output, True),
-            on_progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
-        )
+        kept = False
+
+        def keep(so_far: "Profile") -> None:
+            nonlocal kept
+            save(so_far, output, True)
+            kept = True
+
+        try:
+            profile, taken = measure(
+                name=printable(output.stem),
+                budget=total,
+                workloads=workloads,
+                max_batch=max_batch,
+                max_context=max_context,
+                seed=seed,
+                tokenizer=tokenizer,
+                keep=keep,
+                on_progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
+            )
+        except BaseException:
+            if kept:
+                tell(f"{output} holds the profile of what was measured before")
+            raise
     write_page(beside, profile, taken.steps, taken.logs, options.command())
     return profile
 

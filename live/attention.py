@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ..engine.latency import bucket
+from ..files.read import cut_words
+from ..files.write import tell
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from ..kernels.ragged_paged_attention.flashinfer import (
     DTYPES,
@@ -112,8 +114,17 @@ class Attention:
 
 
 def attention_of(model: Decoder, record: Record | None = None) -> Attention | None:
-    """A model's choice on its CUDA device (`choose`); None where there is nothing to choose between."""
-    module, weight = at_hand(), model.embedding.weight
+    """A model's choice on its CUDA device (`choose`); None where there is nothing to choose between.
+
+    A FlashInfer that is installed and does not import is not there: a line on stderr says so.
+    """
+    weight = model.embedding.weight
+    try:
+        module = at_hand()
+    except Exception as error:  # its build fits another CUDA or PyTorch
+        why = cut_words(f"{type(error).__name__}: {error}")
+        tell(f"FlashInfer is installed and cannot be imported ({why}): attention is dsim's own kernel")
+        return None
     if module is None:
         return None
     return choose(module, model.config, weight.dtype, weight.device, device_seconds, record)

@@ -19,7 +19,7 @@ from ..engine.errors import ModelError
 from ..files.read import cut, parsing
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope.reference import rotate
-from .config_file import read_json
+from .config_file import check_plain, read_json
 from .families import CANVAS
 from .weights import NOWHERE, Stored, alike, kept, stored_in, tensors_of
 
@@ -198,6 +198,7 @@ def _canvas_config(folder: Path, path: Path, found: Mapping[str, Any]) -> Canvas
     if found.get("architectures") != [ARCHITECTURE]:
         raise ModelError(f"{path}: architectures is {cut(found.get('architectures'))}, expected [{ARCHITECTURE}]")
     text = found.get("text_config") or {}
+    check_plain(path, {**text, **found})
     for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
         if text.get(key, wanted) != wanted:
             raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {wanted}")

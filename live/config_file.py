@@ -46,6 +46,7 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         known = ", ".join((*FAMILIES, CANVAS))
         raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {known}")
+    check_plain(path, found)
     family = FAMILIES[architecture]
     _check_fixed(path, found, family)
     values = _values(path, found, family)
@@ -93,6 +94,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ModelError(f"{path}: is {shown(found)}, expected an object")
     return found
+
+
+def check_plain(path: Path, found: Mapping[str, Any]) -> None:
+    """ModelError where a config.json says that the weights are quantised."""
+    for key in ("quantization_config", "compression_config"):
+        if said := found.get(key):
+            method = said.get("quant_method") if isinstance(said, dict) else None
+            named = f"quant_method {cut(method)}" if method else key
+            raise ModelError(
+                f"{path}: the checkpoint is quantised ({named}), expected plain weights: dsim loads bf16, fp16 and fp32"
+            )
 
 
 def _values(path: Path, found: Mapping[str, Any], family: Family) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
+from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile
@@ -313,16 +314,6 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
         return columns
     seen = columns["replica"] >= 0
     return {name: column[seen] for name, column in columns.items()}
-
-
-def free_memory() -> int:
-    """Bytes that new work may take before the system swaps or kills; where nobody says, no bound."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = dict(line.split(":", 1) for line in file)
-        return 1024 * int(found["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        return 1 << 62
 
 
 @lru_cache(maxsize=8)

@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import cycle
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..engine.commits import CanvasLaw, LawDraws
 from ..engine.engine import Limits
-from ..engine.errors import ProfileError
+from ..engine.errors import ModelError, ProfileError
 from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy, parse
 from ..engine.request import Request
 from ..engine.step import Phase
+from ..files.memory import free_memory
+from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
 from ..live.prompts import prompts_from, random_prompts, read_tokens
 from ..live.session import run
@@ -33,6 +36,7 @@ STEPS = 4  # of a canvas while steps are measured
 FEWEST_STEPS = 64  # that are measured, however short the budget
 MOST_LOGGED = 400  # requests whose canvases are counted
 LOGGED_BATCH = 8
+KV_SHARE = 0.5  # of the memory that is free beside the weights; the rest is for what a step computes
 Lists = Mapping[str, Any]
 
 
@@ -62,7 +66,7 @@ def profile_canvas(
     """Measure a canvas model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the denoising steps of canvases are counted; of none, those of
-    prompts of random tokens are. keep: given the profile of what is measured so far, as soon as its steps are fitted
+    prompts of random tokens are. keep: given the profile of what is measured so far, from the first batch of steps on
     and whenever there is more.
     """
     config = loaded.model.config
@@ -73,14 +77,23 @@ def profile_canvas(
     context = min(max_context or config.context_limit, config.context_limit)
     for_steps = STEPS_SHARE * budget
     told = on_progress or (lambda what, share: None)
+
+    def profile_of(steps: Samples) -> Profile:
+        latency, fit = fit_latency(steps)
+        return measured(
+            loaded, shape, latency, fit, name=name, family="canvas", strategy="law",
+            block_length=config.canvas_length, settings=settings, workloads=workloads, seed=seed,
+        )  # fmt: skip
+
+    def keep_steps(steps: Samples) -> None:
+        with suppress(ProfileError):  # too few to fit
+            keep(profile_of(steps))
+
     steps = measure_steps(
-        loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget)
+        loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget), keep_steps
     )
-    latency, fit = fit_latency(steps)
-    profile = measured(
-        loaded, shape, latency, fit, name=name, family="canvas", strategy="law", block_length=config.canvas_length,
-        settings=settings, workloads=workloads, seed=seed,
-    )  # fmt: skip
+    profile = profile_of(steps)
+    fit = profile.fit
     keep(profile)
     wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
     for i, (workload, file) in enumerate(wanted.items()):
@@ -102,11 +115,22 @@ def profile_canvas(
 
 def measure_steps(
     loaded: LoadedCanvas, budget: float, most_batch: int, most_context: int, seed: int,
-    on_progress: Callable[[float], None],
+    on_progress: Callable[[float], None], keep: Callable[[Samples], object],
 ) -> Samples:  # fmt: skip
-    """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` seconds."""
+    """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` seconds.
+
+    No batch asks for more keys and values than memory has room for. keep: given all steps so far whenever a larger
+    batch than before is over, and when one fails or is interrupted.
+    """
     config, chance = loaded.model.config, np.random.default_rng(seed)
-    batches = [1 << i for i in range(most_batch.bit_length()) if 1 << i <= most_batch]
+    least = 3 * config.canvas_length + 1  # of a request: a token, two canvases, and one behind them
+    pages = int(KV_SHARE * free_bytes(loaded)) // (PAGE * loaded.memory.kv_bytes_per_token)
+    batches = [1 << i for i in range(most_batch.bit_length())
+               if 1 << i <= most_batch and pages // (1 << i) * PAGE >= least]  # fmt: skip
+    if not batches:
+        raise ProfileError(
+            f"{loaded.name}: {pages * PAGE} tokens of keys and values fit beside its weights, expected at least {least}"
+        )
     law = CanvasLaw("steps to measure", config.canvas_length, STEPS, least=STEPS, most=STEPS)
     # What a step computes in windowed layers is counted by the window of the latency model that it is planned with.
     windowed = shape_of_canvas(config).windowed
@@ -125,20 +149,44 @@ def measure_steps(
     def take(columns: Mapping[str, Any], lists: Lists) -> None:
         found.append((features_of(columns, lists), columns["latency"], columns["device"]))
 
-    for batch in cycle(batches):
-        room = max(1, most_context - 2 * config.canvas_length)
+    def so_far() -> Samples:
+        features = [row for part, *_ in found for row in part]
+        latency, device = (np.concatenate([part[i] for part in found]) for i in (1, 2))
+        return samples(features, latency, device if loaded.on_gpu else None)
+
+    done = 0
+    while done == 0 or not stop():
+        batch = batches[done % len(batches)]
+        room = max(1, min(most_context - 2 * config.canvas_length, pages // batch * PAGE - least + 1))
         requests = [
             Request(i, 0.0, int(np.exp(chance.uniform(0.0, np.log(room)))), 2 * config.canvas_length)
             for i in range(2 * batch)
         ]
-        draws = LawDraws(law, seed, len(requests))
-        _served(loaded, policy_of(config, batch), requests, random_prompts(config, seed), seed, take, stop, draws, none)
+        draws, ask = LawDraws(law, seed, len(requests)), random_prompts(config, seed)
+        try:
+            _served(loaded, policy_of(config, batch), requests, ask, seed, take, stop, draws, none)
+        except torch.OutOfMemoryError as error:
+            batches = [smaller for smaller in batches if smaller < batch]
+            if not batches:
+                raise ModelError(f"{loaded.name}: out of memory at a batch of 1 ({cut_words(str(error))})") from None
+            done = 0
+            continue
+        except BaseException:
+            if found:
+                keep(so_far())
+            raise
         on_progress(min(1.0, (time.monotonic() - begin) / budget))
-        if stop():
-            break
-    features = [row for part, *_ in found for row in part]
-    latency, device = (np.concatenate([part[i] for part in found]) for i in (1, 2))
-    return samples(features, latency, device if loaded.on_gpu else None)
+        done += 1
+        if found and done <= len(batches):
+            keep(so_far())
+    return so_far()
+
+
+def free_bytes(loaded: LoadedCanvas) -> int:
+    """Bytes that are free on the model's device, beside its weights."""
+    if loaded.on_gpu:
+        return int(torch.cuda.mem_get_info(loaded.model.embedding.device)[0])
+    return free_memory()
 
 
 def count_steps(loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int) -> Canvases:

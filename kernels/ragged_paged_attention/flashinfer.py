@@ -24,7 +24,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def at_hand() -> Any | None:
-    """The module, or None where it is not installed."""
+    """The module, or None where it is not installed. Raises what its import raises."""
     return importlib.import_module("flashinfer") if importlib.util.find_spec("flashinfer") else None
 
 

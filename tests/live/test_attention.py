@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,18 @@ def test_a_model_has_a_choice_where_it_is_at_hand(monkeypatch: pytest.MonkeyPatc
     found = live_attention.attention_of(model)
     assert found is not None
     assert found.settings["taken_at"] == [1]
+
+
+def test_one_that_is_installed_and_does_not_import_leaves_our_kernel_and_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flashinfer.py").write_text("raise OSError('libcudart.so.13: cannot open\\nshared object file')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert live_attention.attention_of(random_model(WIDE, "cpu", torch.bfloat16)) is None
+    assert capsys.readouterr().err == (
+        "FlashInfer is installed and cannot be imported (OSError: libcudart.so.13: cannot open shared object file): "
+        "attention is dsim's own kernel\n"
+    )
 
 
 def test_heads_that_it_has_no_kernel_for_are_ours() -> None:

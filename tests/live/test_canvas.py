@@ -1,6 +1,7 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
-from dsim.engine.errors import ModelError, PolicyError, TraceError
+from dsim.engine.errors import ModelError, PolicyError, ProfileError, TraceError
 from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
@@ -27,8 +28,9 @@ from dsim.planner.agreement import table
 from dsim.planner.on_device import Answers, agreement, check_canvases, check_live
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.scenario import Scenario
+from dsim.profiler import measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
-from dsim.profiler.measure_canvas import profile_canvas
+from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import load, save
 from dsim.serve.open import Bounds, open_live
@@ -390,6 +392,95 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, 
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
     check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
+
+
+def test_shapes_that_are_measured_fit_the_memory_that_is_free(
+    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = opened(gemma[1], EARLY)
+    page = measure_canvas.PAGE * loaded.memory.kv_bytes_per_token
+    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 2 * 5 * page)  # half of it: five pages
+    pools: list[tuple[int, int]] = []
+
+    def served(loaded: Any, policy: Any, requests: Any, *_: Any) -> None:
+        most = policy.batching.max_batch
+        longest = max(r.input_length + r.limit for r in requests) + CANVAS
+        pools.append((most, most * -(-longest // measure_canvas.PAGE)))
+        if len(pools) == 6:
+            raise ProfileError("enough")
+
+    monkeypatch.setattr(measure_canvas, "_served", served)
+    with pytest.raises(ProfileError, match="enough"):
+        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, lambda steps: None)
+    assert {most for most, _ in pools} == {1, 2, 4}  # of eight rows each would need a page of its own
+    assert max(pages for _, pages in pools) <= 5
+    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: page)
+    with pytest.raises(ProfileError, match=f"{loaded.name}: 0 tokens of keys and values fit .* expected at least 25"):
+        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, lambda steps: None)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("device lost"), KeyboardInterrupt()], ids=["failure", "Ctrl-C"])
+def test_steps_measured_before_a_batch_that_fails_are_kept(
+    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    loaded = opened(gemma[1], EARLY)
+    kept: list[Any] = []
+    fitted: list[int] = []
+    run, fit = measure_canvas.run, measure_canvas.fit_latency
+    served: list[int] = []  # steps of each batch
+
+    def fails(*args: Any, append: Any, **kwargs: Any) -> Any:
+        served.append(0)
+
+        def taken(columns: Any, lists: Any) -> None:
+            served[-1] += len(columns["latency"])
+            append(columns, lists)
+
+        done = run(*args, append=taken, **kwargs)
+        return done if len(served) < 3 else replace(done, failure=error)
+
+    monkeypatch.setattr(measure_canvas, "run", fails)
+    monkeypatch.setattr(measure_canvas, "fit_latency", lambda steps: (fitted.append(len(steps)), fit(steps))[1])
+    with pytest.raises(type(error)):
+        profile_canvas(loaded, name="g", budget=60.0, workloads={}, max_batch=2, max_context=64, keep=kept.append)
+    assert len(served) == 3
+    assert fitted == [served[0], sum(served[:2]), sum(served)]
+    assert kept[-1].canvas_laws == ()
+
+
+def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
+    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = opened(gemma[1], EARLY)
+    batches: list[int] = []
+
+    def served(loaded: Any, policy: Any, *_: Any) -> None:
+        batches.append(policy.batching.max_batch)
+        if batches[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if len(batches) == 7:
+            raise ProfileError("enough")
+
+    monkeypatch.setattr(measure_canvas, "_served", served)
+    with pytest.raises(ProfileError, match="enough"):
+        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
+    assert batches == [1, 2, 4, 1, 2, 1, 2]
+    monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
+    with pytest.raises(ModelError, match="out of memory at a batch of 1"):
+        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
+
+
+@pytest.mark.parametrize("where", ["quantization_config", "compression_config"])
+def test_a_quantised_checkpoint_is_told_in_one_line(gemma: tuple[Any, Path], tmp_path: Path, where: str) -> None:
+    folder = tmp_path / "gemma"
+    shutil.copytree(gemma[1], folder)
+    rewrite(folder, **{where: {"quant_method": "compressed-tensors"}})
+    with pytest.raises(ModelError) as error:
+        open_any(str(folder), "cpu")
+    assert str(error.value) == (
+        f"{folder / 'config.json'}: the checkpoint is quantised (quant_method compressed-tensors), expected plain "
+        "weights: dsim loads bf16, fp16 and fp32"
+    )
 
 
 def test_agreement_of_canvases_is_with_as_many_steps_as_the_checkpoints_rule_takes(

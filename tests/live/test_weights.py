@@ -62,6 +62,14 @@ def saved(tmp_path: Path) -> Path:
         ({"mask_token_id": 97}, "mask_token_id is 97, expected below vocab_size, 97"),
         ({"attention_bias": True}, "attention_bias is True, expected False"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is yarn, expected default"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            r"is quantised \(quant_method fp8\), expected plain",
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            r"is quantised \(quantization_config\), expected plain",
+        ),
         ({"intermediate_size": 96}, r"down_proj.weight is \[48, 80\], expected \[48, 96\] by config.json"),
         ({"num_hidden_layers": 3}, r"lacks model.layers.2.input_layernorm.weight \(11 of 36 weights are missing\)"),
         ({"num_hidden_layers": 1}, "holds model.layers.1.input_layernorm.weight, which small of 1 layers has no place"),

@@ -1,0 +1,11 @@
+"""The memory of this machine."""
+
+
+def free_memory() -> int:
+    """Bytes that new work may take before the system swaps or kills; where nobody says, no bound."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = dict(line.split(":", 1) for line in file)
+        return 1024 * int(found["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return 1 << 62
