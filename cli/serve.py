@@ -1,14 +1,14 @@
 """dsim serve: an OpenAI-compatible server in front of the executor on a device, or of the twin in real time."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, MachineError
 from . import choices, options
 from .options import option
 
@@ -51,6 +51,10 @@ def serve_command(
         int, option("N", "Requests in the server's life, which the journal has room for.")
     ] = 100_000,
     max_body: Annotated[int, option("BYTES", "The largest request.")] = 8 << 20,
+    max_connections: Annotated[
+        int | None, option("N", "Open connections; 4096, or fewer where the process may open fewer files.")
+    ] = None,
+    request_timeout: Annotated[float, option("S", "How long a client may take to send its request.")] = 30.0,
     drain: Annotated[float, option("S", "How long requests in flight may take to end after Ctrl-C.")] = 60.0,
     slo: options.Slos = None,
     seed: options.Seed = 0,
@@ -73,6 +77,8 @@ def serve_command(
         raise DsimError(f"--max-body is {max_body} bytes, expected at least 1")
     if not 0 <= drain < float("inf"):
         raise DsimError(f"--drain is {drain} s, expected at least 0 and finite")
+    if not 0 < request_timeout < float("inf"):
+        raise DsimError(f"--request-timeout is {request_timeout} s, expected above 0 and finite")
     from ..planner.scenario import Scenario, named_code
     from ..profiler.profile import load as load_profile
     from ..report.files import RunWriter
@@ -81,8 +87,10 @@ def serve_command(
     from ..report.story import words
     from ..report.text import render
     from ..serve.app import Settings, application
+    from ..serve.log import counted
     from ..serve.open import Bounds, open_live, open_twin
-    from ..serve.server import Server
+    from ..serve.protocol import ConnectionLimits
+    from ..serve.server import Server, most_connections
 
     slos = [Slo.parse(text) for text in slo or []]
     for bound in slos:
@@ -92,8 +100,13 @@ def serve_command(
         emit=emit, seed=seed, eos=eos, allow_code=named_code([policy], allow_code or []),
     )  # fmt: skip
     bounds = Bounds(max_requests, max_waiting)
+    limits = ConnectionLimits(most_connections(max_connections), request_timeout)
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    with nullcontext() if out is None else RunWriter(out, force=force) as writer:
+
+    def log(line: str) -> None:
+        screen.print(line, markup=False)
+
+    with nullcontext() if out is None else RunWriter(out, force=force, room_for=max_requests) as writer, counted(log):
         append = None if writer is None else writer.steps(policy).append
         if twin is not None:
             behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append)
@@ -107,14 +120,15 @@ def serve_command(
             loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
             behind = open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
         name = served_name or str(behind.manifest["live"]["model"])
-        settings = Settings(name, behind.header, max_body, api_key or None)
+        settings = Settings(name, behind.header, max_body, api_key or None, request_timeout)
         server = Server(
-            application(behind.fleet, behind.words, settings), host, port, drain,
+            application(behind.fleet, behind.words, settings), host, port, drain, behind.fleet, limits,
             lambda url: print(f"Serving {name}: {behind.about}, on {url}", flush=True),
         )  # fmt: skip
         behind.start()
         try:
-            server.run()
+            with suppress(SystemExit):  # uvicorn's, where it cannot listen: its log says why
+                server.run()
         finally:
             totals = behind.fleet.stop()
         summary = behind.summarize(totals, slos)
@@ -127,8 +141,8 @@ def serve_command(
         screen.print(f"{behind.fleet.num_refused:,} requests were told to come again", style="yellow", markup=False)
     if out is not None:
         screen.print(f"Wrote {out}/ ({FILES})", markup=False)
-    for replica in behind.fleet.replicas:
-        if replica.failure is not None:
-            raise replica.failure
+    for failure in (behind.fleet.failure, behind.fleet.journal_failure):
+        if failure is not None:
+            raise MachineError(str(failure))
     if not server.started:  # uvicorn has said why
         raise typer.Exit(1)

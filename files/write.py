@@ -132,6 +132,12 @@ def encoded(content: str | bytes) -> bytes:
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
 
+def reserve(file: BinaryIO, size: int) -> None:
+    """Take the disk space of a file's first `size` bytes: writing them cannot fail for want of it. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
 def sync_folder(folder: Path) -> None:
     """Names are safe once their folder is on the disk; where a folder cannot be synced, the system sees to it."""
     with suppress(OSError):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,16 @@ from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COL
 from ..files.interrupt import asked_to_stop
 from ..files.place import Kind, Staged, has_schema, whole_path
 from ..files.read import fault, naming
-from ..files.write import encoded, tell
+from ..files.write import encoded, reserve, tell
 from .manifest import Manifest
 from .metrics import no_nan
 from .run import FILES, SCHEMA, VERSION, Array, read_run
 
 RUN = Kind("a run", FILES, "run.json", has_schema(SCHEMA))
+
+COLUMN_FOOTER = 512  # bytes of a Parquet footer for a column of a row group, at most
+SPARE = 1 << 16  # bytes: a Parquet file's own ends
+PAGE_SPACE = 8 << 20  # bytes for run.json and report.html
 
 Lists = Mapping[str, tuple[Array, Array]]  # name -> (values, offsets: one more than there are steps)
 
@@ -44,10 +48,15 @@ STEP_SCHEMA = pa.schema(
 class StepSink:
     """Where one policy's steps go, batch by batch."""
 
-    def __init__(self, policy: str, writer: pq.ParquetWriter, shown: str | Path) -> None:
+    def __init__(
+        self, policy: str, writer: pq.ParquetWriter, shown: str | Path, reserved: BinaryIO | None = None
+    ) -> None:
+        """reserved: the writer's file, where space for a batch and for the file's footer is taken before it."""
         self._policy = policy
         self._writer = writer
         self._shown = shown
+        self._reserved = reserved
+        self._num_batches = 0
 
     def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
         """Write a batch of steps (STEP_COLUMNS, and STEP_LISTS where they are kept); thousands at a time are best."""
@@ -65,7 +74,13 @@ class StepSink:
             # `words` words a row may arrive as [rows, words].
             flat = np.ascontiguousarray(values, dtype).reshape(-1)
             arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
-        _write(self._writer, pa.record_batch(arrays, schema=STEP_SCHEMA), self._shown)
+        batch = pa.record_batch(arrays, schema=STEP_SCHEMA)
+        if self._reserved is not None:
+            self._num_batches += 1
+            footer = self._num_batches * len(STEP_SCHEMA) * COLUMN_FOOTER
+            with naming(self._shown):
+                reserve(self._reserved, self._reserved.tell() + 2 * batch.nbytes + footer + SPARE)
+        _write(self._writer, batch, self._shown)
 
 
 class RunWriter:
@@ -74,13 +89,23 @@ class RunWriter:
     As a context manager it aborts unless `finish` was called.
     """
 
-    def __init__(self, folder: str | Path, *, force: bool = False, more: Sequence[str] = ()) -> None:
-        """more: request columns beside the journal's: of CACHED_COLUMNS, or of seconds."""
+    def __init__(
+        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), room_for: int | None = None
+    ) -> None:
+        """more: request columns beside the journal's: of CACHED_COLUMNS, or of seconds.
+
+        room_for: a server's requests. Disk space for them is taken now, and for steps before they are written. Where
+        the disk is full `append` fails, and `finish` still writes the run, without the steps that came after.
+        """
         self._staged = Staged(whole_path(folder), RUN, force=force)
         self.folder = self._shown = self._staged.folder
         # Opened here, not by Arrow: it takes no name that is not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
+            self._keeps = room_for is not None
+            if room_for is not None:
+                row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
+                reserve(self._files[1], PAGE_SPACE + room_for * row)
             self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
             self._more = {name: CACHED_COLUMNS.get(name, "float64") for name in more}
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
@@ -94,7 +119,7 @@ class RunWriter:
 
     def steps(self, policy: str) -> StepSink:
         """A sink for the steps of one policy."""
-        return StepSink(policy, self._steps, self._shown)
+        return StepSink(policy, self._steps, self._shown, self._files[0] if self._keeps else None)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """Write all requests of one policy (REQUEST_COLUMNS, and what `more` names)."""
@@ -132,12 +157,12 @@ class RunWriter:
             except Exception as error:
                 undrawn = error
                 (build / "report.html").unlink(missing_ok=True)
-            if isinstance(undrawn, OSError):  # of the disk, which would not take the rest, either
+            if isinstance(undrawn, OSError) and not self._keeps:  # of the disk, which would not take the rest, either
                 raise undrawn
         self._staged.commit()
         self._open = False
         if undrawn is not None:
-            raise undrawn
+            raise fault(self._shown, undrawn) if isinstance(undrawn, OSError) else undrawn
 
     def abort(self) -> None:
         """Remove what was built; what was in the folder's place stays."""
@@ -149,8 +174,11 @@ class RunWriter:
 
     def _close(self) -> None:
         with ExitStack() as stack:  # each is closed whatever became of the others
-            for each in (*self._files, self._steps, self._requests):
-                stack.callback(each.close)
+            for file, writer in zip(self._files, (self._steps, self._requests), strict=True):
+                stack.callback(file.close)
+                if self._keeps:
+                    stack.callback(file.truncate)  # what was reserved and not written
+                stack.callback(writer.close)
 
     def __enter__(self) -> "RunWriter":
         return self

@@ -87,4 +87,5 @@ class Manifest(TypedDict, total=False):
     drop_warmup: float
     closed_loop: bool
     interrupted: bool
+    journal_failure: str  # why steps.parquet holds fewer steps than were made, where it does
     policies: list[dict[str, Any]]  # Summary.to_json() of each

@@ -3,9 +3,12 @@
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,14 +16,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ..engine.errors import cut
 from ..files.read import json_of
 from . import metrics
-from .fleet import BusyError, Emission, Fleet, Stream, TooLongError
+from .fleet import BusyError, ClosedError, Emission, Fleet, Stream, UnservableError
 from .words import Pieces, Words
 
 DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
 RETRY_AFTER = 1  # s
-STOPPED = "the server stopped before the reply's end"
+FAULT = "a fault of the server's own, which its log names"
+LONG_TEXT = 1 << 16  # characters: a longer prompt is encoded in a thread, so that other clients do not wait
+CLOSE: Mapping[str, str] = {"connection": "close"}  # what the client still sends is not waited for
+_log = logging.getLogger("dsim.serve")
 ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
 
 
@@ -32,6 +39,7 @@ class Settings:
     about: str  # what stands behind it, in a header of every reply
     max_body: int  # bytes
     api_key: str | None = None
+    patience: float = 30.0  # s that a client has to send its request
 
 
 class RefusedError(Exception):
@@ -56,6 +64,7 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
         ],
         exception_handlers={
             RefusedError: _refused,
+            Exception: lambda request, error: _error(500, FAULT),
             404: lambda request, error: _error(404, f"there is no {request.url.path[:80]}"),
             405: lambda request, error: _error(405, f"{request.method} is not for {request.url.path[:80]}"),
         },
@@ -68,14 +77,16 @@ class _Routes:
         self._words = words
         self._settings = settings
         self._headers = {"x-dsim": settings.about}
+        key = settings.api_key
+        self._keys = [] if key is None else [sha256(b"Bearer " + form).digest() for form in _encodings(key)]
 
     async def completions(self, request: Request) -> Response:
         body = await self._body(request)
-        return await self._answer(request, body, self._prompt(body.get("prompt")), "text_completion")
+        return await self._answer(request, body, await self._prompt(body.get("prompt")), "text_completion")
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request)
-        return await self._answer(request, body, self._words.encode(_conversation(body)), "chat.completion")
+        return await self._answer(request, body, await self._encode(_conversation(body)), "chat.completion")
 
     async def models(self, request: Request) -> Response:
         self._check_key(request)
@@ -87,30 +98,39 @@ class _Routes:
         return JSONResponse({"object": "list", "data": [model]}, headers=self._headers)
 
     async def health(self, request: Request) -> Response:
-        alive = all(replica.alive for replica in self._fleet.replicas)
-        return PlainTextResponse("" if alive else "a replica does not serve\n", 200 if alive else 503)
+        closed = self._fleet.closed
+        return PlainTextResponse("" if closed is None else closed + "\n", 200 if closed is None else 503)
 
     async def metrics(self, request: Request) -> Response:
         text = metrics.exposition(self._fleet, self._settings.model)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _check_key(self, request: Request) -> None:
-        key = self._settings.api_key
-        given = request.headers.get("authorization", "")
-        if key is not None and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        # Digests are compared: all are of one length, and the time taken tells nothing of the key's.
+        given = sha256(request.headers.get("authorization", "").encode("latin-1")).digest()
+        if self._keys and not any(hmac.compare_digest(given, key) for key in self._keys):
             raise RefusedError(401, "the API key is missing or wrong", {"www-authenticate": "Bearer"})
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object that was sent; its size is bounded as it comes in."""
+        """The JSON object that was sent; its size is bounded as it comes in, and the time it takes."""
         self._check_key(request)
-        data, most = bytearray(), self._settings.max_body
+        # A page of another origin may post any other type without asking first.
+        kind = request.headers.get("content-type", "")
+        if kind.partition(";")[0].strip().lower() != "application/json":
+            raise RefusedError(415, f"content-type is {cut(kind) or 'missing'}, expected application/json")
+        data, most, size = bytearray(), self._settings.max_body, 0
         try:
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > most:
-                    raise RefusedError(413, f"the request is larger than {most} bytes")
+            async with asyncio.timeout(self._settings.patience):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size <= most:
+                        data += chunk
         except ClientDisconnect:
             raise RefusedError(400, "the client went away") from None
+        except TimeoutError:
+            raise RefusedError(408, f"the request did not come within {self._settings.patience:g} s", CLOSE) from None
+        if size > most:  # only now: a client that still sends does not read
+            raise RefusedError(413, f"the request is larger than {most} bytes")
         try:
             body = json_of(data)
         except ValueError:
@@ -123,14 +143,21 @@ class _Routes:
         for name, only in (("n", 1), ("best_of", 1), ("echo", False)):
             if body.get(name, only) not in (only, None):
                 raise RefusedError(400, f"{name} is {str(body[name])[:40]}, expected {json.dumps(only)}")
+        if not isinstance(body.get("stream"), bool | None):
+            raise RefusedError(400, f"stream is {cut(json.dumps(body['stream']))}, expected true or false")
         return body
 
-    def _prompt(self, prompt: Any) -> list[int]:
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) <= LONG_TEXT:
+            return self._words.encode(text)
+        return await asyncio.to_thread(self._words.encode, text)
+
+    async def _prompt(self, prompt: Any) -> list[int]:
         """The token ids of a completion's prompt: a text, ids, or one of either in a list."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return self._words.encode(prompt)
+            return await self._encode(prompt)
         if isinstance(prompt, list) and all(type(i) is int and 0 <= i < 2**31 for i in prompt):
             return prompt
         raise RefusedError(400, "prompt is missing or several, expected one text or one list of token ids")
@@ -141,8 +168,10 @@ class _Routes:
             raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
         try:
             stream = self._fleet.submit(prompt, most)
-        except TooLongError as error:
+        except UnservableError as error:
             raise RefusedError(400, str(error)) from None
+        except ClosedError as error:
+            raise RefusedError(503, str(error)) from None
         except BusyError as error:
             raise RefusedError(503, str(error), {"retry-after": str(RETRY_AFTER)}) from None
         reply = _Reply(stream, self._words.pieces(), kind, self._settings.model)
@@ -158,14 +187,17 @@ class _Routes:
         try:
             while True:
                 emission = await reply.stream.emissions.get()
-                if emission is None:
-                    yield _event({"error": {"message": STOPPED, "code": 503}})
+                if isinstance(emission, str):
+                    yield _event(_failed(503, emission))
                     return
                 yield _event(reply.chunk(emission))
                 if emission.last:
                     break
             yield _event(reply.usage_chunk())
             yield b"data: [DONE]\n\n"
+        except Exception as error:
+            _log.error("a stream failed", exc_info=error)
+            yield _event(_failed(500, FAULT))
         finally:
             self._fleet.cancel(reply.stream)
 
@@ -180,8 +212,8 @@ class _Routes:
                     coming.cancel()
                     raise RefusedError(400, "the client went away")
                 emission = coming.result()
-                if emission is None:
-                    raise RefusedError(503, STOPPED, {"retry-after": str(RETRY_AFTER)})
+                if isinstance(emission, str):
+                    raise RefusedError(503, emission)
                 text += reply.text(emission)
                 if emission.last:
                     return JSONResponse(reply.whole(text), headers=self._headers)
@@ -276,9 +308,22 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(_failed(status, message), status, headers=headers)
+
+
+def _failed(status: int, message: str) -> dict[str, Any]:
+    """OpenAI's object of an error."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     message = message.encode("utf-8", "backslashreplace").decode()  # it may quote half a character of the client's
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status, headers=headers)
+    return {"error": {"message": message, "type": kind, "code": status}}
+
+
+def _encodings(key: str) -> list[bytes]:
+    """The bytes that clients send for a key: one beyond ASCII comes in UTF-8 or, of some libraries, in Latin-1."""
+    forms = [key.encode("utf-8", "surrogateescape")]
+    with suppress(UnicodeEncodeError):
+        forms.append(key.encode("latin-1"))
+    return forms
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -1,7 +1,9 @@
-"""The replicas behind a server: who takes a request, when there are too many, and what reaches whom."""
+"""The replicas behind a server: which one takes a request, when there are too many, and what reaches each client."""
 
 import asyncio
+import logging
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from ..engine.commits import CommitDraws
 from ..engine.engine import Engine
+from ..engine.errors import DsimError, cut
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
@@ -23,16 +26,23 @@ from .driver import Clock
 from .replica import Replica
 
 Ids = npt.NDArray[np.int32]
+_log = logging.getLogger("dsim.serve")
+STOPPING = "the server stopped before the reply's end"
+BATCH = 1024  # steps that are journalled at once
 # The tokens of a row's request that its slot holds, up to a length; the twin has none.
 Text = Callable[[int, int, int], Ids]
 
 
-class TooLongError(Exception):
+class UnservableError(Exception):
     """A request that could never be served."""
 
 
 class BusyError(Exception):
-    """A request that is not taken now."""
+    """A request that is not accepted now: a later one may be."""
+
+
+class ClosedError(Exception):
+    """A request to a server that accepts none until it is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,10 @@ class Stream:
     prompt: Ids
     replica: Replica
     loop: asyncio.AbstractEventLoop
-    emissions: "asyncio.Queue[Emission | None]" = field(default_factory=asyncio.Queue)  # None: the replica failed
+    emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more will come
     num_told: int = 0
 
-    def put(self, emission: Emission | None) -> None:
+    def put(self, emission: Emission | str) -> None:
         """Hand an emission to the loop, from any thread."""
         with suppress(RuntimeError):  # the loop has closed: nobody listens
             self.loop.call_soon_threadsafe(self.emissions.put_nowait, emission)
@@ -66,31 +76,38 @@ class Fleet:
     """Engines and executors of one policy, served in real time. Its methods are for the server's loop alone.
 
     table: room for as many requests as the server takes in its life. draws: told each request's lengths.
-    append: receives the journal's steps in batches, from one thread at a time. prefixes: told each request's prompt.
+    append: receives the journal's steps in batches, from one thread at a time; where it fails the steps after are not
+    recorded, and serving goes on. prefixes: told each request's prompt. vocab: token ids of prompts are below it;
+    without, any is accepted.
     """
 
     def __init__(
         self, engines: Sequence[Engine], route: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
         draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
+        vocab: int | None = None,
     ) -> None:  # fmt: skip
         self.engines = list(engines)
         self.table = table
         self.num_requests = 0
         self.num_refused = 0
         self.replicas: list[Replica] = []
+        self.journal_failure: Exception | None = None
         self._route = route
         self._clock = clock
         self._max_waiting = max_waiting
         self._draws = draws
         self._append = append
         self._prefixes = prefixes
-        self._one_at_a_time = threading.Lock()
+        self._vocab = vocab
+        self._stopping: str | None = None
+        self._recording = threading.Lock()
+        self._entering = threading.Lock()  # no stream enters a replica that has told its streams of its end
         self._streams: dict[int, Stream] = {}
 
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
         """Begin to serve. text: where the tokens of replies are; without, they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
-            recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, 256)
+            recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
 
             def told(plan: StepPlan, done: Ids) -> None:
                 self._tell(plan, done, text)
@@ -100,39 +117,62 @@ class Fleet:
         for replica in self.replicas:
             replica.start()
 
+    @property
+    def idle(self) -> bool:
+        """Whether no client waits for a reply."""
+        return not self._streams
+
+    @property
+    def failure(self) -> str | None:
+        """Which replica failed, and of what."""
+        for replica in self.replicas:
+            if replica.failure is not None:
+                return _failure(replica)
+        return None
+
+    @property
+    def closed(self) -> str | None:
+        """Why no request is accepted any more, until the server is restarted."""
+        if self.num_requests >= len(self.table.rows):
+            return f"the journal holds {self.num_requests} requests and is full: restart the server"
+        return self.failure or self._stopping
+
     def prompt(self, request: int, length: int) -> Ids:
         """The prompt of a request, for an executor."""
         stream = self._streams.get(request)
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int) -> Stream:
-        """Take a request in; TooLongError where it could never fit, BusyError where too many wait."""
+        """Accept a request. Raises UnservableError, BusyError or ClosedError where it does not."""
         index = self.num_requests
         request = Request(index, self._clock(), len(prompt), output_length)
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
-            raise TooLongError(
+            raise UnservableError(
                 f"prompt and output are {len(prompt)} + {output_length} tokens, expected at most "
                 f"{limits.context_limit} together and {limits.num_pages} KV pages"
             )
-        waiting = sum(replica.num_waiting for replica in self.replicas)
-        if waiting >= self._max_waiting or index >= len(self.table["request"]):
-            self.num_refused += 1
-            if waiting < self._max_waiting:
-                raise BusyError(f"the journal holds {index} requests and is full: restart the server")
-            raise BusyError(f"{waiting} requests wait, expected fewer than {self._max_waiting}")
         ids = np.asarray(prompt, np.int32)
+        if self._vocab is not None and ids.max(initial=0) >= self._vocab:
+            raise UnservableError(f"prompt holds token id {ids.max()}, expected below {self._vocab}")
+        if (why := self.closed) is not None:
+            raise ClosedError(why)
+        waiting = sum(replica.num_waiting for replica in self.replicas)
+        if waiting >= self._max_waiting:
+            self.num_refused += 1
+            raise BusyError(f"{waiting} requests wait, expected fewer than {self._max_waiting}")
         if self._prefixes is not None:
             self._prefixes.tell(index, ids)
         replica = self.replicas[self._route(self.engines, request)]
-        if not replica.alive:
-            raise BusyError("the server is stopping" if replica.failure is None else "the replica has failed")
-        self.num_requests += 1
         if self._draws is not None:
             self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
         stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop())
-        self._streams[index] = stream
-        replica.inbox.submit(request)
+        with self._entering:
+            if not replica.alive:
+                raise ClosedError(self.closed or STOPPING)
+            self.num_requests += 1
+            self._streams[index] = stream
+            replica.inbox.submit(request)
         return stream
 
     def cancel(self, stream: Stream) -> None:
@@ -140,8 +180,15 @@ class Fleet:
         if self._streams.pop(stream.index, None) is not None:
             stream.replica.inbox.cancel(stream.index)
 
+    def end_replies(self, why: str) -> None:
+        """Accept no more requests, and end the replies that are unfinished, which the journal calls so."""
+        with self._entering:
+            self._stopping = why
+            self._end_streams(list(self._streams.values()), why)
+
     def stop(self) -> StepTotals:
         """End every replica after its step in flight, and add up what they did."""
+        self._stopping = self._stopping or STOPPING
         totals = StepTotals()
         for replica in self.replicas:
             replica.stop()
@@ -159,11 +206,13 @@ class Fleet:
             num = int(emitted[request])
             if num == stream.num_told and request not in over:
                 continue
-            if text is None:
-                tokens: Sequence[int] = [0] * (num - stream.num_told)
-            else:
-                begin = stream.input_length + stream.num_told
-                tokens = text(request, slot, stream.input_length + num)[begin:].tolist()
+            try:
+                tokens = _new_tokens(stream, slot, num, text)
+            except Exception as error:  # a fault of one request ends that request
+                _log.error("a reply's tokens cannot be read", exc_info=error)
+                self.cancel(stream)
+                stream.put("the reply's tokens cannot be read")
+                continue
             stream.num_told = num
             if request in over:  # before its client hears of it: what is over is not cancelled
                 self._streams.pop(request, None)
@@ -171,12 +220,43 @@ class Fleet:
 
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         assert self._append is not None
-        with self._one_at_a_time:
-            self._append(columns, lists)
+        with self._recording:
+            if self.journal_failure is not None:
+                return
+            try:
+                self._append(columns, lists)
+            except Exception as error:  # the disk's fault ends no request
+                self.journal_failure = error
+                _log.error("the journal records no more steps, serving goes on: %s", error)
 
     def _end(self, replica: int) -> None:
         """Tell the clients of a replica that nothing more will come; in the replica's thread."""
-        for stream in list(self._streams.values()):
-            if stream.replica is self.replicas[replica]:
-                self._streams.pop(stream.index, None)
-                stream.put(None)
+        own = self.replicas[replica]
+        if own.failure is not None:
+            _log.critical("%s", _failure(own))
+            if not isinstance(own.failure, DsimError):  # a fault of dsim's own, for a report
+                _log.critical("%s", "".join(traceback.format_exception(own.failure)))
+        with self._entering:
+            self._end_streams([s for s in self._streams.values() if s.replica is own], _failure(own))
+
+    def _end_streams(self, streams: Sequence[Stream], why: str) -> None:
+        for stream in streams:
+            if self._streams.pop(stream.index, None) is not None:
+                stream.put(why)
+
+
+def _failure(replica: Replica) -> str:
+    error = replica.failure
+    if error is None:
+        return STOPPING
+    kind = "" if isinstance(error, DsimError) else f"{type(error).__name__}: "
+    return f"replica {replica.engine.replica} failed: {kind}{cut(error, 500)}"
+
+
+def _new_tokens(stream: Stream, slot: int, num: int, text: Text | None) -> Sequence[int]:
+    """A reply's tokens up to `num` that its client has not been handed."""
+    if text is None:
+        return [0] * (num - stream.num_told)
+    begin = stream.input_length + stream.num_told
+    tokens: list[int] = text(stream.index, slot, stream.input_length + num)[begin:].tolist()
+    return tokens

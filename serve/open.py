@@ -80,6 +80,8 @@ class Behind:
             "rate": (n - 1) / duration if duration > 0 else 0.0,
         }  # fmt: skip
         more: Any = {"trace": trace, "slos": [str(slo) for slo in slos], "policies": [summary.to_json()]}
+        if self.fleet.journal_failure is not None:
+            more["journal_failure"] = str(self.fleet.journal_failure)
         return Manifest(**{**self.manifest, **more})
 
 
@@ -144,7 +146,7 @@ def open_live(
     begin = time.monotonic()
     fleet = Fleet(
         [engine], router("round-robin"), table, lambda: time.monotonic() - begin, max_waiting=bounds.max_waiting,
-        draws=draws if isinstance(draws, CommitDraws) else None, append=append,
+        draws=draws if isinstance(draws, CommitDraws) else None, append=append, vocab=config.vocab,
     )  # fmt: skip
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]

@@ -11,7 +11,7 @@ from .inbox import Inbox
 
 
 class Replica:
-    """Requests go into its inbox; `ended` is called in its thread after the last step."""
+    """Requests go into its inbox; `ended` is called in its thread when it serves no more, with `failure` set."""
 
     def __init__(
         self, engine: Engine, executor: Executor, clock: Clock, told: Told, ended: Callable[[], None],
@@ -52,6 +52,7 @@ class Replica:
             drive(self.engine, executor, self.inbox, clock, told, recorder)
         except Exception as error:  # what is done is not lost: the server writes its journal, then says this
             self.failure = error
+        self.inbox.stop()
+        ended()  # before the journal: no client waits for a disk
         if recorder is not None:
             recorder.flush()
-        ended()

@@ -1,31 +1,54 @@
 """Runs the application on a socket until it is told to stop: what is in flight then is served to its end first."""
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+
+from ..engine.errors import DsimError
+from .fleet import STOPPING, Fleet
+from .protocol import Connection, ConnectionLimits
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
+
+LAST_BYTES = 2.0  # s for the end of replies that were cut short to reach their clients
+MOST_CONNECTIONS = 4096
+BACKLOG = 256  # connections that asyncio accepts at once
+OTHER_FILES = 64  # open files that are not connections
 
 
 class Server(uvicorn.Server):
     """uvicorn's server. The first Ctrl-C or SIGTERM lets requests in flight end, the second does not.
 
-    Signals are not raised again at the end, as uvicorn's own server does: the caller has a journal to write.
+    Signals are not raised again at the end, as uvicorn's own server does: the caller has a journal to write. When a
+    replica of the fleet has failed, the server ends as soon as the others have served what they accepted.
     """
 
     def __init__(
-        self, app: Starlette, host: str, port: int, drain: float, started: Callable[[str], None] = lambda url: None
-    ) -> None:
+        self, app: Starlette, host: str, port: int, drain: float, fleet: Fleet, limits: ConnectionLimits,
+        started: Callable[[str], None] = lambda url: None,
+    ) -> None:  # fmt: skip
+        protocol: Any = partial(Connection, limits)
         super().__init__(
             uvicorn.Config(
-                app, host=host, port=port, lifespan="off", ws="none", access_log=False, log_level="warning",
-                timeout_keep_alive=65, timeout_graceful_shutdown=max(1, round(drain)), server_header=False,
+                app, host=host, port=port, http=protocol, lifespan="off", ws="none", access_log=False, log_config=None,
+                timeout_keep_alive=65, server_header=False, backlog=min(BACKLOG, limits.connections),
             )
         )  # fmt: skip
+        self._drain = drain
+        self._fleet = fleet
         self._told = started
+        self._failed_at: float | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Begin to listen, and say where."""
@@ -33,6 +56,35 @@ class Server(uvicorn.Server):
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end: /health tells of a failed replica for as long as the others serve."""
+        if self._fleet.failure is not None:
+            now = asyncio.get_running_loop().time()
+            self._failed_at = self._failed_at or now
+            self.should_exit |= self._fleet.idle or now > self._failed_at + self._drain
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """Serve what is in flight, end the replies that take longer than the drain, and leave no connection."""
+        ending = asyncio.create_task(self._end_in_time())
+        await super().shutdown(sockets)
+        if self.server_state.tasks:  # it was told to hurry
+            await ending
+        ending.cancel()
+
+    async def _end_in_time(self) -> None:
+        until = asyncio.get_running_loop().time() + self._drain
+        while asyncio.get_running_loop().time() < until and not self.force_exit:
+            await asyncio.sleep(0.05)
+        self._fleet.end_replies(STOPPING)
+        for _ in range(round(LAST_BYTES / 0.05)):
+            await asyncio.sleep(0.05)
+            if not self.server_state.tasks:
+                return
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0.05)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -50,3 +102,17 @@ class Server(uvicorn.Server):
     def _stop(self, _signum: int, _frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def most_connections(asked: int | None = None) -> int:
+    """How many connections the process has files for, its soft limit raised to the hard one."""
+    room = MOST_CONNECTIONS if asked is None else asked
+    if resource is not None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if hard != resource.RLIM_INFINITY:
+            # Those that asyncio accepts in one turn are open before the limit closes others.
+            room = max(1, min(room, hard - OTHER_FILES - min(BACKLOG, hard // 2)))
+    if asked is not None and not 1 <= asked <= room:
+        raise DsimError(f"--max-connections is {asked}, expected 1 to {room}: as many files as the process may open")
+    return room

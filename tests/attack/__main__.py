@@ -66,7 +66,8 @@ def main() -> int:
     if asked.disasters > 0 and not asked.only:
         _disasters(begin + asked.disasters * 60 * asked.minutes, asked.seed, found, tried)
     with fuzz.workplace() as (work, folder):
-        turns = [target for target in weighted(targets(work)) if asked.only in target.name]
+        every = targets(work)
+        turns = [target for target in (weighted(every) if not asked.only else every) if asked.only in target.name]
         chance = Random(asked.seed)
         seed, told = asked.seed * 1_000_000_000, time.monotonic()
         while time.monotonic() < until and found.inputs.total() != asked.inputs:

@@ -38,7 +38,7 @@ from dsim.traces.lengths import parse_lengths
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import Trace
 
-from . import commands, mutate, planning
+from . import clients, commands, mutate, planning
 
 # Modules whose names the package gives to their functions.
 sweep, validate = (import_module(f"dsim.planner.{name}") for name in ("sweep", "validate"))
@@ -51,7 +51,7 @@ class Target:
 
     name: str
     attack: Callable[[Random, Path], None]
-    weight: int = 1  # how often beside the others; those that take tens of milliseconds are of 1
+    weight: int = 1  # how often beside the others; those that take tens of milliseconds are of 1; 0: by name alone
     of_a_file: bool = True  # a refusal names the file
 
 
@@ -82,6 +82,7 @@ def targets(work: Path) -> list[Target]:
         *(Target(name, attack, weight) for name, (attack, weight) in planning.of_files().items()),
         Target("search's journal", partial(planning.search, work)),
         *(Target(name, attack, of_a_file=False) for name, attack in planning.of_clients(work).items()),
+        Target("hostile clients", partial(clients.hostile, work), 0, of_a_file=False),
         Target("command line", partial(commands.command_line, work), of_a_file=False),
         Target(
             "command's files", partial(commands.with_files, work, _files(work), partial(_a_run, work)), of_a_file=False

@@ -35,7 +35,15 @@ def places() -> Iterator[tuple[dict[str, Target], Path]]:
 
 
 def test_every_target_is_attacked(places: tuple[dict[str, Target], Path]) -> None:
-    assert tuple(places[0]) == NAMES
+    assert tuple(name for name in places[0] if name != "hostile clients") == NAMES
+
+
+def test_hostile_clients_cost_no_honest_request(places: tuple[dict[str, Target], Path]) -> None:
+    target, folder = places[0]["hostile clients"], places[1]
+    found = fuzz.Found()
+    for seed in range(5):
+        fuzz.attack_once(target, seed, folder, found)
+    assert found.faults == {}
 
 
 @pytest.mark.parametrize("name", NAMES)

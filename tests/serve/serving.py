@@ -11,7 +11,11 @@ from typing import Any
 from dsim.engine.journal import StepTotals
 from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
+from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.server import Server
+
+JSON = {"content-type": "application/json"}
+LIMITS = ConnectionLimits(100)
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Running:
         self.server = server
         self.port = 0
         self.totals: StepTotals | None = None
+        self.thread: threading.Thread
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -50,11 +55,18 @@ class Running:
         """One request and its whole reply."""
         connection = self.connect()
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, data, {**JSON, **named})
         got = connection.getresponse()
         reply = Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
         connection.close()
         return reply
+
+    def begin(self, **body: Any) -> http.client.HTTPConnection:
+        """Send a completion's request, and wait for nothing."""
+        connection = self.connect()
+        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+        return connection
 
     def complete(self, **body: Any) -> Reply:
         """A completion."""
@@ -62,7 +74,10 @@ class Running:
 
 
 @contextmanager
-def serving(behind: Behind, *, max_body: int = 1 << 16, api_key: str | None = None) -> Iterator[Running]:
+def serving(
+    behind: Behind, *, max_body: int = 1 << 16, api_key: str | None = None, drain: float = 30.0,
+    limits: ConnectionLimits = LIMITS,
+) -> Iterator[Running]:  # fmt: skip
     """Serve on a free port of the loopback; at the end what is in flight is served, and the replicas stop."""
     up = threading.Event()
 
@@ -70,11 +85,12 @@ def serving(behind: Behind, *, max_body: int = 1 << 16, api_key: str | None = No
         running.port = int(url.rsplit(":", 1)[1])
         up.set()
 
-    settings = Settings("a model", behind.header, max_body, api_key)
-    server = Server(application(behind.fleet, behind.words, settings), "127.0.0.1", 0, 30.0, started)
+    settings = Settings("a model", behind.header, max_body, api_key, limits.patience)
+    app = application(behind.fleet, behind.words, settings)
+    server = Server(app, "127.0.0.1", 0, drain, behind.fleet, limits, started)
     running = Running(behind, server)
     behind.start()
-    thread = threading.Thread(target=server.run)
+    running.thread = thread = threading.Thread(target=server.run)
     thread.start()
     try:
         assert up.wait(60)

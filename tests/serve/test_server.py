@@ -1,7 +1,6 @@
 """dsim serve, asked by plain HTTP clients: what is answered, refused, journalled and kept. Nothing here is timed."""
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -182,8 +181,14 @@ def test_too_many_waiting_are_told_to_come_again(twin: Callable[..., Behind]) ->
 
 def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind]) -> None:
     with serving(twin(bounds=Bounds(max_requests=2))) as server:
-        found = [server.complete(prompt=[0], max_tokens=1).status for _ in range(3)]
-    assert found == [200, 200, 503]
+        healthy = server.ask("GET", "/health").status
+        found = [server.complete(prompt=[0], max_tokens=1) for _ in range(3)]
+        health = server.ask("GET", "/health")
+    assert [healthy, *(reply.status for reply in found)] == [200, 200, 200, 503]
+    assert "retry-after" not in found[2].headers  # no later request is accepted, either
+    why = "the journal holds 2 requests and is full: restart the server"
+    assert found[2].json["error"]["message"] == why
+    assert (health.status, health.body.decode()) == (503, why + "\n")
     assert server.behind.columns()["status"].tolist() == [0, 0]
 
 
@@ -193,9 +198,7 @@ def test_a_client_that_goes_away_frees_its_row_and_the_journal_replays(twin: Cal
     with serving(behind) as server:
         (engine,) = behind.fleet.engines
         for stream in (True, False):
-            connection = server.connect()
-            body = json.dumps({"prompt": [0], "max_tokens": 200, "stream": stream})
-            connection.request("POST", "/v1/completions", body)
+            connection = server.begin(prompt=[0], max_tokens=200, stream=stream)
             if stream:
                 connection.getresponse().read(10)
             else:
@@ -241,22 +244,6 @@ def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind])
     assert server.behind.columns()["status"].tolist() == [0]
 
 
-def test_a_replica_that_fails_ends_its_clients_and_is_not_healthy(twin: Callable[..., Behind]) -> None:
-    behind = twin()
-
-    class Broken:
-        def step(self, plan: object) -> Any:
-            raise ValueError("a fault")
-
-    with serving(dataclasses.replace(behind, executors=[Broken()])) as server:
-        assert server.ask("GET", "/health").status == 200
-        assert server.complete(prompt=[0], max_tokens=4).status == 503
-        streamed = server.complete(prompt=[0], max_tokens=4)
-        assert streamed.status == 503
-        assert server.ask("GET", "/health").status == 503
-    assert str(behind.fleet.replicas[0].failure) == "a fault"
-
-
 REFUSED: list[tuple[object, int, str]] = [
     (b"{", 400, "the request is not JSON"),
     (b"[" * 100_000, 413, "the request is larger than 65536 bytes"),
@@ -269,6 +256,8 @@ REFUSED: list[tuple[object, int, str]] = [
     ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0, expected a whole number of at least 1"),
     ({"prompt": "a", "max_tokens": True}, 400, "max_tokens is True, expected a whole number of at least 1"),
     ({"prompt": "a", "n": 2}, 400, "n is 2, expected 1"),
+    ({"prompt": "a", "stream": "false"}, 400, 'stream is "false", expected true or false'),
+    ({"prompt": "a", "stream": 1}, 400, "stream is 1, expected true or false"),
     ({"prompt": "a", "model": "gpt"}, 404, "model 'gpt' is not served, expected 'a model'"),
     ({"prompt": [0], "max_tokens": 600}, 400, "prompt and output are 1 + 600 tokens, expected at most"),
 ]  # fmt: skip
@@ -301,6 +290,27 @@ def test_an_api_key_is_asked_for_where_there_is_one(twin: Callable[..., Behind])
             assert server.ask("GET", "/v1/models", **headers).status == 401
         assert server.ask("POST", "/v1/completions", body, authorization="Bearer secret").status == 200
         assert server.ask("GET", "/health").status == 200
+
+
+def test_a_key_beyond_ascii_matches_in_either_encoding(twin: Callable[..., Behind]) -> None:
+    with serving(twin(), api_key="schlüssel") as server:
+        for given, status in (("schlüssel".encode(), 200), ("schlüssel".encode("latin-1"), 200), (b"schl?ssel", 401)):
+            connection = server.connect()
+            connection.request("GET", "/v1/models", headers={"authorization": b"Bearer " + given})  # type: ignore[dict-item]
+            assert connection.getresponse().status == status
+            connection.close()
+
+
+def test_a_page_of_another_origin_can_post_nothing(twin: Callable[..., Behind]) -> None:
+    """A browser asks before it sends application/json to another origin, and is refused; other types it just sends."""
+    body = {"prompt": [0], "max_tokens": 1}
+    with serving(twin()) as server:
+        for kind in ("text/plain", "text/plain;charset=utf-8", "application/x-www-form-urlencoded", ""):
+            reply = server.ask("POST", "/v1/completions", body, content_type=kind, origin="http://evil.example")
+            assert reply.status == 415, kind
+        assert server.ask("OPTIONS", "/v1/completions", origin="http://evil.example").status == 405
+        assert server.ask("POST", "/v1/completions", body, content_type="Application/JSON; charset=utf-8").status == 200
+    assert server.behind.fleet.num_requests == 1
 
 
 def test_the_metrics_are_the_journals(twin: Callable[..., Behind], tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""One HTTP connection, with limits that uvicorn lacks: on their number, on half-sent requests and on slow readers."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+PROBE = 1.0  # s between two probes of a client that has ended its side
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What clients may take of a server."""
+
+    connections: int  # open at once; beyond, the one that has waited longest without a whole request is closed
+    patience: float = 30.0  # s to send a request, and to read when the send buffer is full
+
+
+class Connection(H11Protocol):
+    """uvicorn's `limit_concurrency` refuses requests and lets idle connections stay; here they give way."""
+
+    def __init__(self, limits: ConnectionLimits, **of: Any) -> None:
+        super().__init__(**of)
+        self._limits = limits
+        self._since = self.loop.time()  # the connection's opening, or its last reply
+        self._half_sent: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a request within the time limit, and make room if there are too many connections."""
+        super().connection_made(transport)
+        self._expect_request()
+        if len(self.connections) > self._limits.connections:
+            ours = cast("set[Connection]", self.connections)
+            idle = [each for each in ours if not each._serves]
+            oldest = min(idle, key=lambda each: each._since)
+            self.connections.discard(oldest)  # now: an aborted transport calls connection_lost later
+            if oldest is self:
+                self._refuse(503, "too many connections")
+            else:
+                oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        super().connection_lost(exc)
+        for timer in (self._half_sent, self._unread):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Time a request from its first byte to the end of its head; the application times the body."""
+        if self._half_sent is None and not self._in_progress:
+            self._expect_request()
+        super().data_received(data)
+        if self._in_progress and self._half_sent is not None:
+            self._half_sent.cancel()
+            self._half_sent = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep a connection whose client has sent a whole request and ended its side: it may wait for the reply."""
+        if not self._serves:
+            return False
+        self.cycle.keep_alive = False
+        self._probe()
+        return True
+
+    def pause_writing(self) -> None:
+        """Abort the connection unless the client reads in time."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._limits.patience, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def on_response_complete(self) -> None:
+        """The connection waits for its next request."""
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        self._refuse(400, msg)
+
+    @property
+    def _in_progress(self) -> bool:
+        """Whether a request's head has come and its reply is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _serves(self) -> bool:
+        """Whether a whole request has come and its reply is not complete."""
+        return self._in_progress and not self.cycle.more_body
+
+    def _expect_request(self) -> None:
+        self._half_sent = self.loop.call_later(self._limits.patience, self._late)
+
+    def _late(self) -> None:
+        self._half_sent = None
+        self._refuse(408, f"no request came within {self._limits.patience:g} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what did not reach the application, where HTTP still allows an answer, and close."""
+        if self.transport.is_closing():
+            return
+        data = f'{{"error":{{"message":"{message}","type":"invalid_request_error","code":{status}}}}}'.encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(data))), ("connection", "close")]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=data), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _probe(self) -> None:
+        """Find out whether a client that has ended its side still listens.
+
+        TCP tells only if something is sent. 100 (Continue) is what every client ignores (RFC 9110, 15.2.1).
+        """
+        cycle = self.cycle
+        if self.transport.is_closing() or cycle.response_started or self.conn.our_state is not h11.SEND_RESPONSE:
+            return  # what is streamed probes by itself
+        if cycle.scope["http_version"] == "1.1":
+            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            self.loop.call_later(PROBE, self._probe)

@@ -1,0 +1,282 @@
+"""What fails behind `dsim serve`: a request, a replica, the journal, the disk. Each client gets an answer."""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.journal import StepTotals
+from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
+from dsim.planner.scenario import Scenario
+from dsim.report.files import RunWriter
+from dsim.report.run import read_run
+from dsim.serve.fleet import STOPPING, ClosedError, Fleet
+from dsim.serve.log import Counted, counted
+from dsim.serve.open import Behind, Bounds, open_live
+
+from .serving import Running, serving
+from .test_server import CHUNK, SLOW, twin, until
+
+__all__ = ["twin"]
+FILL = np.zeros(64, np.int32)
+
+
+class FailsAt:
+    """Calls through to what it stands for, and fails at the n-th call."""
+
+    def __init__(self, n: int, call: Callable[..., Any], error: Exception) -> None:
+        self._left = n
+        self._call = call
+        self._error = error
+
+    def __call__(self, *of: Any) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return self._call(*of)
+
+    step = __call__
+
+
+def failing(behind: Behind, n: int) -> Behind:
+    """The first replica's executor fails at its n-th step."""
+    first, *rest = behind.executors
+    return dataclasses.replace(behind, executors=[FailsAt(n, first.step, ValueError("a fault")), *rest])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13])
+def test_an_executor_that_fails_at_its_nth_step_ends_its_clients_and_the_server(
+    n: int, twin: Callable[..., Behind], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(failing(twin(), n)) as server:
+
+        def client(i: int) -> bool:
+            try:
+                reply = server.complete(prompt=[0], max_tokens=12, stream=i % 2 == 1)
+            except ConnectionError:  # the server has ended by then
+                return True
+            if reply.status == 200 and i % 2:
+                return reply.body.endswith(b"data: [DONE]\n\n") or b'"message":"replica 0 failed' in reply.body
+            return reply.status == 200 or "replica 0 failed: ValueError: a fault" in reply.json["error"]["message"]
+
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(client, range(6)))
+        until(lambda: not server.thread.is_alive())
+    assert server.behind.fleet.failure == "replica 0 failed: ValueError: a fault"
+    said = [record.getMessage() for record in caplog.records if record.name == "dsim.serve"]
+    assert said[0] == "replica 0 failed: ValueError: a fault"
+    assert len(said) == 2  # and once its traceback
+
+
+def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[..., Behind]) -> None:
+    with serving(failing(twin(SLOW, replicas=2), 1)) as server:
+        second = server.behind.fleet.engines[1]
+        connections = [server.begin(prompt=[0], max_tokens=8) for _ in range(2)]  # round robin
+        until(lambda: server.behind.fleet.failure is not None and second.num_running == 1)
+        health = server.ask("GET", "/health")
+        refused = server.complete(prompt=[0], max_tokens=4)
+        replies = sorted(connection.getresponse().status for connection in connections)
+        until(lambda: not server.thread.is_alive())
+    assert (health.status, health.body) == (503, b"replica 0 failed: ValueError: a fault\n")
+    assert (refused.status, "retry-after" in refused.headers) == (503, False)
+    assert replies == [200, 503]
+
+
+def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., Behind]) -> None:
+    """The clients are told while another request is on its way in: it is refused, or told as well."""
+    behind = twin()
+    fleet: Fleet = behind.fleet
+    end, told = fleet._end, threading.Event()
+
+    def late(replica: int) -> None:
+        end(replica)
+        told.set()
+        leave.wait(60)  # the thread lives on
+
+    leave = threading.Event()
+    fleet._end = late  # type: ignore[method-assign]
+    fleet.start([FailsAt(1, lambda plan: None, ValueError("a fault"))])
+
+    async def hand_in() -> Any:
+        first = fleet.submit([0], 4)
+        assert await first.emissions.get() == "replica 0 failed: ValueError: a fault"
+        await asyncio.to_thread(told.wait)
+        with pytest.raises(ClosedError, match="replica 0 failed"):
+            fleet.submit([0], 4)
+
+    asyncio.run(hand_in())
+    leave.set()
+    fleet.stop()
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_and_the_model_serves_on() -> None:
+    pytest.importorskip("torch")
+    from dsim.profiler.measure import open_model
+
+    loaded = open_model("tiny", "cpu")
+    vocab = loaded.model.config.vocab
+    behind = open_live(loaded, Scenario(trace="", policy="chunk:8,block_length=8,max_batch=4"), Bounds())
+    with serving(behind) as server:
+        for token in (vocab, 2**31 - 1):
+            reply = server.complete(prompt=[1, token, 2], max_tokens=4)
+            assert reply.status == 400
+            assert reply.json["error"]["message"] == f"prompt holds token id {token}, expected below {vocab}"
+        assert server.complete(prompt=[vocab - 1], max_tokens=4).status == 200
+
+
+def test_a_fault_of_one_request_ends_that_request(twin: Callable[..., Behind]) -> None:
+    behind = twin()
+    behind = dataclasses.replace(behind, text=FailsAt(2, lambda request, slot, length: FILL[:length], KeyError(7)))
+    with serving(behind) as server:
+        found = [server.complete(prompt=[0], max_tokens=3) for _ in range(3)]
+        until(lambda: behind.fleet.engines[0].num_running == 0)
+    assert [reply.status for reply in found] == [200, 503, 200]
+    assert found[1].json["error"]["message"] == "the reply's tokens cannot be read"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
+    n: int, twin: Callable[..., Behind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("dsim.serve.fleet.BATCH", 4)
+    with RunWriter(tmp_path / "run", room_for=100) as writer:
+        behind = twin(append=FailsAt(n, writer.steps(CHUNK).append, OSError(28, "No space left on device")))
+        with serving(behind) as server:
+            found = [server.complete(prompt=[0], max_tokens=12).status for _ in range(6)]
+            health = server.ask("GET", "/health").status
+        totals = server.totals or StepTotals()
+        writer.requests(CHUNK, behind.columns())
+        writer.finish(behind.run_json(behind.summarize(totals, []), []))
+    assert (found, health) == ([200] * 6, 200)
+    run = read_run(tmp_path / "run")
+    assert run.requests(CHUNK)["status"].tolist() == [COMPLETED] * 6
+    assert run.num_steps == 4 * (n - 1)
+    assert run.info["journal_failure"] == "[Errno 28] No space left on device"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("the journal records no more steps, serving goes on: ")
+
+
+def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_was_journalled(tmp_path: Path) -> None:
+    """From some time on no file may grow beyond a size: what was written before is read back."""
+    process, server = begun(tmp_path, "-o", "run", "--max-requests", "500")
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda i: server.complete(prompt=[0], max_tokens=400).status, range(150)))
+    code, _, err = ended(process)
+    assert set(statuses) == {200}
+    assert (code, err.count("the journal records no more steps, serving goes on: "), "Traceback" in err) == (
+        1,
+        1,
+        False,
+    )
+    run = read_run(tmp_path / "run")
+    assert run.requests("chunk:2")["status"].tolist() == [COMPLETED] * 150
+    assert 0 < run.num_steps < run.info["policies"][0]["num_decode_steps"]
+    assert len(run.step_lists("chunk:2")["requests"][1]) == run.num_steps + 1
+
+
+def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[..., Behind]) -> None:
+    behind = twin(SLOW)
+    with serving(behind, drain=0.0) as server:
+        connections = [server.begin(prompt=[0], max_tokens=200, stream=stream) for stream in (False, True)]
+        until(lambda: behind.fleet.engines[0].num_running == 2)
+        server.server.should_exit = True
+        replies = [connection.getresponse() for connection in connections]
+        bodies = [reply.read() for reply in replies]
+    assert [reply.status for reply in replies] == [503, 200]
+    error = b'"message":"' + STOPPING.encode() + b'","type":"server_error","code":503'
+    assert error in bodies[0]
+    assert bodies[1].rstrip().rsplit(b"\n\n")[-1] == b'data: {"error":{' + error + b"}}"
+    assert behind.columns()["status"].tolist() == [UNFINISHED] * 2
+
+
+def test_a_second_signal_ends_at_once_and_writes_the_journal(tmp_path: Path) -> None:
+    process, server = begun(tmp_path, "-o", "run", "--speed", "0.5")
+    connection = server.begin(prompt=[0], max_tokens=400)
+    until(lambda: b"running{" in (said := server.ask("GET", "/metrics").body) and b'SDAR-8B"} 1\n' in said)
+    process.send_signal(signal.SIGINT)
+    until(lambda: not listens(server))
+    code, _, err = ended(process)
+    assert connection.getresponse().status == 503
+    assert (code, "Traceback" in err) == (0, False), err
+    assert read_run(tmp_path / "run").requests("chunk:2")["status"].tolist() == [UNFINISHED]
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [*SERVE, "--port", str(taken.getsockname()[1])]
+        ran = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ), cwd=tmp_path)
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+    assert "address already in use" in ran.stderr
+
+
+def test_each_kind_of_event_is_a_line_at_its_tenfold_counts() -> None:
+    lines: list[str] = []
+    with counted(lines.append):
+        for i in range(1000):
+            logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+            try:
+                raise ValueError(f"of {i}")
+            except ValueError:
+                logging.getLogger("asyncio").exception("accept failed\nsocket: <%s>", i)
+    invalid = [line for line in lines if "Invalid" in line]
+    assert invalid == [f"Warning: Invalid HTTP request received.{n}" for n in ("", " (10 times)", " (100 times)",
+                                                                              " (1,000 times)")]  # fmt: skip
+    assert len(lines) == 8
+    assert lines[1].startswith("Error: accept failed: ValueError: of 0 (")
+    assert not any(isinstance(handler, Counted) for handler in logging.getLogger("asyncio").handlers)
+
+
+def test_a_client_that_goes_away_is_cancelled_and_no_other_is(twin: Callable[..., Behind]) -> None:
+    with serving(twin(SLOW)) as server:
+        gone, stays = (server.begin(prompt=[0], max_tokens=8) for _ in range(2))
+        until(lambda: server.behind.fleet.engines[0].num_running == 2)
+        gone.sock.close()
+        assert stays.getresponse().status == 200
+    assert sorted(server.behind.columns()["status"].tolist()) == sorted([COMPLETED, CANCELLED])
+
+
+SERVE = [sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:2"]
+
+
+def begun(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Running]:
+    """A server's process, and its clients' side."""
+    words = [*SERVE, "--port", "0", *(() if "--speed" in more else ("--speed", "1000")), *more]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ), cwd=folder,
+    )  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    server = Running(None, None)  # type: ignore[arg-type]
+    server.port = int(line.rsplit(":", 1)[1])
+    return process, server
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Stop a server: its exit code, output and errors."""
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def listens(server: Running) -> bool:
+    """Whether a server accepts connections."""
+    try:
+        server.connect().connect()
+    except ConnectionError:
+        return False
+    return True
