@@ -122,6 +122,7 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
             w.status[slot, p] = PENDING if p < known else MASKED
             w.evaluations[slot, p] = 0
         q.emitted = 0
+        q.fruitless = 0
         q.steps = 0
         q.block_steps = 0
         q.seen_commit = False

@@ -11,7 +11,7 @@ from numba.core.errors import NumbaError
 from . import hooks
 from .admission import drop_finished, release_rows
 from .block import plan_block
-from .emission import account, begin
+from .emission import account, begin, note_progress
 from .errors import PolicyError
 from .hooks import (
     commit_rows,
@@ -44,6 +44,7 @@ JOURNAL_FULL = 3  # the step in flight has no room in the journal
 NO_SLOTS = 4  # a decision could let in more requests than there are slots
 PAUSED = 5  # as many steps as were asked for are done, at clock
 BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
+STALLED = 7  # nothing more will come of the steps, or of one of their rows, at clock
 
 
 # Compiling `run` takes some five seconds of a processor, and makes steps a hundred times as fast. A process steps in
@@ -100,13 +101,16 @@ def commit(w: Any, x: Any, now: Any) -> None:
     c = w.c[0]
     c.num_freed = 0
     c.num_done = 0
-    account(w, now)
+    committed = account(w, now)
     commit_rows(w, x, now)
+    prompts = 0
     for i in range(c.num_rows):
         q = w.q[w.lists[ROWS, i]]
         if not q.prefilled and q.left == 0:
             q.prefilled = True
             c.outstanding_tokens -= q.prompt
+            prompts += 1
+    note_progress(w, committed + c.num_done, prompts)
     if c.kind == PREFILL_STEP:
         prefill_over(w, x)
     else:
@@ -153,6 +157,8 @@ def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: An
                 return IN_FLIGHT
         if not end_step(w, x, j):
             return JOURNAL_FULL
+        if c.stalled:
+            return STALLED
         if until_finish and c.num_done > 0:
             return FINISHED
     return PAUSED

@@ -17,6 +17,7 @@ from .state import (
     EMIT_END,
     FLUSH,
     GAP_BINS,
+    IDLE,
     MASKED,
     PREFILL,
     PREFILL_STEP,
@@ -172,9 +173,11 @@ def _count_windows(w: Any) -> None:
 
 
 @rule
-def account(w: Any, now: Any) -> None:
-    """Count the step that ends now, its rows and what they committed."""
+def account(w: Any, now: Any) -> int:
+    """Count the step that ends now, its rows and what they committed; the positions that it committed."""
     c = w.c[0]
+    c.stalled = False
+    all_committed = 0
     latency = c.latency
     c.page_time += c.pages * latency
     c.max_waiting = max(c.max_waiting, c.waiting)
@@ -190,11 +193,14 @@ def account(w: Any, now: Any) -> None:
         for p in range(w.committed.shape[1]):
             num += w.committed[slot, p]
         r.num_committed += num
+        all_committed += num
         retained += q.num_retained
         if decode and q.phase != PREFILL:
             total += num
             r.num_forwards += 1
             r.num_computed += q.num_retained
+            q.fruitless = 0 if num > 0 or q.phase == IDLE else q.fruitless + 1
+            c.stalled = c.stalled or q.fruitless >= w.f[0].most_fruitless
         elif decode:
             prompts += 1
         if num > 0 and not q.seen_commit:
@@ -204,7 +210,7 @@ def account(w: Any, now: Any) -> None:
         c.num_prefill_steps += 1
         c.prefill_time += latency
         c.total_prefill_tokens += c.tokens
-        return
+        return all_committed
     c.num_decode_steps += 1
     c.decode_time += latency
     c.step_count += 1
@@ -220,3 +226,23 @@ def account(w: Any, now: Any) -> None:
         c.total_evicted += c.tokens - retained
     c.total_committed += total
     c.forwards += c.num_rows - prompts
+    return all_committed
+
+
+@rule
+def note_progress(w: Any, gained: Any, prompts: Any) -> None:
+    """Note whether the step brought anything: commits and completions (`gained`), or prompts that are complete now.
+
+    A prefill without either holds what it computed until it is preempted, so that its tokens have a bound.
+    """
+    c, f = w.c[0], w.f[0]
+    if gained > 0:
+        c.fruitless = 0
+        c.fruitless_tokens = 0
+    elif c.num_preempted > 0 or c.prefill_tokens == 0:
+        c.fruitless += 1
+        c.fruitless_tokens = 0
+    else:
+        c.fruitless_tokens = 0 if prompts > 0 else c.fruitless_tokens + c.prefill_tokens
+    most_tokens = c.outstanding_tokens + f.num_pages * f.page
+    c.stalled = c.stalled or c.fruitless >= f.most_fruitless or c.fruitless_tokens > most_tokens

@@ -31,11 +31,13 @@ from .state import (
     MASKED,
     NEXT,
     NOTHING,
+    PENDING,
     PREEMPTED,
     PREFILL_STEP,
     REJECTED,
     REPLICA,
     ROWS,
+    RUNNING,
     STEP_BINS,
     UNFINISHED,
     Own,
@@ -52,6 +54,9 @@ STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be 
 
 Ints = npt.NDArray[np.int32]
 _most_in_sight = plain(most_in_sight)  # for one request at a time
+# Steps in a row without a commit that end a run: no model's block takes as many, and no frozen group (MAX_LOOPS).
+MOST_FRUITLESS = 5000
+SHOWN_REQUESTS = 3  # of those that a message names
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 
 
@@ -108,7 +113,7 @@ class Engine:
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, limits.window, limits.window_bytes, limits.kv_bytes,
-            EOS.index(policy.unmasking.eos),
+            EOS.index(policy.unmasking.eos), MOST_FRUITLESS,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked)
         self._x = Own(
@@ -116,7 +121,6 @@ class Engine:
             policy.memory.cache(limits.num_pages, prefixes),
         )  # fmt: skip
         self._core = core.core_of(policy, self._x)
-        self._done, self._idle_calls = -1, 0  # see _check_progress
         self._run: tuple[Draws, Cost, Any] | None = None  # what `_entry` made, and of what
         self._host = TimeHistogram()  # latency less the device's time, where someone measured it
         self._grow(16)
@@ -264,7 +268,7 @@ class Engine:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing waits and nothing runs.
 
-        Raises RuntimeError if work waits that no step could ever serve: a fault of the engine, never a silent stall.
+        Raises PolicyError if work waits that no step will ever serve: never a silent stall.
         """
         assert self._c["kind"] == NOTHING, "a step is still in flight"
         self._make_slots()
@@ -376,7 +380,10 @@ class Engine:
         w.window[slots] = window
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
-        """Take in what came of the step in flight; returns the indices of the requests that finished with it."""
+        """Take in what came of the step in flight; returns the indices of the requests that finished with it.
+
+        Raises PolicyError where steps go on and nothing will come of them, or of one of their rows.
+        """
         c, w = self._c, self._w
         assert c["kind"] != NOTHING, "no step is in flight"
         slots = w.lists[ROWS, : int(c["num_rows"])]
@@ -406,6 +413,7 @@ class Engine:
         if outcome.device == outcome.device:  # not NaN: someone measured it
             self._host.add(max(0.0, outcome.latency - outcome.device))
         self._core.commit(w, self._x, float(now))
+        self._check_progress()
         return w.lists[DONE, : int(c["num_done"])].copy()
 
     def _plan(self) -> StepPlan:
@@ -459,8 +467,7 @@ class Engine:
                 self._check_idle()
                 return float(c["clock"])
             else:
-                if why == core.PAUSED:
-                    self._check_progress()
+                self._check_progress()
                 return float(c["clock"])
             now = float(c["clock"])
 
@@ -492,6 +499,8 @@ class Engine:
                     return core.IN_FLIGHT
             if not self._core.end_step(w, x, journal):
                 return core.JOURNAL_FULL
+            if c["stalled"]:
+                return core.STALLED
             if until_finish and c["num_done"] > 0:
                 return core.FINISHED
         return core.PAUSED
@@ -527,19 +536,52 @@ class Engine:
         self._c = w.c[0]
 
     def _check_progress(self) -> None:
-        """PolicyError where steps go on and nothing comes of them: a window was chosen that holds no mask."""
-        done = sum(int(self._c[name]) for name in ("total_committed", "total_prefill_tokens", "completed"))
-        self._idle_calls = self._idle_calls + 1 if done == self._done else 0
-        self._done = done
-        if self._idle_calls > 1:  # a frozen group may idle for as long as one call
-            raise PolicyError(
-                f"policy {self.policy.name}: {STEPS_A_CALL} steps committed nothing, expected a commit of one of "
-                f"{self.num_running} running requests"
+        """PolicyError where steps go on and nothing will come of them, or of one of their rows (note_progress)."""
+        c, w = self._c, self._w
+        if not c["stalled"]:
+            return
+        slots = w.lists[RUNNING, : int(c["num_running"])]
+        stuck = [slot for slot in slots if w.q["fruitless"][slot] >= MOST_FRUITLESS]
+        if stuck:
+            q, window, status = w.q[stuck[0]], w.window[stuck[0]], w.status[stuck[0]]
+            computed = int((window & (status == MASKED)).sum())
+            raise self._stall(
+                f"request {q['request']} committed nothing in {q['fruitless']} steps that computed it: it stands at "
+                f"position {q['start']} of {q['end']}, with {int((status == MASKED).sum())} masks and "
+                f"{int((status == PENDING).sum())} committed positions whose KV is not right, and the last step "
+                f"computed {computed} of those masks and {int(window.sum()) - computed} other positions"
             )
+        what = f"{c['fruitless']} steps"
+        if c["fruitless"] < MOST_FRUITLESS:
+            what = f"prefills of {c['fruitless_tokens']} tokens"
+        raise self._stall(
+            f"{what} in a row committed nothing and finished nothing, the last with "
+            f"{c['num_preempted']} preemptions: {self._who()}"
+        )
 
     def _check_idle(self) -> None:
         if self.num_waiting or self.num_running:
-            raise RuntimeError(f"idle with {self.num_waiting} waiting and {self.num_running} running")
+            kind = type(self.policy.batching).__name__
+            raise self._stall(f"{kind} runs nothing and never will: {self._who()}")
+
+    def _stall(self, why: str) -> PolicyError:
+        return PolicyError(f"policy {self.policy.name}: replica {self.replica} at {self._c['clock']:.6g} s: {why}")
+
+    def _who(self) -> str:
+        """The requests that a replica has: the first few that run, and the first that wait."""
+        c, w = self._c, self._w
+        running = w.q["request"][w.lists[RUNNING, : int(c["num_running"])]].tolist()
+        at = (int(c["queue_head"]) + np.arange(int(c["num_waiting"]))) % len(w.queue)
+        waiting = w.queue[at, 0].tolist()
+        return f"{len(running)} run{_first(running)} and {len(waiting)} wait{_first(waiting)}"
+
+
+def _first(requests: list[int]) -> str:
+    """The first few of these requests, for a message."""
+    if not requests:
+        return ""
+    more = ", ..." if len(requests) > SHOWN_REQUESTS else ""
+    return f" (request {', '.join(map(str, requests[:SHOWN_REQUESTS]))}{more})"
 
 
 def _record_of(policy: Policy) -> Any:

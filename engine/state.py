@@ -39,6 +39,7 @@ SEQUENCE = np.dtype(
         ("num_tokens", "i4"),  # of the step in flight: positions computed
         ("num_keys", "i4"),  # ... keys visible
         ("num_retained", "i4"),  # ... positions that went through all layers
+        ("fruitless", "i4"),  # decode steps in a row that computed it and committed none of its positions
         ("left", "i4"),  # ... where it prefills: positions of the prompt that later steps compute
         ("phase", "u1"),  # ... what the row does
         ("seen_commit", "?"),  # a position was committed
@@ -68,6 +69,10 @@ COUNTERS = np.dtype(
         ("num_steps", "i8"),
         ("completed", "i8"),  # requests
         ("clock", "f8"),  # s, up to where the replica has been run
+        # Since the last commit or completion: steps that prefilled nothing or preempted a sequence, and the tokens
+        # that the others have prefilled since a preemption or the end of a prompt.
+        ("fruitless", "i8"), ("fruitless_tokens", "i8"),
+        ("stalled", "?"),  # nothing more will come of the steps, or of one of their rows
         # The step in flight.
         ("kind", "i8"),
         ("now", "f8"),
@@ -99,6 +104,7 @@ REPLICA = np.dtype(
         # Tokens that keep their pages in such layers, 0: all do; bytes of a token there, and in all other layers.
         ("keeps", "i8"), ("window_bytes", "i8"), ("kv_bytes", "i8"),
         ("stops", "i8"),  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
+        ("most_fruitless", "i8"),  # steps in a row without a commit that end a run
     ],
     align=True,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from ..errors import PolicyError
 from ..hooks import choose, select
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Granularity, Policy, Preset, Range, check_block
-from ..state import CACHED
+from ..state import CACHED, MASKED
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
 from .whole_block import select_pending_first
@@ -27,7 +27,9 @@ class Streaming(Granularity):
             raise PolicyError(f"{policy.name}: obs=true needs a plain delayed cache, and neighbour_aware is true")
 
     def answers(self, policy: Policy) -> Answers:
-        which = select_pending_first if self.window == "pending-first" else select_in_order
+        which = select_in_order
+        if self.window == "pending-first":
+            which = select_a_mask_too if policy.eviction.neighbour_aware else select_pending_first
         return {**super().answers(policy), select: which}
 
 
@@ -71,6 +73,28 @@ def select_in_order(status: Any, reach: Any, chunk: Any, p: Any, window: Any) ->
         if status[k] != CACHED:
             window[k] = True
             room -= 1
+
+
+@rule
+def select_a_mask_too(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+    """W2 over a neighbour-aware cache: the last position gives way to a mask if none of the others would be cached.
+
+    A committed position is cached no sooner than its right neighbour commits: a window full of positions whose right
+    neighbours are masks would stay as it is for ever.
+    """
+    select_pending_first(status, reach, chunk, p, window)
+    last = -1
+    for k in range(reach):
+        if not window[k]:
+            continue
+        if status[k] == MASKED or k == len(status) - 1 or status[k + 1] != MASKED:
+            return
+        last = k
+    for k in range(reach):
+        if last >= 0 and status[k] == MASKED:
+            window[last] = False
+            window[k] = True
+            return
 
 
 def check_window(window: str) -> None:

@@ -1,0 +1,153 @@
+"""No run goes on for ever: it ends in a line that names the request, the place and the reason."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dsim.engine.admission import preempt
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import PolicyError
+from dsim.engine.hooks import decide, select
+from dsim.engine.jit import rule
+from dsim.engine.journal import RequestTable
+from dsim.engine.part import Answers, Granularity, Policy, Rows
+from dsim.engine.policies.chunk import FixedChunk
+from dsim.engine.policies.delayed_cache import DelayedCache
+from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous, admit
+from dsim.engine.policies.whole_block import FixedBlock, NoEviction, select_pending_first
+from dsim.engine.policy import PRESETS
+from dsim.engine.request import Request
+from dsim.engine.state import NOTHING, PREFILL_STEP, ROWS, RUNNING
+from dsim.engine.step import StepOutcome
+from dsim.sim.twin import simulate
+
+from ..worlds import World, toy_profile, toy_trace
+
+PAGES = dataclasses.replace(PRESETS["chunk"].policy.memory, page_size=4)
+
+
+@dataclass(frozen=True)
+class Held(FixedChunk):
+    """A window that committed positions may fill, whose right neighbours are masks: no position is ever cached."""
+
+    chunk: int = 2
+    block_length: int = 4
+
+    def answers(self, policy: Policy) -> Answers:
+        return {**super().answers(policy), select: select_pending_first}
+
+
+@dataclass(frozen=True)
+class OnlyCommitted(Granularity):
+    """A rule in plain NumPy that computes no mask once a position is committed."""
+
+    block_length: int = 4
+
+    def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        some: npt.NDArray[np.bool_] = rows.status == 1
+        return np.where(some.any(axis=1)[:, None], some, rows.status == 0)
+
+
+@dataclass(frozen=True)
+class Swapping(Continuous):
+    """A scheduler that preempts all that run before every decode step, so that none of them is ever done."""
+
+    def answers(self, policy: Policy) -> Answers:
+        return {**super().answers(policy), decide: swap}
+
+
+@rule
+def swap(w: Any, x: Any) -> int:
+    """Preempt every running sequence, and prefill it again."""
+    c = w.c[0]
+    for _ in range(c.num_running):
+        preempt(w, x, int(w.lists[RUNNING, 0]))
+    return PREFILL_STEP if admit(w, x, ROWS) > 0 else NOTHING
+
+
+@dataclass(frozen=True)
+class Lazy(Continuous):
+    """A scheduler that never runs what waits."""
+
+    def answers(self, policy: Policy) -> Answers:
+        return {**super().answers(policy), decide: decide}
+
+
+HELD = Policy("held", EVERY_STEP, Held(), DelayedCache(neighbour_aware=True), memory=PAGES)
+PLAIN = Policy("plain", EVERY_STEP, OnlyCommitted(), DelayedCache(neighbour_aware=True), memory=PAGES)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.engine.MOST_FRUITLESS", 50)
+
+
+LIMITS = Limits(100, 4096, 4)
+
+
+def engine_of(policy: Policy) -> Engine:
+    """An engine with a request whose prefill has committed the first and the third position of its block."""
+    engine = Engine(policy, LIMITS, RequestTable(1))
+    engine.submit(Request(0, 0.0, 4, 8))
+    engine.schedule(0.0)
+    engine.commit(StepOutcome(1.0, np.zeros((1, 4), np.bool_)), 1.0)
+    return engine
+
+
+def single_steps(engine: Engine) -> None:
+    """What `dsim serve` and `dsim live` do, where nothing that is computed commits."""
+    now = 1.0
+    while (plan := engine.schedule(now)) is not None:
+        engine.commit(StepOutcome(1.0, np.zeros(plan.window.shape, np.bool_)), now := now + 1.0)
+
+
+def test_a_server_ends_with_the_request_of_which_nothing_commits() -> None:
+    with pytest.raises(PolicyError) as caught:
+        single_steps(engine_of(HELD))
+    assert str(caught.value) == (
+        "policy held: replica 0 at 51 s: request 0 committed nothing in 50 steps that computed it: it stands at "
+        "position 4 of 12, with 4 masks and 0 committed positions whose KV is not right, and the last step computed 2 "
+        "of those masks and 0 other positions"
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 3, "replicas": 2}])
+@pytest.mark.parametrize("policy", [HELD, PLAIN])
+def test_the_twin_ends_with_the_request_that_no_step_brings_on(policy: Policy, options: dict[str, Any]) -> None:
+    requests = toy_trace([0.0] * 60, [5] * 60, [3] * 60)
+    with pytest.raises(PolicyError, match=rf"policy {policy.name}: replica \d at .* committed nothing in 50 steps"):
+        simulate(requests, toy_profile(), policy, **options)
+
+
+def test_requests_that_only_preempt_each_other_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)  # runs in Python, as ours do at first
+    policy = dataclasses.replace(HELD, granularity=FixedBlock(4), eviction=NoEviction(), batching=Swapping())
+    engine = Engine(policy, LIMITS, RequestTable(1))
+    engine.submit(Request(0, 0.0, 4, 8))
+    with pytest.raises(PolicyError, match=r"replica 0 at 51 s: 50 steps in a row committed nothing and finished"):
+        single_steps(engine)
+
+
+def test_a_scheduler_that_runs_nothing_is_named_with_who_waits() -> None:
+    engine = Engine(dataclasses.replace(HELD, batching=Lazy()), LIMITS, RequestTable(5))
+    for i in range(5):
+        engine.submit(Request(i, 0.0, 4, 8))
+    with pytest.raises(PolicyError) as caught:
+        engine.schedule(0.0)
+    assert str(caught.value) == (
+        "policy held: replica 0 at 0 s: Lazy runs nothing and never will: 0 run and 5 wait (request 0, 1, 2, ...)"
+    )
+
+
+def test_a_neighbour_aware_window_leaves_a_place_for_a_mask() -> None:
+    w = World("chunk:2,block_length=4,page_size=4,neighbour_aware=true")
+    w.submit(0, 5, 3)
+    assert w.step({0: [2]}) == "prefill 0:PMMM"
+    assert w.step({0: [1]}) == "decode 0D:PMpm"  # both committed positions wait for a mask to their right
+    assert w.step() == "decode 0F:PPpm"
+    assert w.schedule() == "decode 0D:ccPM"
+    assert w.commit({0: [3]}) == [0]
