@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .errors import PolicyError
+from .jit import is_ours
 from .latency import Features, LatencyModel
 from .policy import PRESETS
 from .step import Phase, StepPlan
@@ -20,10 +22,20 @@ CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.valu
 def table_of(latency: LatencyModel, cache: object) -> Floats:
     """Seconds a row, and seconds a token of its request, by phase: [phases, 2]; nothing where nobody measured it."""
     table = np.zeros((len(PHASES), 2))
+    kind = _measured_as(cache)
     for part in latency.cache_overhead:
-        if part.cache == type(cache).__name__:
+        if part.cache == kind:
             table[PHASES.index(part.phase)] = part.row, part.token
     return table
+
+
+def _measured_as(cache: object) -> str:
+    """The shipped cache whose overhead a cache has: the one it declares, itself, or the one it is a kind of."""
+    declared = getattr(cache, "overhead", None)
+    if declared not in (None, "none", *CACHES):
+        raise PolicyError(f"{type(cache).__name__}.overhead is {declared!r}, expected {', '.join(CACHES)} or none")
+    kinds = (kind.__name__ for kind in type(cache).__mro__ if is_ours(kind))
+    return declared or next(kinds, "none")
 
 
 def of_rows(

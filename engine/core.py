@@ -10,10 +10,10 @@ from numba.core.errors import NumbaError
 
 from . import hooks
 from .admission import drop_finished, release_rows
-from .block import plan_block
 from .emission import account, begin, note_progress
 from .errors import PolicyError
 from .hooks import (
+    NEEDED,
     commit_rows,
     decide,
     draw_rows,
@@ -23,10 +23,9 @@ from .hooks import (
     prefill_over,
     rows_updated,
     select,
-    settle,
     step_over,
 )
-from .jit import JIT, bind, entry, in_python, is_kept, is_ours, rule, uncompiled
+from .jit import JIT, bind, called_by, entry, in_python, is_kept, is_ours, rule, uncompiled
 from .journal import record_step
 from .latency import price
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
@@ -275,9 +274,29 @@ _ENTRIES: dict[str, Any] = {
 def core_of(policy: "Policy", x: Own | None = None) -> Core:
     """The step of a policy and what it adds to the state; without x, of any state.
 
-    PolicyError where no part answers what must be answered.
+    PolicyError where its parts answer what nothing asks, or leave open what must be answered.
     """
+    answers = answers_of(policy)
+    # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
+    kinds = "" if x is None else f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
+    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
+    if made not in _CORES:
+        _CORES[made] = Core(answers, kinds, policy.name)
+    return _CORES[made]
+
+
+def questions_of(answers: Mapping[Any, Any]) -> frozenset[Any]:
+    """The questions that a policy's step asks with these answers: the placeholders that its rules reach."""
+    key = tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
+    if key not in _QUESTIONS:
+        _QUESTIONS[key] = frozenset(PLACEHOLDERS) & frozenset(called_by(_ENTRIES.values(), answers))
+    return _QUESTIONS[key]
+
+
+def answers_of(policy: "Policy") -> dict[Any, Any]:
+    """The rules that stand for a policy's questions; PolicyError as core_of."""
     answers: dict[Any, Any] = {prefill_over: release_rows}
+    answering: dict[Any, Any] = {}
     for part in policy.parts():
         given = part.answers(policy)
         for placeholder, answer in given.items():
@@ -293,24 +312,36 @@ def core_of(policy: "Policy", x: Own | None = None) -> Core:
                     f"{answer!r}, expected a rule (dsim.engine.jit.rule)"
                 )
             _check_arity(policy.name, type(part).__name__, placeholder, answer)
+            answering[placeholder] = part
         answers.update(given)
-    kind = type(policy.granularity).__name__
-    for needed in (decide, plan_rows, commit_rows, draw_rows):
-        if needed not in answers:
+    questions = questions_of(answers)
+    for placeholder, part in answering.items():
+        if placeholder not in questions:
+            raise PolicyError(_unasked(policy, part, placeholder.__name__, questions))
+    granularity = policy.granularity
+    if granularity.given and (select not in questions or select in answering):
+        if select not in questions:
+            raise PolicyError(_unasked(policy, granularity, "select_rows", questions))
+        raise PolicyError(
+            f"policy {policy.name}: {type(answering[select]).__name__} answers select, and "
+            f"{type(granularity).__name__} has select_rows: expected one of them"
+        )
+    for needed in NEEDED:
+        if needed not in questions or needed in answers:
+            continue
+        if needed is not select:
             raise PolicyError(f"policy {policy.name}: no part answers {needed.__name__}, expected one that does")
-    if answers[plan_rows] is plan_block:
-        if not policy.granularity.given and select not in answers:
+        if not granularity.given:
             raise PolicyError(
-                f"policy {policy.name}: {kind} answers neither select nor select_rows, expected one of them"
+                f"policy {policy.name}: {type(granularity).__name__} answers neither select nor select_rows, expected "
+                "one of them"
             )
-        if settle not in answers:
-            raise PolicyError(f"policy {policy.name}: {type(policy.eviction).__name__} does not answer settle")
-    # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
-    kinds = "" if x is None else f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
-    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
-    if made not in _CORES:
-        _CORES[made] = Core(answers, kinds, policy.name)
-    return _CORES[made]
+    return answers
+
+
+def _unasked(policy: "Policy", part: Any, name: str, asked: frozenset[Any]) -> str:
+    questions = ", ".join(sorted(placeholder.__name__ for placeholder in asked))
+    return f"policy {policy.name}: {type(part).__name__} answers {name}, and this policy asks only: {questions}"
 
 
 def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
@@ -322,4 +353,5 @@ def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
         )
 
 
+_QUESTIONS: dict[tuple[tuple[Any, Any], ...], frozenset[Any]] = {}
 _CORES: dict[tuple[str, tuple[tuple[Any, Any], ...]], Core] = {}

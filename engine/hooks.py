@@ -180,3 +180,9 @@ def held(prompt: int, length: int, state: int, p: Any) -> int:
     state: that the outputs of a token's attention and feed-forward take: 1 where keys are as wide as hidden states.
     """
     return length
+
+
+# Without an answer of a policy's own these would decide nothing, or cost nothing: whoever asks them needs one.
+NEEDED = (
+    decide, plan_rows, commit_rows, draw_rows, select, settle, pages_to_admit, next_tokens, begin_row, work,
+)  # fmt: skip

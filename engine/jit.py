@@ -170,6 +170,20 @@ def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
     return any(id(v) in answers or (_is_rule(v) and _reaches(v, answers, seen)) for v in called)
 
 
+def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
+    """Every rule that these rules call, directly or through others: placeholders too, followed by their answers."""
+    by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
+    found: dict[int, Any] = {}
+    waiting = list(rules)
+    while waiting:
+        function = waiting.pop()
+        for value in _globals(getattr(function, "py_func", function)).values():
+            if _is_rule(value) and id(value) not in found:
+                found[id(value)] = value
+                waiting.append(by_id.get(id(value), value))
+    return list(found.values())
+
+
 def _globals(plain: Any) -> dict[str, Any]:
     names = _names(plain.__code__)
     return {name: plain.__globals__[name] for name in sorted(names) if name in plain.__globals__}

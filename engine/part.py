@@ -81,6 +81,7 @@ class Scheduler(Part):
     """When requests join and leave the batch. Those of block-diffusion models have a limit on a prefill's tokens."""
 
     full_sequence = False  # whether it schedules passes of full-sequence models
+    plans_rows = False  # whether it plans a step's rows itself, which are whole blocks then
     first_token = False  # whether a block's first step commits its first token, however confident the others are
     pads = False  # whether it pads a batch's requests to the longest
     pieces = False  # whether a prompt may be prefilled in pieces, over several steps
@@ -163,6 +164,10 @@ class Granularity(Part):
         return self.block_length * (2 if self.obs else 1)
 
     def answers(self, policy: "Policy") -> Answers:
+        if policy.full_sequence:
+            return {}
+        if policy.batching.plans_rows:
+            return {hooks.commit_rows: block.commit_block}
         return {
             hooks.plan_prompts: block.plan_prefill, hooks.plan_rows: block.plan_block,
             hooks.commit_rows: block.commit_block,
@@ -192,6 +197,8 @@ class Cache(Part):
 
     full_sequence = False  # whether the model attends in both directions, over all of a request's tokens
     first_layer_whole = False  # whether the first layer computes all positions in every step, the others as planned
+    # Of a cache from outside, the shipped one whose measured overhead it has, or "none" (cache_overhead.py).
+    overhead: ClassVar[str | None] = None
 
 
 @dataclass(frozen=True)
@@ -268,6 +275,7 @@ class Policy:
             raise PolicyError(f"{self.name}: {kinds[0]} needs {needs} batching, and batching is {kinds[1]}")
         self.unmasking.check(self)
         if self.full_sequence:
+            self.cache.check(self)
             self._check_full_sequence()
             return
         for axis in ("granularity", "batching", "eviction", "memory"):
@@ -296,6 +304,15 @@ class Policy:
     def full_sequence(self) -> bool:
         """Whether the model attends in both directions, over all of a request's tokens."""
         return self.cache.full_sequence
+
+    @property
+    def family(self) -> str:
+        """The kind of checkpoint that it serves: the word that a profile has for it (profile.FAMILIES)."""
+        if self.full_sequence:
+            return "full-sequence"
+        if self.autoregressive:
+            return "autoregressive"
+        return "block-diffusion" if self.granularity.on_a_grid else "canvas"
 
     @property
     def block_length(self) -> int:

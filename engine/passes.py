@@ -16,7 +16,7 @@ from .block import next_block
 from .emission import emit, emit_prefixes, finish, has_masks, publish, set_features
 from .errors import PolicyError
 from .hooks import head_rows, held, pages_to_admit, placed, work
-from .jit import plain, rule
+from .jit import is_ours, plain, rule
 from .part import Cache, Policy
 from .state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS
 
@@ -53,6 +53,21 @@ class ApproximateCache(Cache):
     packs = False  # a PACK pass chooses the keys that later passes see
     keeps_outputs = False  # the outputs of attention and feed-forward too: passes over parts of a sequence
     votes = False  # masks vote for the keys of the prompt that are kept
+
+    def check(self, policy: Policy) -> None:
+        for kind in type(self).__mro__:
+            rules = vars(kind).get("rules", {})
+            if work not in rules:
+                continue
+            said = f"{policy.name}: {kind.__name__} answers work"
+            if held not in rules:  # what it inherits is held for other work
+                raise PolicyError(f"{said} and not held, the memory of a request: expected an answer to both")
+            if self.overhead is None and not is_ours(rules[work]):
+                raise PolicyError(
+                    f"{said} and does not declare overhead: expected the shipped cache whose measured overhead it has, "
+                    'such as "SparseCache", or "none"'
+                )
+            return
 
     def answers(self, policy: Any) -> dict[Any, Any]:
         return {**self._rules(), pages_to_admit: pages_of_canvas}

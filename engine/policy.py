@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .allowed_code import NO_CODE, AllowedCode, check_allowed
+from .core import answers_of
 from .errors import SHOWN, PolicyError, cut, quoted
 from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
 from .plain import WORDS, plain
@@ -187,7 +188,8 @@ def _from_file(path: str, name: str, spec: str) -> Preset:
         module = _module(str(Path(path).absolute()), stamp)
     except Exception as error:  # whatever the file raises
         said = f"{type(error).__name__}: {error}"
-        raise PolicyError(f"policy {_said(spec)}: {path} cannot be run: {cut(said)}") from error
+        said = said if isinstance(error, PolicyError) else cut(said)
+        raise PolicyError(f"policy {_said(spec)}: {path} cannot be run: {said}") from error
     if not hasattr(module, name):
         held = [n for n, v in vars(module).items() if isinstance(v, Preset | Policy)]
         known = ", ".join(held) or "none"
@@ -259,7 +261,9 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
             given = axes["granularity"]
             given.setdefault(size, min(getattr(policy.granularity, size), given["block_length"]))
         changed = {axis: replace(getattr(policy, axis), **given) for axis, given in axes.items()}
-        return replace(policy, name=spec, **changed)
+        made = replace(policy, name=spec, **changed)
+        answers_of(made)
+        return made
     except PolicyError as e:
         raise PolicyError(f"policy {_said(spec)}: {str(e).replace(f'{spec}: ', '', 1)}") from None
 

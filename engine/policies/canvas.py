@@ -11,12 +11,11 @@ from typing import Annotated, Any
 from ..draw import draw_by_law
 from ..emission import set_features
 from ..errors import PolicyError
-from ..hooks import begin_row, block_entered, draw_rows, next_tokens, plan_prompts, plan_rows, select
+from ..hooks import begin_row, block_entered, draw_rows, next_tokens, plan_prompts, plan_rows
 from ..jit import rule
 from ..part import Answers, Granularity, Policy, Range
 from ..state import DENOISE, FLUSH, IDLE, MASKED, PREFILL, ROWS
 from ..unmasking import Unmasking
-from .whole_block import select_whole
 
 MAX_CANVAS = 1024
 BY_LAW = Unmasking(strategy="law")
@@ -54,9 +53,12 @@ class Canvas(Granularity):
         return {"last": 0, "scratch": scratch}
 
     def answers(self, policy: Policy) -> Answers:
+        own = {**super().answers(policy), draw_rows: draw_by_law}
+        if policy.batching.plans_rows:
+            return own
         return {
-            **super().answers(policy), select: select_whole, plan_prompts: plan_canvases, plan_rows: plan_canvases,
-            draw_rows: draw_by_law, next_tokens: next_of_canvas, begin_row: begin_canvas, block_entered: canvas_entered,
+            **own, plan_prompts: plan_canvases, plan_rows: plan_canvases, next_tokens: next_of_canvas,
+            begin_row: begin_canvas, block_entered: canvas_entered,
         }  # fmt: skip
 
 

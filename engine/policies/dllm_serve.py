@@ -36,6 +36,7 @@ class PhaseMultiplexed(Scheduler):
     )
 
     full_sequence = True
+    plans_rows = True
     neutral = frozenset(
         {
             "max_batched_tokens", "max_batch", "max_num_logits", "hold_behind_stalled", "admit_past_stalled",

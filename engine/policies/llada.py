@@ -23,6 +23,7 @@ class Static(Scheduler):
     max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
 
     full_sequence = True
+    plans_rows = True
     pads = True
     neutral = frozenset({"max_batch", "max_num_logits"})
 

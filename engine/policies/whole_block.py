@@ -21,7 +21,9 @@ class FixedBlock(Granularity):
         check_block(self.block_length)
 
     def answers(self, policy: Policy) -> Answers:
-        # Beside a delayed cache the block is what is not cached yet.
+        if policy.batching.plans_rows:
+            return super().answers(policy)
+        # With a delayed cache the block is what is not cached yet.
         which = select_pending_first if policy.eviction.delayed else select_whole
         return {**super().answers(policy), select: which}
 
@@ -31,7 +33,7 @@ class NoEviction(Eviction):
     """Every position of the block is computed every step, and once more when the block is complete."""
 
     def answers(self, policy: Policy) -> Answers:
-        return {settle: settle_block_pass}
+        return {} if policy.full_sequence or policy.autoregressive else {settle: settle_block_pass}
 
 
 @rule

@@ -8,15 +8,18 @@ import pytest
 
 from dsim.engine import policy as policies
 from dsim.engine.allowed_code import allowed
+from dsim.engine.cache_overhead import table_of
 from dsim.engine.core import core_of
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable
+from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.engine.part import Policy
-from dsim.engine.policy import file_of, name_of, named_file, preset_of, settings_of, to_toml
+from dsim.engine.policy import PRESETS, file_of, name_of, named_file, preset_of, settings_of, to_toml
 from dsim.engine.policy import parse as parse_given
 from dsim.engine.request import Request
+from dsim.engine.state import REUSE
 from dsim.engine.step import StepOutcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
@@ -193,7 +196,7 @@ def test_a_field_that_it_does_not_have_is_named_with_those_it_has() -> None:
         ("choose = 'chose'\n", "Mine answers chose, expected one of: decide, prefill_over, "),
         (
             "@dataclass(frozen=True)\nclass Plain(Eviction):\n    delayed = True\nDelayedCache = Plain\n",
-            "Plain does not answer settle",
+            "no part answers settle, expected one that does",
         ),
         (
             "@dataclass(frozen=True)\nclass Mine(Granularity):\n    block_length: int = 32\n",
@@ -203,6 +206,102 @@ def test_a_field_that_it_does_not_have_is_named_with_those_it_has() -> None:
 )
 def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> None:
     assert says in refused(write(text + POLICY))
+
+
+FULL = (
+    HEAD
+    + """
+from dsim.engine.hooks import held, pages_to_admit, work
+from dsim.engine.policies.fast_dllm import FastCache
+from dsim.engine.policies.llada import ONE_A_STEP, PAGES, NoCache, Static, nothing_held
+from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.whole_block import FixedBlock
+from dsim.engine.state import REUSE
+
+@rule
+def a_block(prompt, length, start, step, block_step, block, p):
+    return REUSE, block, length
+
+@dataclass(frozen=True)
+class Free(NoCache):
+    rules = {work: a_block}
+
+@dataclass(frozen=True)
+class Unpriced(NoCache):
+    rules = {work: a_block, held: nothing_held}
+
+@dataclass(frozen=True)
+class Declared(Unpriced):
+    overhead = "FastCache"
+
+@dataclass(frozen=True)
+class Misspelt(Unpriced):
+    overhead = "fast"
+
+@dataclass(frozen=True)
+class Huge(FixedBlock):
+    answer: int = 10**9
+
+    def answers(self, policy):
+        return {**super().answers(policy), choose: constant}
+
+@dataclass(frozen=True)
+class Both(FixedBlock):
+    def select_rows(self, rows):
+        return rows.status != 2
+
+@dataclass(frozen=True)
+class Unpaged(Continuous):
+    def answers(self, policy):
+        given = super().answers(policy)
+        del given[pages_to_admit]
+        return given
+
+def full(cache=NoCache(), **parts):
+    parts = {"batching": Static(), "unmasking": ONE_A_STEP, "memory": PAGES, **parts}
+    return Policy("full", cache=cache, **parts)
+
+def block(**parts):
+    return Policy("block", **parts)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("full(Free())", "full: Free answers work and not held, the memory of a request: expected an answer to both"),
+        (
+            "full(Unpriced())",
+            "full: Unpriced answers work and does not declare overhead: expected the shipped cache whose measured "
+            'overhead it has, such as "SparseCache", or "none"',
+        ),
+        ("full(granularity=Huge())", "Huge answers choose, and this policy asks only: block_entered, commit_rows, "),
+        ("block(granularity=Both())", "Both answers select, and Both has select_rows: expected one of them"),
+        ("block(batching=Unpaged())", "no part answers pages_to_admit, expected one that does"),
+    ],
+)
+def test_what_would_be_free_or_never_asked_is_refused_before_anything_runs(policy: str, says: str) -> None:
+    Path("mine.py").write_text(f"{FULL}POLICY = {policy}\n")
+    with pytest.raises(PolicyError) as caught:
+        parse("./mine.py:POLICY")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_from_outside_has_the_overhead_of_the_shipped_one_that_it_names() -> None:
+    Path("mine.py").write_text(f"{FULL}POLICY = full(Declared())\nFAST = full(FastCache())\nWRONG = full(Misspelt())\n")
+    latency = LatencyModel(((0.0, 1.0),), 0.0, cache_overhead=(CacheOverhead("FastCache", "reuse", 0.5, 0.25),))
+    mine, shipped = (table_of(latency, parse(f"./mine.py:{name}").cache) for name in ("POLICY", "FAST"))
+    assert mine.tolist() == shipped.tolist()
+    assert mine[REUSE].tolist() == [0.5, 0.25]
+    with pytest.raises(PolicyError, match=r"Misspelt.overhead is 'fast', expected NoCache, FastCache, "):
+        table_of(latency, parse("./mine.py:WRONG").cache)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_shipped_preset_answers_what_it_is_not_asked(preset: str) -> None:
+    core_of(parse(preset))
 
 
 @pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")

@@ -11,13 +11,13 @@ import pytest
 from dsim.engine.admission import preempt
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
-from dsim.engine.hooks import decide, select
+from dsim.engine.hooks import decide, select, step_over
 from dsim.engine.jit import rule
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Answers, Granularity, Policy, Rows
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous, admit
+from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous, admit, group_step_over
 from dsim.engine.policies.whole_block import FixedBlock, NoEviction, select_pending_first
 from dsim.engine.policy import PRESETS
 from dsim.engine.request import Request
@@ -74,7 +74,7 @@ class Lazy(Continuous):
     """A scheduler that never runs what waits."""
 
     def answers(self, policy: Policy) -> Answers:
-        return {**super().answers(policy), decide: decide}
+        return {step_over: group_step_over, decide: decide}
 
 
 HELD = Policy("held", EVERY_STEP, Held(), DelayedCache(neighbour_aware=True), memory=PAGES)
