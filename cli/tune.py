@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import DsimError
-from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
+from ..engine.policies import BASELINES
 from ..files.place import Kind, Taken, check_folder, has_keys
 from ..files.write import csv_of, write_whole
 from . import choices, options
@@ -42,7 +42,8 @@ def tune_command(
         str | None,
         option(
             "SPEC",
-            f"The policy to beat: what you run today.  [default: {BASELINE}, or {FULL_SEQUENCE_BASELINE}]",
+            "The policy to beat: what you run today.  "
+            f"[default: by the checkpoint's family {', '.join(BASELINES.values())}]",
         ),
     ] = None,
     space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,
@@ -78,7 +79,7 @@ def tune_command(
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
     from ..planner.scenario import Scenario, asked, replicas_of
-    from ..planner.space import candidate_of, load_space, runs_on
+    from ..planner.space import candidate_of, load_space, searchable
     from ..planner.spread import moved_by_spread
     from ..planner.tune import tune
     from ..profiler.placed import placed
@@ -92,7 +93,7 @@ def tune_command(
         raise DsimError(f"--policy is {policy}, and a search has one profile: expected --policy {spec} --profile {own}")
     named = [] if policy is None else [policy]
     scenario = options.scenario(given, named, trace=trace, policy=Scenario.policy, replicas=replicas)
-    check = runs_on(scenario.loaded_profile(), scenario.workload)
+    check = searchable(scenario.loaded_profile(), scenario.workload)
     declared = None if space is None else load_space(space, check, scenario.allow_code)
     table = None if quality_table is None else load_table(quality_table, scenario.allow_code)
     kept = _check_place(out, storage, force)

@@ -25,7 +25,7 @@ from .plan import plan as _plan
 from .plan_replays import Posed
 from .record import in_twin, record
 from .scenario import Scenario, named_code
-from .space import candidate_of, load_space, runs_on, space_of
+from .space import candidate_of, load_space, runs_on, searchable, space_of
 from .sweep import Sweep, sweep
 from .tune import tune as _tune
 from .tuned import Tuned
@@ -190,7 +190,7 @@ def tune(
     if policy is not None:
         options["default"] = candidate_of(policy, scenario.replicas, code)
     if space is not None:
-        check = runs_on(scenario.loaded_profile(), scenario.workload)
+        check = searchable(scenario.loaded_profile(), scenario.workload)
         declared = isinstance(space, Mapping)
         options["space"] = (
             space_of(space, "space", check, code) if declared else load_space(space, check, code)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Interval, student
 from .scenario import MAX_REPLICAS, Scenario, digest
-from .space import candidate_of, runs_on
+from .space import candidate_of, searchable
 from .tuned import toml_of
 
 DOUBT = 1.25  # a pilot may be wrong by so much, either way
@@ -169,8 +169,7 @@ def candidates_of(
     """The policies on the profiles that can run them, and those left out with the reason.
 
     A policy that names a profile of its own (POLICY@PROFILE) is a candidate there and nowhere else. Without policies:
-    every shipped preset of a profile's family that is no autoregressive model's. A DsimError for a policy that no
-    profile runs.
+    every shipped preset of a profile's family. A DsimError for a policy that no profile runs, or of another family.
     """
     found: list[PlanCandidate] = []
     out: list[Fleet] = []
@@ -178,7 +177,7 @@ def candidates_of(
     asked = _on_profiles(policies, profiles)
     devices = {profile.device.name for profile, _ in asked}
     for profile, own in asked:
-        check = runs_on(profile, scenario.workload)
+        check = searchable(profile, scenario.workload)
         place = "" if len(asked) == 1 else profile.name if len(devices) < len(asked) else profile.device.name
         for spec in own:
             policy = replace(scenario, policy=spec).parsed_policy()
@@ -224,11 +223,7 @@ def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[t
 
 
 def _presets_of(profile: Profile) -> list[str]:
-    full = profile.family == "full-sequence"
-    return [
-        name for name, preset in PRESETS.items()
-        if preset.policy.full_sequence == full and not preset.policy.autoregressive
-    ]  # fmt: skip
+    return [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
 
 
 def fingerprint(

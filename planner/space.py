@@ -13,6 +13,7 @@ from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
+from ..engine.policies import BASELINES
 from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
@@ -21,7 +22,9 @@ from .quality import Quality
 
 REPLICAS = "replicas"  # the one dimension that is no field of a policy
 # Of block-diffusion models, what is tried by default.
-DEFAULT_PRESETS = tuple(name for name, p in PRESETS.items() if p.space is not None and not p.policy.full_sequence)
+DEFAULT_PRESETS = tuple(
+    name for name, p in PRESETS.items() if p.space is not None and p.policy.family == "block-diffusion"
+)
 
 Check = Callable[[Policy], object]  # raises DsimError for a policy that cannot run
 Judge = Callable[[Policy], Quality]
@@ -153,10 +156,10 @@ def default_space(
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
     outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
     table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
-    check, found = runs_on(profile, workload), PRESETS | outside
+    check, found = searchable(profile, workload), PRESETS | outside
     able = {preset: fields for preset, fields in table.items() if _refusal(check, found[preset].policy) is None}
     if not able:
-        check(next(p.policy for p in PRESETS.values() if p.reference))
+        check(PRESETS[BASELINES[profile.family]].policy)
     return space_of({"policy": list(able), **able}, "the default space", check, allow_code)
 
 
@@ -172,7 +175,11 @@ def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE
 
 def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
     """A space from plain values; DsimError for what is unknown, misspelt, or refused by every preset."""
-    presets = table.get("policy", list(DEFAULT_PRESETS))
+    if "policy" in table:
+        presets = table["policy"]
+    else:
+        spaced = [name for name, preset in PRESETS.items() if preset.space is not None]
+        presets = [name for name in spaced if _refusal(check, PRESETS[name].policy) is None] or spaced
     presets = [presets] if isinstance(presets, str) else presets
     known = known_presets()
     if not isinstance(presets, list) or not presets:
@@ -246,6 +253,21 @@ def runs_on(profile: Profile, workload: str | None) -> Check:
     def check(policy: Policy) -> None:
         commit_model_of(policy, profile, workload)
         limits_of(policy, profile)
+
+    return check
+
+
+def searchable(profile: Profile, workload: str | None) -> Check:
+    """The check that a search may choose a policy: the profile can price it, and it serves the same checkpoint."""
+    runs = runs_on(profile, workload)
+
+    def check(policy: Policy) -> None:
+        runs(policy)
+        if policy.family != profile.family:
+            raise PolicyError(
+                f"{policy.name} serves {policy.family} checkpoints, and profile {profile.name} is of a "
+                f"{profile.family} one: expected a policy for the same checkpoint (dsim replay compares others)"
+            )
 
     return check
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..engine.errors import DsimError
-from ..engine.policies import BASELINE, FULL_SEQUENCE_BASELINE
+from ..engine.policies import BASELINES
 from ..files.read import cut
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
@@ -15,7 +15,7 @@ from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure,
 from .quality import Quality, QualityTable, quality_of
 from .scenario import Scenario, digest
 from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
-from .space import Candidate, Space, default_space, guarded, runs_on
+from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned
 
 PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # of a trial's requests are replayed first, where there are so many
@@ -58,9 +58,8 @@ def tune(
     if space is None:
         also = () if default is None else (default.preset,)
         space = default_space(profile, scenario.workload, also, scenario.allow_code)
-    baseline = FULL_SEQUENCE_BASELINE if profile.family == "full-sequence" else BASELINE
-    default = default or Candidate(baseline, (), scenario.replicas)
-    runs_on(profile, scenario.workload)(default.policy)
+    default = default or Candidate(BASELINES[profile.family], (), scenario.replicas)
+    searchable(profile, scenario.workload)(default.policy)
     declared = space
 
     def judge(candidate: Candidate) -> Quality:

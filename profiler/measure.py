@@ -18,7 +18,7 @@ from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
 from ..engine.latency import CacheOverhead, Features, LatencyModel
-from ..engine.policies import BASELINE
+from ..engine.policies import BASELINES
 from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
 from ..engine.policies.delayed_cache import DelayedCache
@@ -327,7 +327,7 @@ def serve_journal(
     policies = [every_step(most_running, Autoregressive())]
     if block > 1:
         half = every_step(most_running, FixedChunk(max(2, block // 2), block), DelayedCache())
-        policies = [parse(f"{BASELINE}:{block},max_batch={batch},page_size=64"), half]
+        policies = [parse(f"{BASELINES['block-diffusion']}:{block},max_batch={batch},page_size=64"), half]
     steps: list[Mapping[str, Any]] = []
     late = 0
     for policy in policies:

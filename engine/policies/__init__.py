@@ -11,7 +11,9 @@ DEFAULTS = {
     "eviction": ("whole_block", "NoEviction"),
 }  # fmt: skip
 
-# Presets that the others are compared with: the full cache that a team runs today, and the one published server of
-# full-sequence models.
-BASELINE = "lmdeploy-bd32"
-FULL_SEQUENCE_BASELINE = "dllm-serve"
+# For each family of checkpoints, the preset that others are compared with: the full cache that a team runs today for
+# block-diffusion models, the only published server for full-sequence models.
+BASELINES = {
+    "block-diffusion": "lmdeploy-bd32", "full-sequence": "dllm-serve", "canvas": "vllm-diffusion",
+    "autoregressive": "ar",
+}  # fmt: skip

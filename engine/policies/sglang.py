@@ -118,6 +118,7 @@ class Rounds(Scheduler):
     )  # fmt: skip
     pieces = True
     frees_windows = True
+    plans_rows = True
     columns = (
         ("computed", "i4"),  # tokens of the prompt that are prefilled, once the step in flight is over
         ("goal", "i4"),  # ... that are to be
@@ -475,6 +476,7 @@ PRESETS = {
         "max_running_requests",
         "DiffusionGemma on SGLang 0.5.23: a decoded canvas is prefilled in a round of its own, while all others wait",
         SOURCE,
+        {"max_running_requests": [2, 4, 8, 16, 32, 64], "max_prefill_tokens": [4096, 8192, 16384]},
         serve=SERVE.format("Gemma4Renoise"),
         flags=FLAGS,
     ),

@@ -482,6 +482,7 @@ PRESETS = {
         "max_num_seqs",
         "DiffusionGemma on vLLM 0.32: canvases under the token budget, each committed by a forward of its own",
         "vLLM 0.32.0 (production-dllm-serving.md 2.2)",
+        {"max_num_seqs": [2, 4, 8, 16, 32], "max_num_batched_tokens": [2048, 4096, 8192]},
         serve=SERVE,
         flags=FLAGS,
     ),

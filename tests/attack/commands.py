@@ -50,7 +50,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("serve", "--twin", "a100-sdar-8b", "--port", "8000", "--replicas", "2", "--speed", "2", "--max-body", "9"),
     ("serve", "--model", "tiny", "--policy", "lmdeploy-bd32", "--drain", "1", "--max-waiting", "3", "-o", "OUT"),
     ("profile", "--model", "tiny", "--budget", "1m", "--device", "cpu", "-o", "OUT"),
-    ("plan", "T", "--policy", "ar", "--slo", "ttft=1s", "--rate", "2", "--gpu-hour", "2", "--jobs", "1", "-o", "OUT"),
+    ("plan", "T", "--policy", "chunk", "--slo", "ttft=1s", "--rate", "2", "--gpu-hour", "2", "-o", "OUT"),
     ("reproduce", "T", "--seeds", "1", "--published", "T", "-o", "OUT"),
     ("model", "info", "tiny", "--gpu", "H100", "--json"), ("model", "info", "MODEL", "--block-length", "4"),
     ("policies", "--json"), ("profiles",), ("metrics", "--json"), ("--version",), ("--help",),

@@ -63,7 +63,8 @@ CAPACITY = (
     "--max-replications", "3", "--jobs", "1",
 )  # fmt: skip
 PLAN = (
-    "plan", "trace.jsonl", "--policy", "ar,max_batch=1", "--policy", "ar,max_batch=8", "--arrival", "poisson",
+    "plan", "trace.jsonl", "--profile", "h100-qwen3-8b-ar", "--policy", "ar,max_batch=1",
+    "--policy", "ar,max_batch=8", "--arrival", "poisson",
     "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "100", "--rate", "3", "--jobs", "1",
     "-o", "out",
 )  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_link_that_a_killed_search_left_does_not_hold_up_the_next_one() -> Non
     Path("p/study.journal").write_text("")
     Path("p/study.journal.lock").symlink_to("gone")
     code, err = dsim(
-        "tune", "t.jsonl", "--slo", "ttft=9s", "-o", "p", "--trials", "1", "--replications", "2", "--policy", "ar",
+        "tune", "t.jsonl", "--slo", "ttft=9s", "-o", "p", "--trials", "1", "--replications", "2", "--policy", "chunk",
         "--train", "0.5",
     )  # fmt: skip
     assert "Traceback" not in err

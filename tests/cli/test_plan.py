@@ -3,6 +3,7 @@
 import html
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,15 +13,26 @@ import pytest
 from dsim import __version__
 from dsim.cli.plan import FILES, LEDGER
 from dsim.planner import plan_replays
-from dsim.profiler.profile import load
+from dsim.profiler.profile import load, save
 
 from .command import dsim, held
 
 # A queue of one prefill step a request: cheap to replay.
-QUEUE = [
-    "plan", "azure-conv", "--policy", "ar,max_batch=1", "--policy", "ar,max_batch=8", "--arrival", "poisson",
-    "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "100", "--rate", "30",
+ASKED = [
+    "--arrival", "poisson", "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "100",
+    "--rate", "30",
 ]  # fmt: skip
+QUEUE = [
+    "plan", "azure-conv", "--profile", "ar.json", "--policy", "ar,max_batch=1", "--policy", "ar,max_batch=8", *ASKED,
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _an_autoregressive_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(replace(load("a100-sdar-8b"), family="autoregressive"), "ar.json")
+
+
 SHEET = """
 name = "Mine"
 source = "a data sheet of mine"
@@ -119,7 +131,21 @@ def test_plan_toml_and_the_profiles_of_data_sheets_are_what_other_commands_take(
     Path("mine.toml").write_text(SHEET, encoding="utf-8")
     Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     sheets = ["--gpu", "mine.toml,h100", "--model", "config.json", "--yields", "a100-sdar-8b"]
-    ran = dsim(*QUEUE, *sheets, "--gpu-hour", "mine=1,h100=3", "--jobs", 1, "--json", "-o", "out")
+    policies = ["--policy", "chunk,max_batch=8", "--policy", "chunk,max_batch=4"]
+    ran = dsim(
+        "plan",
+        "azure-conv",
+        *policies,
+        *ASKED,
+        *sheets,
+        "--gpu-hour",
+        "mine=1,h100=3",
+        "--jobs",
+        1,
+        "--json",
+        "-o",
+        "out",
+    )
     assert ran.code == 0
     assert {fleet["device"] for fleet in ran.json["ranking"] + ran.json["left_out"]} == {"Mine", "H100"}
     assert ran.json["estimated"] is True
@@ -160,7 +186,7 @@ def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
-    assert says in dsim(*QUEUE, *arguments).refusal
+    assert says in dsim("plan", "azure-conv", "--policy", "chunk", *ASKED, *arguments).refusal
 
 
 def test_a_folder_of_something_else_is_left_alone() -> None:

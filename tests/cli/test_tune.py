@@ -31,7 +31,7 @@ def tune(*more: object) -> Ran:
 
 
 def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
-    ran = tune("-o", "tuned", "--policy", "ar", "--ensemble", 2)
+    ran = tune("-o", "tuned", "--policy", "lmdeploy-bd32", "--ensemble", 2)
     assert (ran.code, ran.err) == (0, "Wrote tuned/ (policy.toml, tune.json, trials.csv, report.html)\n")
     assert held(Path("tuned")) == FILES
     info = json.loads(Path("tuned/tune.json").read_text())
@@ -124,7 +124,7 @@ def test_min_quality_keeps_to_what_is_known() -> None:
         "lmdeploy-bd32",
     }
     Path("scores.csv").write_text("policy,score,baseline\noptimus,99.5,100\n")
-    own = tune("--min-quality", "99%", "--quality-table", "scores.csv", "--policy", "ar", "--json")
+    own = tune("--min-quality", "99%", "--quality-table", "scores.csv", "--policy", "lmdeploy-bd32", "--json")
     assert own.json["winner"]["quality"]["relative"] in (0.995, 1.0)
 
 

@@ -62,18 +62,18 @@ def test_a_plan_tries_a_placed_policy_on_its_own_profile_alone() -> None:
         found, _ = candidates_of(replace(BASE, slos=("ttft=1s",)), policies, given, lambda profile: None)
         return [(c.policy, c.profile.name, c.place) for c in found]
 
-    assert asked(list(SPECS), ["a100-sdar-8b"]) == [
-        ("ar", "a100-sdar-8b", "A100-80GB"), ("ar", "h100-sdar-8b", "H100")
+    assert asked(["chunk", "chunk@h100-sdar-8b"], ["a100-sdar-8b"]) == [
+        ("chunk", "a100-sdar-8b", "A100-80GB"), ("chunk", "h100-sdar-8b", "H100")
     ]  # fmt: skip
     # Two profiles of one GPU, a script's and a server's, are told apart by their names.
     script, server = "rtx4090-48gb-llada-8b", "rtx4090-llada-8b"
     assert asked([f"sparse-dllm@{script}", f"dllm-serve@{server}"], []) == [
         ("sparse-dllm", script, "RTX4090-48GB"), ("dllm-serve", server, "RTX4090")
     ]  # fmt: skip
-    with pytest.raises(DsimError, match="policy ar is given twice on a100-sdar-8b, expected once"):
-        asked(["ar", "ar@a100-sdar-8b"], ["a100-sdar-8b"])
+    with pytest.raises(DsimError, match="policy chunk is given twice on a100-sdar-8b, expected once"):
+        asked(["chunk", "chunk@a100-sdar-8b"], ["a100-sdar-8b"])
     with pytest.raises(DsimError, match="two profiles are named a100-sdar-8b"):
-        asked(["ar"], ["a100-sdar-8b", "a100-sdar-8b"])
+        asked(["chunk"], ["a100-sdar-8b", "a100-sdar-8b"])
     said = dsim("plan", "azure-conv", "--slo", "ttft=1s", "--policy", SPECS[1], "--profile", "h100-sdar-8b").refusal
     assert said == "every policy names its own profile, expected none of --profile and --gpu: ar@h100-sdar-8b"
     said = dsim("tune", "azure-conv", "--slo", "ttft=1s", "--policy", SPECS[1]).refusal

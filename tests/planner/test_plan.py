@@ -22,7 +22,7 @@ from dsim.profiler.roofline import roofline
 from ..worlds import SECOND
 
 PROFILE = load("a100-sdar-8b")
-SERVER = dataclasses.replace(PROFILE, name="second", latency=SECOND)
+SERVER = dataclasses.replace(PROFILE, name="second", latency=SECOND, family="autoregressive")
 # One step of a second a request: a replica of one row serves 1 req/s, one of four rows up to four at once.
 QUEUE = Scenario("azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("mean:e2el=3s",))
 ONE, FOUR = "ar,max_batch=1", "ar,max_batch=4"

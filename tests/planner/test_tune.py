@@ -17,16 +17,18 @@ from scipy.stats import norm
 
 from dsim.engine import chance
 from dsim.engine.errors import DsimError
+from dsim.engine.policies import BASELINES
 from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
+from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
 from dsim.planner.scenario import Scenario
 from dsim.planner.search import Search, _explained
 from dsim.planner.space import Candidate, Choice, Space, candidate_of, default_space, guarded, load_space
 
-from dsim.planner.space import runs_on, space_of  # isort: skip
+from dsim.planner.space import runs_on, searchable, space_of  # isort: skip
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
 from dsim.traces import synth
@@ -290,8 +292,47 @@ def test_the_shipped_example_is_a_space() -> None:
 
 def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
     space = default_space(PROFILE, None)
-    assert list(space.dimensions) == ["ar", "lmdeploy-bd32", "chunk", "optimus"]
+    assert list(space.dimensions) == ["lmdeploy-bd32", "chunk", "optimus"]
     assert all("threshold" not in fields and "block_length" not in fields for fields in space.dimensions.values())
+
+
+@pytest.mark.parametrize(
+    ("profile", "presets"),
+    [
+        ("h100-diffusiongemma-fp8", ["vllm-diffusion"]),
+        ("h100-qwen3-8b-ar", ["ar"]),
+        ("a100-llada2-mini", ["lmdeploy-bd32", "chunk", "optimus"]),
+    ],
+)
+def test_a_search_stays_with_the_checkpoint(profile: str, presets: list[str], tmp_path: Path) -> None:
+    loaded = load(profile)
+    check = searchable(loaded, None)
+    assert list(default_space(loaded, None).dimensions) == presets
+    assert list(space_of({"num_pages": ["none"]}, "x", check).dimensions) == presets
+    assert BASELINES[loaded.family] in {*presets, "lmdeploy-bd32"}
+    path = tmp_path / "policy.toml"
+    path.write_text(f'policy = "{"chunk" if loaded.family == "autoregressive" else "ar"}"\n')
+    with pytest.raises(DsimError):
+        candidates_of(replace(SCENARIO, profile=profile), [str(path)], [loaded], lambda profile: None)
+    found, _ = candidates_of(replace(SCENARIO, profile=profile), [], [loaded], lambda profile: None)
+    assert {candidate_of(c.policy).policy.family for c in found} == {loaded.family}
+
+
+def test_an_autoregressive_policy_is_refused_by_both_searches_for_a_canvas_model() -> None:
+    profile = load("h100-diffusiongemma-fp8")
+    said = (
+        "ar serves autoregressive checkpoints, and profile h100-diffusiongemma-fp8 is of a canvas one: expected a "
+        "policy for the same checkpoint (dsim replay compares others)"
+    )
+    asked = replace(SCENARIO, profile=profile.name)
+    for search in (
+        lambda: candidates_of(asked, ["ar"], [profile], lambda profile: None),
+        lambda: tune(asked, default=Candidate("ar")),
+        lambda: space_of({"policy": ["ar"]}, "x", searchable(profile, None)),
+    ):
+        with pytest.raises(DsimError) as caught:
+            search()
+        assert str(caught.value).removeprefix("x: ar: ") == said
 
 
 def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
