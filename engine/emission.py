@@ -179,6 +179,7 @@ def account(w: Any, now: Any) -> int:
     c.stalled = False
     all_committed = 0
     latency = c.latency
+    c.end = now
     c.page_time += c.pages * latency
     c.max_waiting = max(c.max_waiting, c.waiting)
     decode = c.kind == DECODE_STEP

@@ -188,7 +188,7 @@ class Engine:
             committed=int(c["total_committed"]),
             prefill_tokens=int(c["total_prefill_tokens"]),
             num_pages=self.limits.num_pages,
-            end=float(c["now"] + c["latency"]),
+            end=float(c["end"]),
             **self._reuse(),
             **{name: c[name].item() for name in same},
         )

@@ -100,7 +100,7 @@ class StepTotals:
     num_prefill_steps: int = 0
     prefill_time: float = 0.0  # s
     decode_time: float = 0.0  # s
-    end: float = 0.0  # s, of the last step
+    end: float = 0.0  # s, of the last step that is over
     tokens: int = 0  # positions computed in decode steps
     evicted: int = 0  # of `tokens`, those evicted in the second layer
     committed: int = 0  # positions committed in decode steps

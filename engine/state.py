@@ -87,6 +87,7 @@ COUNTERS = np.dtype(
         ("left_tokens", "i8"), ("left_q_kv", "i8"), ("left_kv", "i8"), ("left_sampled", "i8"),
         # What a run's steps add up to (journal.StepTotals).
         ("num_decode_steps", "i8"), ("num_prefill_steps", "i8"), ("prefill_time", "f8"), ("decode_time", "f8"),
+        ("end", "f8"),  # of the last step that is over
         ("page_time", "f8"), ("total_tokens", "i8"), ("total_evicted", "i8"), ("total_committed", "i8"),
         ("forwards", "i8"), ("total_prefill_tokens", "i8"), ("preemptions", "i8"), ("max_waiting", "i8"),
         ("step_count", "i8"), ("step_sum", "f8"), ("step_min", "f8"), ("step_max", "f8"),

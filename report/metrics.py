@@ -177,7 +177,7 @@ def summarize(
         num_decode_steps=totals.num_decode_steps,
         num_prefill_steps=totals.num_prefill_steps,
         prefill_time_share=_per(totals.prefill_time, busy),
-        busy_share=_per(busy, replicas * max(run_time, totals.end - start)),
+        busy_share=_per(busy, replicas * float(np.fmax(run_time, totals.end - start))),  # NaN: nothing completed
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,

@@ -187,6 +187,9 @@ def test_a_device_is_busy_to_the_end_of_the_last_step_and_never_for_more_than_th
     late = request_columns([request([(1.0, 8)], arrival=4.0)])
     assert summarize("p", late, StepTotals(decode_time=1.5, end=6.0)).busy_share == 0.75
     assert np.isnan(summarize("p", request_columns([]), StepTotals(decode_time=3.0, end=3.0)).busy_share)
+    # A run that ends before any request has completed was busy all the same.
+    begun = {**table, "status": np.full_like(table["status"], 2), "finish": np.full_like(table["finish"], np.nan)}
+    assert summarize("p", begun, StepTotals(decode_time=1.5, end=6.0)).busy_share == 0.25
 
 
 def test_steps_that_outlast_the_last_completion_are_within_the_run() -> None:
