@@ -38,7 +38,7 @@ from dsim.traces.lengths import parse_lengths
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import Trace
 
-from . import clients, commands, mutate, planning
+from . import clients, commands, mutate, planning, worlds
 
 # Modules whose names the package gives to their functions.
 sweep, validate = (import_module(f"dsim.planner.{name}") for name in ("sweep", "validate"))
@@ -88,7 +88,7 @@ def targets(work: Path) -> list[Target]:
             "command's files", partial(commands.with_files, work, _files(work), partial(_a_run, work)), of_a_file=False
         ),
     ]
-    return found + _models(work)
+    return [*found, *_models(work), Target("worlds", worlds.attack, of_a_file=False)]
 
 
 def _models(work: Path) -> list[Target]:

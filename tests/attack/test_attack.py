@@ -26,6 +26,7 @@ NAMES: tuple[str, ...] = (
 )  # fmt: skip
 if find_spec("torch"):
     NAMES += ("model config", "tokenizer", "prompts", "chats", "safetensors")
+NAMES += ("worlds",)
 
 
 @pytest.fixture(scope="module")
