@@ -26,6 +26,7 @@ from types import SimpleNamespace
 import dsim
 from dsim.__main__ import main
 from dsim.planner.scenario import Scenario
+from dsim.report.run import read_run
 from dsim.traces.fetch import RELEASES, Release
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
@@ -381,6 +382,37 @@ def serving(folder: Path, number: signal.Signals) -> str:
             assert hidden(folder) == [], f"left behind: {hidden(folder)}"
             assert (folder / "served" / "run.json").is_file()
     return "stopped"
+
+
+def served_on_a_full_disk(folder: Path) -> str:
+    """Fill a server's disk while it serves: every request is answered, and all of them are in its journal."""
+    child = run((*SERVE, "--speed", "1000", "--max-requests", "500"), folder)
+    said = said_by(child, "stdout")
+    begin = time.monotonic()
+    while not (said.exists() and said.read_text().startswith("Serving")):
+        assert time.monotonic() - begin < 10 * ENDED, "no server began"
+        time.sleep(0.02)
+    port = int(said.read_text().split()[-1].rsplit(":", 1)[1])
+
+    def answered() -> int:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", json.dumps({"prompt": [0], "max_tokens": 400}).encode(),
+            {"content-type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return int(reply.status)
+
+    statuses = {answered() for _ in range(3)}
+    with _filled(folder, 0):
+        statuses |= {answered() for _ in range(9)}
+        os.kill(child, signal.SIGTERM)
+        code, told = ended(child)
+    assert (statuses, code, "Traceback" in told) == ({200}, 1, False), (statuses, code, told)
+    assert told.count("the journal records no more steps, serving goes on") == 1, told
+    run_there = read_run(folder / "served")
+    assert run_there.requests("ar")["status"].tolist() == [0] * 12
+    assert 0 < run_there.num_steps < run_there.info["policies"][0]["num_decode_steps"]
+    return "kept"
 
 
 def two_at_once(writer: Writer, folder: Path) -> str:
