@@ -401,7 +401,7 @@ def overtake() -> None:
     for n in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128):
         requests = alike(4 * n, 1024, 1024)
         cells = [str(n), f"{loop(ar, f'vllm-ar:{n}', n, requests).throughput:,.0f}"]
-        for workload in ("mixed", "prose"):
+        for workload in ("evaluation", "prose"):
             cells += [
                 f"{loop(FP8, f'vllm-diffusion:{most}', n, requests, workload).throughput:,.0f}" for most in (8, 30)
             ]
