@@ -129,7 +129,7 @@ def profile_command(
 def _fit_log(path: Path, client: Path | None, output: Path, beside: Path, force: bool) -> "Profile":
     """Fit a step log, and the front end to a client's file beside it, and write the profile and its page."""
     from ..profiler.profile import save
-    from ..profiler.steplog import profile_of_log, read_log
+    from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
     from ..report.profile_page import write_page
 
     log, frontend = read_log(path), 0.0
@@ -139,6 +139,7 @@ def _fit_log(path: Path, client: Path | None, output: Path, beside: Path, force:
 
         frontend, _ = frontend_of(log, read_client(client))
     profile = profile_of_log(log, printable(output.stem), str(path), frontend)
+    Screen().warn([f"{path}: {why}" for why in filter(None, [of_random_tokens(log)])])
     save(profile, output, force)
     key = log.header.workload, log.header.threshold
     write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {}, options.command())
@@ -186,9 +187,10 @@ def profiles_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """List the shipped profiles."""
-    from ..profiler.profile import shipped
+    from ..profiler.known import default_said
+    from ..profiler.profile import load, shipped
 
-    held = shipped()
+    held = {name: f"{about}; {default_said(load(name))}" for name, about in shipped().items()}
     if json:
         print_json(held, indent=2)
         return

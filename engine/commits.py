@@ -9,13 +9,14 @@ greatest commits (at least one commit whenever a mask is computed; LMDeploy's lo
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
-from .draw import REQUEST_DRAW, Draws, accept_plan, draw_plan, law_plan, scheduled_plan
+from .draw import CELLS, CELLS_PER_STD, REQUEST_DRAW, Draws, accept_plan, draw_plan, law_plan, scheduled_plan
 from .errors import ProfileError
 from .step import StepPlan
 from .unmasking import linear_quotas
@@ -131,6 +132,9 @@ class CanvasLaw:
 
     round(median * request * canvas * drift ** index), from `least` to `most`: factors of the request and of each canvas
     are log-normal, `index` counts a request's canvases from 0 (production-dllm-serving.md 1.2, 1.3).
+
+    A law with a histogram takes the forwards at the normal quantile of request + canvas + by_canvas[index] instead,
+    where the first two are normal with the spreads below: 1 in all, where canvases are to have the histogram's shares.
     """
 
     workload: str
@@ -142,6 +146,26 @@ class CanvasLaw:
     least: int = 2
     most: int = 48
     source: str = ""
+    engine: str = ""  # that the canvases were counted on; empty: on none
+    histogram: tuple[tuple[int, float], ...] = ()  # most forwards of each bucket, rising to `most`, and its share
+    by_canvas: tuple[float, ...] = ()  # standard deviations: a request's first canvas, its next ..., all later ones
+
+    def forwards(self) -> npt.NDArray[np.float64]:
+        """[CELLS] Forwards of a histogram's canvas, by its normal quantile (draw.py). A bucket's are equally likely."""
+        return _forwards(self.histogram, self.least)
+
+
+@lru_cache(maxsize=64)
+def _forwards(histogram: tuple[tuple[int, float], ...], least: int) -> npt.NDArray[np.float64]:
+    most, shares = np.array(histogram, np.float64).T
+    upto = np.cumsum(shares) / shares.sum()
+    fewest, before = np.append(least - 1, most[:-1]), np.append(0.0, upto[:-1])
+    normal = NormalDist()
+    at = np.array([normal.cdf((cell + 0.5) / CELLS_PER_STD - CELLS / CELLS_PER_STD / 2) for cell in range(CELLS)])
+    bucket = np.searchsorted(upto, at, side="right").clip(max=len(most) - 1)
+    within = (at - before[bucket]) / (upto[bucket] - before[bucket])
+    found: npt.NDArray[np.float64] = fewest[bucket] + np.ceil(within * (most - fewest)[bucket]).clip(min=1)
+    return found
 
 
 class ScheduledCommits:
@@ -176,12 +200,15 @@ class LawDraws:
     ) -> None:  # fmt: skip
         d = self.arrays = _draws(num_requests, 1, 1)
         pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
-        d.requests["factor"] = np.exp(law.request_spread * _QUANTILES)[pick]
-        d.factors[0] = np.exp(law.canvas_spread * _QUANTILES)
+        own, canvas = law.request_spread * _QUANTILES[pick], law.canvas_spread * _QUANTILES
+        d.requests["factor"] = own if law.histogram else np.exp(own)
+        d.factors[0] = canvas if law.histogram else np.exp(canvas)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         d.requests["most"] = law.most if cap is None else np.minimum(law.most, cap)
         d.requests["canvas_length"] = canvas_length
         d.law[:] = law.median, law.drift, law.least
+        if law.histogram:
+            self.arrays = d._replace(law=np.append(d.law, law.forwards()), stage=np.array(law.by_canvas or (0.0,)))
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit, [rows, width]."""

@@ -10,6 +10,7 @@ from .state import MASKED, ROWS
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
+CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, five standard deviations either way
 
 REQUEST_DRAW = np.dtype(
     [
@@ -28,12 +29,12 @@ class Draws(NamedTuple):
     requests: Any  # [requests] REQUEST_DRAW
     streams: Any  # [4] uint64: a key each for what is drawn
     odds: Any  # [width] at distance d from the frontier; of drafts, the probability that each is accepted
-    stage: Any  # [block_length + 1] by committed positions of the block
+    stage: Any  # [block_length + 1] by committed positions of the block; of a histogram, CanvasLaw.by_canvas
     factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
     deltas: Any  # [5] ImportanceDeltas
     schedule: Any  # [steps] int64: masks that each step of a block commits
     sub_block: Any  # [1] int64: positions of a block's parts, of which the first with a mask commits alone
-    law: Any  # [3] CanvasLaw: median, drift, least
+    law: Any  # [3] CanvasLaw: median, drift, least; of a histogram [3 + CELLS], with its forwards
 
 
 @rule
@@ -141,6 +142,10 @@ def accept_plan(window: Any, start: Any, requests: Any, d: Any) -> Any:
 def steps_of_law(d: Any, request: Any, index: Any) -> Any:
     """Forwards until a request's block of that index, from 0, is committed (commits.CanvasLaw)."""
     drawn, own = draw64(key64(d.streams[OF_BLOCKS], request), index, 0), d.requests[request]
+    if len(d.law) > 3:
+        at = own.factor + d.factors[BLOCK_FACTORS, pick64(drawn)] + d.stage[min(index, len(d.stage) - 1)]
+        cell = min(max(int(np.floor(at * CELLS_PER_STD)) + CELLS // 2, 0), CELLS - 1)
+        return int(min(d.law[3 + cell], own.most))
     steps = d.law[0] * own.factor * d.factors[BLOCK_FACTORS, pick64(drawn)]
     for _ in range(index):
         steps *= d.law[1]

@@ -77,6 +77,15 @@ class Part:
         return {}
 
 
+class OnDevice(typing.Protocol):
+    """A GPU, as an engine's defaults see it."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def compute_capability(self) -> str: ...  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: nobody says
+
+
 class Scheduler(Part):
     """When requests join and leave the batch. Those of block-diffusion models have a limit on a prefill's tokens."""
 
@@ -103,8 +112,8 @@ class Scheduler(Part):
         """Positions of a request of such lengths that a step has pages for at most, beside the text before them."""
         return prompt + output
 
-    def batch_on(self, device: str, usual: int, block_length: int) -> int:
-        """Sequences running on a device of that name where max_batch is not given; usual: what LMDeploy has there."""
+    def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
+        """Sequences running on such a device where max_batch is not given; usual: what LMDeploy has there."""
         # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
         return min(usual, max(1, self.max_prefill_tokens // block_length))
 

@@ -154,7 +154,7 @@ def _rows_setting(policy: Policy, profile: Profile, limits: Limits) -> str:
         return f"max_batch={limits.max_batch}"
     if limits.max_batch == profile.default_max_batch:
         return f"max_batch={limits.max_batch}, the profile's default"
-    usual = batching.batch_on(profile.device.name, profile.default_max_batch, policy.block_length)
+    usual = batching.batch_on(profile.device, profile.default_max_batch, policy.block_length)
     if limits.max_batch < usual:
         row = gb(memory_of(policy, profile.memory).workspace_bytes)
         return f"max_batch={limits.max_batch}: {usual} rows of {row} would take more than half of the memory"

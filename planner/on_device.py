@@ -73,7 +73,7 @@ def on_device(
     policy = scenario.parsed_policy()
     check_live(scenario, loaded, profile, commits)
     check_canvases(requests, policy, config.name)
-    memory, device = loaded.memory, loaded.device.name
+    memory, device = loaded.memory, loaded.device
     limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
     check_fit(requests, limits, policy)
     if scenario.eos:  # the weights say where an answer ends before its limit
@@ -145,7 +145,7 @@ def agreement(
     def answered(spec: str) -> list[live.Answer]:
         if spec not in known:
             policy = parse(spec, scenarios[0].allow_code)
-            limits = limits_on(policy, loaded.memory, loaded.device.name, config)
+            limits = limits_on(policy, loaded.memory, loaded.device, config)
             known[spec] = live.answers(loaded.model, policy, limits, each, ask, latency, seed)
             on_progress(len(known))
         return known[spec]

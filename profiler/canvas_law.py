@@ -1,4 +1,4 @@
-"""A law of forwards a canvas, or an edited block, moved to another mean."""
+"""A law of forwards a canvas, or an edited block: its mean, and the same law moved to another mean."""
 
 import math
 from dataclasses import replace
@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from ..engine.commits import CanvasLaw
+from ..engine.draw import CELLS, CELLS_PER_STD
 from .calibrate import bisected
 from .profile import digits
 
@@ -17,14 +18,30 @@ QUANTILES = ndtri((np.arange(200) + 0.5) / 200)
 
 @lru_cache(maxsize=512)
 def mean_forwards(law: CanvasLaw) -> float:
-    """The mean of requests' first canvases."""
-    steps = law.median * np.exp(law.request_spread * QUANTILES[:, None] + law.canvas_spread * QUANTILES)
-    return float(np.floor(steps + 0.5).clip(law.least, law.most).mean())
+    """The mean of requests' first canvases; of a histogram's, which says what it is of later ones, of those."""
+    at = law.request_spread * QUANTILES[:, None] + law.canvas_spread * QUANTILES
+    if law.histogram:
+        return mean_at(law, law.by_canvas[-1] if law.by_canvas else 0.0)
+    return float(np.floor(law.median * np.exp(at) + 0.5).clip(law.least, law.most).mean())
+
+
+def mean_at(law: CanvasLaw, moved: float) -> float:
+    """The mean of a histogram's canvases that are moved by so many standard deviations."""
+    at = law.request_spread * QUANTILES[:, None] + law.canvas_spread * QUANTILES + moved
+    cells = np.floor(at * CELLS_PER_STD).astype(np.int64) + CELLS // 2
+    return float(law.forwards()[cells.clip(0, CELLS - 1)].mean())
 
 
 @lru_cache(maxsize=512)
 def with_mean(law: CanvasLaw, forwards: float) -> CanvasLaw:
-    """The law with the median that gives its first canvases that mean, from its `least` to its `most`."""
+    """The law with the median that gives its first canvases that mean, from its `least` to its `most`.
+
+    A histogram's canvases are all moved alike.
+    """
+    if law.histogram:
+        own = law.by_canvas or (0.0,)
+        _, high = bisected(lambda by: mean_at(law, own[-1] + by) < forwards, -REACH, REACH, 30)
+        return replace(law, by_canvas=tuple(digits(by + high, 5) for by in own))
     middle = math.log(forwards)
     _, high = bisected(
         lambda x: mean_forwards(replace(law, median=math.exp(x))) < forwards, middle - REACH, middle + REACH, 30

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .calibrate import SPREAD_SOURCE
 from .fit import key_times
 from .hardware import gpu
 from .known import drafted
@@ -191,5 +192,14 @@ def engine_profiles() -> list[Profile]:
     ]  # fmt: skip
     # Its own speculation is autoregressive.
     return [
-        replace(p, family="autoregressive", commits=(), focus=None) if p.model.name == "SDAR-8B" else p for p in found
+        replace(
+            p,
+            family="autoregressive",
+            commits=(),
+            focus=None,
+            provenance=replace(p.provenance, sources=tuple(s for s in p.provenance.sources if s != SPREAD_SOURCE)),
+        )
+        if p.model.name == "SDAR-8B"
+        else p
+        for p in found
     ]

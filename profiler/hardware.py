@@ -11,7 +11,7 @@ MI300X is taken to reach half of its peak. Bandwidth: 0.8 of the data sheet, 0.8
 read LLaDA-8B). Links: 0.7.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +40,38 @@ class Gpu:
     matmul_efficiency: float
     bandwidth_efficiency: float
     source: str = ""  # of the figures
+    compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: nobody says
 
 
 _NVLINK, _PCIE = 10e-6, 30e-6  # s
+_A100 = "NVIDIA A100 {}GB SXM data sheet"
 _ADA = "NVIDIA Ada GPU Architecture white paper"
 
 _GPUS = (
-    #    name             FLOP/s     bytes/s   memory        link B/s  latency  matmul  bandwidth
-    Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80, "NVIDIA A100 80GB SXM data sheet"),
-    Gpu("A100-40GB", 312.0e12, 1.555e12, 40 * GB, 300e9, _NVLINK, 0.75, 0.80, "NVIDIA A100 40GB SXM data sheet"),
-    Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet"),
-    Gpu("H100-PCIe", 756.0e12, 2.000e12, 80 * GB, 63e9, _PCIE, 0.65, 0.80, "NVIDIA H100 PCIe data sheet"),
-    Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H200 SXM data sheet"),
-    Gpu("H20", 148.0e12, 4.000e12, 97871 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H20 data sheet"),
-    Gpu("B200", 2250.0e12, 8.000e12, 180 * GB, 900e9, _NVLINK, 0.65, 0.80, "NVIDIA HGX B200 data sheet (1000 W)"),
-    Gpu("MI300X", 1307.4e12, 5.300e12, 192 * GB, 448e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI300X data sheet"),
-    Gpu("L4", 121.0e12, 0.300e12, 24 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L4 data sheet, half of it with sparsity"),
-    Gpu("L40S", 362.1e12, 0.864e12, 46068 * MIB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L40S data sheet"),
-    Gpu("A10", 125.0e12, 0.600e12, 24 * GB, 31.5e9, _PCIE, 0.75, 0.80, "NVIDIA A10 data sheet"),
-    Gpu("RTX4090", 165.2e12, 1.008e12, 24564 * MIB, 31.5e9, _PCIE, 0.80, 0.85, _ADA),
+    #    name             FLOP/s     bytes/s   memory        link B/s  latency  matmul  bandwidth, compute capability
+    Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(80), "8.0"),
+    Gpu("A100-40GB", 312.0e12, 1.555e12, 40 * GB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(40), "8.0"),
+    Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet", "9.0"),
+    Gpu("H100-PCIe", 756.0e12, 2.000e12, 80 * GB, 63e9, _PCIE, 0.65, 0.80, "NVIDIA H100 PCIe data sheet", "9.0"),
+    Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H200 SXM data sheet", "9.0"),
+    Gpu("H20", 148.0e12, 4.000e12, 97871 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H20 data sheet", "9.0"),
+    Gpu(
+        "B200", 2250.0e12, 8.000e12, 180 * GB, 900e9, _NVLINK, 0.65, 0.80, "NVIDIA HGX B200 data sheet (1000 W)",
+        "10.0",
+    ),
+    Gpu(
+        "MI300X", 1307.4e12, 5.300e12, 192 * GB, 448e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI300X data sheet", "gfx942"
+    ),
+    Gpu(
+        "L4", 121.0e12, 0.300e12, 24 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L4 data sheet, half of it with sparsity",
+        "8.9",
+    ),
+    Gpu("L40S", 362.1e12, 0.864e12, 46068 * MIB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L40S data sheet", "8.9"),
+    Gpu("A10", 125.0e12, 0.600e12, 24 * GB, 31.5e9, _PCIE, 0.75, 0.80, "NVIDIA A10 data sheet", "8.6"),
+    Gpu("RTX4090", 165.2e12, 1.008e12, 24564 * MIB, 31.5e9, _PCIE, 0.80, 0.85, _ADA, "8.9"),
     Gpu(
         "RTX4090-48GB", 165.2e12, 1.008e12, 49140 * MIB, 31.5e9, _PCIE, 0.80, 0.85,
-        f"{_ADA}; a modified card, used by Sparse-dLLM",
+        f"{_ADA}; a modified card, used by Sparse-dLLM", "8.9",
     ),
 )  # fmt: skip
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _GPUS}
@@ -77,6 +87,7 @@ KEYS: dict[str, tuple[str, float]] = {
     "matmul_efficiency": ("matmul_efficiency", 1.0),
     "bandwidth_efficiency": ("bandwidth_efficiency", 1.0),
 }
+SAME = 0.05  # relative: figures of data sheets are rounded
 ASSUMED = {"link_gb_s": 31.5, "link_latency_us": 30.0, "matmul_efficiency": 0.65, "bandwidth_efficiency": 0.8}
 
 
@@ -96,9 +107,12 @@ def gpu(name: str) -> Gpu:
 
 
 def read_gpu(path: str | Path) -> Gpu:
-    """A GPU from a TOML file: `name`, `source` and the keys of KEYS, of which those in ASSUMED may be left out."""
+    """A GPU from a TOML file: `name`, `source` and the keys of KEYS, of which those in ASSUMED may be left out.
+
+    One that says no `compute_capability` has that of the known GPU with the same peak, bandwidth and memory.
+    """
     given = read_toml(path, kind=ProfileError)
-    known = ["name", "source", *KEYS]
+    known = ["name", "source", "compute_capability", *KEYS]
     for key in given:
         if key not in known:
             hint = did_you_mean(key, known)
@@ -106,10 +120,17 @@ def read_gpu(path: str | Path) -> Gpu:
     for key in ("name", "source"):
         if not isinstance(given.get(key), str) or not given[key].strip():
             raise ProfileError(f"{path}: {key} is {quoted(given.get(key))}, expected text")
+    kind = given.get("compute_capability", "")
+    if isinstance(kind, bool) or not isinstance(kind, str | float):
+        raise ProfileError(f"{path}: compute_capability is {quoted(kind)}, expected text such as 9.0 or gfx942")
     figures = {ours: _figure(path, key, given.get(key, ASSUMED.get(key))) * unit for key, (ours, unit) in KEYS.items()}
     memory = round(figures.pop("memory_bytes"))
     # The name stands in messages and in names of files.
-    return Gpu(name=cut(given["name"].strip()), memory_bytes=memory, source=given["source"].strip(), **figures)
+    found = Gpu(
+        name=cut(given["name"].strip()), memory_bytes=memory, source=given["source"].strip(),
+        compute_capability=str(kind).strip(), **figures,
+    )  # fmt: skip
+    return found if found.compute_capability else replace(found, compute_capability=_like(found))
 
 
 def _figure(path: str | Path, key: str, value: Any) -> float:
@@ -122,11 +143,25 @@ def _figure(path: str | Path, key: str, value: Any) -> float:
     return float(value)
 
 
-def default_max_batch(device: str) -> int:
-    """LMDeploy's default for a GPU of that name (lmdeploy/utils.py)."""
+def _like(sheet: Gpu) -> str:
+    """The compute capability of the known GPU whose figures a data sheet has; empty where none is so near."""
+    for known in _GPUS:
+        pairs = ((getattr(sheet, name), getattr(known, name)) for name in ("peak", "bandwidth", "memory_bytes"))
+        if all(abs(given / own - 1.0) <= SAME for given, own in pairs):
+            return known.compute_capability
+    return ""
+
+
+def default_max_batch(compute_capability: str) -> int:
+    """LMDeploy's default on a GPU (lmdeploy/utils.py), which goes by its names: A100 and A800, then Hopper's."""
+    return {"8.0": 384, "9.0": 1024}.get(compute_capability, 128)
+
+
+def capability_of_name(device: str) -> str:
+    """The compute capability of a GPU by its name: all that profiles before version 8 say of it."""
     name = device.upper()
     if "A100" in name or "A800" in name:
-        return 384
-    if any(known in name for known in ("H100", "H800", "H200", "L20Y")):
-        return 1024
-    return 128
+        return "8.0"
+    if any(known in name for known in ("H100", "H800", "H200", "H20", "L20Y")):
+        return "9.0"
+    return next((gpu.compute_capability for gpu in _GPUS if gpu.name == device), "")

@@ -28,6 +28,16 @@ def calibrated_under(profile: Profile) -> Under | None:
     return Under(float(tokens), str(workload), None if threshold is None else float(threshold))
 
 
+def default_said(profile: Profile) -> str:
+    """What a run of the profile yields that names no workload, and whether its step times were taken so too."""
+    if not profile.workloads:
+        return "no workload"
+    own, under = profile.workloads[0], calibrated_under(profile)
+    if under is not None:
+        return f"workload {own}, " + ("as its step times" if under.workload == own else f"step times under {under}")
+    return f"workload {own}, step times under " + ("unknown ones" if profile.is_estimate else "those measured")
+
+
 def drafted(acceptances: Sequence[float]) -> str:
     """The workload of an autoregressive run: how likely each token of a step is, those before it being."""
     drafts = acceptances[1:]
@@ -37,11 +47,12 @@ def drafted(acceptances: Sequence[float]) -> str:
 def unknown_host(profile: Profile) -> tuple[str, ...]:
     """Host terms of a profile that are 0 because nobody could tell them, and that no other constant holds.
 
-    Both of an estimate; of a fit host_request, where steps did not tell it. A host_step that a fit could not tell is in
-    the time of its smallest step: every measured latency has it.
+    Both of a data sheet's estimate; of a fit host_request, where steps did not tell it. A host_step that a fit could
+    not tell is in the time of its smallest step: every measured latency has it. A calibrated profile's steps were read
+    off whole forwards or runs: they have what the host took.
     """
     zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
     return tuple(
         name for name in zero
-        if profile.is_estimate or (name == "host_request" and name in profile.fit.unidentified)
+        if profile.origin == "roofline" or (name == "host_request" and name in profile.fit.unidentified)
     )  # fmt: skip

@@ -196,7 +196,8 @@ def describe(device: str) -> Device:
     """The device as a profile names it."""
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(device)
-        return Device(properties.name, 1, properties.total_memory)
+        kind = properties.gcnArchName if torch.version.hip else f"{properties.major}.{properties.minor}"
+        return Device(properties.name, 1, properties.total_memory, kind.partition(":")[0])
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(f"CPU {processor()}, {torch.get_num_threads()} threads", 1, memory)
 
@@ -271,7 +272,7 @@ def measure_steps(
     """
     config = loaded.model.config
     block = config.block_length
-    batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else 32)
+    batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
     context = min(max_context or config.context_limit, config.context_limit) - 3 * block
     tokens = min(8192, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
@@ -322,7 +323,7 @@ def serve_journal(
     block = config.block_length
     chance = np.random.default_rng([seed, 1])
     most = min(max_context or config.context_limit, config.context_limit)
-    batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else 32)
+    batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
     most_running = {"max_batch": batch}
     policies = [every_step(most_running, Autoregressive())]
     if block > 1:

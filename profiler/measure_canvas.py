@@ -73,7 +73,7 @@ def profile_canvas(
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
     settings, shape = loaded.settings, shape_of_canvas(config)
-    batch = max_batch or (default_max_batch(loaded.device.name) if loaded.on_gpu else LOGGED_BATCH)
+    batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else LOGGED_BATCH)
     context = min(max_context or config.context_limit, config.context_limit)
     for_steps = STEPS_SHARE * budget
     told = on_progress or (lambda what, share: None)
@@ -105,7 +105,8 @@ def profile_canvas(
         counted = count_steps(loaded, ask, share, context, seed)
         law, why = fit_canvas_law(
             counted, workload=workload, canvas_length=config.canvas_length, late=False,
-            source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases",
+            source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases"
+            + ("; they drive canvases to their cap, which says nothing of text (--prompts)" if file is None else ""),
         )  # fmt: skip
         fit = replace(fit, doubts=(*fit.doubts, *(f"{workload}: {line}" for line in why)))
         profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))

@@ -15,11 +15,11 @@ from ..engine.latency import CacheOverhead, LatencyModel
 from ..files.read import cut, cut_words
 from ..files.write import check_file, write_whole
 from .checked import AllLimits, Section, names, read_json, write_json
-from .hardware import default_max_batch
+from .hardware import capability_of_name, default_max_batch
 from .models import Experts, ModelShape, Windowed
 
 SCHEMA = "dsim-profile"
-VERSION = 7
+VERSION = 8
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 REGIMES = ("memory-bound", "transition", "compute-bound")
@@ -37,6 +37,7 @@ class Device:
     name: str
     count: int
     memory_bytes: int  # of one
+    compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: nobody says
 
 
 @dataclass(frozen=True)
@@ -226,16 +227,21 @@ class Profile:
         fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
         return next(fits, None)
 
-    def canvas_law(self, workload: str | None, canvas_length: int) -> CanvasLaw:
-        """The law of steps a canvas for a run, or a ProfileError that lists what the profile holds."""
+    def canvas_law(self, workload: str | None, canvas_length: int, cap: int | None = None) -> CanvasLaw:
+        """The law of steps a canvas for a run, or a ProfileError that lists what the profile holds.
+
+        Of several for a workload, one that was counted on this profile's engine goes before others, and then one whose
+        canvases might take as many steps as the run allows, its `cap`.
+        """
         if not self.canvas_laws:
             raise ProfileError(
                 f"profile {self.name} holds no law of steps a canvas (canvas_laws is empty): expected one that does"
             )
         wanted = workload or self.canvas_laws[0].workload
-        for law in self.canvas_laws:
-            if (law.workload, law.canvas_length) == (wanted, canvas_length):
-                return law
+        found = [law for law in self.canvas_laws if (law.workload, law.canvas_length) == (wanted, canvas_length)]
+        found = [law for law in found if law.engine and law.engine in self.implementation] or found
+        if found:
+            return min(found, key=lambda law: 0 if cap is None else (law.most < cap) * 10**9 + abs(law.most - cap))
         held = ", ".join(f"{law.workload} of {law.canvas_length}" for law in self.canvas_laws)
         raise ProfileError(
             f"profile {self.name} holds laws of steps a canvas for {held}; this run asks for {wanted} of "
@@ -244,7 +250,7 @@ class Profile:
 
     @property
     def default_max_batch(self) -> int:
-        return default_max_batch(self.device.name)
+        return default_max_batch(self.device.compute_capability)
 
     def commit_model(
         self, workload: str | None, block_length: int, threshold: float, temperature: float | None = None
@@ -280,6 +286,7 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
         },
     },
     6: {"latency": {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}},
+    8: {"canvas_laws": {"engine": "", "histogram": [], "by_canvas": []}},
 }  # fmt: skip
 OF_MODEL = ("layers", "window")  # of a latency model's fields, those that its model says
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
@@ -304,7 +311,10 @@ LIMITS: AllLimits = {
     CommitFit: {
         "block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,), "padding_share": SHARE,
     },
-    CanvasLaw: {"canvas_length": (1,), "median": (1,), "drift": (0.01, 100.0), "least": (1,), "most": (1,)},
+    CanvasLaw: {
+        "canvas_length": (1,), "median": (1,), "drift": (0.01, 100.0), "least": (1,), "most": (1,),
+        "by_canvas": (-10.0, 10.0),
+    },
     ImportanceDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},
 }  # fmt: skip
 
@@ -370,6 +380,9 @@ def from_json(data: object, path: str) -> Profile:
         data = data | {"latency": renamed}
     if version <= 6:
         data = _of_version_6(data, path)
+    if version <= 7 and isinstance(data.get("device"), dict):
+        kind = capability_of_name(str(data["device"].get("name")))
+        data = _with(data, {"device": {"compute_capability": kind}})
     data = _with(data, {"latency": OPTIONAL})
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
@@ -381,6 +394,7 @@ def from_json(data: object, path: str) -> Profile:
         latency=_latency(latency),
         fit=_fit(latency),
         commits=tuple(_commits(s) for s in top.sections("commits", names(CommitModel))),
+        canvas_laws=tuple(_canvas_law(s) for s in top.sections("canvas_laws", names(CanvasLaw))),
     )
 
 
@@ -491,6 +505,19 @@ def _commits(s: Section) -> CommitModel:
     return s.read(
         CommitModel, LIMITS, block_length=block_length, pass_probability=chances, request_quantiles=tuple(effects)
     )
+
+
+def _canvas_law(s: Section) -> CanvasLaw:
+    buckets: list[tuple[int, float]] = []
+    for i, pair in enumerate(s.items("histogram")):
+        name = f"histogram[{i}]"
+        last, share = s.part({name: pair}).items(name, length=2)
+        part = s.part({f"{name}[0]": last, f"{name}[1]": share})
+        low = buckets[-1][0] + 1 if buckets else s.integer("least", 1)
+        buckets.append((part.integer(f"{name}[0]", low), part.number(f"{name}[1]", 1e-9)))
+    if buckets and buckets[-1][0] != s.integer("most", 1):
+        raise s.error("most", s.integer("most", 1), f"the most of the last bucket, {buckets[-1][0]}")
+    return s.read(CanvasLaw, LIMITS, histogram=tuple(buckets))
 
 
 def _plain(value: object) -> object:

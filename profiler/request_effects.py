@@ -74,7 +74,7 @@ def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
     """
 
     def tail(spread: float) -> float:
-        return _tail(_same_mean(model, replace(model, request_spread=spread, request_quantiles=())))
+        return _tail(same_mean(model, replace(model, request_spread=spread, request_quantiles=())))
 
     low, high = 0.0, 4.0
     if not tail(low) <= p90_over_p50 <= tail(high):
@@ -82,7 +82,7 @@ def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
             f"p90 over p50 is {p90_over_p50:g}, expected {tail(low):.3g} (requests that are alike) to {tail(high):.3g}"
         )
     low, high = bisected(lambda spread: tail(spread) < p90_over_p50, low, high, 9)
-    return _same_mean(model, replace(model, request_spread=digits((low + high) / 2, 3), request_quantiles=()))
+    return same_mean(model, replace(model, request_spread=digits((low + high) / 2, 3), request_quantiles=()))
 
 
 def mixture(model: CommitModel, means: list[float], shares: list[float]) -> CommitModel:
@@ -129,7 +129,7 @@ def mean_yield(model: CommitModel) -> float:
     )[0]  # fmt: skip
 
 
-def _same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
+def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
     """`other`, moved so that its mean yield is the model's."""
     return shifted(other, _offset(other, mean_yield(model)))
 

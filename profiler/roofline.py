@@ -10,7 +10,7 @@ from .. import __version__
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
-from .calibrate import bisected
+from .calibrate import SPREAD_SOURCE, bisected
 from .hardware import (
     ATTENTION_EFFICIENCY,
     DENSE_EFFICIENCY,
@@ -79,6 +79,7 @@ def roofline(
     if kind == "full-sequence":
         bandwidth = tp * gpu.bandwidth * gpu.bandwidth_efficiency
         latency = replace(latency, cache_overhead=cache_overhead(model, bandwidth, launched=not graphs))
+    commits = yields or published_commits(model.name)
     how = "captured graphs" if graphs else "eager LMDeploy"
     where = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
     return Profile(
@@ -87,15 +88,15 @@ def roofline(
         origin="roofline",
         family=kind,
         implementation=f"roofline with {how}",
-        device=Device(gpu.name, tp, gpu.memory_bytes),
+        device=Device(gpu.name, tp, gpu.memory_bytes, gpu.compute_capability),
         model=model,
         latency=latency,
         fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
         memory=memory_model(gpu, model, tp),
-        commits=yields or published_commits(model.name),
+        commits=commits,
         canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
         focus=FOCUS_DELTAS if kind == "block-diffusion" else None,
-        provenance=Provenance((sheet, shape), date, __version__),
+        provenance=Provenance((sheet, shape, *((SPREAD_SOURCE,) if commits and not yields else ())), date, __version__),
     )
 
 

@@ -16,8 +16,9 @@ from ..files.read import cut, json_of, parsing, read_lines, shown
 from .checked import Section
 from .commit_log import CommitLog
 from .fit import fit_latency, predict
-from .fit_canvas import fit_canvas_law
+from .fit_canvas import FEW, fit_canvas_law
 from .fit_commits import at_fixed_length, fit_commits
+from .hardware import capability_of_name
 from .logged import Logged, LoggedSteps, Requests
 from .models import ModelShape, model
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
@@ -25,6 +26,7 @@ from .samples import Bools, Ints, Samples, samples
 
 SCHEMA = "dsim-steplog"
 VERSIONS = (1, 2, 3)
+AT_THE_CAP = 0.95  # of the canvases: as many say that the prompts were no text
 KINDS = ("step", "request", "sequence", "finish")
 # What a line may leave out, and what it then means; None: worked out from the others, or not known.
 HEADER: dict[str, Any] = {
@@ -128,13 +130,14 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     commits: list[CommitModel] = []
     fits: list[CommitFit] = []
     laws: list[CanvasLaw] = []
+    warned = tuple(filter(None, [of_random_tokens(log)]))
     try:
         latency, fit = fit_latency(log.steps)
         if (late := _late(h)) is not None and len(log.requests.canvases.request):
             law, doubts = fit_canvas_law(
                 log.requests.canvases, workload=h.workload, canvas_length=h.block_length, late=late, source=source
             )
-            laws = [law]
+            laws = [replace(law, source="; ".join((law.source, *warned)))]
             fit = replace(fit, doubts=(*fit.doubts, *doubts), valid=fit.valid and not doubts)
         if len(log.commits):
             found, judged = fit_commits(
@@ -154,7 +157,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
         origin="calibrated" if h.synthetic else "measured",
         family="canvas" if laws else "block-diffusion" if h.block_length > 1 else "autoregressive",
         implementation=h.engine,
-        device=Device(h.device, h.num_devices, h.memory_bytes),
+        device=Device(h.device, h.num_devices, h.memory_bytes, capability_of_name(h.device)),
         model=h.model,
         latency=latency,
         fit=fit,
@@ -168,7 +171,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
         ),
         commits=tuple(commits),
         provenance=Provenance(
-            sources=(source,),
+            sources=(source, *warned),
             date=h.date,
             tool_version=__version__,
             torch=h.torch,
@@ -184,6 +187,24 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
         canvas_laws=tuple(laws),
         frontend=digits(frontend),
     )  # fmt: skip
+
+
+def of_random_tokens(log: StepLog) -> str:
+    """A warning where a log's prompts were random tokens, or its canvases look so; empty where nothing says it.
+
+    Random tokens drive every canvas to its cap, so that they tell a diffusion model's yield on no text
+    (changes-2026-11.md 1).
+    """
+    prompts = log.header.prompts or log.header.workload
+    if log.header.block_length > 1 and "random" in prompts.lower():
+        return f"its prompts are {prompts}: what they yield says nothing of text"
+    steps = log.requests.canvases.num_steps - log.requests.canvases.flushed
+    if _late(log.header) is None or len(steps) < FEW or (steps == steps.max()).mean() < AT_THE_CAP:
+        return ""
+    return (
+        f"{(steps == steps.max()).mean():.0%} of {len(steps)} canvases took {steps.max()} forwards, the most: prompts "
+        "of random tokens or a fixed number of steps do that, and neither says what text yields"
+    )
 
 
 def _late(header: Header) -> bool | None:

@@ -18,7 +18,7 @@ from ..engine.latency import LatencyModel
 from .canvas_law import mean_forwards, with_mean
 from .known import unknown_host
 from .profile import CommitFit, Profile
-from .request_effects import mean_yield, scaled, shifted
+from .request_effects import mean_yield, same_mean, scaled, shifted
 
 DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host time a step", "host time a request"
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
@@ -64,8 +64,8 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     if isinstance(model, CanvasLaw):
         if model.request_spread or model.canvas_spread:  # otherwise the number of forwards is given
             found.append(Cause(YIELD, f"±{100 * PUBLISHED_YIELD:g} %, assumed: a law states no error", True))
-            widest = 2 * model.request_spread
-            found.append(Cause(SPREAD, f"unknown: 0 to {widest:.2g} of the logarithm of a block's forwards", True))
+            of = "standard deviations of a canvas" if model.histogram else "of the logarithm of a block's forwards"
+            found.append(Cause(SPREAD, f"unknown: 0 to {2 * model.request_spread:.2g} {of}", True))
     elif model is not None:
         of_fit = _fit_of(profile, model)
         if of_fit is None:
@@ -145,9 +145,7 @@ def _varied_commits(
     if spread is not None:
         width = model.request_spread
         new = 2 * width * float(ndtr(spread)) if errors is None else max(0.0, width + errors[1] * spread)
-        wider = scaled(model, new)
-        # A wider spread alone would move the mean, too.
-        model = shifted(wider, (mean_yield(model) - mean_yield(wider)) / max(_rise(wider), 1e-6))
+        model = same_mean(model, scaled(model, new))  # a wider spread alone would move the mean, too
     if errors is not None:
         return shifted(model, errors[0] * yield_)
     return shifted(model, PUBLISHED_YIELD * yield_ * mean_yield(model) / max(_rise(model), 1e-6))

@@ -134,7 +134,7 @@ def open_live(
     commits = commits or ("model" if loaded.trained else "twin")
     check_live(scenario, loaded, profile, commits)
     policy, config = scenario.parsed_policy(), loaded.model.config
-    memory, device = loaded.memory, loaded.device.name
+    memory, device = loaded.memory, loaded.device
     limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
     found = draws = None
     if commits == "twin" and profile is not None:

@@ -32,7 +32,7 @@ from ..engine.request import Request
 from ..engine.state import UNFINISHED, Asked
 from ..files.interrupt import asked_to_stop
 from ..profiler.hardware import default_max_batch
-from ..profiler.profile import MemoryModel, Profile
+from ..profiler.profile import Device, MemoryModel, Profile
 from ..traces import Trace
 from ..traces.prefixes import prefixes_of
 from .clock import Clock
@@ -64,7 +64,7 @@ class Result:
 
 def limits_of(policy: Policy, profile: Profile) -> Limits:
     """The limits of one replica of the policy on the profile's device."""
-    limits, memory = limits_on(policy, profile.memory, profile.device.name, profile.model), profile.memory
+    limits, memory = limits_on(policy, profile.memory, profile.device, profile.model), profile.memory
     windowed = profile.model.windowed
     if windowed is None or not memory.window_bytes_per_token or not policy.batching.frees_windows:
         return limits
@@ -82,12 +82,12 @@ class Sized(Protocol):
     def state_tokens(self) -> int: ...
 
 
-def limits_on(policy: Policy, memory: MemoryModel, device: str, model: Sized) -> Limits:
-    """The limits of one replica of the policy and the model in such a memory, on the device of that name."""
+def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
+    """The limits of one replica of the policy and the model in such a memory, on the device."""
     batching, memory = policy.batching, memory_of(policy, memory)
     max_batch = batching.max_batch
     if max_batch is None:
-        usual = batching.batch_on(device, default_max_batch(device), policy.block_length)
+        usual = batching.batch_on(device, default_max_batch(device.compute_capability), policy.block_length)
         max_batch = memory.usual_rows(usual)
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
@@ -148,7 +148,7 @@ def fitted_threshold(policy: Policy, profile: Profile, workload: str | None) -> 
         return wanted
     name = workload or profile.commits[0].workload
     held = {m.threshold for m in profile.commits if m.workload == name}
-    return min(held, key=lambda threshold: (abs(threshold - wanted), -threshold), default=wanted)
+    return min(held, key=lambda threshold: (round(abs(threshold - wanted), 9), -threshold), default=wanted)
 
 
 def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests: Trace | None) -> list[str]:
@@ -201,7 +201,7 @@ def law_of(policy: Policy, profile: Profile, workload: str | None) -> CanvasLaw 
     """
     if policy.autoregressive or policy.unmasking.strategy != "law":
         return None
-    return profile.canvas_law(workload, policy.block_length)
+    return profile.canvas_law(workload, policy.block_length, policy.unmasking.most_steps(policy.block_length))
 
 
 def drawn_from(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | CanvasLaw | None:

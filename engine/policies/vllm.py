@@ -30,7 +30,7 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import Answers, Policy, Preset, Range, Scheduler
+from ..part import Answers, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
 from ..state import (
     DECODE_STEP,
@@ -49,6 +49,8 @@ from .ar import Autoregressive
 from .canvas import BY_LAW, Canvas
 
 SOURCE = "vLLM 0.32.0 (production-dllm-serving.md 2.3)"
+LARGE = 70 * 2**30  # bytes of a GPU on which more sequences run
+A100 = "8.0"  # its compute capability
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class TokenBudget(Scheduler):
     """vLLM v1: running requests first, then waiting ones, each as many tokens as the step's budget has left."""
 
     max_num_seqs: Annotated[
-        int | None, Range(1), "sequences running; none: 1024 on GPUs of 70 GB and more but A100s, else 256"
+        int | None, Range(1), "sequences running; none: 1024 on GPUs of 70 GiB and more but A100s, else 256"
     ] = None
     max_num_batched_tokens: Annotated[int, Range(1), "tokens of a step, prompts' and others' together"] = 8192
     long_prefill_token_threshold: Annotated[
@@ -118,8 +120,8 @@ class TokenBudget(Scheduler):
     def hides_host(self) -> bool:  # type: ignore[override]
         return self.async_scheduling
 
-    def batch_on(self, device: str, usual: int, block_length: int) -> int:
-        large = any(name in device for name in ("H100", "H200", "B200", "GB200", "MI3"))
+    def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
+        large = device.memory_bytes >= LARGE and device.compute_capability != A100  # vllm/engine/arg_utils.py of 0.32.0
         return min(1024 if large else 256, self.max_num_batched_tokens)
 
     def check(self, policy: Policy) -> None:

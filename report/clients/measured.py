@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ... import __version__
 from ...engine.errors import DsimError
 from ...engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, StepTotals
-from ...profiler.steplog import StepLog
+from ...profiler.steplog import StepLog, of_random_tokens
 from ..files import RunWriter
 from ..manifest import Manifest
 from ..metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, stable, summarize
@@ -79,6 +79,8 @@ def measured_run(
     columns, warnings = _columns(log, trace, rows)
     engine = engine or log.steps
     journal = None if engine is None else _engine_side(log, engine, rows, columns)
+    if engine is not None and (why := of_random_tokens(engine)):
+        warnings.append(why)
     unknown = np.isnan(columns["scheduled"]).all()  # nobody says when a prefill began
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])

@@ -63,7 +63,7 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     batching = policy.batching
     max_batch = batching.max_batch
     if max_batch is None:  # as LMDeploy clamps it (block-diffusion.md 1.1)
-        max_batch = batching.batch_on(profile.device.name, profile.default_max_batch, policy.block_length)
+        max_batch = batching.batch_on(profile.device, profile.default_max_batch, policy.block_length)
     budget = batching.max_prefill_tokens
     if policy.memory.num_pages is None:
         budget = profile.memory.fit(policy.memory.page_size, max_batch, budget)[1]

@@ -44,7 +44,10 @@ def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> 
     needed = ["a100-sdar-8b", "a100-llada2-mini", "a100-sdar-8b-graphs", "l40s-llada-8b", "rtx4090-llada-8b"]
     assert set(needed) <= set(shipped())
     for line in ran.out.splitlines():
-        assert line.endswith("(estimated, not measured)") == load(line.split()[0]).is_estimate
+        assert ("(estimated, not measured)" in line) == load(line.split()[0]).is_estimate
+    assert "workload sharegpt-focus, as its step times" in ran.out  # a100-sdar-8b
+    assert "workload evaluation, step times under 5.33 (fixed-48)" in ran.out  # DiffusionGemma
+    assert "workload sharegpt-focus, step times under unknown ones" in ran.out  # data sheets
     assert dsim("profiles", "--json").json == shipped()
 
 

@@ -99,9 +99,11 @@ def test_policies_stand_side_by_side_under_their_specs(trace: str, tmp_path: Pat
     ]
 
 
-def test_the_default_is_optimus_on_the_calibrated_profile_with_sharegpt_yield(trace: str) -> None:
+def test_the_default_is_optimus_on_the_calibrated_profile_with_the_yield_that_it_was_calibrated_under(
+    trace: str,
+) -> None:
     assert policies(trace) == policies(
-        trace, "--policy", "optimus", "--profile", "a100-sdar-8b", "--workload", "sharegpt"
+        trace, "--policy", "optimus", "--profile", "a100-sdar-8b", "--workload", "sharegpt-focus"
     )
     assert policies(trace) != policies(trace, "--workload", "gsm8k")
 
@@ -314,11 +316,12 @@ def test_a_bad_row_is_one_line_with_file_line_and_both_values(text: str, said: s
         (["--policy", "lost.toml"], "lost.toml: no such policy file"),
         (
             ["--policy", "ar", "--policy", "optimus,threshold=0.5"],  # the last one's is told before any work
-            "profile a100-sdar-8b holds commit models for sharegpt at thresholds 0.90; this run asks for 0.50",
+            "profile a100-sdar-8b holds commit models for sharegpt-focus at thresholds 0.80, 0.90; this run asks for "
+            "0.50",
         ),
         (["--profile", "tpu-v9"], "no profile file or shipped profile is named tpu-v9; shipped: a100-sdar-8b, "),
         (["--profile", "l40s-llada-8b"], "profile l40s-llada-8b is of family full-sequence, and optimus decodes"),
-        (["--workload", "poetry"], "profile a100-sdar-8b holds commit models for workloads sharegpt, "),
+        (["--workload", "poetry"], "profile a100-sdar-8b holds commit models for workloads sharegpt-focus, "),
         (["--frontend", "-1"], "frontend is -1.0 s, expected at least 0 and finite"),
         (["--router", "random"], "router is 'random', expected one of round-robin, least-tokens, jsq"),
         (["--arrival", "fractal"], "no arrival process named fractal, expected one of: trace, poisson, gamma, "),
@@ -356,7 +359,7 @@ def test_a_profile_of_a_newer_schema_says_both_versions(trace: str, tmp_path: Pa
     data["version"] = 99
     (tmp_path / "new.json").write_text(json.dumps(data))
     line = refused(dsim("replay", trace, "--profile", "new.json", "-o", "run"), tmp_path, ["new.json", trace])
-    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 7: upgrade dsim, ")
+    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 8: upgrade dsim, ")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": "dsim-profile", "version": 1}', "\0"])

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from dsim.engine.commits import CanvasLaw
+from dsim.engine.commits import CanvasLaw, CommitModel
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, Policy, name_of, parse
+from dsim.profiler.calibrate import pass_table
 from dsim.profiler.profile import Profile, load
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth
@@ -109,9 +110,22 @@ def profile_of(policy: Policy, **latency_changes: Any) -> Profile:
     profile = load(profile_name(policy))
     law = CanvasLaw("golden", policy.block_length, 5.0, request_spread=0.3, canvas_spread=0.3, drift=1.1, most=12)
     laws = (law,) if policy.unmasking.strategy == "law" else ()
-    # The shipped profile as it was: its dense passes were priced like short windows.
+    # The shipped profile as it was: its dense passes were priced like short windows, and requests differed less.
     latency = replace(profile.latency, **{"dense_from": 0, **latency_changes})
-    return replace(profile, latency=latency, canvas_laws=laws)
+    return replace(profile, latency=latency, canvas_laws=laws, commits=_commits(policy.full_sequence))
+
+
+def _commits(full_sequence: bool) -> tuple[CommitModel, ...]:
+    """Commit models by threshold: the chance at the frontier, how far it reaches, and how steps differ."""
+    tables = {
+        True: {0.9: (0.65951, 8.0, 1.03), 0.8: (0.84658, 8.0, 1.28), 0.7: (0.807, 15.36, 0.78),
+               0.6: (0.87842, 18.51, 0.84), 0.5: (0.9265, 21.03, 0.91)},
+        False: {0.9: (0.86142, 8.0, 1.28)},
+    }[full_sequence]  # fmt: skip
+    return tuple(
+        CommitModel("golden", 32, threshold, None, pass_table(p0, reach, 32), 0.35, 0.25, step)
+        for threshold, (p0, reach, step) in tables.items()
+    )
 
 
 def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[Result, list[Any]]:

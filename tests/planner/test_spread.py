@@ -25,7 +25,7 @@ ASKED = Scenario(
     slos=("e2el=30s",),
 )  # fmt: skip
 PROFILE = load("a100-sdar-8b")
-MODEL = PROFILE.commit_model("sharegpt", 32, 0.9)
+MODEL = PROFILE.commit_model("sharegpt-focus", 32, 0.9)
 
 
 class Ranked(NamedTuple):
@@ -97,7 +97,7 @@ def test_a_sweep_tells_it_of_the_first_cell_of_each_policy(tmp_path: Path) -> No
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert "How P90 moves with the spread between requests" in page
     assert "Replays of all 8 requests of the first cell of each policy at half" in page
-    assert "0.350 (lmdeploy-bd32), 0.350 (optimus)" in page
+    assert "1.96 (lmdeploy-bd32), 1.96 (optimus)" in page
 
 
 def test_without_a_policy_that_draws_nothing_is_told() -> None:

@@ -58,7 +58,7 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
     known = load(DEFAULT)
     model = known.commits[0]
     judged = CommitFit(
-        model.workload, 32, 0.9, None, 90, 4000, 30, {"step_spread": 0.1},
+        model.workload, 32, 0.9, model.temperature, 90, 4000, 30, {"step_spread": 0.1},
         (Prediction("tokens per step", 4.0, 4.1),), False, ("too few requests",),
     )  # fmt: skip
     profile = replace(
@@ -92,7 +92,7 @@ def test_a_file_of_version_1_still_loads() -> None:
         now,
         focus=None,
         latency=replace(now.latency, eviction=0.0, early=now.model.early, dense_from=0, dense_attention=0.0),
-        commits=tuple(m for m in now.commits if m.threshold == 0.9),
+        commits=load(old).commits,  # requests differed less then
         provenance=replace(now.provenance, sources=load(old).provenance.sources, settings={}),
     )
 
@@ -177,15 +177,15 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_says_both_and_what_to_do(tmp_path: Path, good: dict[str, Any]) -> None:
-    assert refusal(tmp_path, good | {"version": 8}) == (
-        "p.json is a dsim-profile of version 8, this dsim reads up to 7: upgrade dsim, "
+    assert refusal(tmp_path, good | {"version": 9}) == (
+        "p.json is a dsim-profile of version 9, this dsim reads up to 8: upgrade dsim, "
         "or make the profile again with this one"
     )
 
 
 BAD = [
     (("schema",), "x", "p.json: schema is 'x', expected 'dsim-profile'"),
-    (("version",), "1", "p.json: version is '1', expected 7"),
+    (("version",), "1", "p.json: version is '1', expected 8"),
     (
         ("latency", "cache_overhead"),
         [{"cache": "OurCache", "phase": "full", "row": 0, "token": 0}],
@@ -323,8 +323,8 @@ def test_the_prefill_budget_is_halved_until_16_pages_fit() -> None:
 
 def test_a_run_asks_for_a_workload_that_the_profile_holds() -> None:
     profile = load(DEFAULT)
-    assert profile.workloads[0] == "sharegpt"
-    assert profile.commit_model(None, 32, 0.9).workload == "sharegpt"
+    assert profile.workloads[0] == "sharegpt-focus"
+    assert profile.commit_model(None, 32, 0.9).workload == "sharegpt-focus"
     assert profile.commit_model("gsm8k", 16, 0.9).extrapolated_from == 32
     with pytest.raises(ProfileError, match=r"profile a100-sdar-8b holds .* thresholds 0\.90; this run asks for 0\.70"):
         profile.commit_model("sharegpt", 32, 0.7)

@@ -11,7 +11,7 @@ import pytest
 from dsim.engine.commits import CanvasLaw
 from dsim.engine.latency import LatencyModel
 from dsim.profiler.profile import load, save
-from dsim.profiler.steplog import profile_of_log, read_log
+from dsim.profiler.steplog import of_random_tokens, profile_of_log, read_log
 
 from ..cli.command import dsim
 from ..logged import poisson, write_client, write_log
@@ -159,6 +159,24 @@ def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
     assert abs(law.request_spread / LAW.request_spread - 1) < 3 / (2 * 80) ** 0.5
     assert abs(law.canvas_spread / LAW.canvas_spread - 1) < 3 / (2 * (num - 80)) ** 0.5
     assert law.drift == pytest.approx(LAW.drift, abs=0.02)
+
+
+def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them_is_told() -> None:
+    known = load("known.json")
+    fixed = replace(known, canvas_laws=(CanvasLaw("fixed", 16, 12.0, least=12, most=12),))
+    log = write_log(Path("log.jsonl"), CANVAS, fixed, poisson(20, 1.0, 3, output=40), settings={"max_num_seqs": 8})
+    why = of_random_tokens(read_log(log))
+    assert "100% of 62 canvases took 12 forwards, the most: prompts of random tokens" in why
+    ran = dsim("profile", "--from-log", log, "-o", "mine.json")
+    assert f"Warning: log.jsonl: {why}" in ran.err
+    mine = load("mine.json")
+    assert mine.canvas_laws[0].source.endswith(why)
+    assert why in mine.provenance.sources
+    assert why in dsim("import", log, "--json").json["client"]["warnings"]
+    text = write_log(Path("text.jsonl"), CANVAS, known, poisson(20, 1.0, 3, output=40), settings={"max_num_seqs": 8})
+    assert of_random_tokens(read_log(text)) == ""
+    said = write_log(Path("said.jsonl"), CANVAS, known, poisson(4, 1.0, 3), prompts="random tokens")
+    assert of_random_tokens(read_log(said)) == "its prompts are random tokens: what they yield says nothing of text"
 
 
 def test_canvases_replayed_as_logged_err_by_their_law() -> None:

@@ -154,7 +154,8 @@ def test_a_twin_that_commits_at_another_threshold_than_its_policy_s_says_so(monk
     ran = dsim("serve", "--twin", "h100-sdar-8b", "--policy", "lmdeploy-0.18", "--port", 0)
     assert (ran.code, ran.err) == (
         0,
-        "Warning: lmdeploy-0.18: its threshold is 0.85, the engine's own, and h100-sdar-8b holds yields for sharegpt "
+        "Warning: lmdeploy-0.18: its threshold is 0.85, the engine's own, and h100-sdar-8b holds yields for "
+        "sharegpt-focus "
         "at 0.9: blocks commit as they do there\n",
     )
 

@@ -5,6 +5,7 @@ import signal
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.errors import PolicyError, ProfileError, TraceError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, RequestTable, unpack
 from dsim.engine.policy import PRESETS, parse
+from dsim.profiler import hardware, models
 from dsim.profiler.profile import load
+from dsim.profiler.roofline import roofline
 from dsim.sim.twin import caps_of, commit_model_of, limits_of, simulate, warnings_of
 from dsim.traces import Trace
 
@@ -230,6 +233,27 @@ def test_the_batch_is_bounded_by_what_one_prefill_holds() -> None:
     assert limits_of(parse("lmdeploy-bd32,max_prefill_tokens=1"), profile).max_batch == 1
     assert limits_of(parse("ar"), profile).max_batch == profile.default_max_batch
     assert limits_of(parse("ar,num_pages=123"), profile).num_pages == 123
+
+
+def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: Path) -> None:
+    model, sheet = models.model("SDAR-8B"), tmp_path / "mine.toml"
+    for known in hardware.GPUS.values():
+        if known.memory_bytes < model.weight_bytes * 1.5:
+            continue
+        figures = f"bf16_tflops={known.peak / 1e12}\nbandwidth_gb_s={known.bandwidth / 1e9}"
+        sheet.write_text(f'name="Mine"\nsource="s"\n{figures}\nmemory_gb={round(known.memory_bytes / 1e9)}\n')
+        own, mine = roofline(known, model), roofline(hardware.gpu(str(sheet)), model)
+        assert mine.device.name == "Mine"
+        for spec in ("vllm-ar", "lmdeploy-bd32,max_prefill_tokens=40000"):
+            assert limits_of(parse(spec), mine).max_batch == limits_of(parse(spec), own).max_batch
+    h200, a100 = load("h200-sdar-8b"), load("a100-sdar-8b")
+    renamed = replace(h200, device=replace(h200.device, name="NVIDIA A100"))
+    rows = [limits_of(parse("vllm-ar"), profile).max_batch for profile in (h200, renamed, a100)]
+    assert rows == [1024, 1024, 256]  # vLLM: 70 GiB and no A100
+    sheet.write_text('name="H200"\nsource="s"\nbf16_tflops=500\nbandwidth_gb_s=4000\nmemory_gb=60\n')
+    assert limits_of(parse("vllm-ar"), roofline(hardware.gpu(str(sheet)), model)).max_batch == 256
+    sheet.write_text(sheet.read_text() + 'compute_capability = "9.0"\n')
+    assert roofline(hardware.gpu(str(sheet)), model).default_max_batch == 1024  # LMDeploy, on Hopper
 
 
 # ---- same seed, same bytes; paired draws ----------------------------------------------------------------------
