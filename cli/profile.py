@@ -190,13 +190,13 @@ def profiles_command(
     from ..profiler.known import default_said
     from ..profiler.profile import load, shipped
 
-    held = {name: f"{about}; {default_said(load(name))}" for name, about in shipped().items()}
+    held = shipped()
     if json:
         print_json(held, indent=2)
         return
     width = max(map(len, held), default=0)
     for name, description in held.items():
-        print(f"{name:{width}}  {description}")
+        print(f"{name:{width}}  {description}; {default_said(load(name))}")
 
 
 def _facts(profile: "Profile", knee: float) -> dict[str, object]:

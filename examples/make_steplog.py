@@ -8,6 +8,7 @@ No device ran these steps, and the log's header says so. A real engine's log has
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import numpy as np
 from dsim.engine.journal import unpack
 from dsim.engine.policy import parse
 from dsim.engine.step import Phase
-from dsim.profiler.profile import load
+from dsim.profiler.calibrate import ALIKE
+from dsim.profiler.profile import Profile, load
+from dsim.profiler.request_effects import same_mean
 from dsim.sim.twin import simulate
 from dsim.traces import synth
 
@@ -29,9 +32,15 @@ NOISE = 0.02
 SEED = 1
 
 
+def of_one_kind(profile: Profile) -> Profile:
+    """The profile with requests that are alike: so few as the log has tell a mean of others too roughly."""
+    model = profile.commit_model(WORKLOAD, 32, 0.9)
+    return replace(profile, commits=(same_mean(model, replace(model, request_spread=ALIKE)),))
+
+
 def lines() -> Iterator[dict[str, Any]]:
     """The log, line by line."""
-    profile = load(PROFILE)
+    profile = of_one_kind(load(PROFILE))
     policy = parse("lmdeploy-bd32,num_loops=1,decide_ahead=false")
     trace = synth("poisson", RATE, lengths=f"lognormal:200,200,{OUTPUT},40", num_requests=NUM_REQUESTS, seed=SEED)
     yield {
