@@ -17,9 +17,8 @@ import numpy as np
 from dsim.engine.journal import unpack
 from dsim.engine.policy import parse
 from dsim.engine.step import Phase
-from dsim.profiler.calibrate import ALIKE
+from dsim.profiler.calibrate import ALIKE, REACH, pass_table
 from dsim.profiler.profile import Profile, load
-from dsim.profiler.request_effects import same_mean
 from dsim.sim.twin import simulate
 from dsim.traces import synth
 
@@ -29,13 +28,15 @@ NUM_REQUESTS = 120
 RATE = 20.0  # requests per second
 OUTPUT = 96  # tokens
 NOISE = 0.02
+CHANCE = 0.4071  # of the first mask, at which requests of one kind have the workload's mean
 SEED = 1
 
 
 def of_one_kind(profile: Profile) -> Profile:
     """The profile with requests that are alike: so few as the log has tell a mean of others too roughly."""
     model = profile.commit_model(WORKLOAD, 32, 0.9)
-    return replace(profile, commits=(same_mean(model, replace(model, request_spread=ALIKE)),))
+    alike = replace(model, request_spread=ALIKE, pass_probability=pass_table(CHANCE, REACH, 32))
+    return replace(profile, commits=(alike,))
 
 
 def lines() -> Iterator[dict[str, Any]]:
