@@ -154,9 +154,10 @@ def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", re
         bar.update(replays, name=name, note="looking for the range")
         return
     from ..report.capacity import span
+    from ..report.table import number
 
     rate = {"value": known.value, "low": known.low, "high": known.high}
-    note = f"{span(rate)}, ±{100 * known.half_width:.2g}% of ±{100 * precision:.2g}%"
+    note = f"{span(rate)}, ±{number(100 * known.half_width)}% of ±{100 * precision:g}%"
     # The half-width falls as the root of the replays.
     share = min(1.0, (precision / known.half_width) ** 2) if known.half_width > 0 else 1.0
     bar.update(replays, name=name, note=note, share=share)

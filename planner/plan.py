@@ -5,44 +5,49 @@
 2. A race (race.py) finds the fewest replicas of each of the others, replication by replication.
 3. Fleets that cost the same are told apart by how far they are from the SLOs' bounds at that rate, paired by
    replication, and only as long as that is undecided.
-4. Each fleet's own capacity, by bisection over the rate, is its headroom.
-5. The best two are asked the same at more traffic and on a slower profile.
+4. Where the replays were shorter than the trace, the best two are raced again on the whole trace.
+5. The capacities of the best two, by bisection over the rate in several replications, are their headroom.
+6. The best two are asked the same at more traffic and on a slower profile.
 """
 
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import betaincinv
 
 from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
+from ..report.digits import percent
 from ..report.metrics import no_nan
 from ..report.page import Page
 from ..report.shown import Showable
 from .backend import Pool
-from .capacity import STABILITY, CapacitySearch, search_of
+from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .deploy import flags_of
 from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
 from .quality import Quality, QualityTable, quality_of
-from .race import CONFIDENCE, LIMIT, MOST, Entry, Lane, best_of, race, verdict
-from .replicate import Interval, student
+from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
+from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .scenario import MAX_REPLICAS, Scenario, digest
 from .space import candidate_of, searchable
 from .tuned import toml_of
 
 DOUBT = 1.25  # a pilot may be wrong by so much, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
-SETTLED = 7  # replays that a candidate is likely to take in the race, and then in the search for its headroom:
-SEARCHED = 3
-RISKS = 20  # and those of the risks
+HEADROOM = 4  # replications of which each has its own capacity
+# Replays expected: of a candidate in the race, of one search for a capacity, of the risks.
+SETTLED, SEARCHED, RISKS = 7, 3, 20
+MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
 
 Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
 
@@ -90,8 +95,9 @@ class Fleet:
     values: Mapping[str, Interval] = field(default_factory=dict)  # of each criterion: s, or share of arrivals
     attained: Mapping[str, float] = field(default_factory=dict)  # by SLO without a statistic: share of arrivals
     replications: int = 0
-    headroom: float | None = None  # of the rate: so much more traffic until an SLO breaks
-    breaks_first: str = ""  # the criterion that breaks there, or "stability"
+    judged: int = 0  # requests behind `values`, over all replications
+    headroom: Interval | None = None  # of the rate: how much more traffic until an SLO breaks; None: not searched
+    breaks_first: str = ""  # the criterion that breaks there, or "stability"; without a headroom the worst at the rate
     limited_by: str = ""
     limiting_setting: str = ""
     latency_ms: Mapping[str, Any] = field(default_factory=dict)
@@ -105,7 +111,9 @@ class Risk:
 
     change: str
     values: Mapping[str, Interval]  # of the recommended fleet's criteria, as it is; empty where none is left
-    holds: bool  # whether it still meets the SLOs
+    judged: int  # requests behind `values`
+    verdict: str  # whether it still meets the SLOs: MEETS, MISSES or UNSURE
+    stable: bool  # the queue stays bounded in every replay
     needs: int | None  # replicas of the recommended policy; None: more than were allowed
     per_hour: float | None
     best: str  # the cheaper of recommendation and runner-up then
@@ -264,12 +272,14 @@ def plan(
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
     searches = [search_of(_posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
+    whole = [_whole(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
-        run = _Run(candidates, searches, rate, max_replicas, pool, ledger, progress)
+        run = _Run(candidates, searches, whole, rate, max_replicas, pool, ledger, progress)
         lanes, dropped = run.settle()
-        order, tied = run.rank(lanes)
-        ranking = [run.fleet(lane, own) for lane, own in zip(order, run.headroom(order), strict=True)]
-        risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order))
+        order, tied, failed = run.decide(lanes)
+        room = run.headroom(order[:2])
+        ranking = [run.fleet(lane, room.get(lane.candidate)) for lane in order]
+        risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order[:2]))
     search, best = searches[0], candidates[order[0].candidate]
     criteria = search.criteria
     recommended = ranking[0]
@@ -277,7 +287,7 @@ def plan(
     return Planned(
         rate=rate,
         ranking=tuple(ranking),
-        left_out=(*dropped, *left_out),
+        left_out=(*failed, *dropped, *left_out),
         tied=tuple(str(candidates[lane.candidate]) for lane in tied),
         risks=tuple(risks),
         criteria=tuple(c.text for c in criteria),
@@ -288,7 +298,36 @@ def plan(
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
+        notes=_missed(search, whole[0], min(2, len(order))),
         flags=flags_of(best.policy, best.gpus, scenario.allow_code),
+    )
+
+
+def _whole(search: CapacitySearch, attainment: float) -> CapacitySearch:
+    """The search with replays that judge the whole trace, or as much of it as WHOLE; itself where its replays do."""
+    scenario = search.scenario
+    if scenario.arrival != "trace" and scenario.lengths is not None:  # nothing is the trace's own
+        return search
+    num = min(to_judge(len(scenario.source())), WHOLE if scenario.arrival == "trace" else MANY)
+    return search if num <= search.num_requests else search_of(scenario, 0.02, attainment, num, None)
+
+
+def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
+    """What replays that are shorter than the trace leave open."""
+    if search.scenario.arrival != "trace":
+        return ()
+    of = len(search.scenario.source())
+    seen, most = (min(of, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
+    if seen == of:
+        return ()
+    part = f"{seen:,} of the trace's {of:,} requests, in {PARTS} stretches"
+    if search is whole:
+        return (f"each replay judges {part}: a busier stretch between them is missed",)
+    on = "the whole trace" if most >= of else f"replays that judge {most:,}"
+    which = "the recommendation and the runner-up were" if num_settled > 1 else "the recommendation was"
+    return (
+        f"replays of {search.num_requests:,} requests judge {part}. They sorted out the other policies; only {which} "
+        f"settled on {on}, with headroom and risks. Another policy may need fewer or more replicas than is said here",
     )
 
 
@@ -323,6 +362,7 @@ class _Run:
         self,
         candidates: Sequence[PlanCandidate],
         searches: Sequence[CapacitySearch],
+        whole: Sequence[CapacitySearch],
         rate: float,
         most: int,
         pool: Pool,
@@ -330,10 +370,18 @@ class _Run:
         progress: Progress | None,
     ) -> None:
         self.candidates, self.searches, self.rate, self.most = candidates, searches, rate, most
-        self.replays = Replays(searches, pool, ledger, self._tell)
+        self.replays = Replays(searches, whole, pool, ledger, self._tell)
+        self.shortened = searches[0] is not whole[0]
+        self.whole: set[int] = set()  # candidates that are replayed on the whole trace from now on
         self._progress = progress
         self._doing = "pilot"
-        self._expected = len(candidates) * (SETTLED + SEARCHED) + RISKS
+        self._expected = len(candidates) * SETTLED + self._after
+
+    @property
+    def _after(self) -> int:
+        """Replays expected after the race."""
+        best = min(2, len(self.candidates))
+        return best * (HEADROOM * SEARCHED + (SETTLED if self.shortened else 0)) + RISKS
 
     def settle(self) -> tuple[list[Lane], list[Fleet]]:
         """Each candidate's lane of the race, and the rows of those that are not in the ranking."""
@@ -348,7 +396,7 @@ class _Run:
         # Wrong by as much as a pilot may be, in its favour, and the other two in their disfavour.
         dear = {i for i, cost in costs.items() if cost / DOUBT > second * DOUBT}
         running = [i for i in guesses if i not in dear]
-        self._expected = self.replays.num_replays + len(running) * (SETTLED + SEARCHED) + RISKS
+        self._expected = self.replays.num_replays + len(running) * SETTLED + self._after
         self._doing = "racing"
         lanes = self._race(running, {i: guesses[i] for i in running}, self.rate)
         rows: list[Fleet] = []
@@ -363,10 +411,35 @@ class _Run:
                 what = "more than" if lane.dropped else "even"
                 said = f"{what} {lane.low} replicas: " + ("dearer than two others" if lane.dropped else "not enough")
                 rows.append(replace(_row(self.candidates[lane.candidate]), about=lane.low + 1, dropped=said))
+        return self._settled(lanes), rows
+
+    def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
+        """Lanes and ties as `rank` has them, the first two settled on the whole trace, and those that failed there."""
+        order, tied = self.rank(lanes)
+        if not self.shortened:
+            return order, tied, []
+        self._doing = "racing on the whole trace"
+        self._expected = self.replays.num_replays + self._after
+        best: list[Lane] = []
+        failed: list[Fleet] = []
+        while order and (len(best) < 2 or self._cost(order[0]) < max(map(self._cost, best))):
+            take, order = order[: max(1, 2 - len(best))], order[max(1, 2 - len(best)) :]
+            self.whole |= {lane.candidate for lane in take}
+            for lane in self._race([x.candidate for x in take], {x.candidate: x.high or 1 for x in take}, self.rate):
+                if lane.replicas is None:
+                    said = f"even {lane.low} replicas: not enough on the whole trace"
+                    failed.append(replace(_row(self.candidates[lane.candidate]), about=lane.low + 1, dropped=said))
+                else:
+                    best.append(lane)
+        first, tied = self.rank(self._settled(best))
+        return first + order, tied, failed
+
+    def _settled(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """The lanes that know their replicas; a DsimError without any."""
         settled = [lane for lane in lanes if lane.replicas is not None]
         if not settled:
             raise DsimError(f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s")
-        return settled, rows
+        return settled
 
     def rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
         """Lanes by cost, then by how far the SLOs are from their bounds, best first; and what is tied with the best."""
@@ -379,18 +452,34 @@ class _Run:
             if len(left) == 1 or n >= MOST:
                 break
             short = [lane for lane in left if len(lane.settled) == n]
-            tasks = [Task("replay", lane.candidate, self.rate, lane.high or 0, 1.0, n) for lane in short]
+            tasks = [self._replay(lane.candidate, self.rate, lane.high or 0, 1.0, n) for lane in short]
             for lane, found in zip(short, self.replays(tasks), strict=True):
                 lane.settled.append(float(found["severity"]))
         order = sorted(lanes, key=lambda lane: (self._cost(lane), lane not in left, float(np.mean(lane.settled))))
         return order, [lane for lane in left if lane is not order[0]]
 
-    def headroom(self, lanes: Sequence[Lane]) -> list[Json]:
-        """Each lane's own capacity, and what breaks above it."""
+    def headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
+        """By candidate, the capacity of its fleet in each of some replications, and what breaks above it."""
         self._doing = "headroom"
-        self._expected = self.replays.num_replays + len(lanes) * SEARCHED + RISKS
-        tasks = [Task("own", lane.candidate, self.rate, lane.high or 0, 1.0, 0, lane.settled[0]) for lane in lanes]
-        found = self.replays(tasks)
+        self._expected = self.replays.num_replays + len(lanes) * HEADROOM * SEARCHED + RISKS
+        firsts = self._own([(lane, 0, None) for lane in lanes])
+        later = [
+            (lane, i, first["rate"]) for lane, first in zip(lanes, firsts, strict=True) for i in range(1, HEADROOM)
+        ]
+        found: dict[int, list[Json]] = {lane.candidate: [first] for lane, first in zip(lanes, firsts, strict=True)}
+        for (lane, _, _), one in zip(later, self._own(later), strict=True):
+            found[lane.candidate].append(one)
+        return found
+
+    def _own(self, asked: Sequence[tuple[Lane, int, float | None]]) -> list[Json]:
+        """The capacities of fleets, by replication and the rate to begin at."""
+        found = self.replays(
+            Task(
+                "own", lane.candidate, self.rate, lane.high or 0, 1.0, index,
+                lane.settled[index] if index < len(lane.settled) else None, start, lane.candidate in self.whole,
+            )
+            for lane, index, start in asked
+        )  # fmt: skip
         for one in found:
             if "error" in one:
                 raise DsimError(one["error"])
@@ -416,34 +505,44 @@ class _Run:
             after = self._race(who, starts, rate, slower, drop=False, spread=spread)
             costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
             winner = self.candidates[who[int(np.argmin(costs))]]
-            values, holds = self._as_it_is(after[0], mine.replicas, rate, slower, spread)
             best_then = str(winner) if min(costs) < math.inf else ""
-            found.append(self._risk(change, values, holds, mine.candidate, after[0].replicas, best_then))
-        left = mine.replicas - 1
-        values, holds = self._as_it_is(mine, left, self.rate, 1.0, spread) if left else ({}, False)
+            found.append(
+                self._risk(change, after[0], mine.replicas, rate, slower, spread, after[0].replicas, best_then)
+            )
         same = str(self.candidates[mine.candidate])
-        lost = self._risk("a replica lost", values, holds, mine.candidate, mine.replicas + (not holds), same)
-        return [found[0], lost, found[1]]
+        lost = self._risk("a replica lost", mine, mine.replicas - 1, self.rate, 1.0, spread, mine.replicas, same)
+        if lost.verdict != MEETS:
+            lost = replace(lost, needs=None if mine.replicas == self.most else mine.replicas + 1)
+        return [found[0], self._charged(lost, mine.candidate), found[1]]
 
-    def fleet(self, lane: Lane, own: Json) -> Fleet:
-        """A settled lane's row."""
+    def fleet(self, lane: Lane, own: Sequence[Json] | None) -> Fleet:
+        """A settled lane's row; own: the capacities of its fleet, where they were searched."""
         candidate, replicas = self.candidates[lane.candidate], lane.replicas
         assert replicas is not None
         price = candidate.price
         hourly = None if price is None else replicas * candidate.gpus * price
         seen = self._seen(lane, replicas, self.rate)
-        binding = own["binding"]
+        criteria = self.searches[lane.candidate].criteria
+        room = None
+        values = self._values(lane, seen)
+        breaks = min(criteria, key=lambda c: _slack(c, values[c.text].value) if c.text in values else math.inf).text
+        if own is not None:
+            rate = interval([one["rate"] / self.rate for one in own], CONFIDENCE)
+            room = Interval(rate.value - 1, rate.low - 1, rate.high - 1)
+            binding = Counter(one["binding"] for one in own).most_common(1)[0][0]
+            breaks = STABILITY if binding < 0 else criteria[binding].text
         return replace(
             _row(candidate),
             replicas=replicas,
             gpus=replicas * candidate.gpus,
             per_hour=hourly,
             per_million_requests=None if hourly is None else hourly / (3600 * self.rate) * 1e6,
-            values=self._values(lane, seen),
+            values=values,
             attained={slo: sum(f["attained"].get(slo, 1.0) for f in seen) / len(seen) for slo in seen[0]["attained"]},
             replications=len(seen),
-            headroom=max(0.0, own["rate"] / self.rate - 1),
-            breaks_first=STABILITY if binding < 0 else self.searches[lane.candidate].criteria[binding].text,
+            judged=_judged(seen),
+            headroom=room,
+            breaks_first=breaks,
             limited_by=seen[0]["limited_by"],
             limiting_setting=seen[0]["limiting_setting"],
             latency_ms=seen[0]["latency_ms"],
@@ -460,26 +559,25 @@ class _Run:
         spread: float | None = None,
     ) -> list[Lane]:
         def severities(entries: Sequence[Entry]) -> list[float]:
-            tasks = [Task("replay", who[e.candidate], rate, e.replicas, slower, e.index) for e in entries]
+            tasks = [self._replay(who[e.candidate], rate, e.replicas, slower, e.index) for e in entries]
             return [LIMIT if "error" in found else float(found["severity"]) for found in self.replays(tasks)]
 
         prices = [self.candidates[i].weight for i in who]
-        lanes = race(prices, [starts[i] for i in who], self.most, severities, drop=drop, spread=spread)
+        patience = MOST if spread is None else FIRST
+        starting = [starts[i] for i in who]
+        lanes = race(prices, starting, self.most, severities, drop=drop, spread=spread, patience=patience)
         for lane in lanes:
             lane.candidate = who[lane.candidate]
         return lanes
 
-    def _as_it_is(
-        self, lane: Lane, replicas: int, rate: float, slower: float, spread: float
-    ) -> tuple[dict[str, Interval], bool]:
-        """One of a lane's fleets: values, and whether it surely meets the SLOs."""
-        seen = self._seen(lane, replicas, rate, slower)
-        return self._values(lane, seen), bool(verdict(lane.severities[replicas], 1, spread))
-
     def _seen(self, lane: Lane, replicas: int, rate: float, slower: float = 1.0) -> list[Json]:
         """The race's readings of a lane's fleet."""
         many = range(len(lane.severities[replicas]))
-        return self.replays(Task("replay", lane.candidate, rate, replicas, slower, index) for index in many)
+        found = self.replays([self._replay(lane.candidate, rate, replicas, slower, index) for index in many])
+        return [one for one in found if "error" not in one]
+
+    def _replay(self, candidate: int, rate: float, replicas: int, slower: float, index: int) -> Task:
+        return Task("replay", candidate, rate, replicas, slower, index, whole=candidate in self.whole)
 
     def _values(self, lane: Lane, seen: Sequence[Json]) -> dict[str, Interval]:
         criteria = self.searches[lane.candidate].criteria
@@ -489,19 +587,47 @@ class _Run:
             if not len(known):
                 continue
             mean, half = float(known.mean()), student(known, CONFIDENCE)
-            most = 1.0 if criterion.share is not None else math.inf
-            ends = (max(0.0, mean - half), min(most, mean + half)) if len(known) > 1 else (math.nan, math.nan)
+            ends = (mean - half, mean + half)
+            if len(known) < 2:
+                ends = (math.nan, math.nan)
+            elif criterion.share is not None:
+                if half == 0:  # equal replications, such as of nothing but good requests, are not sure of the next one
+                    ends = _of_count(mean, sum(found["judged"][k] for found in seen))
+                ends = (max(0.0, ends[0]), min(1.0, ends[1]))
             out[criterion.text] = Interval(mean, *ends)
         return out
 
     def _risk(
-        self, change: str, values: Mapping[str, Interval], holds: bool, candidate: int, needs: int | None, best: str
+        self,
+        change: str,
+        lane: Lane,
+        replicas: int,
+        rate: float,
+        slower: float,
+        spread: float,
+        needs: int | None,
+        best: str,
     ) -> Risk:
+        """The effect of a change on one of a lane's fleets."""
+        if not replicas:
+            return Risk(change, {}, 0, MISSES, False, needs, None, best)
+        seen = self._seen(lane, replicas, rate, slower)
+        values = self._values(lane, seen)
+        criteria = self.searches[lane.candidate].criteria
+        meet = all(_slack(c, values[c.text].value) >= 0 for c in criteria if c.text in values)
+        severities = lane.severities[replicas]
+        sure = verdict(severities, len(severities) + 1, spread)
+        # A mean of logarithms may lie on the other side of a bound than the mean that is shown.
+        said = UNSURE if sure is None else MEETS if sure and meet else MISSES if not sure else UNSURE
+        stable = bool(seen) and all(found["stable"] for found in seen)
+        risk = Risk(change, values, _judged(seen), said, stable, needs, None, best)
+        return self._charged(risk, lane.candidate)
+
+    def _charged(self, risk: Risk, candidate: int) -> Risk:
+        """A risk with the price of what is then needed."""
         who = self.candidates[candidate]
-        if needs is not None and needs > self.most:
-            needs = None
-        hourly = None if who.price is None or needs is None else needs * who.gpus * who.price
-        return Risk(change, values, holds, needs, hourly, best)
+        hourly = None if who.price is None or risk.needs is None else risk.needs * who.gpus * who.price
+        return replace(risk, per_hour=hourly)
 
     def _refusal(self, candidate: int, pilot: Json) -> str:
         if "error" in pilot:
@@ -511,7 +637,9 @@ class _Run:
         value = pilot["value"]
         said = ""
         if value is not None and len(criteria) == 1:
-            shown = f"{100 * value:.3g} %" if criteria[0].share is not None else f"{1e3 * value:.4g} ms"
+            shown = (
+                f"{percent(value, criteria[0].share)} %" if criteria[0].share is not None else f"{1e3 * value:.4g} ms"
+            )
             said = f": {shown} on {self.most}"
         return f"{self.candidates[candidate].policy} misses {texts} even on {self.most} replicas{said}"
 
@@ -522,6 +650,25 @@ class _Run:
         if self._progress is not None:
             done = self.replays.num_replays
             self._progress(self._doing, done, max(self._expected, done + 1))
+
+
+def _slack(criterion: Criterion, value: float) -> float:
+    """How far a value is on the good side of its bound, of the bound."""
+    slack = value - criterion.bound if criterion.share is not None else criterion.bound - value
+    return slack / criterion.bound
+
+
+def _of_count(share: float, num: int) -> tuple[float, float]:
+    """One-sided exact bounds of a share that was counted over `num` (Clopper and Pearson, 1934)."""
+    good = round(share * num)
+    low = float(betaincinv(good, num - good + 1, 1 - CONFIDENCE)) if good else 0.0
+    high = float(betaincinv(good + 1, num - good, CONFIDENCE)) if good < num else 1.0
+    return low, high
+
+
+def _judged(seen: Sequence[Json]) -> int:
+    """The requests that replays judged."""
+    return sum(max(found["judged"]) for found in seen)  # of several classes: of the largest
 
 
 def _row(candidate: PlanCandidate) -> Fleet:

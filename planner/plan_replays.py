@@ -26,6 +26,7 @@ from .scenario import Scenario, class_column
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
 PERCENTS = ("p50", "p90", "p99")
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
+NEXT_WIDTH = 0.04  # likewise, where another replication's capacity is known
 PILOT_PER_REPLICA = 100  # requests
 
 
@@ -55,11 +56,14 @@ class Task:
     slower: float = 1.0
     index: int = 0  # of the replication
     known: float | None = None  # own: the severity at the rate, which a replay told
+    start: float | None = None  # own: the rate to begin at; None: the rate asked for
+    whole: bool = False  # on the whole trace, where --num-requests asks for shorter replays
 
     @property
     def key(self) -> str:
         """The key that tells it from the plan's others."""
-        return f"{self.kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
+        kind = f"{self.kind} whole" if self.whole else self.kind
+        return f"{kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
 
     @staticmethod
     def is_first(key: str) -> bool:
@@ -71,10 +75,16 @@ class Replays:
     """Answers tasks, from the ledger where it holds them, from a pool of processes otherwise."""
 
     def __init__(
-        self, searches: Sequence[CapacitySearch], pool: Pool, ledger: Ledger | None, on_progress: Callable[[], object]
+        self,
+        searches: Sequence[CapacitySearch],
+        whole: Sequence[CapacitySearch],
+        pool: Pool,
+        ledger: Ledger | None,
+        on_progress: Callable[[], object],
     ) -> None:
         self.num_replays = 0  # behind all answers so far, those that the ledger gave included
-        self._searches, self._pool, self._ledger, self._on_progress = searches, pool, ledger, on_progress
+        self._searches = {False: searches, True: whole}
+        self._pool, self._ledger, self._on_progress = pool, ledger, on_progress
         entries = [] if ledger is None else ledger.entries
         self._kept: dict[str, Json] = {entry["task"]: entry["found"] for entry in entries if "task" in entry}
         self._known: dict[str, Json] = {}
@@ -86,7 +96,7 @@ class Replays:
             if task.key not in self._known and task.key in self._kept:
                 self._check_kept(task)
                 self._add(task.key, self._kept[task.key])
-        new = {task.key: (self._searches[task.candidate], task) for task in tasks if task.key not in self._known}
+        new = {task.key: (self._search(task), task) for task in tasks if task.key not in self._known}
         with closing(self._pool.run(_do, new)) as outcomes:
             for outcome in outcomes:
                 if outcome.trace is not None:
@@ -101,9 +111,12 @@ class Replays:
                 self._on_progress()
         return [self._known[task.key] for task in tasks]
 
+    def _search(self, task: Task) -> CapacitySearch:
+        return self._searches[task.whole][task.candidate]
+
     def _check_kept(self, task: Task) -> None:
         """DsimError where the ledger's finding is of other criteria than the task's."""
-        found, num = self._kept[task.key], len(self._searches[task.candidate].criteria)
+        found, num = self._kept[task.key], len(self._search(task).criteria)
         if "error" not in found and (len(found.get("values", range(num))) != num or found.get("binding", 0) >= num):
             assert self._ledger is not None
             raise DsimError(f"{self._ledger.path}: {task.key} is not of {num} criteria (--force replays it again)")
@@ -151,6 +164,8 @@ def _check_found(task: str, found: Json) -> None:
             plain(found["replicas"], int, 1)
     if kind == "replay":
         _check_numbers(found["values"])
+        for num in found["judged"]:
+            plain(num, int, 0)
         for share in found["attained"].values():
             plain(share, float)
         if Task.is_first(task):
@@ -242,6 +257,7 @@ def _replay(search: CapacitySearch, task: Task) -> Json:
             and not math.isnan(share := attainment(of_class(window, slo), slo, missing_passes=own.missing_passes))
         },
         "values": [None if math.isnan(v) else v for v in reading.values],
+        "judged": [len(of_class(window, criterion.slos[0])["status"]) for criterion in search.criteria],
         "severity": severity_of(reading),
         "stable": reading.stable,
         "rejected": reading.rejected,
@@ -269,7 +285,8 @@ def _own(search: CapacitySearch, task: Task) -> Json:
         replays += 1
         return ask(rate)
 
-    found = find(read, own.criteria, task.rate, OWN_WIDTH, OWN_SHARPNESS)
+    width = OWN_WIDTH if task.start is None else NEXT_WIDTH
+    found = find(read, own.criteria, task.start or task.rate, width, OWN_SHARPNESS)
     return {"rate": found.rate, "binding": found.binding, "replays": replays}
 
 

@@ -90,10 +90,11 @@ def race(
     *,
     drop: bool = True,
     spread: float | None = None,
+    patience: int = MOST,
 ) -> list[Lane]:
     """For each candidate the fewest replicas that meet the SLOs, by the price of a replica and a first guess.
 
-    A fleet is enough where the interval of its severity lies below 0; one that is still undecided after MOST
+    A fleet is enough where the interval of its severity lies below 0; one that is still undecided after `patience`
     replications counts as too little. More than FIRST are spent only on what may still be first or second. drop: no
     longer look at a candidate that can be neither. spread: the standard deviation between replications, where it is
     known of like fleets: then a single replay may decide.
@@ -108,7 +109,7 @@ def race(
             while lane.open:
                 seen = lane.severities.setdefault(lane.at, [])
                 matters = lane.price * lane.at <= bar
-                said = verdict(seen, MOST if matters else FIRST, spread)
+                said = verdict(seen, patience if matters else FIRST, spread)
                 if said is None:
                     wanted = 1 if not seen else len(seen) + 1 if spread is not None else max(FIRST, len(seen) + 1)
                     entries += [Entry(lane.candidate, lane.at, i) for i in range(len(seen), wanted)]

@@ -6,7 +6,9 @@ from typing import Any
 
 from ..files.place import Kind, has_keys
 from .chart import Chart
+from .digits import outward, percent, places_of, within
 from .ensemble import of_ensemble
+from .metrics import ROUNDING
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .spread import of_spread
 from .story import front_end
@@ -30,12 +32,13 @@ def answer(found: Json) -> str:
 
 
 def span(rate: Json) -> str:
-    """An interval with the digits that it deserves: `5.28 req/s (5.16 to 5.41)`."""
+    """An interval to two digits of its half-width, its ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
     value, low, high = rate["value"], rate["low"], rate["high"]
     if high is None:
-        return f"about {value:.2g} req/s"
-    places = max(0, 1 - math.floor(math.log10((high - low) / 2))) if high > low else 4
-    return f"{value:,.{places}f} req/s ({low:,.{places}f} to {high:,.{places}f})"
+        return f"about {number(value)} req/s"
+    places = places_of((high - low) / 2) if high > low else 4
+    ends = f"{outward(low, places):,.{places}f} to {outward(high, places, up=True):,.{places}f}"
+    return f"{value:,.{places}f} req/s ({ends})"
 
 
 def warnings(found: Json) -> list[str]:
@@ -45,11 +48,11 @@ def warnings(found: Json) -> list[str]:
         lines.append(f"INTERRUPTED: this is what {len(found['replications'])} replications say")
     elif found["rate"]["high"] is None or _half(found["rate"]) > found["precision"]:
         lines.append(
-            f"WIDE: the interval is ±{100 * _half(found['rate']):.2g}% after {len(found['replications'])} "
+            f"WIDE: the interval is ±{number(100 * _half(found['rate']))}% after {len(found['replications'])} "
             f"replications, {100 * found['precision']:g}% was asked: allow more, or give --num-requests more"
         )
     if found["rejected"] > 0:
-        lines.append(f"REJECTED: {100 * found['rejected']:.2g}% of requests can never fit and are no load")
+        lines.append(f"REJECTED: {percent(found['rejected'])}% of requests can never fit and are no load")
     return lines
 
 
@@ -135,17 +138,38 @@ def _table(found: Json) -> Table:
     for point in found["curve"]:
         first = point["values"][names[0]] or 0.0
         bar = BARS[min(len(BARS) - 1, int(first / top[names[0]] * len(BARS)))]
-        verdict = "meets all" if point["holds"] else "violated" if point["stable"] else "unstable"
-        rows.append(
-            [number(point["rate"]), *(_shown(found, name, point["values"][name]) for name in names), bar, verdict]
-        )
+        shown = (_shown(found, name, point["values"][name]) for name in names)
+        rows.append([_rate(found, point["rate"]), *shown, bar, _verdict(found, point)])
     for point in found.get("measured", []):
         values = (_shown(found, name, point["values"].get(name)) for name in names)
         rows.append([number(point["rate"]), *values, "", f"measured: {point['run']}"])
     caption = (
-        "Means of replications at each rate. meets all: every SLO holds in most of them; unstable: the queue grows."
+        "Means of replications at each rate. meets all: every SLO holds in most of them; at the limit: the rate is "
+        "within the capacity's interval, and which side it is on is not known; unstable: the queue grows."
     )
     return table(["req/s", *names, "", ""], rows, caption=caption, left=frozenset())
+
+
+def _rate(found: Json, rate: float) -> str:
+    """A rate, with as many digits as show where it is in the capacity's interval."""
+    shown, ends = number(rate), found["rate"]
+    places = len(shown.partition(".")[2])
+    if ends["high"] is None:
+        return shown
+    return max(within(rate, ends["low"], places), within(rate, ends["high"], places), key=len)
+
+
+def _verdict(found: Json, point: Json) -> str:
+    """Whether a rate of the curve meets the SLOs, as far as its replays and the capacity's interval tell."""
+    rate = found["rate"]
+    if rate["low"] <= point["rate"] <= (rate["value"] if rate["high"] is None else rate["high"]):
+        return "at the limit"
+    if point["holds"]:
+        return "meets all"
+    if not point["stable"]:
+        return "unstable"
+    beyond = (_used(found, name, point["values"][name]) for name in found["bounds"])
+    return "violated" if any(used is None or used > ROUNDING for used in beyond) else "violated in some"
 
 
 def _distance(found: Json) -> Figure:
@@ -241,7 +265,11 @@ def is_share(found: Json, name: str) -> bool:
 def _shown(found: Json, name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{100 * value:.1f}%" if is_share(found, name) else f"{number(value)} ms"
+    bound = found["bounds"][name]
+    if is_share(found, name):
+        return f"{percent(value, bound)}%"
+    shown = number(value)
+    return f"{within(value, bound * ROUNDING, len(shown.partition('.')[2]))} ms"
 
 
 def _half(rate: Json) -> float:

@@ -7,12 +7,15 @@ from typing import Any
 
 from .capacity import money
 from .chart import COLOURS, Chart
+from .digits import outward, percent, percent_span, places_of, within
+from .metrics import ROUNDING
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
 from .spread import of_spread
 from .story import front_end
 from .table import number
 
 Json = Mapping[str, Any]  # what `dsim plan --json` prints
+VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
 
@@ -56,7 +59,7 @@ def answer(info: Json) -> str:
     told = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {_gpus(best)}"
     if best["per_hour"] is not None:
         told += f", {money(best['per_hour'], info)} an hour"
-    told += f". {_met(info, best)}, with room for {_room(best)} more traffic."
+    told += f". {_met(info, best)}, {_room_sentence(best)}."
     if second is None:
         others = "; no other meets the SLOs" if info["left_out"] else ""
         return f"{told[:-1]}{others}."
@@ -79,27 +82,48 @@ def _met(info: Json, fleet: Json) -> str:
     """The fleet's attainment, as a sentence."""
     parts = []
     for text, value in fleet["values"].items():
-        share = text in info["share_criteria"]
         bound = info["bounds"][text]
-        if share:
-            parts.append(f"{100 * value['value']:.1f} % of requests meet the SLOs ({100 * bound:g} % asked)")
+        if text not in info["share_criteria"]:
+            shown = _time(value["value"], bound)
+            parts.append(f"{text.partition('=')[0]} is {shown} ms ({number(1e3 * bound)} ms asked)")
+        elif value["value"] == 1 and value["low"] is not None:
+            sure = f"at least {_floor(value['low'])} %"
+            parts.append(f"All {fleet['judged']:,} requests judged meet the SLOs ({sure}; {100 * bound:g} % asked)")
         else:
-            name = text.partition("=")[0]
-            parts.append(f"{name} is {number(1e3 * value['value'])} ms ({number(1e3 * bound)} ms asked)")
+            parts.append(f"{percent(value['value'], bound)} % of requests meet the SLOs ({100 * bound:g} % asked)")
     return " and ".join(parts)
 
 
 def _met_share(info: Json, fleet: Json) -> str:
-    parts = []
-    for text, value in fleet["values"].items():
-        share = text in info["share_criteria"]
-        half = None if value["low"] is None else (value["high"] - value["low"]) / 2
-        if share:
-            parts.append(f"{100 * value['value']:.1f}{'' if half is None else f' ± {100 * half:.1g}'} %")
-        else:
-            stat = text.partition("=")[0]
-            parts.append(f"{stat} {number(1e3 * value['value'])} ms")
-    return ", ".join(parts) or "–"
+    """The value of each criterion, with its interval."""
+    return ", ".join(_value(info, fleet, text, value) for text, value in fleet["values"].items()) or "–"
+
+
+def _value(info: Json, fleet: Json, text: str, value: Json) -> str:
+    mean, low, high = value["value"], value["low"], value["high"]
+    bound = info["bounds"][text]
+    if text not in info["share_criteria"]:
+        ends = "" if low is None else f" ({number(1e3 * low)} to {number(1e3 * high)})"
+        return f"{text.partition('=')[0]} {_time(mean, bound)} ms{ends}"
+    if low is None:
+        return f"{percent(mean, bound)} %"
+    if mean == 1:
+        return f"100 % of {fleet['judged']:,}, at least {_floor(low)} %"
+    return percent_span(mean, low, high, bound)
+
+
+def _time(value: float, bound: float) -> str:
+    """Milliseconds, with as many digits as show on which side of its bound (both in seconds) a time is."""
+    shown = number(1e3 * value)
+    return within(1e3 * value, 1e3 * bound * ROUNDING, len(shown.partition(".")[2]))
+
+
+def _floor(share: float) -> str:
+    """A share in percent, rounded down to where its distance from 100 begins."""
+    if not 0 < share < 1:
+        return f"{100 * share:g}"
+    places = max(0, places_of(100 * (1 - share)) - 1)
+    return f"{outward(100 * share, places):.{places}f}"
 
 
 def _and(slos: Sequence[str]) -> str:
@@ -128,7 +152,23 @@ def _cost(info: Json, fleet: Json) -> float:
 
 
 def _room(fleet: Json) -> str:
-    return f"{100 * fleet['headroom']:.0f} %"
+    """The headroom's interval, rounded outward."""
+    if fleet["headroom"] is None:
+        return "–"
+    low, high = _room_ends(fleet)
+    return f"{low} to {high} %"
+
+
+def _room_ends(fleet: Json) -> tuple[int, int]:
+    room = fleet["headroom"]
+    return math.floor(100 * room["low"]), math.ceil(100 * room["high"])
+
+
+def _room_sentence(fleet: Json) -> str:
+    low, high = _room_ends(fleet)
+    if low > 0:
+        return f"with room for {low} to {high} % more traffic"
+    return f"with no sure room for more traffic ({low} to {high} %)"
 
 
 def _numbers(info: Json) -> tuple[Number, ...]:
@@ -141,7 +181,7 @@ def _numbers(info: Json) -> tuple[Number, ...]:
     first = next(iter(best["values"]), None)
     if first is not None:
         numbers.append(Number("at the rate asked for", ((None, _met_share(info, best)),), first))
-    numbers.append(Number("headroom", ((None, _room(best)),), "more traffic until an SLO breaks"))
+    numbers.append(Number("headroom", ((None, _room(best)),), "more traffic until an SLO breaks, 95 %"))
     quality = best["quality"]["relative"]
     shown = "unknown" if quality is None else f"{100 * quality:.1f} %"
     numbers.append(Number("quality", ((None, shown),), "of answers, beside the full cache"))
@@ -177,8 +217,9 @@ def _ranking(info: Json) -> Table:
         rows.append([*cells, "unknown" if quality is None else f"{100 * quality:.1f} %"])
     caption = (
         "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; as dear ones by how far they are "
-        "from the bounds. ±: the 95 % interval over replications. Headroom: so much more traffic until an SLO breaks, "
-        "in one replication. Binds first: the SLO that most requests miss. Quality: of answers, beside the full cache."
+        "from the bounds. In brackets: the 95 % interval over replications. Headroom: the 95 % interval of how much "
+        "more traffic the fleet serves until an SLO breaks, for the first two. Binds first: the SLO that most requests "
+        "miss. Quality: of answers, beside the full cache."
     )
     words = frozenset({0, *(i for i, name in enumerate(head) if name in ("on", "binds first", "limited by"))})
     return table(head, rows, caption=caption, left=words, spare=("quality", "limited by"))
@@ -210,7 +251,9 @@ def _risks(info: Json) -> Table:
     rows = []
     for risk in info["risks"]:
         met = _met_share(info, risk) if risk["values"] else "none is left"
-        verdict = "meets them" if risk["holds"] else "misses them"
+        verdict = VERDICTS[risk["verdict"]]
+        if risk["values"] and not risk["stable"]:
+            verdict += ": the queue grows without end"
         needs = "more than were allowed" if risk["needs"] is None else _count(risk["needs"] * best["gpus_per_replica"])
         if risk["per_hour"] is not None and info["priced"]:
             needs += f", {money(risk['per_hour'], info)} an hour"

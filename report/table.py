@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .metrics import METRICS
+from .digits import percent, within
+from .metrics import METRICS, ROUNDING
+from .slo import Slo
 
 Json = dict[str, Any]
 
@@ -137,15 +139,26 @@ def _slo_rows(policies: Sequence[Json]) -> list[Row]:
         cells, met = [], set()
         for i, policy in enumerate(policies):
             verdict = policy["slos"][k]
-            share = "–" if verdict["attainment"] is None else f"{100 * verdict['attainment']:.1f} %"
+            share = "–" if verdict["attainment"] is None else f"{percent(verdict['attainment'], _least(slo['slo']))} %"
             if verdict["met"] is None:
                 cells.append(share)
             else:
-                value = share if verdict["observed_ms"] is None else f"{number(verdict['observed_ms'])} ms"
+                observed = verdict["observed_ms"]
+                value = share if observed is None else f"{_observed(observed, slo['slo'])} ms"
                 cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
                 met |= {i} if verdict["met"] else set()
         rows.append(Row(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
     return rows
+
+
+def _least(slo: str) -> float | None:
+    return Slo.parse(slo).share
+
+
+def _observed(milliseconds: float, slo: str) -> str:
+    """A statistic in ms, with as many digits as show whether it meets its SLO."""
+    places = len(number(milliseconds).partition(".")[2])
+    return within(milliseconds, 1e3 * Slo.parse(slo).bound * ROUNDING, places)
 
 
 def value(summary: Mapping[str, Any], path: str) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from .chart import COLOURS, INK, Chart
+from .digits import percent, plus_minus
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
 from .spread import of_spread
@@ -105,7 +106,7 @@ def _unit(info: Json, unit: str) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "an unknown share" if value is None else f"{100 * value:.1f} %"
+    return "an unknown share" if value is None else f"{percent(value)} %"
 
 
 def gain_text(gain: Json) -> str:
@@ -160,11 +161,10 @@ def _cells(info: Json, finalist: Json) -> list[str]:
     cells = ["unknown" if quality is None else f"{100 * quality:.1f} %"]
     for name in info["objectives"]:
         value = finalist["values"][name]
-        half = (value["high"] - value["low"]) / 2
-        cells.append(f"{value['value']:.4g} ± {half:.2g}")
+        cells.append(plus_minus(value["value"], (value["high"] - value["low"]) / 2))
         cells.append("" if was_default(info, finalist) else gain_text(finalist["gains"][name]))
     share = finalist["attainment"]
-    return [*cells, "" if share is None else f"{100 * share:.1f} %"]
+    return [*cells, "" if share is None else f"{percent(share)} %"]
 
 
 def _numbers(info: Json, name: str) -> tuple[Number, ...]:

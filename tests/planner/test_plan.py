@@ -66,20 +66,23 @@ def test_the_cheapest_fleet_that_meets_the_slos_is_recommended(found: Planned) -
 
 
 def test_headroom_is_the_traffic_until_an_slo_breaks(found: Planned) -> None:
-    second = found.ranking[1]
-    assert second.headroom is not None
+    for fleet in found.ranking:
+        assert fleet.headroom is not None
+        assert fleet.headroom.low < fleet.headroom.value < fleet.headroom.high
     # Four servers of 1 req/s saturate at 4 req/s, a quarter above 3.2.
-    assert 0.0 <= second.headroom < 0.25
+    room = found.ranking[1].headroom
+    assert room is not None
+    assert 0.0 <= room.value < 0.25
 
 
 def test_risks_are_of_more_traffic_a_replica_lost_and_a_slower_profile(found: Planned) -> None:
     more, lost, slower = found.risks
     assert [risk.change for risk in found.risks] == ["30% more traffic", "a replica lost", "a profile 20% slower"]
     # 4.16 req/s and steps of 1.2 s are more than one server of four rows takes within 3 s.
-    assert not more.holds
+    assert more.verdict == "misses"
     assert more.needs == 2
     assert more.per_hour == 4.0
-    assert (lost.holds, lost.values, lost.needs) == (False, {}, 2)
+    assert (lost.verdict, lost.values, lost.needs) == ("misses", {}, 2)
     assert more.best == slower.best == FOUR
 
 
