@@ -75,7 +75,7 @@ def tune_command(
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     """
     from ..planner.ensemble import check_num, of_objective
-    from ..planner.objective import parse_latency
+    from ..planner.objective import parse_latency, split
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
     from ..planner.scenario import Scenario, asked, replicas_of
@@ -145,7 +145,10 @@ def tune_command(
             info["notes"] += profile_notes(compared)
             if out is not None:
                 with suppress(KeyboardInterrupt):  # the search is over, and its result is written all the same
-                    info["spread"] = moved_by_spread(compared)
+                    held_out = split(used, train)[1]
+                    told_of = " of the part that the search did not see"
+                    if (moved := moved_by_spread(compared, held_out)) is not None:
+                        info["spread"] = moved | ({} if "none" in moved else {"which": told_of})
             page = tune_page(info, tuned.trials)
             if taken:
                 taken[0].settle()

@@ -197,7 +197,7 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
     if unknown:
         lines.append(
             f"{profile['name']} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
-            "in it: --ensemble says what that may cost"
+            "in it: `dsim replay --ensemble 19` says what that may cost"
         )
     return lines
 

@@ -206,8 +206,8 @@ REPLAYS = [
     {"plan": "abc"},
     {"task": "pilot 0 3.0 4 1.0 0", "found": {"replicas": 3, "value": 0.5, "replays": 3}},
     {"task": "replay 0 3.0 3 1.0 0", "found": {
-        "attained": {"ttft=2s": 0.99}, "values": [0.1, None], "severity": -0.5, "stable": True, "rejected": 0.0,
-        "replays": 1, "limited_by": "x", "limiting_setting": "y",
+        "attained": {"ttft=2s": 0.99}, "values": [0.1, None], "judged": [9, 9], "severity": -0.5, "stable": True,
+        "rejected": 0.0, "replays": 1, "limited_by": "x", "limiting_setting": "y",
         "latency_ms": {"ttft": {"p50": 1.0, "p90": 2.0, "p99": 3.0}, "norm_latency": None, "tpot_chunk": None},
     }},
     {"task": "own 0 3.0 3 1.0 0", "found": {"rate": 4.5, "binding": 0, "replays": 6}},

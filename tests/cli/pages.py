@@ -30,6 +30,7 @@ SHRUNK = (
 )
 # What stands for something of the reader's, or would take long: the words of a page, and those of its test.
 INSTEAD = {
+    r"\bplan azure-conv\b": "plan few.jsonl",  # of a longer trace it settles the answer on the whole
     r"\bmodel M\b": "model tiny",
     r"\bpolicy SPEC\b": "policy ar",
     r"\brate 12\b": "rate 2",

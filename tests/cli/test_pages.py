@@ -18,6 +18,8 @@ import typer
 from dsim.cli import app
 from dsim.engine.latency import LatencyModel
 from dsim.profiler.profile import load
+from dsim.traces import load as load_trace
+from dsim.traces import write
 
 from ..logged import poisson, write_client, write_log
 from . import pages
@@ -57,6 +59,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the pages' commands take for granted: the reader's own files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.jsonl").write_text(rows(6, prompt=40, output=32))
+    write(load_trace("azure-conv").head(100), tmp_path / "few.jsonl")
     stamps = "".join(f"2026-03-01T10:00:{i:02},100,48\n" for i in range(20))
     (tmp_path / "mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
     (tmp_path / "BurstGPT_1.csv").write_text(

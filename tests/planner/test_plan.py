@@ -4,20 +4,23 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS
+from dsim.planner.capacity import search_of
 from dsim.planner.ledger import Ledger
-from dsim.planner.plan import RISKS, PlanCandidate, Planned, candidates_of, fingerprint, plan
+from dsim.planner.plan import RISKS, PlanCandidate, Planned, _missed, _whole, candidates_of, fingerprint, plan
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.scenario import Scenario
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import roofline
+from dsim.traces import load as load_trace
 
 from ..worlds import SECOND
 
@@ -214,3 +217,16 @@ def test_the_json_is_plain_and_says_who_won(found: Planned) -> None:
     assert data["schema"] == "dsim-plan"
     assert data["recommended"] == data["ranking"][0]
     assert data["runner_up"] == data["ranking"][1]
+
+
+@pytest.mark.parametrize(("num", "says"), [(100, "replays of 100 requests judge 85 of the trace's 600"), (706, None)])
+def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(num: int, says: str | None) -> None:
+    scenario = dataclasses.replace(QUEUE, trace="x", arrival="trace")
+    trace = load_trace("azure-conv").head(600)
+    with mock.patch.object(Scenario, "source", return_value=trace):
+        search = search_of(scenario, 0.02, 0.99, num, None)
+        whole = _whole(search, 0.99)
+        said = _missed(search, whole, 2)
+    assert (whole is search) == (says is None)
+    assert [line.startswith(says or "") for line in said] == [True] * (says is not None)
+    assert says is None or "settled on the whole trace" in said[0]

@@ -49,8 +49,8 @@ def text(data: dict[str, Any]) -> list[str]:
 def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -> None:
     assert answer(info()) == (
         "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB, 8.00 USD an hour. 99.4 % of requests meet "
-        "the SLOs (99 % asked), with room for 11 to 22 % more traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 "
-        "USD an hour."
+        "the SLOs (99 % asked), with room for 11 to 22 % more traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, "
+        "12.00 USD an hour."
     )
 
 
