@@ -9,7 +9,7 @@ from dsim.report.digits import outward, percent, percent_span, plus_minus, withi
     ("share", "least", "shown"),
     [
         (1.0, 0.99, "100"), (0.0, 0.99, "0"), (0.9996, None, "99.96"), (0.994, 0.99, "99.4"), (0.99, 0.99, "99.0"),
-        (0.98996, 0.99, "98.996"), (0.99949, 0.9995, "99.949"), (1e-5, None, "0.001"),
+        (0.98996, 0.99, "98.996"), (0.99949, 0.9995, "99.9"), (1e-5, None, "0.001"),
     ],
 )  # fmt: skip
 def test_a_share_is_all_none_or_enough_exactly_if_it_is(share: float, least: float | None, shown: str) -> None:
