@@ -30,6 +30,11 @@ class Scheduler:
         self.requests: dict[str, Any] = {}
         self.waiting: list[str] = []
         self.running: list[str] = []
+        spec = types.SimpleNamespace(block_size=16, sliding_window=None)
+        groups = [types.SimpleNamespace(layer_names=["first", "second"], kv_cache_spec=spec)]
+        self.kv_cache_config = types.SimpleNamespace(kv_cache_groups=groups)
+        pool = types.SimpleNamespace(num_gpu_blocks=100, get_num_free_blocks=lambda: 9)
+        self.kv_cache_manager = types.SimpleNamespace(block_pool=pool)
 
     def schedule(self) -> Any:
         for name in self.running:
