@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine.commits import Commits, LawDraws, ScheduledCommits, TokenDraws
 from ..engine.engine import Engine, Limits
@@ -109,7 +110,7 @@ def run(
     sample: called once a step while the device works on it, of a decoder's steps (profiler/clocks.py).
     watch: told how the importance of each decode step's masks grew (see ModelExecutor). stop: asked between steps;
     true ends the run. Ctrl-C ends it between two steps, too, and so does a step that fails: the journal keeps what was
-    done, and `failure` says why.
+    done, and `failure` says why. An `append` that fails ends the journal and not the run; `failure` says that, too.
     """
     # Tokens that are drawn are drawn eagerly.
     forward = open_forward(model, policy, limits, requests, max_num_logits, graphs if sampling is None else None)
@@ -119,7 +120,8 @@ def run(
     table = RequestTable(len(requests))
     engine = Engine(policy, limits, table, latency=latency, emit=emit, eos=bool(eos))
     width = policy.block_length * (2 if policy.obs else 1)
-    recorder = None if append is None else StepRecorder(append, width, BATCH)
+    lost: list[Exception] = []  # why the journal has ended before the run
+    recorder = None if append is None else StepRecorder(_until_it_fails(append, lost), width, BATCH)
     failure: Exception | None = None
     told = threading.Event()
     ready = made_ready(forward)
@@ -144,7 +146,22 @@ def run(
     seconds = time.monotonic() - begin
     if recorder is not None:
         recorder.flush()
+    failure = next(iter(lost), None) if failure is None else failure
     return LiveRun(table, engine.totals, seconds, told.is_set(), failure, made_ready(forward) - ready)
+
+
+def _until_it_fails(append: Append, failures: list[Exception]) -> Append:
+    """`append` up to its first failure, which is added to `failures`; later steps are not journalled."""
+
+    def appended(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+        if failures:
+            return
+        try:
+            append(columns, lists)
+        except Exception as error:  # of the disk, whatever it is: the device goes on serving
+            failures.append(error)
+
+    return appended
 
 
 def made_ready(forward: Computes) -> int:
