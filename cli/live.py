@@ -124,7 +124,7 @@ def live_command(
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
         recorded = record(
             scenarios, requests, serve, out=out, force=force, about=lambda results: {**of_device(results), **told},
-            watch=watch,
+            watch=watch, keeps=True,
         )  # fmt: skip
     summaries, manifest = recorded.summaries, recorded.manifest
     if as_json:

@@ -57,9 +57,12 @@ def record(
     force: bool = False,
     about: Callable[[Sequence[Result]], dict[str, Any]] = lambda results: {},
     watch: Watch = lambda name: nullcontext(),
+    keeps: bool = False,
 ) -> Record:
     """Serve each scenario (the same but for its policy) and write a run's folder, whole or not at all.
 
+    keeps: what cannot be served again is kept on a disk that fills up: space is taken before, and later steps are left
+    out.
     about: more of the manifest, once the results are known; a value of None takes a key out.
     """
     results: list[Result] = []
@@ -67,7 +70,8 @@ def record(
     failure = None
     caches = any(caches_prefixes(scenario.parsed_policy()) for scenario in scenarios)
     more = tuple(CACHED_COLUMNS) if caches else ()
-    with nullcontext() if out is None else RunWriter(out, force=force, more=more) as writer:
+    room = len(requests) * len(scenarios) if keeps else None
+    with nullcontext() if out is None else RunWriter(out, force=force, more=more, room_for=room) as writer:
         for scenario in scenarios:
             name = scenario.policy
             with watch(name) as progress:

@@ -38,7 +38,7 @@ from dsim.traces.lengths import parse_lengths
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import Trace
 
-from . import clients, commands, mutate, planning, worlds
+from . import agreeing, clients, commands, failing, mutate, planning, worlds
 
 # Modules whose names the package gives to their functions.
 sweep, validate = (import_module(f"dsim.planner.{name}") for name in ("sweep", "validate"))
@@ -87,6 +87,8 @@ def targets(work: Path) -> list[Target]:
         Target(
             "command's files", partial(commands.with_files, work, _files(work), partial(_a_run, work)), of_a_file=False
         ),
+        *(Target(name, attack, 0, of_a_file=False) for name, attack in agreeing.of_paths().items()),
+        *(Target(name, attack, 0, of_a_file=False) for name, attack in failing.of_failures().items()),
     ]
     return [*found, *_models(work), Target("worlds", worlds.attack, of_a_file=False)]
 

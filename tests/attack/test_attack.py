@@ -36,7 +36,7 @@ def places() -> Iterator[tuple[dict[str, Target], Path]]:
 
 
 def test_every_target_is_attacked(places: tuple[dict[str, Target], Path]) -> None:
-    assert tuple(name for name in places[0] if name != "hostile clients") == NAMES
+    assert tuple(name for name, target in places[0].items() if target.weight) == NAMES
 
 
 def test_hostile_clients_cost_no_honest_request(places: tuple[dict[str, Target], Path]) -> None:
@@ -45,6 +45,27 @@ def test_hostile_clients_cost_no_honest_request(places: tuple[dict[str, Target],
     for seed in range(5):
         fuzz.attack_once(target, seed, folder, found)
     assert found.faults == {}
+
+
+# By name the seed of one input; `python -m tests.attack --only paths` and `--only failures` are the whole.
+AGREEING: tuple[tuple[str, int], ...] = (
+    ("paths: compiled and plain", 1), ("paths: without numba", 1), ("paths: -o and not", 1),
+    ("paths: resumed and whole", 2), ("paths: one process and many", 0), ("failures: live loop", 2),
+    ("failures: served", 1),
+)  # fmt: skip
+if find_spec("torch"):
+    AGREEING += (("failures: live", 1),)
+
+
+def test_every_slow_target_has_a_slice(places: tuple[dict[str, Target], Path]) -> None:
+    assert {n for n, target in places[0].items() if not target.weight} == {"hostile clients", *dict(AGREEING)}
+
+
+@pytest.mark.parametrize(("name", "seed"), AGREEING)
+def test_paths_agree_and_a_failure_loses_nothing(name: str, seed: int, places: tuple[dict[str, Target], Path]) -> None:
+    found = fuzz.Found()
+    fuzz.attack_once(places[0][name], seed, places[1], found)
+    assert (found.faults, found.refused[name]) == ({}, 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
