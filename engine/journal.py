@@ -36,7 +36,7 @@ REQUEST_COLUMNS: dict[str, str] = {
     "num_first": "int32",  # tokens in the first emission
     "num_tokens": "int32",  # tokens returned
     "num_emissions": "int32",
-    "num_forwards": "int32",  # decode forwards it took part in
+    "num_forwards": "int32",  # decode steps that it took part in without prefilling: 0 where its prefill made all of it
     "num_committed": "int32",  # positions committed, prefill's and the trimmed tail's included
     "num_computed": "int64",  # token positions that went through all layers in decode steps
     "num_preemptions": "int32",
@@ -101,10 +101,10 @@ class StepTotals:
     prefill_time: float = 0.0  # s
     decode_time: float = 0.0  # s
     end: float = 0.0  # s, of the last step that is over
-    tokens: int = 0  # positions computed in decode steps
+    tokens: int = 0  # positions computed in decode steps, without those of rows that prefill
     evicted: int = 0  # of `tokens`, those evicted in the second layer
-    committed: int = 0  # positions committed in decode steps
-    forwards: int = 0  # rows of decode steps: a sequence's forwards
+    committed: int = 0  # positions committed in decode steps, by rows that do not prefill
+    forwards: int = 0  # rows of decode steps that do not prefill: a sequence's forwards
     prefill_tokens: int = 0
     preemptions: int = 0
     page_time: float = 0.0  # sum over steps of pages held x latency (page-seconds)

@@ -422,10 +422,16 @@ METRICS: dict[str, Metric] = {
     ),
     "batch": Metric("rows", "sequences in a decode step"),
     "chunk": Metric("positions", "most positions that a sequence may compute in a decode step"),
-    "tpf": Metric("tok", "positions committed / (sequences x forwards), over decode steps", "tokens per forward"),
-    "token_utilization": Metric("share", "positions committed / computed in all layers, over decode steps"),
+    "tpf": Metric(
+        "tok", "positions committed / (sequences x forwards), over the rows of decode steps that do not prefill",
+        "tokens per forward",
+    ),
+    "token_utilization": Metric(
+        "share", "positions committed / computed in all layers, over the rows of decode steps that do not prefill"
+    ),
     "computed_per_token": Metric(
-        "positions", "positions computed in all layers, over decode steps / tokens returned",
+        "positions",
+        "positions computed in all layers, over the rows of decode steps that do not prefill / tokens returned",
         "FOCUS's processed / decoded: prefill is not in it; what is committed and trimmed is computed and not returned",
     ),
     "wasted_canvas_tokens": Metric("tok", "positions committed - tokens returned, over completed requests"),

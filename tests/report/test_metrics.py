@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsim.engine.journal import StepTotals
+from dsim.engine.journal import REQUEST_COLUMNS, StepTotals
 from dsim.engine.policy import parse
 from dsim.report.metrics import METRICS, Summary, summarize
 from dsim.report.slo import Slo
 from dsim.sim.twin import simulate
 
-from ..worlds import toy_profile, toy_trace
+from ..worlds import SECOND, toy_profile, toy_trace
 from .fixtures import rejected, request, request_columns, totals_of, unfinished
 
 # Prefill takes 100 ms, a step 20 ms and yields 4 tokens (AR: 5 ms, 1 token): the true pace is 5 ms a token.
@@ -237,3 +237,20 @@ def test_attainment_is_a_share_and_goodput_never_beats_throughput(
         assert 0 <= found.goodput * found.duration_s <= found.completed + 1e-9
     for verdict in found.slos:
         assert not found.slo_attainment > verdict.attainment
+
+
+def test_a_step_that_prefills_one_row_and_decodes_another_counts_the_row_that_decodes() -> None:
+    result = simulate(toy_trace([0.0, 2.5], [8, 8], [6, 1]), toy_profile(), parse("vllm-ar,async_scheduling=false"))
+    table = {name: result.table[name] for name in REQUEST_COLUMNS}
+    assert table["num_forwards"].tolist() == [5, 0]  # each first token comes from a prefill
+    found = summarize("p", table, result.totals)
+    assert (found.token_utilization, found.tpf, found.computed_per_token) == (1.0, 1.0, 5 / 7)
+
+
+def test_busy_share_leaves_out_the_step_in_flight_as_a_run_ends() -> None:
+    # Two steps of a second and more are over as the last request arrives, and the third is not.
+    trace = toy_trace([0.0, 2.5], [1, 1], [9, 1])
+    result = simulate(trace, toy_profile(latency=SECOND), parse("ar"), drain=False)
+    table = {name: result.table[name] for name in REQUEST_COLUMNS}
+    assert result.totals.end == 2.0
+    assert summarize("p", table, result.totals).busy_share == 1.0
