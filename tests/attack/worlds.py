@@ -9,14 +9,17 @@ import itertools
 import math
 import typing
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from dsim.engine import core
 from dsim.engine.engine import Engine
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import REQUEST_COLUMNS, RequestTable
@@ -322,9 +325,12 @@ LAWS: tuple[Callable[[RandomWorld, Result, Random], None], ...] = (
 
 def attack(chance: Random, folder: Path) -> None:
     """A random world, its invariants, and one of the laws."""
-    world = draw(chance)
-    try:
-        result = check(world)
-        chance.choice(LAWS)(world, result, chance)
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {world}") from error
+    with ExitStack() as patient:
+        for patience in ("PATIENCE", "STEPS_PATIENCE"):  # compiling takes longer than all steps of so small a world
+            patient.enter_context(mock.patch.object(core, patience, 10**9))
+        world = draw(chance)
+        try:
+            result = check(world)
+            chance.choice(LAWS)(world, result, chance)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {world}") from error
