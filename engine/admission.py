@@ -129,6 +129,7 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
         q.unpublished = True
         q.finished = False
         q.prefilled = False
+        q.lost = False
         q.left = 0
     w.q[slot].pages = pages
     c.pages_held += pages
@@ -155,6 +156,15 @@ def unseat(w: Any, x: Any, slot: Any) -> None:
     """Take a sequence's pages and its place among the running ones."""
     c, q = w.c[0], w.q[slot]
     give_back(w, x, slot)
+    suspend(w, slot)
+    w.lists[FREED, c.num_freed] = q.request
+    c.num_freed += 1
+
+
+@rule
+def suspend(w: Any, slot: Any) -> None:
+    """Take a sequence's place among the running ones; it keeps its pages."""
+    c, q = w.c[0], w.q[slot]
     for p in range(w.status.shape[1]):
         if w.status[slot, p] == CACHED:
             w.status[slot, p] = PENDING
@@ -166,8 +176,6 @@ def unseat(w: Any, x: Any, slot: Any) -> None:
     c.num_running = left
     w.lists[PREEMPTED, c.num_preempted] = q.request
     c.num_preempted += 1
-    w.lists[FREED, c.num_freed] = q.request
-    c.num_freed += 1
     w.r[q.request].num_preemptions += 1
     c.preemptions += 1
 
@@ -305,7 +313,7 @@ def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], N
     if stays:
         w.q["finished"][slot] = w.q["prefilled"][slot] = True
         return True
-    if len(row):
+    if len(row) or q["pages"]:  # a preempted one may wait with its pages
         w.lists[FREED, int(c["num_freed"])] = request
         c["num_freed"] += 1
     give(slot)

@@ -189,7 +189,7 @@ def plan_block(w: Any, x: Any) -> None:
         for k in range(width):
             in_window += window[k] and status[k] == MASKED
         q.phase = DENOISE if in_window > 0 else FLUSH
-        if q.finished:  # computed because the batch is frozen, its outcome ignored
+        if q.finished or q.lost:  # computed because the batch is frozen, its outcome ignored
             q.phase = IDLE
             window[:] = False
             in_window = 0

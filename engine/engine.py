@@ -115,7 +115,7 @@ class Engine:
             replica, eos, latency.window if latency else 0, limits.window, limits.window_bytes, limits.kv_bytes,
             EOS.index(policy.unmasking.eos), MOST_FRUITLESS,
         )  # fmt: skip
-        self._w = new_world(fixed, table.rows, table.asked)
+        self._w = new_world(fixed, table.rows, table.asked, table.arrival)
         self._x = Own(
             numbers_of(policy), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
             policy.memory.cache(limits.num_pages, prefixes),
@@ -333,6 +333,7 @@ class Engine:
 
     def _schedule(self, now: float) -> int:
         core, w, x = self._core, self._w, self._x
+        self._c["clock"] = float(now)
         if not self.policy.granularity.given:
             kind = int(core.schedule(w, x, float(now)))
             self._check_chunk()

@@ -80,6 +80,12 @@ def reused(w: Any, x: Any, slot: int) -> int:
 
 
 @rule
+def idle_pages(w: Any, x: Any) -> Any:
+    """Pages of the pool that nobody holds, and whose keys and values may still be reused."""
+    return 0
+
+
+@rule
 def hold(w: Any, x: Any, slot: int, tokens: int) -> None:
     """A sequence's pages are counted; after the steps decided on, keys and values of its first `tokens` are there."""
 

@@ -179,6 +179,11 @@ class RequestTable:
         """What the requests ask for, to be read."""
         return Asked(*(_read_only(column) for column in self._asked))
 
+    @property
+    def arrival(self) -> "npt.NDArray[np.float64]":
+        """When the requests come (s), to be read."""
+        return _read_only(self._arrival)
+
     def enter(self, request: Request, replica: int) -> None:
         """A request is submitted to a replica."""
         i = request.index

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import PolicyError
-from .hooks import give_back, hold, reusable, reuse, reused
+from .hooks import give_back, hold, idle_pages, reusable, reuse, reused
 from .jit import rule
 from .part import Answers, PagedMemory, Policy
 
@@ -155,6 +155,7 @@ class PrefixMemory(PagedMemory):
             return {}
         return {
             reusable: pages_found, reuse: take_found, reused: found_tokens, hold: share_pages, give_back: let_go,
+            idle_pages: count_idle,
         }  # fmt: skip
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
@@ -232,6 +233,12 @@ def take_found(w: Any, x: Any, slot: Any, tokens: Any) -> None:
 def found_tokens(w: Any, x: Any, slot: Any) -> Any:
     """Tokens of a sequence that were there when it was let in."""
     return int(x.s[slot].found)
+
+
+@rule
+def count_idle(w: Any, x: Any) -> Any:
+    """Pages that nobody holds and that may be reused."""
+    return int(x.c.at[0].idle)
 
 
 @rule

@@ -46,6 +46,7 @@ SEQUENCE = np.dtype(
         ("unpublished", "?"),  # the current block's tokens are not handed out yet
         ("finished", "?"),
         ("prefilled", "?"),  # at least once
+        ("lost", "?"),  # preempted while the step in flight computes it: that outcome is thrown away
         ("in_flight", "?"),  # scratch
     ],
     align=True,
@@ -135,8 +136,9 @@ class World(NamedTuple):
     retained: Any  # ... that went through all layers
     r: Any  # [requests] journal.REQUEST
     asked: Any  # Asked: what they ask for, to be read
+    arrival: Any  # [requests] float64: when they came (s), to be read
     lists: Any  # [NUM_LISTS, slots] int32
-    queue: Any  # [a power of two, 2] int32: request, and the slot that holds a preempted one's progress or -1
+    queue: Any  # [a power of two, 3] int32: request, the slot that holds a preempted one's progress or -1, and scratch
     bins: Any  # [2, NUM_BINS] int64: step latencies and gaps between emissions
     counts: Any  # [2, most] int64: decode steps by batch and by chunk
 
@@ -151,7 +153,7 @@ class Own(NamedTuple):
     c: Any = ()  # prefix.Cache: the pages that requests may share, where they may
 
 
-def new_world(fixed: Any, requests: Any, asked: Asked) -> World:
+def new_world(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> World:
     """A replica without sequences."""
     c = np.zeros(1, COUNTERS)
     c["num_group"] = -1
@@ -161,8 +163,8 @@ def new_world(fixed: Any, requests: Any, asked: Asked) -> World:
     cells = ((0, width), np.uint8), ((0, width), np.uint16), *(((0, width), np.bool_),) * 3
     return World(  # type: ignore[call-arg]  # it counts no starred ones
         c, fixed, np.zeros(0, SEQUENCE), *(np.zeros(shape, kind) for shape, kind in cells), requests,
-        asked, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 2), np.int32), np.zeros((2, NUM_BINS), np.int64),
-        np.zeros((2, width + 1), np.int64),
+        asked, arrival, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 3), np.int32),
+        np.zeros((2, NUM_BINS), np.int64), np.zeros((2, width + 1), np.int64),
     )  # fmt: skip
 
 
@@ -198,7 +200,7 @@ def with_queue(w: World, room: int) -> World:
         return w
     while size < waiting + room:
         size *= 2
-    queue = np.zeros((size, 2), np.int32)
+    queue = np.zeros((size, 3), np.int32)
     queue[:waiting] = w.queue[(head + np.arange(waiting)) % len(w.queue)]
     c["queue_head"] = 0
     return w._replace(queue=queue)

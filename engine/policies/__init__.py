@@ -1,8 +1,8 @@
 """One file a system: its fields and their ranges, its rules, and its presets, in the order of `dsim policies`."""
 
 SHIPPED = (
-    "ar", "lmdeploy", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm", "dllm_cache",
-    "sparse_dllm", "maskkv", "dllm_serve", "vllm",
+    "ar", "lmdeploy", "look_ahead", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm",
+    "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
 )  # fmt: skip
 
 # Parts of a policy that does not say: file and name.
