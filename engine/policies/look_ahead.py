@@ -24,7 +24,7 @@ from ..hooks import (
 from ..jit import rule
 from ..part import Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
 from ..prefix import PrefixMemory, caches_prefixes
-from ..state import DECODE_STEP, FREED, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, SCRATCH
+from ..state import DECODE_STEP, FREED, IGNORED, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, SCRATCH
 from ..unmasking import Unmasking
 from .lmdeploy import FLAGS, SERVE
 
@@ -414,11 +414,15 @@ def _admit(w: Any, x: Any, to: Any, turn: Any) -> int:
         if turn == SHORT and _is_long(w, x, left):
             continue
         if num > 0 and tokens + cost > f.max_prefill:
+            if kept and p.shares:
+                _reclaim(w, x, slot)  # with the match of its prefix that is taken back
             if turn == SHORT and p.shares:  # the pool may have most of a longer one
                 continue
             break
         pages = -(-(before + there + cost + (p.prealloc if cost == left else 0)) // int(f.page))
         if not _make_room_for(w, x, request, slot, pages, there, turn):
+            if kept and p.shares:
+                _reclaim(w, x, slot)
             fitted = num > 0 and tokens + whole - before > f.max_prefill
             if turn == SHORT and (fitted or _is_long(w, x, whole - before)):
                 continue  # what the pool has of it alone made it fit
@@ -431,6 +435,7 @@ def _admit(w: Any, x: Any, to: Any, turn: Any) -> int:
             slot = place(w, request, slot, whole, pages)
             if new:
                 placed(w, x, slot)
+                _pass_over_early_end(w, slot)
             reuse(w, x, slot, there)
         s = x.s[slot]
         s.goal = whole
@@ -450,6 +455,18 @@ def _admit(w: Any, x: Any, to: Any, turn: Any) -> int:
         if turn == SHORT:
             x.m[0].short_turns += 1
     return num
+
+
+@rule
+def _pass_over_early_end(w: Any, slot: Any) -> None:
+    """Have a request whose EOS lies in the block that its prompt ends in go on to the next: no EOS is sought there.
+
+    The engine takes the output to begin behind that block (DLLM sequences' output_start_pos).
+    """
+    q, f = w.q[slot], w.f[0]
+    first_end = int(q.start) + int(f.block)
+    if f.stops != IGNORED and q.prompt < first_end and q.prompt % f.block > 0 and q.stop <= first_end < q.end:
+        q.stop = first_end + 1
 
 
 @rule
