@@ -71,12 +71,14 @@ class Device:
                 drafts = request.get("accepted")
                 told = start + 1 - int(plan.prompt[row])
                 committed[row, : 1 + (min(int(window.sum()) - 1, drafts[told]) if drafts else 0)] = True
+            elif "unmasked" in request:  # a prefill may be the first denoising step of its last block
+                masks = np.flatnonzero(window & (plan.status[row] == MASKED))
+                if len(masks):
+                    committed[row, masks[: request["unmasked"][self.block(index, start)]]] = True
             elif plan.phases[row] == Phase.DENOISE:
                 masks = np.flatnonzero(window & (plan.status[row] == MASKED))
                 block = self.block(index, start)
-                if "unmasked" in request:
-                    committed[row, masks[: request["unmasked"][block]]] = True
-                elif int(plan.evaluations[row][0]) + 1 >= request["steps"][block]:
+                if int(plan.evaluations[row][0]) + 1 >= request["steps"][block]:
                     committed[row, masks] = True
         return committed
 

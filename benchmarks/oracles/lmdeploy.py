@@ -27,8 +27,8 @@ ABSENT = (
     "ray", "mmengine", "fire", "pybase64", "openai", "tiktoken", "sentencepiece", "fastapi", "uvicorn", "pynvml",
     "aiohttp", "zmq", "xgrammar", "partial_json_parser", "shortuuid", "peft", "accelerate", "einops", "xxhash",
     "torchvision", "_turbomind", "prometheus_client", "transformers_stream_generator", "pandas", "PIL", "starlette",
-    "openai_harmony", "timm", "decord", "cv2", "av", "llguidance", "msgspec", "soundfile", "librosa", "psutil", "dlblas",
-    "triton", "lmcache", "pydantic_settings",
+    "openai_harmony", "timm", "decord", "cv2", "av", "llguidance", "msgspec", "soundfile", "librosa", "psutil",
+    "dlblas", "triton", "lmcache", "pydantic_settings",
 )  # fmt: skip
 
 
@@ -270,10 +270,11 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
                     left, start = int(criteria.num_appendable_ids[i]), int(criteria.output_start_pos[i])
                     device.prefill(request, masks[i][-block:], first + length - block, left, start)
         inputs, running = LOOP.run_until_complete(maker.prefetch_next_inputs())
-        held = {int(b) for seq in scheduler.seq_manager.get_all_sequences() for b in seq.logical_blocks.get_real_blocks()}
+        own = [seq.logical_blocks.get_real_blocks() for seq in scheduler.seq_manager.get_all_sequences()]
+        held = len(np.unique(np.concatenate(own))) if own else 0
         steps.append(
             {
-                "start": clock.now, "prefill": model is not None, "rows": rows, "held": len(held),
+                "start": clock.now, "prefill": model is not None, "rows": rows, "held": held,
                 "preempted": preempted.copy(),
             }
         )  # fmt: skip

@@ -118,8 +118,53 @@ def vllm(family: str, seed: int) -> Scenario:
     return scenario
 
 
+# ---- LMDeploy ------------------------------------------------------------------------------------------------------
+
+
+def lmdeploy(family: str, seed: int) -> Scenario:
+    """A scenario of LMDeploy's scheduler for `lmdeploy-0.18`."""
+    r = Random(f"{family}-{seed}")
+    block, page = r.choice([4, 16, 32]), r.choice([32, 64])
+    most, interval = r.choice([1, 2, 4, 8, 16]), r.choice([2, 4, 16])
+    max_prefill = block * r.choice([64 // block, 128 // block, 256 // block, 2048 // block])
+    caching, eos = r.random() < 0.5, r.random() < 0.5
+    order, aging, short_turns = r.choice(["size", "size", "fifo"]), r.choice([2.0, 10.0, 60.0]), r.choice([1, 3, 3])
+    count = r.choice([3, 6, 12, 20])
+    requests = blocks(r, count, block, eos)
+    fields = {
+        "block_length": block, "page_size": page, "max_batch": most, "max_prefill_tokens": max_prefill,
+        "prefill_interval": interval, "opt_ttft_short_turns": short_turns, "opt_ttft_policy": order,
+        "opt_ttft_aging_sec": aging, "prefix_caching": caching,
+    }  # fmt: skip
+    scenario: Scenario = {
+        "engine": "lmdeploy", "family": family, "seed": seed, "variation": "caching" if caching else "no caching",
+        "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
+        "settings": {
+            "block": block, "page": page, "num_pages": 0, "max_batch": most, "max_prefill": max_prefill,
+            "prefill_interval": interval, "short_turns": short_turns, "order": order, "aging": aging,
+        },
+        "limits": {"num_pages": 0, "context_limit": 4096, "max_batch": most},
+        "eos": eos, "page_size": page, "caching": caching, "requests": requests,
+    }  # fmt: skip
+    scenario["limits"]["num_pages"] = scenario["settings"]["num_pages"] = pages_for(scenario, r)
+    return scenario
+
+
+def blocks(r: Random, count: int, block: int, eos: bool) -> list[dict[str, Any]]:
+    """Requests of a block-diffusion model: a step of each block unmasks so many of its masks."""
+    requests = []
+    for arrival, prompt in zip(arrivals(r, count), prompts(r, count, 150, 700), strict=True):
+        output = r.randint(1, 120)
+        limit = output + r.choice([0, r.randint(1, 60)]) if eos else output
+        unmasked = [1 + r.choice([0, 0, 1, 2, 4, 40]) for _ in range(limit // block + 3)]
+        requests.append(
+            {"arrival": arrival, "prompt": prompt, "output": output, "max_tokens": limit, "unmasked": unmasked}
+        )
+    return requests
+
+
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
-    "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm,
+    "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm, "lmdeploy-0.18": lmdeploy,
 }  # fmt: skip
 
 

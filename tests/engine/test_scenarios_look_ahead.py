@@ -1,5 +1,7 @@
 """LMDeploy 0.18, step by step: prefill or decode, decided one forward ahead (production-dllm-serving.md 4)."""
 
+from dsim.engine.request import Request
+
 from ..worlds import World
 
 SMALL = "lmdeploy-0.18:4,page_size=4"
@@ -117,7 +119,7 @@ def test_short_prompts_go_first_the_shortest_of_them_until_the_next_chunk_is_due
 
 
 def test_a_chunk_without_room_lets_others_decode_until_there_is_some() -> None:
-    w = World(LANE, num_pages=8)
+    w = World(LANE, num_pages=9)
     w.submit(0, 8, 8)
     assert w.step() == "prefill 0:PPPP"
     w.submit(1, 20, 4)
@@ -126,15 +128,16 @@ def test_a_chunk_without_room_lets_others_decode_until_there_is_some() -> None:
     assert w.step() == "decode 0D:MMMM"
     assert w.step() == "prefill 1:pppp"
     assert w.plan.pages == 8
-    # Its last chunk, a page more, would be due.
+    # Its last chunk, and the block behind it, are two pages more.
     assert w.step({0: ALL}) == "decode 0D:MMMM"
     assert w.step() == "decode 0F:PPPP"
     assert w.step({0: ALL}) == "decode 0D:MMMM"
+    assert w.step() == "decode 0I:pppp"
     assert w.step() == "prefill 1:PPPP"
 
 
 def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_all() -> None:
-    w = World(LANE)
+    w = World(LANE + ",opt_ttft_policy=fifo")
     w.submit(0, 20, 4)
     w.submit(1, 12, 4)
     assert w.step() == "prefill 0:pppp"
@@ -142,6 +145,20 @@ def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_al
     assert w.engine.cancel(0, w.now)
     assert w.step() == "prefill 1:pppp"
     assert w.step() == "prefill 1:PPPP"
+
+
+def test_of_long_prompts_the_one_of_fewest_chunks_goes_first_less_one_for_each_aging_time_that_it_waits() -> None:
+    w = World(LANE + ",opt_ttft_aging_sec=4")
+    w.submit(0, 20, 4)  # three chunks of 8
+    w.submit(1, 12, 4)
+    w.submit(2, 12, 4)
+    assert [w.step() for _ in range(2)] == ["prefill 1:pppp", "prefill 1:PPPP"]
+    w.submit(3, 12, 4)
+    assert [w.step() for _ in range(4)] == ["prefill 2:pppp", "prefill 2:PPPP", "prefill 3:pppp", "prefill 3:PPPP"]
+    w.submit(4, 12, 4)
+    assert w.step() == "prefill 0:pppp"  # decided at 5 s, when it had waited for 5 s: two chunks, and it came first
+    w = World("lmdeploy-0.18").engine.policy.batching
+    assert (w.opt_ttft_policy, w.opt_ttft_aging_sec) == ("size", 2.0)
 
 
 def test_a_prefill_that_can_let_nobody_in_is_a_decode_step() -> None:
@@ -204,30 +221,78 @@ def test_who_comes_during_a_step_is_in_the_second_after_it() -> None:
 # ---- pages -------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_let_in_loses_its_pages_and_computes_again_what_it_had() -> None:
+def test_a_sequence_asks_for_a_page_when_its_next_block_does_not_fit_and_the_last_let_in_asks_first() -> None:
     w = World(SMALL, num_pages=6)
     w.submit(0, 4, 8)
     w.submit(1, 4, 8)
     assert w.step() == "prefill 0:PPPP 1:PPPP"
+    assert w.plan.pages == 4  # a block, and one more each: none asks for others as the next step is decided on
     assert w.step({0: ALL, 1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
+    assert w.plan.pages == 6
     assert w.step() == "decode 0F:PPPP 1D:PPMM"
-    # A block more each, for whoever turns out to have entered it.
-    assert (w.plan.preempted, w.plan.pages) == ((), 6)
-    assert w.schedule() == "decode 0D:MMMM 1D:PPMM"
-    assert (w.plan.preempted, w.plan.freed, w.plan.pages) == ((1,), (), 4)
-    w.commit({0: ALL, 1: [2]})
-    assert w.schedule() == "decode 0I:pppp"
-    assert w.plan.freed == (1,)
-    w.commit()
-    assert w.schedule() == "prefill 1:PPPM"  # with what the step in flight had committed
-    assert w.features()[0] == 8
-    w.commit({1: [3]})
+    # 0 is in its last block, finds no page for one behind it, and waits again: its step in flight is for nothing.
+    assert w.schedule() == "decode 0I:mmmm 1D:PPMM"
+    assert (w.plan.preempted, w.plan.freed, w.plan.pages) == ((0,), (), 6)
+    w.commit({1: [2]})
+    assert w.step({1: [3]}) == "decode 1D:PPPM"
     assert w.step() == "decode 1F:PPPP"
-    assert w.step({1: ALL}) == "decode 1D:MMMM"
+
+
+def test_pages_of_a_sequence_that_waits_again_are_for_who_needs_them_and_it_computes_all_again() -> None:
+    w = World(SMALL, num_pages=6)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 8)
+    w.step()
+    assert w.step({0: ALL, 1: ALL}) == "decode 0D:MMMM 1D:MMMM"
+    assert w.step() == "decode 0F:PPPP 1F:PPPP"
+    # Both are in their last block. 1 asks first, finds none, and waits again; 0 takes its pages.
+    assert w.schedule() == "decode 0D:MMMM 1I:mmmm"
+    assert (w.plan.preempted, w.plan.freed, w.plan.pages) == ((1,), (), 4)
+    w.commit({0: ALL})
+    assert w.plan_tokens() == "decode 0I4/12"
+    assert (w.plan.freed, w.plan.pages) == ((1,), 4)
+    w.commit()
+    assert w.plan_tokens() == "prefill 1P12/12"
+    w.commit({1: ALL})
+    assert (w["finish"][:2], w["num_preemptions"][:2]) == ([4.0, 6.0], [0, 1])
     assert w.step() == "decode 1I:pppp"
     assert w.schedule() == "nothing"
-    assert (w["num_tokens"][:2], w["num_preemptions"][:2]) == ([8, 8], [0, 1])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+def test_a_sequence_that_waits_again_is_before_those_that_came_after_its_last_outcome() -> None:
+    w = World(SMALL, num_pages=6, max_batch=2)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 8)
+    w.step()
+    w.step({0: ALL, 1: ALL})
+    w.submit(2, 4, 4)  # it comes as the outcome does
+    assert w.step() == "decode 0F:PPPP 1F:PPPP"
+    w.submit(3, 4, 4)
+    assert w.schedule() == "decode 0D:MMMM 1I:mmmm"
+    assert w.engine._w.queue[w.engine._c["queue_head"] :][:3, 0].tolist() == [2, 1, 3]
+
+
+def test_pages_of_a_request_that_ends_come_free_though_the_next_step_computes_it() -> None:
+    w = World(SMALL, num_pages=4, max_batch=4)
+    w.submit(0, 4, 4)
+    w.step()
+    assert w.step({0: ALL}) == "decode 0D:MMMM"
+    w.submit(1, 8, 4)
+    assert w.schedule() == "decode 0I:pppp"
+    assert w.plan.pages == 3  # of the prefill that is decided on
+    w.commit()
+    assert w.step() == "prefill 1:PPPP"
+
+
+def test_an_eos_in_the_block_that_a_prompt_ends_in_ends_the_block_behind_it() -> None:
+    w = World(SMALL, eos=True)
+    w.engine.submit(Request(0, 0.0, 6, 1, max_tokens=9))
+    assert w.step({0: [2, 3]}) == "prefill 0:PPMM"
+    assert w["num_tokens"][0] == 1
+    assert w.step() == "decode 0F:PPPP"
+    w.schedule()
+    assert w.commit({0: ALL}) == [0]
 
 
 def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None:
@@ -238,19 +303,20 @@ def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None
     assert not World("lmdeploy-0.18", num_pages=2).submit(0, 32, 33)
 
 
-def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_step() -> None:
+def test_a_request_preempted_while_its_last_step_is_in_flight_takes_that_step_again() -> None:
     w = World(SMALL, num_pages=6)
     w.submit(0, 4, 8)
     w.submit(1, 4, 4)
     assert w.step() == "prefill 0:PPPP 1:PPPP"
     assert w.step({0: ALL}) == "decode 0D:MMMM 1D:MMMM"
     assert w.step() == "decode 0F:PPPP 1D:MMMM"
-    # 0 is in its last block now: as this step begins it takes 1's pages for the next.
-    assert w.schedule() == "decode 0D:MMMM 1D:MMMM"
-    assert w["num_preemptions"][:2] == [0, 1]
+    assert w.schedule() == "decode 0I:mmmm 1D:MMMM"
+    assert w["num_preemptions"][:2] == [1, 0]
     assert w.commit({1: ALL}) == [1]
-    assert w.step({0: ALL}) == "decode 0D:MMMM"
+    assert w.step() == "decode 1I:pppp"
+    assert w.plan_tokens() == "prefill 0P4/12"  # it kept its pages, and computes its block alone
+    assert w.commit({0: ALL}) == [0]
     assert w.step() == "decode 0I:pppp"
     assert w.schedule() == "nothing"
-    assert (w["num_tokens"][:2], w["finish"][:2]) == ([8, 4], [5.0, 4.0])
+    assert (w["num_tokens"][:2], w["finish"][:2]) == ([8, 4], [6.0, 4.0])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
