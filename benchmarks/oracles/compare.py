@@ -17,6 +17,7 @@ A scenario (one JSON object):
 A recording (one JSON object):
     seed, family                      of the scenario
     error                             why the oracle gave up; nothing else then
+    ended                             why the engine itself ended, if it did: it is compared up to there
     steps                             [{start, rows, held, preempted, prefill}]: rows [[request, tokens, ...]] in the
                                       engine's order, held pages and preempted requests of all that was decided up to
                                       `start`; a key that the oracle leaves out is not compared
@@ -78,7 +79,7 @@ class Device:
             elif plan.phases[row] == Phase.DENOISE:
                 masks = np.flatnonzero(window & (plan.status[row] == MASKED))
                 block = self.block(index, start)
-                if int(plan.evaluations[row][0]) + 1 >= request["steps"][block]:
+                if int(plan.evaluations[row][masks[0]]) + 1 >= request["steps"][block]:
                     committed[row, masks] = True
         return committed
 
@@ -150,6 +151,8 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
                     x, y = sorted(x), sorted(y)
             if (abs(x - y) > 1e-6) if key == "start" else x != y:
                 return f"step {number} at {a['start']:g}: {key} {x}, dsim {y}"
+    if "ended" in theirs:
+        return None
     if len(theirs["steps"]) != len(ours["steps"]):
         return f"{len(theirs['steps'])} steps, dsim {len(ours['steps'])}"
     a, b = (sorted((i, round(at, 6), n) for i, at, n in r["tokens"]) for r in (theirs, ours))

@@ -100,7 +100,9 @@ class EngineUnderTest:
 
 ENGINES = {
     "vllm": EngineUnderTest("0.32.0", ("vllm-ar", "vllm-ar-spec", "vllm-diffusion"), vllm_environment),
-    "sglang": EngineUnderTest("0.5.23", (), unpacked_wheel("sglang")),
+    "sglang": EngineUnderTest(
+        "0.5.23", ("sglang-fdfo", "sglang-sync", "sglang-joint", "sglang-gemma"), unpacked_wheel("sglang")
+    ),
     "lmdeploy": EngineUnderTest("0.18.0", ("lmdeploy-0.18",), unpacked_wheel("lmdeploy")),
 }
 

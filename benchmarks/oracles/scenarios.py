@@ -163,8 +163,44 @@ def blocks(r: Random, count: int, block: int, eos: bool) -> list[dict[str, Any]]
     return requests
 
 
+# ---- SGLang --------------------------------------------------------------------------------------------------------
+
+
+def sglang(family: str, seed: int) -> Scenario:
+    """A scenario of SGLang's dLLM rounds for `sglang-fdfo`, `-sync`, `-joint` or `-gemma`."""
+    r = Random(f"{family}-{seed}")
+    kind = {"sglang-joint": "joint", "sglang-gemma": "gemma"}.get(family, "low")
+    fdfo = family == "sglang-fdfo" or (kind != "low" and r.random() < 0.5)
+    block, most = r.choice([4, 16, 32]), r.choice([1, 2, 4, 8, 16])
+    caching, eos = kind != "gemma" and r.random() < 0.5, r.random() < 0.5
+    max_prefill = r.choice([block * 4, 200, 16384])
+    requests = blocks(r, r.choice([3, 6, 12, 20]), block, eos)
+    if kind != "low":
+        for request in requests:
+            request["steps"] = [r.choice([1, 2, 3, 5, 9]) for _ in request.pop("unmasked")]
+    length = "canvas_length" if kind == "gemma" else "block_length"
+    fields = {
+        "max_running_requests": most, "page_size": block, length: block, "dllm_fdfo": fdfo,
+        "max_prefill_tokens": max_prefill, **({} if kind == "gemma" else {"prefix_caching": caching}),
+    }  # fmt: skip
+    scenario: Scenario = {
+        "engine": "sglang", "family": family, "seed": seed,
+        "variation": f"{'FDFO' if fdfo else 'sync'}, {'caching' if caching else 'no caching'}",
+        "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
+        "settings": {
+            "kind": kind, "fdfo": fdfo, "block": block, "page": block, "num_pages": 0, "most": most,
+            "max_prefill": max_prefill,
+        },
+        "limits": {"num_pages": 0, "context_limit": 4096, "max_batch": most},
+        "eos": eos, "page_size": block, "caching": caching, "requests": requests,
+    }  # fmt: skip
+    scenario["limits"]["num_pages"] = scenario["settings"]["num_pages"] = pages_for(scenario, r)
+    return scenario
+
+
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
     "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm, "lmdeploy-0.18": lmdeploy,
+    "sglang-fdfo": sglang, "sglang-sync": sglang, "sglang-joint": sglang, "sglang-gemma": sglang,
 }  # fmt: skip
 
 

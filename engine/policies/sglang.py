@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from ..admission import canvas, copy_list, head, let_in, place, pop
+from ..admission import canvas, copy_list, head, let_in, place, pop, push_front, unseat
 from ..emission import set_features
 from ..errors import PolicyError
 from ..hooks import (
@@ -46,6 +46,11 @@ from .canvas import BY_LAW, Canvas
 from .lmdeploy import decide_continuous, end_group, pages_of_prefill
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
+CLIP_MAX_NEW_TOKENS = 4096  # tokens of an answer that are promised room at most
+
+# A request that runs: no round has let it in, one has passed it over, or it is in.
+NEW, PASSED_OVER, ENTERED = range(3)
+
 _PAGES = PrefixMemory(page_size=32)  # a page a block, as with its radix cache
 _GEMMA_PAGES = PagedMemory(page_size=256)
 
@@ -105,7 +110,7 @@ class Rounds(Scheduler):
 
     max_running_requests: Annotated[int, Range(1), "requests running (the engine's own default is 1)"] = 64
     dllm_fdfo: Annotated[bool, "a row whose block is done goes on; false: rounds last until all blocks are done"] = True
-    max_prefill_tokens: Annotated[int, Range(1), "tokens of a canvas model's prefill, the first prompt always"] = 16384
+    max_prefill_tokens: Annotated[int, Range(1), "tokens of a prefill; a canvas model's prompt is cut there"] = 16384
     prefill_blocks_per_round: Annotated[int, Range(1, 4096), "blocks of a prompt a round (proposed: PR 31586)"] = 1
     mixed: Annotated[bool, "prefill and decode in one forward (proposed: PR 33196)"] = False
     steps_per_round: Annotated[int, Range(1, 4096), "forwards that the host plans at once (proposed: PR 33190)"] = 1
@@ -123,6 +128,7 @@ class Rounds(Scheduler):
         ("computed", "i4"),  # tokens of the prompt that are prefilled, once the step in flight is over
         ("goal", "i4"),  # ... that are to be
         ("wanted", "i4"),  # positions that the coming step computes
+        ("entry", "u1"),  # NEW, PASSED_OVER or ENTERED
     )
 
     def __post_init__(self) -> None:
@@ -162,7 +168,9 @@ class Rounds(Scheduler):
         return {"grid": grid, "late": late, "last": 0, "scratch": 0, "entered": entered}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        return {"goes_on": False}  # whether the step in flight is of the same round as the one before
+        # goes_on: the step in flight is of the same round as the one before. The others are tokens of the round that is
+        # being chosen: the pool's room, what its rows are promised and take at once, and what it may still compute.
+        return {"goes_on": False, "room": 0, "promised": 0, "taken": 0, "prompts": 0, "budget": 0, "to_the_last": False}
 
     def answers(self, policy: Policy) -> Answers:
         return {
@@ -177,6 +185,7 @@ def enter_round(w: Any, x: Any, slot: Any) -> None:
     q, s, block = w.q[slot], x.s[slot], int(w.f[0].block)
     s.computed = 0
     s.goal = int(q.prompt) // block * block if x.p[0].grid else q.prompt
+    s.entry = NEW
 
 
 @rule
@@ -186,58 +195,30 @@ def stay(w: Any, x: Any, slot: Any) -> None:
 
 @rule
 def decide_round(w: Any, x: Any) -> int:
-    """Go on with the round, or let requests in and begin one: those that prefill if any does, else all."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
-    x.m[0].goes_on = c.num_group >= 0
+    """Go on with the round, or begin one: of those that prefill if any does, else of all (_process_dllm_batches)."""
+    c, p, m = w.c[0], x.p[0], x.m[0]
+    m.goes_on = c.num_group >= 0
     if c.num_group >= 0:
         copy_list(w, GROUP, ROWS, c.num_group)
         c.num_rows = c.num_group
         return DECODE_STEP
-    _let_in(w, x)
-    block = int(f.block)
-    some_prefill = False
-    for i in range(c.num_running):
-        slot = w.lists[RUNNING, i]
-        if _prefills(w, x, slot):
-            some_prefill = True
-    budget = f.max_batch * block * p.prefill_blocks_per_round if p.grid else f.max_prefill
-    num = 0
     decodes = 0
-    for i in range(c.num_running):
-        slot = w.lists[RUNNING, i]
-        q, s = w.q[slot], x.s[slot]
-        prefills = _prefills(w, x, slot)
-        if some_prefill and not p.mixed and not prefills:
-            continue
-        if not prefills:
-            s.wanted = block
-            tokens = min(int(q.start) + block * (1 + p.entered), _canvas_end(w, x, slot))
-        elif s.computed < s.goal:
-            s.wanted = s.goal - s.computed
-            if p.grid:
-                s.wanted = min(s.wanted, p.prefill_blocks_per_round * block, budget // block * block)
-            elif s.wanted > budget and num > decodes:
-                continue
-            tokens = s.computed + s.wanted
-        else:
-            s.wanted = block
-            tokens = q.start + block
-        pages = max(int(q.pages), -(-int(tokens) // int(f.page)))
-        seen = in_sight(f, s.computed if s.computed < s.goal else q.start, tokens)
-        more = pages - q.pages + seen - q.window_pages
-        if s.wanted == 0 or more > f.num_pages - c.pages_held:
-            continue  # it waits for the next round
-        c.pages_held += more
-        q.pages = pages
-        q.window_pages = seen
-        hold(w, x, slot, int(s.computed) + int(s.wanted) if prefills else int(q.start))
-        if prefills:
-            budget -= s.wanted
-        else:
-            decodes += 1
-        w.lists[ROWS, num] = slot
-        num += 1
-    c.num_rows = num
+    some_prefill = False
+    c.num_rows = 0
+    tries = 0
+    while c.num_rows == 0 and tries < 3:
+        _take_on(w, x)
+        _settle_pages(w, x)
+        some_prefill = False
+        for i in range(c.num_running):
+            if _prefills(w, x, w.lists[RUNNING, i]):
+                some_prefill = True
+        m.to_the_last = tries == 2  # the page that the engine leaves free of a canvas model, and waits for ever
+        decodes = _choose(w, x, some_prefill)
+        # A round of none is followed by the next at once, which those that it passed over join.
+        if c.num_rows == 0 and (tries == 0 or not _preempt_last(w, x)):
+            tries += 1
+    num = int(c.num_rows)
     if num == 0:
         return NOTHING
     if decodes == 0:
@@ -250,35 +231,234 @@ def decide_round(w: Any, x: Any) -> int:
 
 
 @rule
-def _let_in(w: Any, x: Any) -> None:
-    """Let waiting requests in, first come first served, while the pool holds all that those inside may come to need.
+def _take_on(w: Any, x: Any) -> None:
+    """Take waiting requests up to the limit of those that run; they hold no pages until a round lets them in."""
+    c, f = w.c[0], w.f[0]
+    block = int(f.block)
+    while c.num_waiting > 0 and c.num_running < f.max_batch:
+        request, slot = head(w)
+        if (slot >= 0 or f.keeps > 0) and not _has_room_to_the_end(w, x, request, slot):
+            return
+        prompt = int(w.asked.input_length[request])
+        pop(w)
+        if slot < 0:
+            behind = prompt // block * block if x.p[0].grid else prompt
+            slot = place(w, request, slot, behind + block, 0)
+            placed(w, x, slot)
+        let_in(w, slot)
 
-    Nobody is preempted: a pool that promised more would end with every row waiting for pages.
+
+@rule
+def _has_room_to_the_end(w: Any, x: Any, request: Any, slot: Any) -> bool:
+    """Whether the pool has all that a waiting request may come to need, beside what those that run may.
+
+    A preempted one comes in again but then: SGLang preempts nobody, and has ended where dsim does. Of a model with
+    windowed layers every request does: the engine's budgets of their pool are not followed.
     """
     c, f = w.c[0], w.f[0]
     block = int(f.block)
     decoded = block * (1 + x.p[0].entered)  # positions that a round computes of a row
-    promised = c.pages_held
+    pages = int(c.pages_held)
+    for i in range(c.num_running):
+        other = w.lists[RUNNING, i]
+        q, s, end = w.q[other], x.s[other], _canvas_end(w, x, other)
+        pages += -(-end // int(f.page)) - q.pages
+        pages += max(0, most_in_sight(f, end, max(decoded, int(s.goal) - int(s.computed))) - q.window_pages)
+    prompt = int(w.asked.input_length[request])
+    start = prompt // block * block if x.p[0].grid else prompt
+    end = start + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - start, block)
+    if slot >= 0:
+        start = max(start, int(w.q[slot].start))
+    pages += -(-end // int(f.page)) + most_in_sight(f, end, max(decoded, start))
+    return bool(pages <= f.num_pages)
+
+
+@rule
+def _settle_pages(w: Any, x: Any) -> None:
+    """Others may use what the last round left; a decoded canvas gives its pages back until it is encoded."""
+    c, f = w.c[0], w.f[0]
     for i in range(c.num_running):
         slot = w.lists[RUNNING, i]
-        q, s, end = w.q[slot], x.s[slot], _canvas_end(w, x, slot)
-        promised += -(-end // int(f.page)) - q.pages
-        promised += max(0, most_in_sight(f, end, max(decoded, int(s.goal) - int(s.computed))) - q.window_pages)
-    while c.num_waiting > 0 and c.num_running < f.max_batch:
-        request, slot = head(w)
-        prompt = int(w.asked.input_length[request])
-        behind = prompt // block * block if x.p[0].grid else prompt
-        whole = behind + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - behind, block)
-        there, held = reusable(w, x, request, behind)
-        promised += -(-whole // int(f.page)) - held + most_in_sight(f, whole, max(decoded, behind))
-        if promised > f.num_pages:
-            return
-        pop(w)
-        slot = place(w, request, slot, behind + block, there // int(f.page))
-        placed(w, x, slot)
+        q, s = w.q[slot], x.s[slot]
+        if s.entry != ENTERED:
+            continue
+        hold(w, x, slot, int(s.computed) if s.computed < s.goal else int(q.start))
+        context = -(-int(q.start) // int(f.page))
+        if _is_decoded(w, x, slot) and q.pages > context:
+            c.pages_held -= q.pages - context
+            q.pages = context
+
+
+@rule
+def _choose(w: Any, x: Any, some_prefill: Any) -> int:
+    """Choose the rows of a round; how many of them decode. Rows that were let in before come first (PrefillAdder)."""
+    c, f, p, m = w.c[0], w.f[0], x.p[0], x.m[0]
+    m.room = (f.num_pages - c.pages_held) * f.page
+    m.promised = 0
+    m.taken = 0
+    m.prompts = f.max_prefill
+    m.budget = f.max_batch * f.block * p.prefill_blocks_per_round if p.grid else f.max_prefill
+    c.num_rows = 0
+    decodes = 0
+    more = True
+    for turn in range(2):
+        for i in range(c.num_running):
+            slot = w.lists[RUNNING, i]
+            s = x.s[slot]
+            prefills = _prefills(w, x, slot)
+            if not more or (s.entry == NEW) != (turn == 1) or (some_prefill and not p.mixed and not prefills):
+                continue
+            before = int(c.num_rows)
+            more = _go_on(w, x, slot, prefills) if turn == 0 else _enter(w, x, slot)
+            if c.num_rows > before and not _prefills(w, x, slot):
+                decodes += 1
+    return decodes
+
+
+@rule
+def _go_on(w: Any, x: Any, slot: Any, prefills: Any) -> bool:
+    """Give a row that was let in before its part in a round; whether others may follow (add_dllm_staging_req)."""
+    f, p, q, s = w.f[0], x.p[0], w.q[slot], x.s[slot]
+    block = int(f.block)
+    most = _most(w, x, prefills)
+    if most <= 0:
+        return False
+    left = int(s.goal) - int(s.computed) if s.computed < s.goal else block
+    wanted = left
+    cut = False
+    if not p.grid:
+        if left > most and not s.computed < s.goal:
+            return False
+        wanted = min(left, most)
+        cut = wanted < left
+    elif prefills:
+        wanted = min(left, block * p.prefill_blocks_per_round)
+        cut = True
+    else:
+        begun = _is_begun(w, slot)
+        cut = not begun and q.prompt > q.start  # the prompt's tail counts beside a block
+        if begun and block > most:
+            return False
+    there = 0
+    if s.entry == PASSED_OVER:
+        there = min(int(s.computed), reusable(w, x, int(q.request), int(s.computed))[0])
+    if not _seat(w, x, slot, wanted, there):
+        return True
+    limit = int(q.end) - int(q.prompt)
+    _charge(w, x, wanted, 0 if cut else min(limit, CLIP_MAX_NEW_TOKENS))
+    return bool(_most(w, x, prefills) > 0)
+
+
+@rule
+def _most(w: Any, x: Any, prefills: Any) -> Any:
+    """Tokens that a row let in before may compute in this round (_get_dllm_remain_tokens)."""
+    f, p, m = w.f[0], x.p[0], x.m[0]
+    most = min(int(m.budget), int(m.room) - int(m.promised))
+    if p.grid or not prefills:
+        most = min(most, int(f.block) * (p.prefill_blocks_per_round if prefills else 1))
+    if most <= 0:
+        most = int(m.budget)
+    if not p.grid:
+        most = min(most, int(m.room) - int(m.taken) - (0 if m.to_the_last else int(f.page)))
+    return most
+
+
+@rule
+def _is_begun(w: Any, slot: Any) -> bool:
+    """Whether a forward has computed the masks of a sequence's block."""
+    for k in range(w.f[0].block):
+        if w.evaluations[slot, k] > 0:
+            return True
+    return False
+
+
+@rule
+def _enter(w: Any, x: Any, slot: Any) -> bool:
+    """Let a request in where the pool has room for all that it asks for; whether others may follow (add_one_req).
+
+    One that is passed over joins the next round as if it had been let in: the engine checks that no more.
+    """
+    f, p, m, q, s = w.f[0], x.p[0], x.m[0], w.q[slot], x.s[slot]
+    block, page = int(f.block), int(f.page)
+    known = max(int(q.prompt), int(s.goal))
+    there, held = reusable(w, x, int(q.request), int(s.goal)) if p.grid else (0, 0)
+    touched = (there // page - held) * page  # idle pages that it would take up are no room
+    limit = min(int(q.end) - int(q.prompt) - int(q.emitted), CLIP_MAX_NEW_TOKENS)
+    asks = known - there + (block if p.grid else 0)
+    s.entry = PASSED_OVER
+    s.computed = there
+    if asks + limit + page >= m.room - touched - m.promised:
+        return False
+    if not p.grid and w.c[0].num_rows > 0 and -(-asks // page) * page >= m.prompts:
+        return False
+    wanted = min(int(m.budget), int(s.goal))
+    if p.grid:
+        wanted = block if there == s.goal else min(int(s.goal) - there, block * p.prefill_blocks_per_round)
+    if not _seat(w, x, slot, wanted, there):
+        return False
+    m.room -= touched
+    _charge(w, x, wanted, 0)
+    left = int(m.room) - max(int(m.promised), int(m.taken))
+    return bool(left > 0 and m.prompts > 0 and m.budget > 0)
+
+
+@rule
+def _charge(w: Any, x: Any, tokens: Any, limit: Any) -> None:
+    """Count a row's tokens, and what it may ask for later, among those of the round (_update_prefill_budget)."""
+    m, page = x.m[0], int(w.f[0].page)
+    tokens = -(-tokens // page) * page
+    m.promised += tokens + page + limit
+    m.taken += tokens + page
+    m.prompts -= tokens
+    m.budget -= tokens
+
+
+@rule
+def _seat(w: Any, x: Any, slot: Any, wanted: Any, there: Any) -> bool:
+    """Give a row its pages and its place in the round, if there are pages: SGLang ends where there are none."""
+    c, f, p, q, s = w.c[0], w.f[0], x.p[0], w.q[slot], x.s[slot]
+    new = s.entry != ENTERED
+    computed = there if new else int(s.computed)
+    prefills = computed < s.goal
+    tokens = computed + wanted if prefills else int(q.start) + wanted
+    if not prefills and not _is_decoded(w, x, slot):
+        tokens = min(int(q.start) + wanted * (1 + p.entered), _canvas_end(w, x, slot))
+    pages = max(int(q.pages), -(-int(tokens) // int(f.page)))
+    seen = in_sight(f, computed if prefills else q.start, tokens)
+    more = pages - q.pages + seen - q.window_pages
+    if new:
+        more -= reusable(w, x, int(q.request), there)[1] if there > 0 else 0
+    if more > f.num_pages - c.pages_held:
+        return False
+    c.pages_held += pages - q.pages + seen - q.window_pages
+    q.pages = pages
+    q.window_pages = seen
+    if new:
         reuse(w, x, slot, there)
-        x.s[slot].computed = there
-        let_in(w, slot)
+        s.computed = there
+        s.entry = ENTERED
+    hold(w, x, slot, 0)
+    s.wanted = wanted
+    w.lists[ROWS, c.num_rows] = slot
+    c.num_rows += 1
+    return True
+
+
+@rule
+def _preempt_last(w: Any, x: Any) -> bool:
+    """Where no row finds pages, take those of the last let in; whether there was one. SGLang would have ended."""
+    c = w.c[0]
+    for i in range(c.num_running - 1, -1, -1):
+        slot = w.lists[RUNNING, i]
+        q, s = w.q[slot], x.s[slot]
+        if s.entry == ENTERED:
+            unseat(w, x, slot)
+            push_front(w, int(q.request), slot)
+            s.computed = 0
+            s.goal = max(int(q.start), int(s.goal))
+            s.entry = NEW
+            return True
+    return False
 
 
 @rule
@@ -291,7 +471,10 @@ def _canvas_end(w: Any, x: Any, slot: Any) -> Any:
 @rule
 def _prefills(w: Any, x: Any, slot: Any) -> bool:
     """Whether a sequence is in its prefill phase: blocks of its prompt are missing, or the keys of a decoded canvas."""
-    return x.s[slot].computed < x.s[slot].goal or _is_decoded(w, x, slot)
+    s = x.s[slot]
+    if s.entry == NEW:  # whatever the pool may have of it
+        return s.goal > 0 or not x.p[0].grid
+    return s.computed < s.goal or _is_decoded(w, x, slot)
 
 
 @rule
@@ -315,8 +498,9 @@ def plan_round(w: Any, x: Any) -> None:
         n, before = int(s.wanted), int(q.start)
         q.left = 0
         computed = True
-        # A finished row, and a canvas decoded within the round, are computed for nothing until it ends.
-        if q.finished or (goes_on and _is_decoded(w, x, slot)):
+        # A finished row, a prompt's and a canvas decoded within the round are computed for nothing until it ends.
+        prefilled = goes_on and (q.phase == PREFILL or q.phase == IDLE)
+        if q.finished or prefilled or (goes_on and _is_decoded(w, x, slot)):
             n = block
             q.phase = IDLE
             computed = False

@@ -60,8 +60,9 @@ def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
     w.submit(0, 8, 1)
     w.submit(1, 8, 1)
     assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
-    assert w.engine.pages_held == 1  # computed twice, and kept once
+    assert w.engine.pages_held == 2  # computed twice ...
     assert w.step_tokens({}) == "prefill 0P4/8 1P4/8"
+    assert w.engine.pages_held == 3  # ... and kept once from the next round on
     assert w.engine._x.c.cached.tolist() == [0, 0]
 
 
@@ -74,21 +75,18 @@ def test_an_answer_s_blocks_are_there_when_it_ends_the_last_one_too() -> None:
     assert steps_of(w, 1) == ["decode 1D4/16", "decode 1F4/16"]
 
 
-def test_rounds_let_in_as_many_more_as_shared_pages_leave_room_for() -> None:
-    # Six pages: each request takes three, two of which are the same.
+def test_newcomers_whose_prompts_are_there_decode_in_a_round_that_others_wait_for() -> None:
+    # Each request takes three pages, two of which are the same.
     names = prefixes(4, [0, 1], [0, 1], [0, 1], [0, 1], named=[8, 8, 8, 8])
-    w = world(names, spec=FDFO, num_pages=6)
+    w = world(names, spec=FDFO, num_pages=14)
     w.submit(0, 8, 4)
     for _ in range(2):
         w.step_tokens({})
     for request in (1, 2, 3):
         w.submit(request, 8, 4)
+    assert w.step_tokens({}) == "decode 1D4/12 2D4/12 3D4/12"
     assert w.step_tokens({}) == "decode 0D4/12 1D4/12 2D4/12 3D4/12"
     assert w.engine.pages_held == 6
-    alone = World(FDFO.replace(",prefix_caching=true", ""), num_pages=6)
-    for request in range(4):
-        alone.submit(request, 8, 4)
-    assert alone.step_tokens({}) == "prefill 0P4/4 1P4/4"
 
 
 # ---- LMDeploy's look-ahead ---------------------------------------------------------------------------------------

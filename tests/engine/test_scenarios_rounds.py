@@ -51,7 +51,8 @@ def test_a_prompt_shorter_than_a_block_has_no_prefill() -> None:
     w.submit(0, 3, 1)
     w.submit(1, 4, 1)
     assert w.step_tokens({}) == "prefill 1P4/4"
-    assert w.step({0: [3], 1: ALL}) == "decode 0D:PPPM 1D:MMMM"
+    # Rows that were let in come before those that are.
+    assert w.step({0: [3], 1: ALL}) == "decode 1D:MMMM 0D:PPPM"
     assert w.schedule() == "decode 0F:PPPP 1F:PPPP"
     assert w.commit() == [0, 1]
     assert (w["num_tokens"][:2], w["scheduled"][:2]) == ([1, 1], [1.0, 0.0])
@@ -117,15 +118,32 @@ def test_the_host_plans_several_forwards_at_once_and_looks_up_between_them_alone
     assert w.step_tokens({}) == "decode 1D4/4"
 
 
-def test_a_row_that_has_no_room_for_all_it_may_need_waits_and_nobody_is_preempted() -> None:
+def test_a_request_that_asks_for_more_than_there_is_room_for_is_passed_over_once() -> None:
+    w = World(FDFO, num_pages=7)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 8)  # its prompt, a block, its limit and a page are 20 tokens; 7 pages less the 8 of request 0 are 20
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    assert w.step_tokens({}) == "prefill 1P4/4"  # no more is asked
+    assert w.step_tokens({0: ALL, 1: ALL}) == "decode 0D4/8 1D4/8"
+    w = World(FDFO, num_pages=8)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 8)
+    assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
+
+
+def test_where_the_engine_would_end_for_want_of_pages_the_last_row_waits_until_all_have_theirs() -> None:
     w = World(FDFO, num_pages=4)
     w.submit(0, 4, 8)  # 3 pages
-    w.submit(1, 4, 4)  # 2
-    assert w.step_tokens({}) == "prefill 0P4/4"
-    for commits in (ALL, (), ALL, ()):
-        assert w.step_tokens({0: commits}).startswith("decode 0")
-    assert w.step_tokens({}) == "prefill 1P4/4"
-    assert (w["finish"][0], w["num_preemptions"][:2]) == (5.0, [0, 0])
+    w.submit(1, 4, 8)
+    assert [w.step_tokens({}) for _ in range(2)] == ["prefill 0P4/4", "prefill 1P4/4"]
+    assert w.step_tokens({0: ALL, 1: ALL}) == "decode 0D4/8 1D4/8"
+    assert w.step_tokens({}) == "decode 0F4/8 1F4/8"
+    assert w.plan_tokens() == "decode 0D4/12"  # both need a third page
+    assert (w.plan.preempted, w.plan.freed, w.plan.pages) == ((1,), (1,), 3)
+    assert w.commit({0: ALL}) == []
+    w.step_tokens({})
+    assert [w.step_tokens({}) for _ in range(3)] == ["prefill 1P4/4", "prefill 1P4/8", "decode 1D4/12"]
+    assert w["num_preemptions"][:2] == [0, 1]
 
 
 def test_a_request_of_no_tokens_at_all_decodes_a_block_and_holds_its_pages() -> None:
@@ -249,12 +267,13 @@ def test_a_decoded_canvas_is_prefilled_in_a_round_that_all_others_wait_for_but_n
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
 
 
-def test_prompts_beyond_max_prefill_tokens_wait_for_the_next_round_the_first_never() -> None:
+def test_a_canvas_model_s_prompt_is_cut_at_max_prefill_tokens_and_one_passed_over_takes_what_is_left() -> None:
     w = World(GEMMA + ",max_prefill_tokens=8")
     w.submit(0, 9, 4)
     w.submit(1, 5, 4)
     w.submit(2, 4, 4)
-    assert [w.step_tokens({}) for _ in range(3)] == ["prefill 0P9/9", "prefill 1P5/5", "prefill 2P4/4"]
+    said = [w.step_tokens({}) for _ in range(3)]
+    assert said == ["prefill 0P8/8", "prefill 0P1/9", "prefill 1P5/5"]
 
 
 @pytest.mark.parametrize("field", ["dllm_fdfo=false", "steps_per_round=3"])
