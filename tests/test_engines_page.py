@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from dsim.engine.policies import lmdeploy, sglang, vllm
+from dsim.engine.policies import look_ahead, sglang, vllm
 from dsim.engine.policy import PRESETS, settings_of
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def test_every_preset_of_an_engine_is_on_the_page() -> None:
     for module in (vllm, sglang, lmdeploy):
         for name in module.PRESETS:
             assert f"| `{name}` |" in PAGE
-    own = {*vllm.PRESETS, *sglang.PRESETS, *lmdeploy.PRESETS} - {"lmdeploy-bd32", "sglang-bd32"}
+    own = {*vllm.PRESETS, *sglang.PRESETS, *look_ahead.PRESETS} - {"sglang-bd32"}
     assert {preset for preset, _, _ in settings_on_the_page()} == own
 
 

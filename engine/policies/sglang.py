@@ -207,7 +207,8 @@ def decide_round(w: Any, x: Any) -> int:
     c.num_rows = 0
     tries = 0
     while c.num_rows == 0 and tries < 3:
-        _take_on(w, x)
+        if c.num_preempted == 0 or c.num_running == 0:  # one that has just given way comes back in another round
+            _take_on(w, x)
         _settle_pages(w, x)
         some_prefill = False
         for i in range(c.num_running):
@@ -269,6 +270,8 @@ def _has_room_to_the_end(w: Any, x: Any, request: Any, slot: Any) -> bool:
     end = start + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - start, block)
     if slot >= 0:
         start = max(start, int(w.q[slot].start))
+    if not x.p[0].grid and c.num_running > 0:  # a round counts what a row holds among what it asks for
+        pages += (c.num_running + 1) * (-(-block // int(f.page)) + 1)
     pages += -(-end // int(f.page)) + most_in_sight(f, end, max(decoded, start))
     return bool(pages <= f.num_pages)
 
