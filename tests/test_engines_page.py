@@ -40,7 +40,7 @@ def settings_on_the_page() -> list[tuple[str, str, str]]:
 
 
 def test_every_preset_of_an_engine_is_on_the_page() -> None:
-    for module in (vllm, sglang, lmdeploy):
+    for module in (vllm, sglang, look_ahead):
         for name in module.PRESETS:
             assert f"| `{name}` |" in PAGE
     own = {*vllm.PRESETS, *sglang.PRESETS, *look_ahead.PRESETS} - {"sglang-bd32"}
@@ -60,7 +60,7 @@ def test_a_preset_has_the_fields_and_the_values_that_its_table_says() -> None:
 
 def test_every_setting_of_an_engine_s_scheduler_is_in_a_table() -> None:
     on_page = {(preset, field) for preset, field, _ in settings_on_the_page()}
-    for module in (vllm, sglang, lmdeploy):
+    for module in (vllm, sglang, look_ahead):
         told = {field for preset, field in on_page if preset in module.PRESETS}
         for preset in {preset for preset, _ in on_page} & module.PRESETS.keys():
             assert set(PRESETS[preset].policy.batching.__dataclass_fields__) <= told, preset
