@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .emission import emit, emit_prefixes, finish, has_masks, publish, set_features
-from .hooks import block_entered, choose, holds_back, learn, reused, select, settle
+from .hooks import block_entered, choose, holds_back, learn, select, settle
 from .jit import rule, whole
 from .state import (
     CACHED,
@@ -32,12 +32,12 @@ MASKS = HEADS.index("masks")
 
 @rule
 def plan_prefill(w: Any, x: Any) -> None:
-    """Plan the prefill of the chosen rows: each computes what the pool lacks of its prompt, block-causal (1.2)."""
+    """Plan the prefill of the chosen rows: each computes its whole prompt, block-causal (1.2)."""
     for i in range(w.c[0].num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
         q.num_keys = q.start + w.f[0].block
-        q.num_tokens = q.num_keys - reused(w, x, slot)
+        q.num_tokens = q.num_keys
         q.left = 0
     plan_pieces(w, int(w.f[0].max_prefill))
 

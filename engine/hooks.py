@@ -74,12 +74,6 @@ def reuse(w: Any, x: Any, slot: int, tokens: int) -> None:
 
 
 @rule
-def reused(w: Any, x: Any, slot: int) -> int:
-    """Tokens of a sequence that were in the pool when it was let in."""
-    return 0
-
-
-@rule
 def idle_pages(w: Any, x: Any) -> Any:
     """Pages of the pool that nobody holds, and whose keys and values may still be reused."""
     return 0

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import PolicyError
-from .hooks import give_back, hold, idle_pages, reusable, reuse, reused
+from .hooks import give_back, hold, reusable, reuse
 from .jit import rule
 from .part import Answers, PagedMemory, Policy
 
@@ -140,7 +140,6 @@ class PrefixMemory(PagedMemory):
     neutral = PagedMemory.neutral | {"prefix_caching"}
     columns = (
         ("shared", "i4"),  # of the pages held, those that others may hold too: the first ones
-        ("found", "i4"),  # tokens that were there when the sequence was let in
     )
 
     def check(self, policy: Policy) -> None:
@@ -154,8 +153,7 @@ class PrefixMemory(PagedMemory):
         if not self.prefix_caching:
             return {}
         return {
-            reusable: pages_found, reuse: take_found, reused: found_tokens, hold: share_pages, give_back: let_go,
-            idle_pages: count_idle,
+            reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go,
         }  # fmt: skip
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
@@ -221,18 +219,11 @@ def take_found(w: Any, x: Any, slot: Any, tokens: Any) -> None:
         if not _join(x, _find(x, _key(w, x, int(q.request), page))):
             c.pages_held -= 1  # it was counted with the others'
     s.shared = pages
-    s.found = tokens
     if w.r[q.request].num_preemptions == 0:
         counts.queries += q.prompt
         counts.hits += tokens
         if q.request < len(x.c.cached):
             x.c.cached[q.request] = tokens
-
-
-@rule
-def found_tokens(w: Any, x: Any, slot: Any) -> Any:
-    """Tokens of a sequence that were there when it was let in."""
-    return int(x.s[slot].found)
 
 
 @rule

@@ -23,7 +23,7 @@ from ..hooks import (
 )
 from ..jit import rule
 from ..part import Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
-from ..prefix import PrefixMemory, caches_prefixes
+from ..prefix import PrefixMemory, caches_prefixes, count_idle
 from ..state import DECODE_STEP, FREED, IGNORED, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, SCRATCH
 from ..unmasking import Unmasking
 from .lmdeploy import FLAGS, SERVE
@@ -118,7 +118,8 @@ class LookAhead(Scheduler):
         return max(1, min(self.prefill_interval // 2, policy.memory.page_size // block)) * block
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_look_ahead, prefill_over: take_in, step_over: take_in, plan_prompts: plan_chunks}
+        rules = {decide: decide_look_ahead, prefill_over: take_in, step_over: take_in, plan_prompts: plan_chunks}
+        return rules | ({idle_pages: count_idle} if caches_prefixes(policy) else {})
 
 
 @rule

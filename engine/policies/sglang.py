@@ -270,7 +270,7 @@ def _has_room_to_the_end(w: Any, x: Any, request: Any, slot: Any) -> bool:
     end = start + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - start, block)
     if slot >= 0:
         start = max(start, int(w.q[slot].start))
-    if not x.p[0].grid and c.num_running > 0:  # a round counts what a row holds among what it asks for
+    if slot >= 0 and not x.p[0].grid and c.num_running > 0:  # a round counts what a row holds among what it asks for
         pages += (c.num_running + 1) * (-(-block // int(f.page)) + 1)
     pages += -(-end // int(f.page)) + most_in_sight(f, end, max(decoded, start))
     return bool(pages <= f.num_pages)
