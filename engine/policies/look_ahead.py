@@ -44,9 +44,9 @@ class LookAhead(Scheduler):
 
     A prompt longer than a prefill is computed a chunk at a time, one such prompt after another. Behind a chunk the rows
     that decode come next; then prompts that fit a prefill, the shortest first, until as many prefills as
-    `opt_ttft_short_turns` have gone before the next chunk (engine/inputs_maker.py). A sequence asks for more pages when
+    `opt_ttft_short_turns` have gone before the next chunk (InputsMakerAsync). A sequence asks for more pages when
     its next block no longer fits those that it has. One that finds none waits again; it keeps its pages, and computes
-    its block alone when its turn comes, unless another request needs them first (paging/scheduler.py).
+    its block alone when its turn comes, unless another request needs them first (Scheduler).
     """
 
     max_batch: Annotated[
@@ -110,7 +110,7 @@ class LookAhead(Scheduler):
         return -(-(prompt + output) // block) * block - block + policy.width + self._prealloc(policy)
 
     def _prealloc(self, policy: Policy) -> int:
-        """Tokens beyond the block that pages are taken for (strategies/dllm/engine.py, get_prealloc_size).
+        """Tokens beyond the block that pages are taken for (DLLMEngineStrategy.get_prealloc_size).
 
         At least a block: a step decided on ahead may be one further on. LMDeploy takes none at a prefill_interval of 1.
         """
