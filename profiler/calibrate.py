@@ -18,7 +18,7 @@ from .samples import Floats
 
 REACH = 8.0  # positions
 # Standard deviations of the log-odds. Of requests: where a mean of 2.8 tokens a step has a P90 over P50 of 3.0 of the
-# steps a token, between requests. At those two numbers the P90 of latency is 50 ms a token within 6 % at each of
+# steps a token, between requests. At those two numbers the P90 of latency is 50 ms a token within 8 % at each of
 # Optimus's published capacities, which are bounded by it (`python benchmarks/spread.py`); a test solves again.
 PAIR = 2.8, 3.0
 REQUEST_SPREAD = 1.96
