@@ -12,6 +12,7 @@ from .state import (
     FREE,
     FREED,
     GROUP,
+    IDLE,
     IGNORED,
     MASKED,
     NEXT,
@@ -115,8 +116,7 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
         q.answer = prompt + w.asked.output_length[request]
         q.stop = q.end if w.f[0].stops == IGNORED else q.answer
         q.start = length - block
-        narrower = w.r[request].canvas_length
-        q.block = narrower if 0 < narrower < block else block
+        q.block = canvas_width(w, q)
         known = prompt - (length - block)
         for p in range(w.status.shape[1]):
             w.status[slot, p] = PENDING if p < known else MASKED
@@ -134,6 +134,19 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
     w.q[slot].pages = pages
     c.pages_held += pages
     return slot
+
+
+@rule
+def canvas_width(w: Any, q: Any) -> Any:
+    """Positions of a sequence's canvases: the policy's, or of the narrower ones that its request asks for."""
+    narrower, block = int(w.r[q.request].canvas_length), int(w.f[0].block)
+    return narrower if 0 < narrower < block else block
+
+
+@rule
+def knows_limit(w: Any, q: Any) -> bool:
+    """Whether a scheduler knows where a sequence ends at the latest: not of one that ends at an EOS and says no limit."""
+    return w.f[0].eos == 0 or w.r[q.request].limited
 
 
 @rule
@@ -203,7 +216,10 @@ def release(w: Any, x: Any, which: Any, num: Any) -> None:
 
 @rule
 def leave(w: Any, x: Any) -> None:
-    """Where steps are decided on ahead: what finished ones hold comes free, unless the next step computes them too."""
+    """Where steps are decided on ahead: the pages of finished ones come free, and their slots with their last row.
+
+    A row in flight of a request that has ended writes to pages that are free: those who take them write later.
+    """
     c = w.c[0]
     ahead = c.num_next if c.next_kind != NOTHING else 0
     for i in range(ahead):
@@ -212,8 +228,10 @@ def leave(w: Any, x: Any) -> None:
     for i in range(c.num_rows):
         slot = w.lists[ROWS, i]
         q = w.q[slot]
-        if q.finished and not q.in_flight:
-            if q.pages == 0:  # it was preempted while its last step ran
+        if q.finished and q.in_flight:
+            give_back(w, x, slot)
+        elif q.finished:
+            if q.pages == 0 and q.phase != IDLE:  # it was preempted while its last step ran
                 unqueue(w, slot)
             w.lists[SCRATCH, num] = slot
             num += 1
@@ -312,6 +330,7 @@ def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], N
         c["next_kind"] = NOTHING
     if stays:
         w.q["finished"][slot] = w.q["prefilled"][slot] = True
+        give(slot)
         return True
     if len(row) or q["pages"]:  # a preempted one may wait with its pages
         w.lists[FREED, int(c["num_freed"])] = request

@@ -205,6 +205,7 @@ class Engine:
         i, c = request.index, self._c
         self.table.enter(request, self.replica)
         self.table.rows["canvas_length"][i] = request.canvas_length if self._narrows else 0
+        self.table.rows["limited"][i] = request.max_tokens > 0
         c["submitted"] += 1
         if not self.fits(request):
             self.table["status"][i] = REJECTED
@@ -225,8 +226,8 @@ class Engine:
     def cancel(self, request: int, now: float) -> bool:
         """Drop a request whose client has gone, between two steps; False where it is over, or not of this engine.
 
-        The table keeps the tokens that it was handed. Its row and its pages are free for the next step, or one later
-        where that is decided on.
+        The table keeps the tokens that it was handed. Its pages are free at once, its row for the next step or, where
+        that is decided on, one later.
         """
         assert self._c["kind"] == NOTHING, "a step is in flight"
         t = self.table

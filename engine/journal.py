@@ -136,6 +136,7 @@ REQUEST = np.dtype(
             key=lambda column: -np.dtype(column[1]).itemsize,
         ),
         ("canvas_length", "int32"),  # Request.canvas_length, where the policy heeds it
+        ("limited", "?"),  # it says how many tokens it asks for at most
     ],
     align=True,
 )

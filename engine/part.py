@@ -98,6 +98,7 @@ class Scheduler(Part):
     hides_host = False  # whether the host's time passes while the device works on the step before
     frees_windows = False  # whether pages of layers with a window come free as it moves on
     narrows_canvases = False  # whether a request may ask for canvases narrower than the policy's
+    hashes_all = False  # whether its prefix cache keeps all full pages, also one that another request computed alike
 
     max_batch: int | None
     max_prefill_tokens: int

@@ -6,7 +6,7 @@ becomes idle: it may be reused, and it is free to whoever needs a page, the one 
 come idle last one first, so that a prefix outlives what follows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -28,6 +28,7 @@ ENTRY = np.dtype(
     [
         ("key", "i8"),  # of the page: see `_key`
         ("refs", "i4"),  # sequences that hold it; 0: it is idle
+        ("owner", "i4"),  # slot of the sequence that computed it, as long as that one holds it
         ("next", "i4"),  # in the chain of its bucket, or of the entries that are not in use
         ("older", "i4"), ("newer", "i4"),  # of an idle page: those that came idle before and after it
     ],
@@ -118,8 +119,7 @@ class Cache(NamedTuple):
 
 def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     """The cache of a pool that nobody has used."""
-    per_block = -(-prefixes.block // page)
-    room = max(1, min(num_pages, prefixes.num_names * per_block))  # there are no more different pages
+    per_block, room = -(-prefixes.block // page), max(1, num_pages)
     entries, at = np.zeros(room, ENTRY), np.zeros(1, COUNTS)
     entries["next"] = np.arange(1, room + 1)
     entries["next"][-1] = NONE
@@ -156,6 +156,9 @@ class PrefixMemory(PagedMemory):
             reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go,
         }  # fmt: skip
 
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"hashes_all": policy.batching.hashes_all}
+
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
             return ()
@@ -171,9 +174,11 @@ def caches_prefixes(policy: Policy) -> bool:
 def _key(w: Any, x: Any, request: Any, page: Any) -> Any:
     """The key of a request's page: the name of the tokens that it ends in, and its place among the pages there.
 
-    A name stands for all tokens up to its end, and so does the key.
+    A name stands for all tokens up to its end, and so does the key. Tokens without a name are the request's own.
     """
     at, size = x.c.at[0], int(w.f[0].page)
+    if (page + 1) * size > _num_named(x, request):
+        return -1 - ((int(request) << 32) + int(page))
     block = ((page + 1) * size - 1) // at.block
     before = block * at.block // size  # pages that end before the block does begin
     return int(x.c.names[x.c.offsets[request] + block]) * at.per_block + page - before
@@ -189,9 +194,27 @@ def _find(x: Any, key: Any) -> Any:
 
 
 @rule
-def _named_pages(w: Any, x: Any, request: Any, tokens: Any) -> Any:
-    """Full pages of a request's first `tokens` that have a name."""
-    return min(int(tokens), int(x.c.named[request]) if request < len(x.c.named) else 0) // int(w.f[0].page)
+def _held(x: Any, key: Any, slot: Any) -> Any:
+    """The entry of a page that a sequence holds: its own where it computed the page, else the oldest."""
+    at = int(x.c.buckets[key & (len(x.c.buckets) - 1)])
+    while at >= 0:
+        if x.c.entries[at].key == key and x.c.entries[at].owner == slot:
+            return at
+        at = int(x.c.entries[at].next)
+    return _find(x, key)
+
+
+@rule
+def _num_named(x: Any, request: Any) -> Any:
+    """A request's first tokens that have a name."""
+    return int(x.c.named[request]) if request < len(x.c.named) else 0
+
+
+@rule
+def _shareable(w: Any, x: Any, request: Any, tokens: Any) -> Any:
+    """Full pages of a request's first `tokens` that the pool keeps: vLLM keeps all, the others those with a name."""
+    most = int(tokens) if x.p[0].hashes_all else min(int(tokens), _num_named(x, request))
+    return most // int(w.f[0].page)
 
 
 @rule
@@ -199,7 +222,7 @@ def pages_found(w: Any, x: Any, request: Any, tokens: Any) -> Any:
     """Tokens at the beginning of a request, at most so many, whose pages are there; and how many of those are held."""
     num = 0
     held = 0
-    most = _named_pages(w, x, request, tokens)
+    most = _shareable(w, x, request, tokens)
     while num < most:
         at = _find(x, _key(w, x, request, num))
         if at < 0:
@@ -236,17 +259,17 @@ def count_idle(w: Any, x: Any) -> Any:
 def share_pages(w: Any, x: Any, slot: Any, tokens: Any) -> None:
     """Idle pages make room for those that are held by now; and others may use those of a sequence's first `tokens`.
 
-    A page that was computed twice is kept once: SGLang and LMDeploy do so, vLLM keeps both while they are held.
+    A page that was computed twice is kept once by SGLang and LMDeploy, and twice by vLLM, whose requests hit the older.
     """
     c, q, s = w.c[0], w.q[slot], x.s[slot]
     while x.c.at[0].idle > 0 and c.pages_held + x.c.at[0].idle > w.f[0].num_pages:
         _evict(x)
-    most = _named_pages(w, x, int(q.request), tokens)
+    most = _shareable(w, x, int(q.request), tokens)
     while s.shared < most:
         key = _key(w, x, int(q.request), int(s.shared))
-        at = _find(x, key)
+        at = NONE if x.p[0].hashes_all else _find(x, key)
         if at < 0:
-            _add(x, key)
+            _add(x, key, slot)
         elif not _join(x, at):
             c.pages_held -= 1
         s.shared += 1
@@ -258,8 +281,9 @@ def let_go(w: Any, x: Any, slot: Any) -> None:
     c, q, s = w.c[0], w.q[slot], x.s[slot]
     c.pages_held -= q.pages - s.shared + q.window_pages
     for i in range(s.shared):
-        at = _find(x, _key(w, x, int(q.request), int(s.shared) - 1 - i))
+        at = _held(x, _key(w, x, int(q.request), int(s.shared) - 1 - i), slot)
         entry = x.c.entries[at]
+        entry.owner = NONE if entry.owner == slot else entry.owner
         entry.refs -= 1
         if entry.refs == 0:
             c.pages_held -= 1
@@ -280,16 +304,23 @@ def _join(x: Any, at: Any) -> bool:
 
 
 @rule
-def _add(x: Any, key: Any) -> None:
-    """A new page, which one sequence holds."""
+def _add(x: Any, key: Any, slot: Any) -> None:
+    """A new page, which one sequence holds: behind older ones of the same key."""
     counts, bucket = x.c.at[0], key & (len(x.c.buckets) - 1)
     at = int(counts.unused)
     entry = x.c.entries[at]
     counts.unused = entry.next
     entry.key = key
     entry.refs = 1
-    entry.next = x.c.buckets[bucket]
-    x.c.buckets[bucket] = at
+    entry.owner = slot
+    entry.next = NONE
+    last = int(x.c.buckets[bucket])
+    if last < 0:
+        x.c.buckets[bucket] = at
+        return
+    while x.c.entries[last].next >= 0:
+        last = int(x.c.entries[last].next)
+    x.c.entries[last].next = at
 
 
 @rule

@@ -23,8 +23,12 @@ class Request:
 
 
 def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
-    """The requests of a journal's columns, those of the rows `order`; older journals know no max_tokens."""
+    """The requests of a journal's columns, those of the rows `order`; older journals know no max_tokens.
+
+    A journal has the length of the answer where no limit was known: where no limit exceeds its answer, none was.
+    """
     names = ("request", "arrival", "input_length", "output_length", "max_tokens")
-    held = [columns[name][order].tolist() for name in names if name in columns]
+    known = "max_tokens" in columns and (columns["max_tokens"] > columns["output_length"]).any()
+    held = [columns[name][order].tolist() for name in names if name in columns and (known or name != "max_tokens")]
     for values in zip(*held, strict=True):
         yield Request(*values)

@@ -43,7 +43,7 @@ def arrivals(r: Random, count: int) -> list[float]:
 
 def pages_for(scenario: Scenario, r: Random) -> int:
     """Pages of a pool that is plentiful, or, in 6 of 10 scenarios, so small that requests are preempted."""
-    limits = Limits(**{**scenario["limits"], "num_pages": 1 << 30})
+    limits = Limits(**{**scenario["limits"], "num_pages": 1 << 16})
     asked = scenario["requests"]
     engine = Engine(parse(scenario["policy"]), limits, RequestTable(len(asked)))
     least = max(
@@ -104,7 +104,7 @@ def vllm(family: str, seed: int) -> Scenario:
     }  # fmt: skip
     own = {"canvas_length": canvas} if canvas else {}
     if drafts:
-        own = {"num_speculative_tokens": drafts}
+        own = {"num_speculative_tokens": drafts, "drafter": r.choice(["ngram", "eagle", "draft_model"])}
     fields = {**settings, **own, "page_size": page, "prefix_caching": caching}
     scenario: Scenario = {
         "engine": "vllm", "family": family, "seed": seed,

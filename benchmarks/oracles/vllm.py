@@ -108,6 +108,7 @@ def config_of_drafts(count, method):
         num_speculative_tokens_per_batch_size=None, max_num_new_slots_for_drafting=int(method == "draft_model"),
         draft_model_config=SimpleNamespace(hf_config=None), use_eagle=lambda: eagle, use_dflash=lambda: False,
         use_eagle_block_drop=lambda: eagle, use_dspark=lambda: False, uses_extract_hidden_states=lambda: False,
+        use_multi_module_mtp=lambda: False,
         uses_draft_model=lambda: method == "draft_model", uses_draft_kv_cache=lambda: method != "ngram",
     )  # fmt: skip
 

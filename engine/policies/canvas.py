@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from ..admission import canvas_width, knows_limit
 from ..draw import draw_by_law
 from ..emission import set_features
 from ..errors import PolicyError
 from ..hooks import begin_row, block_entered, draw_rows, next_tokens, plan_prompts, plan_rows
 from ..jit import rule
 from ..part import Answers, Granularity, Policy, Range
-from ..state import DENOISE, FLUSH, IDLE, MASKED, PREFILL, ROWS
+from ..state import DENOISE, FLUSH, IDLE, MASKED, PENDING, PREFILL, ROWS
 from ..unmasking import Unmasking
 
 MAX_CANVAS = 1024
@@ -50,7 +51,7 @@ class Canvas(Granularity):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         # A step decided on ahead has room for the canvas behind the one in flight.
         scratch = self.canvas_length if policy.batching.hides_host else 0
-        return {"last": 0, "scratch": scratch}
+        return {"drafts": 0, "last": 0, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
 
     def answers(self, policy: Policy) -> Answers:
         own = {**super().answers(policy), draw_rows: draw_by_law}
@@ -74,10 +75,11 @@ def next_of_canvas(w: Any, x: Any, slot: Any) -> Any:
     q, s = w.q[slot], x.s[slot]
     if s.computed < s.goal:
         return int(s.goal) - int(s.computed)
-    # The last canvas's pass is in flight: nothing is left to ask, which nobody knows of one that ends at an EOS.
-    if q.phase == FLUSH and whole(w.status[slot]) and q.start + q.block >= q.end and not w.f[0].eos:
+    # vLLM's guard counts the pass in flight as two tokens, whatever it is: so it computes a canvas for nothing behind
+    # the last one, and holds one whose request lacks two tokens back in every other step.
+    if s.unsure > 0 and q.start + 2 >= q.end and knows_limit(w, q):
         return 0
-    return int(q.block)
+    return canvas_width(w, q)
 
 
 @rule
@@ -103,9 +105,14 @@ def begin_canvas(w: Any, x: Any, slot: Any) -> None:
     else:
         q.phase = FLUSH if whole(w.status[slot]) else DENOISE
         q.num_keys = q.start + n
+        s.unsure = n
         computed = True
+        if q.phase == FLUSH:  # where the budget cuts this pass, it commits no more than it computes
+            q.block = n
+            for p in range(n):
+                w.status[slot, p] = PENDING
     for p in range(w.window.shape[1]):
-        w.window[slot, p] = computed and p < q.block
+        w.window[slot, p] = computed and p < n
 
 
 @rule
@@ -139,7 +146,8 @@ def plan_canvases(w: Any, x: Any) -> None:
 @rule
 def canvas_entered(w: Any, x: Any, slot: Any) -> None:
     """A canvas is committed: its keys and values are there, unless they were lost meanwhile."""
-    s, block = x.s[slot], w.q[slot].block
-    s.goal += block
-    if w.q[slot].pages > 0:
-        s.computed += block
+    q, s = w.q[slot], x.s[slot]
+    s.goal += q.block
+    if q.pages > 0:
+        s.computed += q.block
+    q.block = canvas_width(w, q)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from ..admission import head, keep_rows, leave, let_in, place, pop, push_front, take_next, unseat
+from ..admission import head, keep_rows, knows_limit, leave, let_in, place, pop, push_front, take_next, unseat
 from ..draw import accept_row
 from ..emission import emit, finish, set_features
 from ..errors import PolicyError
@@ -30,7 +30,7 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import Answers, OnDevice, Policy, Preset, Range, Scheduler
+from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
 from ..state import (
     DECODE_STEP,
@@ -48,6 +48,7 @@ from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
 from .canvas import BY_LAW, Canvas
 
+DRAFTERS = ("ngram", "eagle", "draft_model")
 SOURCE = "vLLM 0.32.0 (production-dllm-serving.md 2.3)"
 LARGE = 70 * 2**30  # bytes of a GPU on which more sequences run
 A100 = "8.0"  # its compute capability
@@ -81,10 +82,14 @@ class TokenBudget(Scheduler):
     idles_finished = True
     narrows_canvases = True
     frees_windows = True
+    hashes_all = True
     columns = (
         ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
+        ("settled", "i4"),  # ... and once the steps that are over were
         ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled
         ("wanted", "i4"),  # positions that the step decided on computes
+        ("drafts", "i4"),  # ... of those, drafts to verify
+        ("unsure", "i4"),  # positions in flight that may be taken back: drafts, or a canvas
     )
 
     def __post_init__(self) -> None:
@@ -142,11 +147,19 @@ class TokenBudget(Scheduler):
 
     def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
         numbers = policy.granularity.numbers(policy)
-        return super().reserved(policy, prompt, output) + numbers.get("drafts", 0) + numbers["scratch"]
+        ahead = numbers["drafts"] + numbers["scratch"] + numbers["look_ahead"]
+        if self._cuts_canvases(policy):  # canvases end anywhere, and one may begin at the last token
+            return prompt + output + policy.block_length - 1 + ahead
+        return super().reserved(policy, prompt, output) + ahead
+
+    def _cuts_canvases(self, policy: Policy) -> bool:
+        """Whether a canvas may find less of the budget left than it asks for."""
+        block, rows = policy.block_length, self.max_num_seqs or self.max_num_batched_tokens
+        short = self.max_num_batched_tokens < rows * block or self.long_prefill_token_threshold > 0
+        return block > 1 and rows > 1 and short
 
     def at_once(self, policy: Policy, prompt: int, output: int) -> int:
-        numbers = policy.granularity.numbers(policy)
-        return max(self.max_num_batched_tokens, policy.width + int(numbers["scratch"]))
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
 
     def shares_prefixes(self, policy: Policy) -> bool:
         return True
@@ -158,8 +171,8 @@ class TokenBudget(Scheduler):
     def answers(self, policy: Policy) -> Answers:
         return {
             decide: decide_budget,
-            prefill_over: leave,
-            step_over: leave,
+            prefill_over: end_budget,
+            step_over: end_budget,
             placed: start_over,
             preempted: start_again,
         }
@@ -171,15 +184,17 @@ class TokenBudget(Scheduler):
 @rule
 def start_over(w: Any, x: Any, slot: Any) -> None:
     """A new request: all of its prompt is to compute."""
-    s = x.s[slot]
-    s.computed = 0
-    s.goal = max(1, int(w.q[slot].prompt))
+    start_again(w, x, slot)
+    x.s[slot].goal = max(1, int(w.q[slot].prompt))
 
 
 @rule
 def start_again(w: Any, x: Any, slot: Any) -> None:
     """A sequence has lost its pages: it computes again all that it knows."""
-    x.s[slot].computed = 0
+    s = x.s[slot]
+    s.computed = 0
+    s.settled = 0
+    s.unsure = 0
 
 
 @rule
@@ -201,25 +216,24 @@ def decide_budget(w: Any, x: Any) -> int:
 def _fill(w: Any, x: Any, to: Any) -> int:
     """Choose the rows of a step and what each computes: those that run, then those that wait, within the budget."""
     c, f, p = w.c[0], w.f[0], x.p[0]
-    budget = int(p.max_num_batched_tokens)
+    budget = int(p.max_num_batched_tokens) - int(p.slots)
     alone = c.num_running + c.num_waiting == 1
     num = 0
     decodes = 0
     some_preempted = False
+    some_prefill = False
     i = 0
     while i < c.num_running and budget > 0:
         slot = w.lists[RUNNING, i]
         i += 1
         q, s = w.q[slot], x.s[slot]
-        asked = next_tokens(w, x, slot)
         prefills = _prefills(q, s, x.p[0])
-        n = _most(asked, budget, alone, p)
-        if n == 0 or (n < asked and f.block > 1 and not prefills):  # a canvas is computed whole
+        n = _most(next_tokens(w, x, slot), budget, alone, p)
+        if n == 0:
             continue
-        ahead = 0 if prefills else p.scratch if f.block == 1 else min(p.scratch, int(q.block))
-        end = int(s.computed) + n + ahead
-        needed = max(int(q.pages), -(-end // int(f.page)))
-        seen = in_sight(f, s.computed, end)
+        end = int(s.computed) + int(s.unsure) + n
+        needed = max(int(q.pages), -(-(end + p.look_ahead) // int(f.page)))
+        seen = in_sight(f, s.settled, needed)
         more = needed - q.pages + seen - q.window_pages
         gone = False
         while not gone and more > f.num_pages - c.pages_held:
@@ -234,27 +248,38 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         c.pages_held += more
         q.pages = needed
         q.window_pages = seen
-        hold(w, x, slot, _there(q, s, n))
+        hold(w, x, slot, min(end, _known(q, f)))
         s.wanted = n
+        s.drafts = 0 if prefills else max(0, n - (int(s.goal) - int(s.computed)))
+        some_prefill = some_prefill or prefills
         if not prefills:
             decodes += 1
-        budget -= n
+        budget -= n + p.slots
         w.lists[to, num] = slot
         num += 1
+    num_ran = num
     while not some_preempted and c.num_waiting > 0 and budget > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
         known = max(1, int(w.asked.input_length[request])) if slot < 0 else int(x.s[slot].goal)
         # The last token is always computed: the next one is sampled from it.
         there, held = reusable(w, x, request, known - 1)
-        n = _most(known - there, budget, alone, p)
-        if n < known - there and not p.enable_chunked_prefill:
+        if p.drops_page and there > 0:
+            there, held = reusable(w, x, request, there - int(f.page))
+        wanted = known - there
+        if p.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
+            wanted = 1 + int(p.drafts)  # padded, so that all rows of the step are alike
+            if wanted > budget:
+                break
+        n = _most(wanted, budget, alone, p)
+        if n < wanted and not p.enable_chunked_prefill:
             break
         free = f.num_pages - c.pages_held + held
-        if num > 0:
-            free -= int(p.watermark * f.num_pages)
-        pages = -(-(there + n) // int(f.page))
-        seen = in_sight(f, there, there + n)
-        whole = -(-known // int(f.page)) + most_in_sight(f, known, p.max_num_batched_tokens)
+        if c.num_running > 0:
+            free -= int(p.watermark * (f.num_pages + 1))  # vLLM counts the null block, which holds nothing
+        pages = -(-(there + n + int(p.look_ahead)) // int(f.page))
+        seen = in_sight(f, there, pages)
+        at_once = p.max_num_batched_tokens * (2 if p.async_scheduling else 1)
+        whole = -(-known // int(f.page)) + most_in_sight(f, known, at_once)
         if pages + seen > free or (p.scheduler_reserve_full_isl and whole > free):
             break
         pop(w)
@@ -266,11 +291,14 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         c.pages_held += seen
         w.q[slot].window_pages = seen
         reuse(w, x, slot, there)
-        x.s[slot].computed = there
-        hold(w, x, slot, _there(w.q[slot], x.s[slot], n))
+        s = x.s[slot]
+        s.computed = there
+        s.settled = there
+        hold(w, x, slot, min(there + n, known))
         let_in(w, slot)
-        x.s[slot].wanted = n
-        budget -= n
+        s.wanted = n
+        s.drafts = 0
+        budget -= n + p.slots
         w.lists[to, num] = slot
         num += 1
     if to == ROWS:
@@ -283,6 +311,20 @@ def _fill(w: Any, x: Any, to: Any) -> int:
 
 
 @rule
+def end_budget(w: Any, x: Any) -> None:
+    """A step is over: its outcome is known, and what ended requests held comes free."""
+    for i in range(w.c[0].num_rows):
+        slot = w.lists[ROWS, i]
+        q, s = w.q[slot], x.s[slot]
+        s.settled = s.computed
+        s.unsure = 0
+        if x.p[0].async_scheduling and q.pages > 0 and q.phase != IDLE:
+            # Of a request that ends, the last canvas's tokens as far as they were returned.
+            hold(w, x, slot, int(q.stop) if q.finished and w.f[0].block > 1 else int(s.computed))
+    leave(w, x)
+
+
+@rule
 def _most(wanted: Any, budget: Any, alone: Any, p: Any) -> Any:
     """The positions that a request gets of those it asks for."""
     n = wanted
@@ -292,9 +334,9 @@ def _most(wanted: Any, budget: Any, alone: Any, p: Any) -> Any:
 
 
 @rule
-def _there(q: Any, s: Any, n: Any) -> Any:
-    """Tokens whose KV is there when `n` more positions are computed: of those known, and never an answer's last."""
-    return min(int(s.computed) + n, int(s.goal), max(1, int(q.stop) - 1))
+def _known(q: Any, f: Any) -> Any:
+    """Tokens of a sequence that are known for certain: its prompt, and what was sampled by the steps that are over."""
+    return int(q.start) + (1 if f.block == 1 else 0)
 
 
 @rule
@@ -314,8 +356,7 @@ def next_of_tokens(w: Any, x: Any, slot: Any) -> Any:
     """The rest of a prompt, or the last token and the drafts behind it."""
     q, s = w.q[slot], x.s[slot]
     output = max(1, int(q.end) - int(q.prompt))
-    # A request that ends at an EOS is asked once too often: nobody knew of it when the step was decided on.
-    if s.goal - q.prompt >= output + (1 if w.f[0].eos else 0):
+    if s.goal - q.prompt >= output and knows_limit(w, q):  # the step in flight reaches the limit
         return 0
     left = int(s.goal) - int(s.computed)
     return left if _prefills(q, s, x.p[0]) else left + x.p[0].drafts
@@ -334,12 +375,12 @@ def begin_tokens(w: Any, x: Any, slot: Any) -> None:
     if q.finished:
         q.phase = IDLE  # it ended while this was decided on
     else:
-        prefills = _prefills(q, s, x.p[0])
-        q.phase = PREFILL if prefills else DENOISE
+        q.phase = PREFILL if _prefills(q, s, x.p[0]) else DENOISE
         s.computed = min(before + n, int(s.goal))
+        s.unsure = before + n - s.computed
         q.left = s.goal - s.computed
         if s.computed == s.goal:
-            sampled = 1 if prefills else n
+            sampled = 1 + s.drafts
             s.goal += 1
     for p in range(w.window.shape[1]):
         w.window[slot, p] = p < sampled
@@ -413,6 +454,9 @@ class Tokens(Autoregressive):
     """The next token of a sequence, and drafts of those behind it that the same forward verifies."""
 
     num_speculative_tokens: Annotated[int, Range(0, 63), "drafts a step, as a proposer makes them for nothing"] = 0
+    drafter: Annotated[
+        str, Choice(DRAFTERS), "what proposes drafts: the latter two write keys and values behind them"
+    ] = "eagle"
     acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted, those before it being"] = 0.7
 
     under_budget = True
@@ -420,6 +464,8 @@ class Tokens(Autoregressive):
     def __post_init__(self) -> None:
         if not 0 <= self.num_speculative_tokens <= 63:
             raise PolicyError(f"num_speculative_tokens is {self.num_speculative_tokens}, expected 0 to 63")
+        if self.drafter not in DRAFTERS:
+            raise PolicyError(f"drafter is {self.drafter!r}, expected one of: {', '.join(DRAFTERS)}")
         if not 0 <= self.acceptance <= 1:
             raise PolicyError(f"acceptance is {self.acceptance}, expected 0 to 1")
 
@@ -434,9 +480,16 @@ class Tokens(Autoregressive):
             raise PolicyError(f"{policy.name}: chunks of prompts need a token budget, and batching is {kind}")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        # A step decided on ahead has room for what follows the drafts in flight, should all be accepted.
-        scratch = self.num_speculative_tokens if policy.batching.hides_host else 0
-        return {"drafts": self.num_speculative_tokens, "last": 1, "scratch": scratch}
+        drafts = self.num_speculative_tokens
+        return {
+            "drafts": drafts,
+            "last": 1,
+            # A step decided on ahead has room for what follows the drafts in flight, should all be accepted.
+            "scratch": drafts if policy.batching.hides_host else 0,
+            "look_ahead": 0 if self.drafter == "ngram" else drafts,
+            "slots": int(drafts > 0 and self.drafter == "draft_model"),  # of the budget, beside each row's tokens
+            "drops_page": drafts > 0 and self.drafter == "eagle",  # EAGLE computes a prefix's last page again
+        }
 
     @property
     def acceptances(self) -> tuple[float, ...]:  # type: ignore[override]

@@ -108,7 +108,8 @@ def test_the_head_of_the_line_waits_for_pages_for_all_of_its_prompt_and_blocks_t
 
 
 def test_who_joins_others_leaves_the_watermark_free() -> None:
-    for watermark, steps in ((0.4, ["prefill 0P8/8", "decode 0D1/9"]), (0.0, ["prefill 0P8/8 1P8/8"])):
+    # vLLM counts six pages where five can be held.
+    for watermark, steps in ((0.34, ["prefill 0P8/8", "decode 0D1/9"]), (0.33, ["prefill 0P8/8 1P8/8"])):
         w = World(f"vllm-ar,page_size=4,watermark={watermark}" + SYNC, num_pages=5)
         w.submit(0, 8, 3)
         w.submit(1, 8, 3)
@@ -135,7 +136,7 @@ def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_agai
 
 
 def test_of_two_that_are_preempted_the_older_queues_first() -> None:
-    w = World("vllm-ar-spec:2,page_size=1" + SYNC, num_pages=7)
+    w = World(SPEC + SYNC, num_pages=7)
     for i in range(3):
         w.submit(i, 1, 3)
     assert w.step_tokens() == "prefill 0P1/1 1P1/1 2P1/1"
@@ -237,6 +238,9 @@ def test_the_token_of_a_step_in_flight_is_kept_by_whom_it_finds_preempted() -> N
     assert (w["num_tokens"][:2], w["finish"][:2]) == ([4, 4], [4.0, 5.0])
 
 
+SPEC = "vllm-ar-spec:2,page_size=1,drafter=ngram"
+
+
 # ---- drafts ------------------------------------------------------------------------------------------------------
 
 
@@ -256,9 +260,11 @@ def test_accepted_drafts_are_tokens_and_rejected_ones_are_computed_again() -> No
 
 
 def test_with_drafts_in_flight_pages_are_held_as_if_all_were_accepted() -> None:
-    w = World("vllm-ar-spec:2,page_size=1")
+    w = World(SPEC)
     w.submit(0, 4, 9)
-    assert w.step_tokens() == "prefill 0P4/4"
+    assert w.plan_tokens() == "prefill 0P4/4"
+    assert w.plan.pages == 4 + 3  # behind a prompt no drafts are in flight
+    w.commit({0: [0]})
     assert w.plan_tokens() == "decode 0D3/7"
     assert w.plan.pages == 4 + 3 + 3  # ... and the step behind computes as many again
     w.commit({0: [0, 1, 2]})
@@ -266,14 +272,45 @@ def test_with_drafts_in_flight_pages_are_held_as_if_all_were_accepted() -> None:
     assert w.plan.pages >= 10
 
 
+@pytest.mark.parametrize(("drafter", "behind"), [("ngram", 0), ("eagle", 2), ("draft_model", 2)])
+def test_a_drafter_with_keys_and_values_of_its_own_holds_room_behind_every_row(drafter: str, behind: int) -> None:
+    w = World(f"vllm-ar-spec:2,page_size=1,drafter={drafter}" + SYNC)
+    w.submit(0, 4, 9)
+    assert w.plan_tokens() == "prefill 0P4/4"
+    assert w.plan.pages == 4 + behind
+    w.commit({0: [0]})
+    assert w.plan_tokens() == "decode 0D3/7"
+    assert w.plan.pages == 7 + behind
+
+
+def test_a_draft_model_takes_a_token_of_the_budget_for_every_row() -> None:
+    w = World("vllm-ar-spec:2,page_size=1,drafter=draft_model,max_num_batched_tokens=8" + SYNC)
+    w.submit(0, 4, 9)
+    w.submit(1, 4, 9)
+    assert w.step_tokens() == "prefill 0P4/4 1P2/2"
+
+
+def test_a_request_that_lacks_one_token_as_it_is_let_in_is_padded_to_the_width_of_the_others() -> None:
+    w = World(SPEC + SYNC)
+    w.submit(0, 4, 9)
+    assert w.step_tokens() == "prefill 0P4/4"
+    w.submit(1, 1, 4)
+    assert w.plan_tokens() == "decode 0D3/7 1P3/3"
+    assert w.plan.window.sum(axis=1).tolist() == [3, 1]  # of the padding nothing is sampled
+    w.commit({0: [0], 1: [0]})
+    assert w["num_tokens"][:2] == [2, 1]
+    w.submit(2, 4, 9)
+    assert w.step_tokens() == "decode 0D3/8 1D3/4 2P4/4"
+
+
 def test_a_request_fits_only_with_its_last_drafts() -> None:
-    assert World("vllm-ar-spec:2,page_size=1" + SYNC, num_pages=11).submit(0, 4, 5)
-    assert not World("vllm-ar-spec:2,page_size=1" + SYNC, num_pages=10).submit(0, 4, 5)
+    assert World(SPEC + SYNC, num_pages=11).submit(0, 4, 5)
+    assert not World(SPEC + SYNC, num_pages=10).submit(0, 4, 5)
 
 
 # ---- canvases ----------------------------------------------------------------------------------------------------
 
-DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=8"
+DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=8,max_num_seqs=2"
 
 
 def test_a_canvas_is_denoised_then_committed_by_a_causal_pass_with_which_its_tokens_leave() -> None:
@@ -299,7 +336,7 @@ def test_a_canvas_is_denoised_then_committed_by_a_causal_pass_with_which_its_tok
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
 
 
-def test_a_prompt_s_chunk_is_mixed_with_others_canvases_and_a_canvas_is_never_cut() -> None:
+def test_a_prompt_s_chunk_is_mixed_with_others_canvases_and_the_budget_cuts_a_canvas() -> None:
     w = World("vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=10" + SYNC)
     w.submit(0, 2, 8)
     w.submit(1, 2, 8)
@@ -309,24 +346,56 @@ def test_a_prompt_s_chunk_is_mixed_with_others_canvases_and_a_canvas_is_never_cu
     assert w.features() == (10, 2 * (4 * 2 + 16) + 3, 14, 8, 8, 3, 2, 1)
     assert w.step_tokens({}) == "decode 0D4/6 1D4/6 2P2/4"
     assert w.step_tokens({}) == "decode 0D4/6 1D4/6 2P1/5"
-    # Its canvas finds two of ten tokens left, and waits for whole ones.
-    assert w.step_tokens({0: ALL}) == "decode 0D4/6 1D4/6"
-    assert w.step_tokens({1: ALL}) == "decode 0F4/6 1D4/6"
+    # Its canvas finds two of ten tokens left: it is denoised in these, and its pass commits these alone.
+    assert w.step_tokens({2: range(2)}) == "decode 0D4/6 1D4/6 2D2/7"
+    assert w.plan_tokens() == "decode 0D4/6 1D4/6 2F2/7"
+    w.commit()
+    assert w["num_tokens"][2] == 2
+    assert w.step_tokens({}) == "decode 0D4/6 1D4/6 2D2/9"
 
 
-def test_looking_ahead_a_canvas_that_ends_at_the_limit_wastes_no_forward_and_one_at_an_eos_wastes_one() -> None:
-    for eos in (False, True):
-        w = World(DIFFUSION, eos=eos)
-        w.submit(0, 3, 3)
-        assert w.step_tokens({}) == "prefill 0P3/3"
-        assert w.step_tokens({0: ALL}) == "decode 0D4/7"
-        assert w.step_tokens({}) == "decode 0F4/7"
-        assert (w["finish"][0], w["num_tokens"][0]) == (3.0, 3)
-        if eos:
-            assert w.step_tokens({}) == "decode 0I4/11"  # of a canvas behind the one that held it
-            assert w.features() == (4, 4 * 7 + 16, 11, 4, 4, 1, 0, 1)
-        assert w.schedule() == "nothing"
-        assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+@pytest.mark.parametrize("eos", [False, True])
+def test_looking_ahead_a_canvas_is_computed_for_nothing_behind_the_last_one(eos: bool) -> None:
+    w = World(DIFFUSION, eos=eos)
+    w.submit(0, 3, 3)
+    assert w.step_tokens({}) == "prefill 0P3/3"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/7"
+    w.submit(1, 1, 3)
+    assert w.step_tokens({}) == "decode 0F4/7"
+    assert (w["finish"][0], w["num_tokens"][0]) == (3.0, 3)
+    assert w.step_tokens({}) == "decode 0I4/11 1P1/1"
+    assert w.features() == (5, 4 * 7 + 16 + 1, 12, 4, 4, 2, 1, 1)
+
+
+def test_looking_ahead_a_request_that_lacks_two_tokens_is_computed_in_every_other_step() -> None:
+    w = World(DIFFUSION)
+    w.submit(0, 3, 2)
+    w.submit(1, 3, 3)
+    assert w.step_tokens({}) == "prefill 0P3/3 1P3/3"
+    steps = [w.step_tokens({}) for _ in range(3)]
+    assert steps == ["decode 0D4/7 1D4/7", "decode 1D4/7", "decode 0D4/7 1D4/7"]
+
+
+def test_pages_of_an_ended_request_are_free_while_its_last_row_is_in_flight() -> None:
+    w = World(DIFFUSION, num_pages=3)
+    w.submit(0, 4, 4)
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8"
+    w.submit(1, 4, 4)
+    assert w.step_tokens({}) == "decode 0F4/8"
+    assert w.plan_tokens() == "decode 0I4/12"
+    assert w.plan.pages == 1  # of the second request, which the step behind lets in
+    w.commit()
+    assert w.step_tokens({}) == "prefill 1P4/4"
+
+
+def test_a_request_that_ends_at_its_limit_is_asked_no_more_where_others_end_at_an_eos() -> None:
+    w = World(AR, eos=True)
+    w.submit(0, 3, 2, max_tokens=2)
+    w.submit(1, 3, 2, max_tokens=9)
+    assert w.step_tokens() == "prefill 0P3/3 1P3/3"
+    assert w.step_tokens() == "decode 0D1/4 1D1/4"
+    assert w.step_tokens() == "decode 1I1/5"
 
 
 def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> None:
@@ -436,6 +505,7 @@ def test_the_pass_in_flight_of_a_preempted_canvas_commits_it() -> None:
     assert w.commit() == [1]
     assert w.step_tokens({0: ALL}) == "decode 0D4/12"
     assert w.step_tokens({}) == "decode 0F4/12"
+    assert w.step_tokens({}) == "decode 0I4/16"
     assert w.schedule() == "nothing"
     assert (w["num_tokens"][:2], w["finish"][:2]) == ([8, 4], [6.0, 4.0])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
