@@ -132,13 +132,16 @@ class Model:
     def answer(self, output, chunks):
         """The runner's output for a step. chunks: requests whose prompt goes on."""
         ids, sampled = list(output.num_scheduled_tokens), []
+        # What pads a row that was just let in are no drafts: all of it is rejected.
+        padded = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
         for name in ids:
             request = self.scheduler.requests.get(name)
             drafts = output.scheduled_spec_decode_tokens.get(name, ())
             if request is None or request.is_finished():
                 sampled.append([])
                 continue
-            sampled.append(self.row(int(name), request.num_output_tokens, len(drafts), name in chunks))
+            proposed = 0 if name in padded else len(drafts)
+            sampled.append(self.row(int(name), request.num_output_tokens, proposed, name in chunks))
         places = {name: i for i, name in enumerate(ids)}
         return ModelRunnerOutput(req_ids=ids, req_id_to_index=places, sampled_token_ids=sampled)
 

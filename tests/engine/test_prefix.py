@@ -132,12 +132,12 @@ def test_a_page_that_one_still_holds_is_not_evicted() -> None:
     w.submit(0, 8, 4)
     w.step_tokens()
     w.submit(1, 8, 1)
-    assert w.step_tokens() == "decode 0D1/9 1P4/8"  # 0 has three pages, of which 1 holds two: the second was kept once
-    assert (w.engine.pages_held, idle(w.engine)) == (3, [])
+    assert w.step_tokens() == "decode 0D1/9 1P4/8"  # 0 has three pages; 1 holds one of them, and the second anew
+    assert (w.engine.pages_held, idle(w.engine)) == (3, [1])
     w.submit(2, 12, 1)
     assert w.step_tokens() == "decode 0D1/10"  # one page is free, and the prompt takes three
     assert w.step_tokens() == "decode 0D1/11"
-    assert idle(w.engine) == [1, 0]
+    assert idle(w.engine) == [1, 1, 0]
     assert w.step_tokens() == "prefill 2P8/8"
     assert idle(w.engine) == [1, 0]
     assert w.step_tokens() == "prefill 2P4/12"

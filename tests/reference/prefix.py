@@ -1,6 +1,8 @@
 """Oracle of prefix caching: vLLM's scheduler in plain Python over real tokens (production-dllm-serving.md 2.3).
 
-One step after another, nothing decided ahead. A page is known by all tokens up to its end, a list keeps the idle ones.
+One step after another, nothing decided ahead. A page is known by all tokens up to its end, or by its request where
+those have no name. Two requests that compute the same page hold one each; a third finds the older. A list keeps the
+idle ones.
 """
 
 from collections import deque
@@ -8,6 +10,17 @@ from dataclasses import dataclass, field
 
 Tokens = tuple[int, ...]
 Row = tuple[int, int, int]  # request, positions computed, keys visible
+
+
+Key = tuple[int | Tokens, ...]
+
+
+@dataclass(eq=False)
+class Page:
+    """A full page of the pool."""
+
+    key: Key
+    holders: int = 1
 
 
 @dataclass
@@ -20,7 +33,7 @@ class Asked:
     computed: int = 0
     known: int = 0  # tokens: the prompt, then the answer as it grows
     pages: int = 0
-    shared: list[Tokens] = field(default_factory=list)  # of those pages, the first ones, which others may hold
+    shared: list[Page] = field(default_factory=list)  # of those pages, the first ones, which others may hold
     cached: int | None = None  # tokens found when it was first let in
 
 
@@ -36,9 +49,9 @@ class Scheduler:
     requests: dict[int, Asked] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)
     running: list[int] = field(default_factory=list)
-    holders: dict[Tokens, int] = field(default_factory=dict)  # of each page that is there
-    idle: list[Tokens] = field(default_factory=list)  # the one idle longest first
-    evicted: list[Tokens] = field(default_factory=list)
+    there: dict[Key, list[Page]] = field(default_factory=dict)  # of each key the pages that are there, the oldest first
+    idle: list[Page] = field(default_factory=list)  # the one idle longest first
+    evicted: list[Page] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     preempted: int = 0
 
@@ -49,7 +62,7 @@ class Scheduler:
     @property
     def held(self) -> int:
         own = sum(r.pages - len(r.shared) for r in self.requests.values())
-        return own + sum(count > 0 for count in self.holders.values())
+        return own + sum(page.holders > 0 for pages in self.there.values() for page in pages)
 
     def schedule(self) -> list[Row]:
         budget, self.rows, before = self.budget, [], self.preempted
@@ -73,15 +86,17 @@ class Scheduler:
         while self.preempted == before and self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             index = self.waiting[0]
             r = self.requests[index]
-            found = self._found(r)
+            found = self._found(index)
             there = len(found) * self.page
             n = min(r.known - there, budget)
-            free = self.num_pages - self.held + sum(self.holders[page] > 0 for page in found)
+            free = self.num_pages - self.held + sum(page.holders > 0 for page in found)
             if max(-(-(there + n) // self.page), -(-r.known // self.page)) > free:
                 break
             self.waiting.popleft()
             for page in found:
-                self._take(page)
+                if page.holders == 0:
+                    self.idle.remove(page)
+                page.holders += 1
             r.shared, r.computed, r.pages = found, there, -(-(there + n) // self.page)
             r.cached = there if r.cached is None else r.cached
             self.running.append(index)
@@ -105,36 +120,33 @@ class Scheduler:
         r.computed += n
         self.rows.append((index, n, r.computed))
         while self.held + len(self.idle) > self.num_pages:
-            self.evicted.append(self.idle.pop(0))
-            del self.holders[self.evicted[-1]]
-        last = len(r.prompt) + len(r.answer) - 1
-        for page in self._pages(r, min(r.computed, r.known, last))[len(r.shared) :]:
-            self._take(page)
-            r.shared.append(page)
+            page = self.idle.pop(0)
+            self.evicted.append(page)
+            self.there[page.key].remove(page)
+        for key in self._keys(index, min(r.computed, r.known))[len(r.shared) :]:
+            r.shared.append(Page(key))
+            self.there.setdefault(key, []).append(r.shared[-1])
         return n
 
-    def _pages(self, r: Asked, tokens: int) -> list[Tokens]:
-        """Of the full pages of the first tokens those that have a name: all tokens up to the end of it."""
+    def _keys(self, index: int, tokens: int) -> list[Key]:
+        """The keys of the full pages of a request's first tokens: all tokens up to the end of a page's name."""
+        r = self.requests[index]
         whole = r.prompt + r.answer if r.answer_is_known else r.prompt
-        ends = range(self.page, min(tokens, len(whole)) + 1, self.page)
-        return [(end, *whole[: -(-end // self.block) * self.block]) for end in ends]
+        ends = range(self.page, tokens + 1, self.page)
+        named = [(end, whole[: -(-end // self.block) * self.block]) for end in ends if end <= len(whole)]
+        return [*named, *((end, (), index) for end in ends[len(named) :])]
 
-    def _found(self, r: Asked) -> list[Tokens]:
-        found: list[Tokens] = []
-        for page in self._pages(r, r.known - 1):
-            if page not in self.holders:
+    def _found(self, index: int) -> list[Page]:
+        found: list[Page] = []
+        for key in self._keys(index, self.requests[index].known - 1):
+            if not self.there.get(key):
                 break
-            found.append(page)
+            found.append(self.there[key][0])
         return found
-
-    def _take(self, page: Tokens) -> None:
-        if self.holders.get(page) == 0:
-            self.idle.remove(page)
-        self.holders[page] = self.holders.get(page, 0) + 1
 
     def _free(self, r: Asked) -> None:
         for page in reversed(r.shared):
-            self.holders[page] -= 1
-            if self.holders[page] == 0:
+            page.holders -= 1
+            if page.holders == 0:
                 self.idle.append(page)
         r.shared, r.pages = [], 0
