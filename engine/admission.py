@@ -145,7 +145,7 @@ def canvas_width(w: Any, q: Any) -> Any:
 
 @rule
 def knows_limit(w: Any, q: Any) -> bool:
-    """Whether a scheduler knows where a sequence ends at the latest: not of one that ends at an EOS and says no limit."""
+    """Whether the scheduler knows the limit of a sequence: a request that ends at an EOS may say none."""
     return w.f[0].eos == 0 or w.r[q.request].limited
 
 
@@ -216,9 +216,15 @@ def release(w: Any, x: Any, which: Any, num: Any) -> None:
 
 @rule
 def leave(w: Any, x: Any) -> None:
-    """Where steps are decided on ahead: the pages of finished ones come free, and their slots with their last row.
+    """Where steps are decided on ahead: what finished ones hold comes free, unless the next step computes them too."""
+    leave_early(w, x, False)
 
-    A row in flight of a request that has ended writes to pages that are free: those who take them write later.
+
+@rule
+def leave_early(w: Any, x: Any, early: Any) -> None:
+    """`leave`, where pages may be `early`: they come free although the next step computes a row of the request.
+
+    That row writes to pages that are free; a request that takes them writes later.
     """
     c = w.c[0]
     ahead = c.num_next if c.next_kind != NOTHING else 0
@@ -229,7 +235,8 @@ def leave(w: Any, x: Any) -> None:
         slot = w.lists[ROWS, i]
         q = w.q[slot]
         if q.finished and q.in_flight:
-            give_back(w, x, slot)
+            if early:
+                give_back(w, x, slot)
         elif q.finished:
             if q.pages == 0 and q.phase != IDLE:  # it was preempted while its last step ran
                 unqueue(w, slot)

@@ -20,6 +20,7 @@ and scenarios.py draws its families, registered in FAMILIES. compare.py's docstr
 
 import argparse
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -136,6 +137,18 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
     return rows
 
 
+def keep(out: Path, file: Path, family: str) -> None:
+    """Keep three recordings of each variation, the shortest that preempt, for tests/engine/test_oracles.py."""
+    lines = [(out / f"{family}.{what}.jsonl").read_text().splitlines() for what in ("scenarios", "recordings")]
+    held: dict[str, list[str]] = {}
+    for scenario, recording in sorted(zip(*lines, strict=True), key=lambda pair: sum(map(len, pair))):
+        variation = json.loads(scenario)["variation"]
+        if any(step.get("preempted") for step in json.loads(recording).get("steps", ())):
+            held.setdefault(variation, []).append(f"{scenario}\n{recording}\n")
+    text = "".join(pair for pairs in held.values() for pair in pairs[:3])
+    file.write_bytes(lzma.compress(text.encode(), preset=9))
+
+
 def shown(row: dict[str, Any], release: str) -> str:
     """A row of the table in Markdown."""
     cells = (
@@ -160,6 +173,7 @@ def main() -> None:
         help="folder of the engines' environments",
     )
     parser.add_argument("-o", "--out", type=Path, help="folder for scenarios, recordings and the table")
+    parser.add_argument("--keep", type=Path, help="folder for FAMILY.xz: some recordings, which the tests replay")
     asked = parser.parse_args()
     names = asked.engines or list(ENGINES)
     if unknown := [name for name in names if name not in ENGINES]:
@@ -178,6 +192,8 @@ def main() -> None:
             except NotInstalledError as error:
                 print(f"{name} {release} cannot be installed: {error}", file=sys.stderr)
                 continue
+            for family in ENGINES[name].families if asked.keep else ():
+                keep(out, asked.keep / f"{family}.xz", family)
             made = [shown(row, release) for row in rows]
             print("\n".join(made), flush=True)
             lines += made

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from ..admission import head, keep_rows, knows_limit, leave, let_in, place, pop, push_front, take_next, unseat
+from ..admission import head, keep_rows, knows_limit, leave_early, let_in, place, pop, push_front, take_next, unseat
 from ..draw import accept_row
 from ..emission import emit, finish, set_features
 from ..errors import PolicyError
@@ -321,7 +321,7 @@ def end_budget(w: Any, x: Any) -> None:
         if x.p[0].async_scheduling and q.pages > 0 and q.phase != IDLE:
             # Of a request that ends, the last canvas's tokens as far as they were returned.
             hold(w, x, slot, int(q.stop) if q.finished and w.f[0].block > 1 else int(s.computed))
-    leave(w, x)
+    leave_early(w, x, True)
 
 
 @rule
