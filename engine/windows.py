@@ -12,15 +12,14 @@ from .jit import rule
 
 
 @rule
-def in_sight(f: Any, start: Any, pages: Any) -> Any:
-    """Pages of the pool in the layers with a window, of the first `pages` of a sequence, in a step that begins at
-    `start`: a step in flight still reads what lies before it.
+def in_sight(f: Any, start: Any, end: Any) -> Any:
+    """Pages for tokens up to `end` in the layers with a window, in a step whose first query is `start`.
 
     f: state.REPLICA. 0 where there are no such layers.
     """
     if f.keeps == 0:
         return 0
-    return _shared(f, int(pages) - max(0, int(start) - int(f.keeps) + 1) // int(f.page))
+    return _shared(f, -(-int(end) // int(f.page)) - max(0, int(start) - int(f.keeps) + 1) // int(f.page))
 
 
 @rule

@@ -138,14 +138,14 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
 
 
 def keep(out: Path, file: Path, family: str) -> None:
-    """Keep three recordings of each variation, the shortest that preempt, for tests/engine/test_oracles.py."""
+    """Keep two recordings of each variation, the shortest that preempt, for tests/engine/test_oracles.py."""
     lines = [(out / f"{family}.{what}.jsonl").read_text().splitlines() for what in ("scenarios", "recordings")]
     held: dict[str, list[str]] = {}
     for scenario, recording in sorted(zip(*lines, strict=True), key=lambda pair: sum(map(len, pair))):
         variation = json.loads(scenario)["variation"]
         if any(step.get("preempted") for step in json.loads(recording).get("steps", ())):
             held.setdefault(variation, []).append(f"{scenario}\n{recording}\n")
-    text = "".join(pair for pairs in held.values() for pair in pairs[:3])
+    text = "".join(pair for pairs in held.values() for pair in pairs[:2])
     file.write_bytes(lzma.compress(text.encode(), preset=9))
 
 

@@ -51,7 +51,7 @@ class Canvas(Granularity):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         # A step decided on ahead has room for the canvas behind the one in flight.
         scratch = self.canvas_length if policy.batching.hides_host else 0
-        return {"drafts": 0, "last": 0, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
+        return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
 
     def answers(self, policy: Policy) -> Answers:
         own = {**super().answers(policy), draw_rows: draw_by_law}

@@ -90,6 +90,7 @@ class TokenBudget(Scheduler):
         ("wanted", "i4"),  # positions that the step decided on computes
         ("drafts", "i4"),  # ... of those, drafts to verify
         ("unsure", "i4"),  # positions in flight that may be taken back: drafts, or a canvas
+        ("sampled", "?"),  # its last row was sampled: the next one has a token and its drafts
     )
 
     def __post_init__(self) -> None:
@@ -195,6 +196,7 @@ def start_again(w: Any, x: Any, slot: Any) -> None:
     s.computed = 0
     s.settled = 0
     s.unsure = 0
+    s.sampled = False
 
 
 @rule
@@ -227,13 +229,13 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         slot = w.lists[RUNNING, i]
         i += 1
         q, s = w.q[slot], x.s[slot]
-        prefills = _prefills(q, s, x.p[0])
+        prefills = _prefills(s, x.p[0])
         n = _most(next_tokens(w, x, slot), budget, alone, p)
         if n == 0:
             continue
         end = int(s.computed) + int(s.unsure) + n
         needed = max(int(q.pages), -(-(end + p.look_ahead) // int(f.page)))
-        seen = in_sight(f, s.settled, needed)
+        seen = in_sight(f, s.settled, needed * int(f.page))
         more = needed - q.pages + seen - q.window_pages
         gone = False
         while not gone and more > f.num_pages - c.pages_held:
@@ -277,7 +279,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         if c.num_running > 0:
             free -= int(p.watermark * (f.num_pages + 1))  # vLLM counts the null block, which holds nothing
         pages = -(-(there + n + int(p.look_ahead)) // int(f.page))
-        seen = in_sight(f, there, pages)
+        seen = in_sight(f, there, pages * int(f.page))
         at_once = p.max_num_batched_tokens * (2 if p.async_scheduling else 1)
         whole = -(-known // int(f.page)) + most_in_sight(f, known, at_once)
         if pages + seen > free or (p.scheduler_reserve_full_isl and whole > free):
@@ -340,12 +342,9 @@ def _known(q: Any, f: Any) -> Any:
 
 
 @rule
-def _prefills(q: Any, s: Any, p: Any) -> bool:
-    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost.
-
-    p.last: while it decodes, tokens known whose KV is not there: the last one, or none before a canvas.
-    """
-    return s.goal - s.computed > p.last or (p.last > 0 and s.goal == max(1, int(q.prompt)))
+def _prefills(s: Any, p: Any) -> bool:
+    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost."""
+    return s.goal > s.computed if p.canvases else not s.sampled
 
 
 # ---- what a row computes -------------------------------------------------------------------------------------------
@@ -359,7 +358,7 @@ def next_of_tokens(w: Any, x: Any, slot: Any) -> Any:
     if s.goal - q.prompt >= output and knows_limit(w, q):  # the step in flight reaches the limit
         return 0
     left = int(s.goal) - int(s.computed)
-    return left if _prefills(q, s, x.p[0]) else left + x.p[0].drafts
+    return left if _prefills(s, x.p[0]) else left + x.p[0].drafts
 
 
 @rule
@@ -375,12 +374,13 @@ def begin_tokens(w: Any, x: Any, slot: Any) -> None:
     if q.finished:
         q.phase = IDLE  # it ended while this was decided on
     else:
-        q.phase = PREFILL if _prefills(q, s, x.p[0]) else DENOISE
+        q.phase = PREFILL if _prefills(s, x.p[0]) else DENOISE
         s.computed = min(before + n, int(s.goal))
         s.unsure = before + n - s.computed
         q.left = s.goal - s.computed
         if s.computed == s.goal:
             sampled = 1 + s.drafts
+            s.sampled = True
             s.goal += 1
     for p in range(w.window.shape[1]):
         w.window[slot, p] = p < sampled
@@ -483,7 +483,7 @@ class Tokens(Autoregressive):
         drafts = self.num_speculative_tokens
         return {
             "drafts": drafts,
-            "last": 1,
+            "canvases": False,
             # A step decided on ahead has room for what follows the drafts in flight, should all be accepted.
             "scratch": drafts if policy.batching.hides_host else 0,
             "look_ahead": 0 if self.drafter == "ngram" else drafts,

@@ -303,6 +303,17 @@ def test_a_request_that_lacks_one_token_as_it_is_let_in_is_padded_to_the_width_o
     assert w.step_tokens() == "decode 0D3/8 1D3/4 2P4/4"
 
 
+def test_a_resumed_row_with_one_token_left_has_no_drafts() -> None:
+    w = World(SPEC + SYNC + ",max_num_batched_tokens=4,scheduler_reserve_full_isl=false", num_pages=14)
+    w.submit(0, 2, 7)
+    w.submit(1, 1, 9)
+    steps = [w.step_tokens() for _ in range(6)]
+    assert (steps[0], steps[4:]) == ("prefill 0P2/2 1P1/1", ["decode 0D3/8 1D1/5", "decode 0D3/9"])
+    assert w["num_preemptions"][:2] == [0, 1]
+    assert [w.step_tokens() for _ in range(3)] == ["decode 0D3/10 1P1/1", "prefill 1P4/5", "prefill 1P1/6"]
+    assert w.step_tokens() == "decode 1D3/9"
+
+
 def test_a_request_fits_only_with_its_last_drafts() -> None:
     assert World(SPEC + SYNC, num_pages=11).submit(0, 4, 5)
     assert not World(SPEC + SYNC, num_pages=10).submit(0, 4, 5)

@@ -304,7 +304,7 @@ class Watched:
     def step(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.step(plan)
         full = self.cache.of[False]
-        assert plan.preempted or full.num_pages - full.num_free <= plan.pages
+        assert plan.preempted or (plan.phases == Phase.IDLE).any() or full.num_pages - full.num_free <= plan.pages
         for i, request in enumerate(plan.requests.tolist()):
             self.steps[request] = self.steps.get(request, 0) + int(plan.phases[i] == Phase.DENOISE)
             if outcome.committed[i].any():
@@ -321,7 +321,7 @@ def early(gemma: tuple[Any, Path]) -> CanvasModel:
 
 
 @pytest.mark.parametrize("eos", [(), EOS])
-@pytest.mark.parametrize(("spec", "pages"), [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 14)])
+@pytest.mark.parametrize(("spec", "pages"), [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 16)])
 def test_plans_answer_as_the_loop_alone_does(
     early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,7 +339,7 @@ def test_plans_answer_as_the_loop_alone_does(
         assert watched.num_tokens[i] == len(expected) - p
         ended += len(expected) < p + o
     assert bool(ended) == bool(eos)
-    assert bool(watched.engine.totals.preemptions) == (spec == VLLM and pages == 14)
+    assert bool(watched.engine.totals.preemptions) == (spec == VLLM and pages == 16)
 
 
 def test_a_law_says_when_a_canvas_is_done(early: CanvasModel) -> None:

@@ -70,8 +70,8 @@ class EngineDriver(Driver):
         assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch <= self.limits.max_batch
         assert plan.running <= self.limits.max_batch
         assert (q["pages"] + q["window_pages"]).sum() == engine.pages_held == plan.pages <= self.limits.num_pages
-        # Keys lie on pages that are held, but where the pages of a step in flight are the next one's.
-        kept = ~np.isin(plan.requests, plan.preempted)
+        # Keys lie on pages that are held, unless the pages of a step in flight are the next one's.
+        kept = ~np.isin(plan.requests, plan.preempted) & (plan.phases != Phase.IDLE)
         assert (plan.num_keys <= q["pages"][plan.slots] * page)[kept].all()
         self._check_pages_ahead(plan)
         if self.limits.window and not policy.batching.hides_host:
