@@ -214,10 +214,12 @@ def decide_round(w: Any, x: Any) -> int:
         for i in range(c.num_running):
             if _prefills(w, x, w.lists[RUNNING, i]):
                 some_prefill = True
-        m.to_the_last = tries == 2  # the page that the engine leaves free of a canvas model, and waits for ever
+        # Where the engine would wait for ever: the last row uses the page that it leaves free, and need not prefill.
+        m.to_the_last = tries == 2
+        some_prefill = some_prefill and not m.to_the_last
         decodes = _choose(w, x, some_prefill)
         # A round of none is followed by the next at once, which those that it passed over join.
-        if c.num_rows == 0 and (tries == 0 or not _preempt_last(w, x)):
+        if c.num_rows == 0 and (tries != 1 or not _preempt_last(w, x)):
             tries += 1
     num = int(c.num_rows)
     if num == 0:
@@ -361,8 +363,8 @@ def _most(w: Any, x: Any, prefills: Any) -> Any:
         most = min(most, int(f.block) * (p.prefill_blocks_per_round if prefills else 1))
     if most <= 0:
         most = int(m.budget)
-    if not p.grid:
-        most = min(most, int(m.room) - int(m.taken) - (0 if m.to_the_last else int(f.page)))
+    if not p.grid and not m.to_the_last:
+        most = min(most, int(m.room) - int(m.taken) - int(f.page))
     return most
 
 
@@ -449,8 +451,13 @@ def _seat(w: Any, x: Any, slot: Any, wanted: Any, there: Any) -> bool:
 
 @rule
 def _preempt_last(w: Any, x: Any) -> bool:
-    """Where no row finds pages, take those of the last let in; whether there was one. SGLang would have ended."""
+    """Where no row finds pages, take those of the last let in of several; SGLang would have ended. Whether one was."""
     c = w.c[0]
+    entered = 0
+    for i in range(c.num_running):
+        entered += x.s[w.lists[RUNNING, i]].entry == ENTERED
+    if entered < 2:
+        return False
     for i in range(c.num_running - 1, -1, -1):
         slot = w.lists[RUNNING, i]
         q, s = w.q[slot], x.s[slot]

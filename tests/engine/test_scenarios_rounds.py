@@ -131,6 +131,17 @@ def test_a_request_that_asks_for_more_than_there_is_room_for_is_passed_over_once
     assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
 
 
+def test_a_row_that_is_alone_keeps_its_pages_though_the_engine_would_leave_one_of_the_pool_free() -> None:
+    w = World(GEMMA, num_pages=3)
+    w.submit(0, 4, 8)
+    assert w.step_tokens({}) == "prefill 0P4/4"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/8"
+    assert w.step_tokens({}) == "prefill 0F4/8"
+    assert w.step_tokens({}) == "decode 0D4/12"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/12"
+    assert (w["finish"][0], w["num_preemptions"][0]) == (5.0, 0)
+
+
 def test_where_the_engine_would_end_for_want_of_pages_the_last_row_waits_until_all_have_theirs() -> None:
     w = World(FDFO, num_pages=4)
     w.submit(0, 4, 8)  # 3 pages
