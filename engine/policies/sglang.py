@@ -512,6 +512,9 @@ def plan_round(w: Any, x: Any) -> None:
         prefilled = goes_on and (q.phase == PREFILL or q.phase == IDLE)
         if q.finished or prefilled or (goes_on and _is_decoded(w, x, slot)):
             n = block
+            if prefilled and not q.finished and not _is_decoded(w, x, slot):
+                n = int(s.wanted)
+                before = int(s.computed) - n
             q.phase = IDLE
             computed = False
             qk_pairs += n * (before + n)

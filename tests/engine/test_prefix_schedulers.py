@@ -89,6 +89,19 @@ def test_newcomers_whose_prompts_are_there_decode_in_a_round_that_others_wait_fo
     assert w.engine.pages_held == 6
 
 
+def test_a_prompt_beside_a_newcomer_that_decodes_in_step_is_computed_again_in_each_of_its_forwards() -> None:
+    spec = FDFO.replace("fdfo", "sync")
+    w = world(prefixes(4, [0, 1], [2, 3], [0, 1], named=[8, 8, 8]), spec=spec)
+    w.submit(0, 8, 1)
+    steps_of(w, 0)
+    w.submit(1, 8, 4)
+    w.submit(2, 8, 4)  # its prompt is there
+    assert w.step_tokens({}) == "decode 1P4/4 2D4/12"
+    assert w.step_tokens({2: range(4)}) == "decode 1I4/4 2D4/12"
+    assert w.step_tokens({}) == "decode 1I4/4 2F4/12"
+    assert w.step_tokens({}) == "prefill 1P4/8"
+
+
 # ---- LMDeploy's look-ahead ---------------------------------------------------------------------------------------
 
 
