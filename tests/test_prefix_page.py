@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from dsim.engine.policies import lmdeploy, sglang, vllm
+from dsim.engine.policies import lmdeploy, look_ahead, sglang, vllm
 from dsim.engine.policy import PRESETS
 from dsim.sim import router
 
@@ -33,7 +33,7 @@ def test_one_pool_without_end_finds_what_the_page_says() -> None:
 
 
 def test_presets_and_thresholds_are_as_they_are() -> None:
-    own = {*vllm.PRESETS, *sglang.PRESETS, *lmdeploy.PRESETS}
+    own = {*vllm.PRESETS, *sglang.PRESETS, *lmdeploy.PRESETS, *look_ahead.PRESETS}
     able = {name for name in own if hasattr(PRESETS[name].policy.memory, "prefix_caching")}
     rows = re.findall(r"^\| (`.*?) \| `prefix_caching`", PAGE, re.M)
     assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == able

@@ -339,7 +339,7 @@ def test_plans_answer_as_the_loop_alone_does(
         assert watched.num_tokens[i] == len(expected) - p
         ended += len(expected) < p + o
     assert bool(ended) == bool(eos)
-    assert bool(watched.engine.totals.preemptions) == (spec == VLLM and pages == 16)
+    assert bool(watched.engine.totals.preemptions) == (pages < 200)
 
 
 def test_a_law_says_when_a_canvas_is_done(early: CanvasModel) -> None:
