@@ -87,7 +87,7 @@ def plan_command(
 ) -> None:
     """Rank policies on GPUs by what the smallest fleet costs that meets the SLOs, and say how sure that is.
 
-    dsim plan azure-conv --rate 12 --slo ttft=2s --slo 50ms/token --gpu-hour 2 -o runs/plan
+    dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
     """
     from ..engine.policy import parse
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
@@ -105,7 +105,7 @@ def plan_command(
         if value is not None and gpu is None:
             raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
     if not given["slo"]:
-        raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 50ms/token")
+        raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
     specs = options.different(policy or [])
     sheets = [] if gpu is None else _from_sheets(gpu.split(","), model or "SDAR-8B", tp, yields)
     at_home = bool(specs) and all(placed(spec)[1] is not None for spec in specs)

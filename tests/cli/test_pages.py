@@ -138,7 +138,7 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
 def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
     ran = dsim(*first_command())
     assert ran.code == 0, ran.err
-    decision = r"2 req/s within ttft=2s and 50ms/token: (optimus|lmdeploy-bd32) on \d A100-80GB, \d\.00 USD an hour\. "
+    decision = r"2 req/s within ttft=2s and 100ms/token: (optimus|lmdeploy-bd32) on \d A100-80GB, \d\.00 USD an hour\. "
     assert re.match(decision, ran.out), ran.out
     assert Path("runs/plan/report.html").is_file()
     assert Path("runs/plan/plan.toml").read_text(encoding="utf-8").startswith("policy = ")
