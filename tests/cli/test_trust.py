@@ -151,11 +151,11 @@ def test_a_step_log_names_shipped_presets_only() -> None:
 
 def test_a_search_goes_on_with_the_presets_of_its_space_only() -> None:
     Path("small.jsonl").write_text(rows(60))
-    Path("space.toml").write_text('policy = ["ar", "chunk"]\nmax_batch = [8, 16]\n')
+    Path("space.toml").write_text('policy = ["lmdeploy-bd32", "chunk"]\nmax_batch = [8, 16]\n')
     command = ("tune", "small.jsonl", "--slo", "ttft=2s", "--space", "space.toml", "--trials", "2", "-o", "tuned")
     assert dsim(*command, "--replications", "2").code == 0
     journal = Path("tuned/study.journal")
-    journal.write_text(journal.read_text().replace('"ar"', f'"{SPEC}"').replace('"chunk"', f'"{SPEC}"'))
+    journal.write_text(journal.read_text().replace('"lmdeploy-bd32"', f'"{SPEC}"').replace('"chunk"', f'"{SPEC}"'))
     assert dsim(*command, "--replications", "2").code == 2
     assert not has_run()
 

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import pytest
 
 from dsim.engine.errors import PolicyError
-from dsim.engine.hooks import work
+from dsim.engine.hooks import held, work
 from dsim.engine.jit import rule
 from dsim.engine.passes import ApproximateCache
 from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.fast_dllm import FastCache
+from dsim.engine.policies.fast_dllm import FastCache, all_held
 from dsim.engine.policies.focus import Focus
 from dsim.engine.policies.llada import NoCache, script
 from dsim.engine.policies.lmdeploy import EVERY_STEP
@@ -44,7 +44,8 @@ class Refreshed(FastCache):
     every: int = 2
     fault: int = 0
 
-    rules: ClassVar[dict[Any, Any]] = {work: refreshed}
+    overhead = "none"
+    rules: ClassVar[dict[Any, Any]] = {work: refreshed, held: all_held}
 
 
 def policy(every: int, fault: int = 0) -> Policy:

@@ -4,16 +4,31 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from dsim.profiler.profile import load, save
 
 from ..cli.command import dsim, rows
 from .browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine: apt-get install chromium")
 
-QUEUE = ["azure-conv", "--policy", "ar,max_batch=1", "--arrival", "poisson", "--lengths", "fixed:512,1", "--jobs", 1]
+QUEUE = [
+    "azure-conv",
+    "--profile",
+    "ar.json",
+    "--policy",
+    "ar,max_batch=1",
+    "--arrival",
+    "poisson",
+    "--lengths",
+    "fixed:512,1",
+    "--jobs",
+    1,
+]
 COMMANDS = {
     "replay": ["replay", "azure-conv", "--num-requests", 80, "--policy", "lmdeploy-bd32", "--policy", "optimus",
                "--slo", "ttft=800ms"],
@@ -37,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A page of every command that writes a folder."""
     with contextlib.chdir(tmp_path_factory.mktemp("pages")):
         Path("trace.jsonl").write_text(rows(100))
+        save(replace(load("a100-sdar-8b"), family="autoregressive"), "ar.json")
         Path("space.toml").write_text(SPACE)
         Path("sweep.toml").write_text(SWEEP)
         for name, command in COMMANDS.items():
