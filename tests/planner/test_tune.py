@@ -251,7 +251,7 @@ def test_the_storage_of_another_search_is_refused(tmp_path: Path) -> None:
     [
         ("max_bach = [1]", "there is no field 'max_bach' (did you mean max_batch?)"),
         ('policy = ["optimos"]', "no preset is named 'optimos' (did you mean optimus?)"),
-        ("threshold = [0.9, 0.5]", "thresholds 0.90; this run asks for 0.50"),
+        ("threshold = [0.9, 0.5]", "thresholds 0.80, 0.90; this run asks for 0.50"),
         ("[optimus]\nchunk = [4]", "[optimus] has no field 'chunk' (did you mean max_chunk?)"),
         ("chunk = {low = 2, high = 40}", "chunk is 40, expected 2 to the block length 32"),
         ("chunk = {low = 8, high = 2}", "expected numbers with low below high"),
@@ -293,7 +293,12 @@ def test_the_shipped_example_is_a_space() -> None:
 def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
     space = default_space(PROFILE, None)
     assert list(space.dimensions) == ["lmdeploy-bd32", "chunk", "optimus"]
-    assert all("threshold" not in fields and "block_length" not in fields for fields in space.dimensions.values())
+    thresholds = tuple(sorted({m.threshold for m in PROFILE.commits if m.workload == "sharegpt-focus"}))
+    assert thresholds == (0.8, 0.9)
+    assert all(fields["threshold"] == Choice(thresholds) for fields in space.dimensions.values())
+    assert all("block_length" not in fields for fields in space.dimensions.values())
+    under_one = default_space(PROFILE, "sharegpt").dimensions.values()
+    assert all("threshold" not in fields and "block_length" not in fields for fields in under_one)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +466,9 @@ def test_cost_is_the_price_of_good_requests() -> None:
 
 
 def test_goodput_does_not_reward_a_shorter_tail() -> None:
-    replays = Evaluator(replace(SMALL, rate=0.5), ("goodput",), None, "p90:norm_latency", 0.6)
+    replays = Evaluator(
+        replace(SMALL, rate=0.5, slos=("norm_latency=400ms",)), ("goodput",), None, "p90:norm_latency", 0.6
+    )
     values = {replays(Candidate(preset), Part("search")).values for preset in ("optimus", "chunk")}
     assert len(values) == 1
 
