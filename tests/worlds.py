@@ -277,18 +277,18 @@ class Driver(PlainLoop):
         arrival = self.trace.arrival[plan.requests]
         assert (arrival <= plan.now).all()
         assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch
-        assert 0 < plan.pages <= self.limits.num_pages
+        live = plan.phases != Phase.IDLE  # the others are computed for nothing: their requests have ended
+        assert live.any() <= plan.pages <= self.limits.num_pages
         assert plan.running <= self.limits.max_batch
         page = self.policy.memory.page_size
         # Every position computed lies on a page that is held, but where the next step has been given it already.
         width = np.arange(plan.window.shape[1]) + 1
         last = plan.block_start + np.where(plan.window, width, 0).max(axis=1)
         last = np.where(plan.phases == Phase.PREFILL, plan.num_keys, last)  # a chunk ends before its last block
-        assert -(-last // page)[~np.isin(plan.requests, plan.preempted)].sum() <= plan.pages
+        assert -(-last // page)[live & ~np.isin(plan.requests, plan.preempted)].sum() <= plan.pages
         self._check_pages_ahead(plan)
         if plan.prefill:
             assert plan.num_tokens.sum() == plan.features.tokens == plan.features.prefill_tokens
-        live = plan.phases != Phase.IDLE
         assert not set(plan.requests[live].tolist()) & set(self.ended)
         if self.policy.autoregressive:
             return
