@@ -358,12 +358,14 @@ def _go_on(w: Any, x: Any, slot: Any, prefills: Any) -> bool:
 def _most(w: Any, x: Any, prefills: Any) -> Any:
     """Tokens that a row let in before may compute in this round (_get_dllm_remain_tokens)."""
     f, p, m = w.f[0], x.p[0], x.m[0]
+    if m.to_the_last:  # the room is of whole pages, and a row may have a part of one left: its pages are asked for
+        return int(m.budget)
     most = min(int(m.budget), int(m.room) - int(m.promised))
     if p.grid or not prefills:
         most = min(most, int(f.block) * (p.prefill_blocks_per_round if prefills else 1))
     if most <= 0:
         most = int(m.budget)
-    if not p.grid and not m.to_the_last:
+    if not p.grid:
         most = min(most, int(m.room) - int(m.taken) - int(f.page))
     return most
 
