@@ -17,13 +17,13 @@ from .command import Ran, dsim
 ASKED: dict[str, list[object]] = {
     "replay": ["--policy", "lmdeploy-bd32", "--slo", "95%:ttft=300ms", "--slo", "p90:norm_latency=20ms"],
     "capacity": [
-        "--policy", "optimus", "--slo", "norm_latency=50ms", "--precision", "30%", "--num-requests", "200", "--jobs", 1,
+        "--policy", "optimus", "--slo", "norm_latency=200ms", "--precision", "50%", "--num-requests", 100, "--jobs", 1,
     ],
     "plan": [
-        "--policy", "optimus", "--policy", "lmdeploy-bd32", "--slo", "ttft=1s", "--slo", "p90:norm_latency=40ms",
-        "--rate", 6, "--num-requests", 100, "--jobs", 1,
+        "--policy", "optimus", "--policy", "lmdeploy-bd32", "--slo", "ttft=4s", "--slo", "p90:norm_latency=100ms",
+        "--rate", 2, "--num-requests", 40, "--jobs", 1,
     ],
-    "tune": ["--slo", "ttft=1s", "--trials", 2, "--replications", 2],
+    "tune": ["--slo", "ttft=4s", "--trials", 2, "--replications", 2],
 }  # fmt: skip
 EXPONENT = re.compile(r"\d(?:\.\d+)?e[+-]\d")
 SHARE = re.compile(r"(?P<value>[\d.]+) %(?: \([\d.]+ to [\d.]+\))?, (?P<verdict>meets|misses) them")
