@@ -5,6 +5,7 @@ is that of docs/plan.md. Finished work is kept in the folder: the same command g
 """
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,26 +51,27 @@ class Problem:
 
 
 PROBLEMS = (
-    Problem("chat, both SLOs", "azure-conv", 12.0, 6.0, ("ttft=2s", "norm_latency=50ms")),
+    Problem("chat, both SLOs", "azure-conv", 12.0, 6.0, ("ttft=2s", "norm_latency=100ms")),
     Problem("chat, light", "azure-conv", 3.0, 6.0, ("ttft=1s",)),
-    Problem("chat, p90 of the pace", "azure-conv", 12.0, 6.0, ("p90:tpot_chunk=50ms", "ttft=4s")),
+    Problem("chat, p90 of the pace", "azure-conv", 12.0, 6.0, ("p90:tpot_chunk=80ms", "ttft=4s")),
     Problem("long prompts", "mooncake-conv", 2.0, 0.6, ("ttft=10s",)),
     Problem(
-        "Poisson, equal answers", "azure-conv", 20.0, 12.0, ("norm_latency=40ms",),
+        "Poisson, equal answers", "azure-conv", 20.0, 12.0, ("norm_latency=100ms",),
         (("arrival", "poisson"), ("lengths", "fixed:256,128")),
     ),
     Problem(
-        "bursts", "azure-conv", 10.0, 6.0, ("p99:ttft=3s", "norm_latency=60ms"), (("arrival", "gamma"), ("cv", 2.0))
+        "bursts", "azure-conv", 10.0, 6.0, ("p99:ttft=3s", "norm_latency=120ms"), (("arrival", "gamma"), ("cv", 2.0))
     ),
 )  # fmt: skip
 
 
 class Kept:
-    """Finished work, by key."""
+    """Finished work, by key, under these problems and this profile."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._ledger = Ledger(folder / "brute.jsonl", lambda _, line: dict(json.loads(line)))
+        asked = hashlib.sha256(repr((PROBLEMS, load(Scenario.profile))).encode()).hexdigest()[:12]
+        self._ledger = Ledger(folder / f"brute-{asked}.jsonl", lambda _, line: dict(json.loads(line)))
         self._known = {entry["key"]: entry["found"] for entry in self._ledger.entries}
         self._ledger.begin()
 
