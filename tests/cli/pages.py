@@ -33,6 +33,7 @@ INSTEAD = {
     r"\bplan azure-conv\b": "plan few.jsonl",  # of a longer trace it settles the answer on the whole
     r"\bmodel M\b": "model tiny",
     r"\bpolicy SPEC\b": "policy ar",
+    r"\b100ms/token\b": "400ms/token",  # of which a hundred requests are enough to be sure
     r"\brate 12\b": "rate 2",
     r"p90:tpot_chunk=50ms": "p90:norm_latency=50ms",  # which a few requests are enough to miss
     r"\.venv/bin/dsim": "dsim",
