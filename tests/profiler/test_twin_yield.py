@@ -9,7 +9,7 @@ from dsim.engine.state import MASKED, PENDING
 from dsim.engine.step import StepPlan
 from dsim.profiler.profile import load
 
-NUM_REQUESTS, NUM_BLOCKS, BLOCK = 2000, 4, 32
+NUM_REQUESTS, NUM_BLOCKS, BLOCK = 32_000, 4, 32  # requests differ so much that 2,000 of them miss the mean by 2 %
 
 
 def decode(workload: str) -> np.ndarray:
@@ -48,4 +48,4 @@ def plan(rows: np.ndarray, status: np.ndarray, evaluations: np.ndarray, start: i
     [("sharegpt", 4.31), ("sharegpt-focus", 2.28), ("sharegpt-fixed", 5.29), ("ifeval", 1.5)],
 )
 def test_the_twin_commits_what_was_published(workload: str, mean: float) -> None:
-    assert decode(workload).mean() == pytest.approx(mean, rel=0.03)
+    assert decode(workload).mean() == pytest.approx(mean, rel=0.015)
