@@ -53,6 +53,7 @@ class Format:
 
 
 CANONICAL = {key: key for key in OPTIONAL}
+OF_RUN = "policy"  # the column of a run's requests that names the run
 
 # The first match wins; guidellm has Mooncake's keys but counts in seconds, so it is only ever asked for by name.
 FORMATS = {
@@ -95,6 +96,7 @@ FORMATS = {
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
             {"id": "id", "model": "model"},
         ),
+        Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}),
     )
 }  # fmt: skip
 

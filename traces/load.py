@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, printable
-from .formats import TICKS_PER_SECOND, Format, flat, named, own_format, recognise, shown_keys
+from . import frames
+from .formats import OF_RUN, TICKS_PER_SECOND, Format, flat, named, own_format, recognise, shown_keys
 from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
 from .rows import (
     Rows,
@@ -37,7 +39,7 @@ PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s: outside these the time unit is probab
 
 
 def load(
-    path_or_name: str | Path,
+    path_or_name: str | Path | pd.DataFrame,
     *,
     time_unit: str | None = None,
     skip_bad: bool = False,
@@ -45,7 +47,7 @@ def load(
     format: str | None = None,
     columns: str | None = None,
 ) -> Trace:
-    """The trace in a file, or a shipped one by its name.
+    """The trace in a file or a pandas frame, or a shipped one by its name.
 
     `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` counts bad rows and goes on; `keep_failed` keeps
     requests without output; `format` is told by the keys unless given; `columns` names a file's own, as
@@ -53,17 +55,28 @@ def load(
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
-    path, name = locate(path_or_name)
     if columns is not None and format is not None:
         raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
-    found, form = read(path, format, skip_bad, columns)
+    found: Columns
+    form: Format | None
+    if isinstance(path_or_name, pd.DataFrame):
+        path, name = frames.FRAME, "frame"
+        found, form = read_frame(path_or_name, format, skip_bad, columns)
+    else:
+        file, name = locate(path_or_name)
+        path = str(file)
+        found, form = read(file, format, skip_bad, columns)
     has_arrivals = form is not None
     unit = time_unit or (form.unit if form else "s")
     if time_unit is not None and form is not None and form.unit == "datetime":
         raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
     if form is not None and form.doubtful and time_unit is None and format is None:
         found.warnings.extend(doubts(found, form))
-    return finish(found, str(path), name, form.name if form else "sharegpt", unit, keep_failed, has_arrivals)
+    runs = list(dict.fromkeys(found.extras.pop(OF_RUN, [])))
+    if len(runs) > 1:
+        of = cut(", ".join(map(str, runs)))
+        raise TraceError(f"{path} holds the requests of {len(runs)} policies ({of}), expected those of one")
+    return finish(found, path, name, form.name if form else "sharegpt", unit, keep_failed, has_arrivals)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
@@ -112,6 +125,16 @@ def read(path: Path, format: str | None, skip_bad: bool, own: str | None = None)
     if form.nested:
         found = replace(found, rows=[row if isinstance(row, str) else flat(row) for row in found.rows])
     return columns_of(found, form, skip_bad), form
+
+
+def read_frame(
+    frame: pd.DataFrame, format: str | None, skip_bad: bool, own: str | None
+) -> tuple[Columns, Format | None]:
+    """A frame's columns and its format, None for ShareGPT."""
+    if format == "sharegpt" or (format is None and own is None and len(frame) and is_sharegpt(dict(frame.iloc[0]))):
+        return columns_of_conversations(frames.rows_of(frame)), None
+    table, form = frames.table_of(frame, format, own)
+    return frames.fast_columns(table, form) or columns_of(frames.rows_of(table), form, skip_bad), form
 
 
 def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:

@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..engine.errors import TraceError
 from ..engine.request import Request
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -102,6 +105,16 @@ class Trace:
     def lengths(self) -> tuple[Ints, Ints, Ints]:
         """What each request asks for: input_length, output_length and limit."""
         return self.input_length, self.output_length, self.limit
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row a request: arrival (s), input_length and output_length (tokens), and the optional columns."""
+        import pandas as pd  # imported here: a live run needs none
+
+        extras = {
+            name: pd.Series(column, dtype=object if None in column else None) for name, column in self.extras.items()
+        }
+        columns = {"arrival": self.arrival, "input_length": self.input_length, "output_length": self.output_length}
+        return pd.DataFrame({**columns, **extras})
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
         """The trace of these rows, in this order, at their own times or at others (s), shifted to start at 0."""

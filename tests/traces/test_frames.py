@@ -1,0 +1,82 @@
+"""Traces from pandas frames and into them."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dsim.engine.errors import TraceError
+from dsim.traces import Trace, load
+
+OURS = {"arrival": [0.0, 0.25, 1.5], "input_length": [100, 200, 300], "output_length": [10, 20, 30]}
+
+
+def test_a_trace_comes_back_from_its_frame_bit_for_bit() -> None:
+    trace = load("mooncake-conv")
+    frame = trace.to_frame()
+    assert list(frame.columns) == ["arrival", "input_length", "output_length", *trace.extras]
+    back = load(frame)
+    for name in ("arrival", "input_length", "output_length"):
+        assert np.array_equal(getattr(back, name), getattr(trace, name))
+    assert back.extras == trace.extras
+    assert (back.name, back.notes.format) == ("frame", "dsim")
+
+
+def test_missing_optional_values_come_back_missing() -> None:
+    extras = {"max_tokens": [None, 20, 40], "session_id": ["a", None, 3]}
+    trace = Trace("t", *(np.array(column) for column in OURS.values()), extras)
+    assert load(trace.to_frame()).extras == extras
+    assert load(pd.DataFrame(OURS | {"max_tokens": [np.nan, 20.0, 40.0]})).extras == {"max_tokens": [None, 20, 40]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "own"),
+    [
+        ({"timestamp": [0, 250, 1500], "input_length": [100, 200, 300], "output_length": [10, 20, 30]}, None),
+        (OURS | {"arrival": pd.Timestamp("2026-01-01") + pd.to_timedelta([0, 0.25, 1.5], unit="s")}, None),
+        (OURS | {"arrival": pd.to_datetime([10**9, 125 * 10**7, 25 * 10**8], utc=True)}, None),
+        (OURS | {"arrival": pd.to_timedelta([5, 5.25, 6.5], unit="s")}, None),
+        ({"t": pd.to_datetime([0, 25 * 10**7, 15 * 10**8]), "p": [100, 200, 300], "o": [10, 20, 30]},
+         "arrival=t,input=p,output=o"),
+        ({"created": [7.0, 7.25, 8.5], "usage.prompt_tokens": [100, 200, 300], "usage.completion_tokens": [10, 20, 30]},
+         None),
+    ],
+)  # fmt: skip
+def test_a_frame_is_of_any_known_format_or_of_columns_that_are_named(columns: dict[str, Any], own: str | None) -> None:
+    # An index of the frame's own says nothing.
+    trace = load(pd.DataFrame(columns).set_axis([9, 9, 4]), columns=own)
+    assert trace.arrival.tolist() == [0.0, 0.25, 1.5]
+    assert trace.input_length.tolist() == [100, 200, 300]
+    assert trace.output_length.tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"input_length": [100, -3, 300]}, r"^frame\.iloc\[1\]: input_length is -3, expected at least 0 "),
+        ({"input_length": [100, 2.5, 300]}, r"^frame\.iloc\[1\]: input_length is 2\.5, expected a whole number "),
+        ({"output_length": [10, 20, None]}, r"^frame\.iloc\[2\]: output_length is missing, expected a number of at"),
+        ({"arrival": [0.0, np.inf, 1.0]}, r"^frame\.iloc\[1\]: arrival is inf, expected a finite number "),
+        ({"arrival": pd.to_datetime(["2026-01-01", None, "2026-01-01"])}, r"^frame\.iloc\[1\]: arrival .*expected a d"),
+        ({"max_tokens": [None, 5, None]}, r"max_tokens of row 1 is 5, expected 20 \(its output_length\)"),
+        ({"policy": ["a", "b", "a"]}, r"^the frame holds the requests of 2 policies \(a, b\), expected those of one$"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_named_with_its_row(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        load(pd.DataFrame(OURS | change))
+
+
+def test_a_bad_frame_is_one_line() -> None:
+    with pytest.raises(TraceError, match=r"^the frame holds no rows, expected a trace$"):
+        load(pd.DataFrame(OURS).head(0))
+    with pytest.raises(TraceError, match=r"^the frame: keys prompt are of no known trace, expected one of: .*dsim"):
+        load(pd.DataFrame({"prompt": [1]}))
+    with pytest.raises(TraceError, match=r"^the frame has 2 columns arrival, expected one$"):
+        load(pd.DataFrame([[1, 2]], columns=["arrival", "arrival"]))
+
+
+def test_bad_rows_are_left_out_and_counted_where_asked() -> None:
+    trace = load(pd.DataFrame(OURS | {"output_length": [10, "x", 30]}), skip_bad=True)
+    assert (len(trace), trace.notes.num_skipped) == (2, 1)
