@@ -162,7 +162,9 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
 
 
 def mean_latency(scenario: dict[str, Any], recording: dict[str, Any]) -> float:
-    """Mean end-to-end latency of a recording's requests, in steps; NaN where one has no token."""
+    """Mean end-to-end latency of a recording's requests, in steps; NaN where the recording stops before they end."""
+    if "ended" in recording or "error" in recording:
+        return float("nan")
     last = {int(i): at for i, at, _ in recording.get("tokens", ())}
     requests = scenario["requests"]
     if len(last) < len(requests):

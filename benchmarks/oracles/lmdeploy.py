@@ -11,6 +11,7 @@ import asyncio
 import importlib.abc
 import importlib.machinery
 import json
+import logging
 import os
 import sys
 import types
@@ -80,6 +81,7 @@ for package in ("lmdeploy", "lmdeploy.pytorch"):  # without their __init__, whic
     sys.modules[package] = made
 torch.cuda.is_available = lambda: False
 torch.set_num_threads(1)
+logging.disable(logging.WARNING)  # of batches that scenarios make too large on purpose
 
 from lmdeploy.pytorch import consts, envs  # noqa: E402
 from lmdeploy.pytorch.config import CacheConfig, DLLMConfig, SchedulerConfig, UnmaskingStrategy  # noqa: E402

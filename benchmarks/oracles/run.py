@@ -1,12 +1,12 @@
 """Compare an engine's own scheduler with dsim's preset of it, for a release, in one command.
 
-    python benchmarks/oracles/run.py [vllm sglang lmdeploy] [--release X] [--scenarios N] [--seed S] [--env FOLDER]
-                                     [-o OUT]
+    python benchmarks/oracles/run.py [vllm sglang lmdeploy] [--release [ENGINE=]X] [--scenarios N] [--seed S]
+                                     [--env FOLDER] [-o OUT]
 
 For each engine it makes an environment in FOLDER (kept for the next run), draws N scenarios of each of the engine's
 families (scenarios.py), has the engine's own code schedule them (the oracle), has dsim's preset schedule the
-same ones (compare.py), and prints the table that docs/engines.md shows. An engine that cannot be installed is named in
-a line, and the others go on. With -o, scenarios, recordings and table stay in OUT.
+same ones (compare.py), and prints the table that docs/engines.md shows. An engine that cannot be installed or run is
+named in a line, the others go on, and the exit status is 1. With -o, scenarios, recordings and table stay in OUT.
 
 How an engine plugs in: its oracle, the script called as the engine in this folder,
   - runs as `PYTHON -P SCRIPT SCENARIOS RECORDINGS`, in the environment that ENGINES names: an environment of its own
@@ -22,6 +22,7 @@ import argparse
 import json
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,9 @@ def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, 
                     "-d", download, f"{package}=={release}",
                 )  # fmt: skip
                 with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
-                    wheel.extractall(folder)
+                    wheel.extractall(Path(download, "unpacked"))
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(Path(download, "unpacked"), folder)  # whole or not at all: it is kept
         return Path(sys.executable), {f"{package.upper()}_SOURCE": str(folder)}
 
     return made
@@ -108,16 +111,18 @@ ENGINES = {
 }
 
 
-class NotInstalledError(Exception):
-    """An engine's environment cannot be made."""
+class UnavailableError(Exception):
+    """An engine's environment cannot be made, or its oracle does not run in it."""
 
 
-def command(*words: str) -> None:
-    """Run a command; NotInstalledError with the last line of its output where it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def command(*words: str, failed: str = "cannot be installed", **variables: str) -> None:
+    """Run a command; UnavailableError with one line of its output where it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **variables})
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines() or [f"{words[0]} returned {done.returncode}"]
-        raise NotInstalledError(next((line for line in lines if line.startswith("ERROR")), lines[-1]))
+        line = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+        # pip lists every release that there is, oldest first.
+        raise UnavailableError(f"{failed}: " + re.sub(r"[(]from versions: .*?([^ ,)]+)[)]", r"(newest: \1)", line))
 
 
 def compare(name: str, release: str, folder: Path, count: int, seed: int, out: Path) -> list[dict[str, Any]]:
@@ -129,9 +134,9 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
         drawn = draw(family, count, seed)
         scenarios, recordings = out / f"{family}.scenarios.jsonl", out / f"{family}.recordings.jsonl"
         scenarios.write_text("".join(json.dumps(scenario) + "\n" for scenario in drawn))
-        subprocess.run(
-            [str(python), "-P", str(HERE / f"{name}.py"), str(scenarios), str(recordings)],
-            env={**os.environ, **variables}, check=True,
+        command(
+            str(python), "-P", str(HERE / f"{name}.py"), str(scenarios), str(recordings),
+            failed="does not run", **variables,
         )  # fmt: skip
         rows += table(drawn, [json.loads(line) for line in recordings.read_text().splitlines()])
     return rows
@@ -159,11 +164,14 @@ def shown(row: dict[str, Any], release: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main() -> None:
-    """Read the command line and print the table."""
+def main() -> int:
+    """Read the command line and print the table; 1 where an engine is missing from it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="*", help="engines to compare; none: all")
-    parser.add_argument("--release", help="release of the engine; none: the one that its presets follow")
+    parser.add_argument(
+        "--release", action="append", default=[], metavar="[ENGINE=]X",
+        help="release of an engine, by name where several are compared; none: the one that its presets follow",
+    )  # fmt: skip
     parser.add_argument("--scenarios", type=int, default=100, help="scenarios of each family")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first scenario; the others count on")
     parser.add_argument(
@@ -178,19 +186,25 @@ def main() -> None:
     names = asked.engines or list(ENGINES)
     if unknown := [name for name in names if name not in ENGINES]:
         parser.error(f"engine is {unknown[0]}, expected one of: {', '.join(ENGINES)}")
-    if asked.release and len(names) > 1:
-        parser.error(f"--release is {asked.release} and {len(names)} engines are compared, expected one")
+    releases = {name: ENGINES[name].release for name in names}
+    for said in asked.release:
+        name, _, release = said.rpartition("=")
+        if (name or len(names) > 1) and name not in names:
+            parser.error(f"--release is {said}, expected ENGINE=RELEASE with one of: {', '.join(names)}")
+        releases[name or names[0]] = release
+    missing = False
     with tempfile.TemporaryDirectory() as scratch:
         out = asked.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
         lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
         print("\n".join(lines), flush=True)
         for name in names:
-            release = asked.release or ENGINES[name].release
+            release = releases[name]
             try:
                 rows = compare(name, release, asked.env / f"{name}-{release}", asked.scenarios, asked.seed, out)
-            except NotInstalledError as error:
-                print(f"{name} {release} cannot be installed: {error}", file=sys.stderr)
+            except UnavailableError as error:
+                print(f"{name} {release} {error}", file=sys.stderr, flush=True)
+                missing = True
                 continue
             for family in ENGINES[name].families if asked.keep else ():
                 keep(out, asked.keep / f"{family}.xz", family)
@@ -199,7 +213,8 @@ def main() -> None:
             lines += made
         if asked.out:
             (out / "table.txt").write_text("\n".join(lines) + "\n")
+    return int(missing)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
