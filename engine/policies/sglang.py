@@ -149,6 +149,11 @@ class Rounds(Scheduler):
     def check(self, policy: Policy) -> None:
         if policy.autoregressive or policy.eviction.evicts or not policy.granularity.whole_block:
             raise PolicyError(f"{policy.name}: SGLang's rounds compute whole blocks, without eviction")
+        if not policy.granularity.on_a_grid and self.max_prefill_tokens < policy.block_length:
+            raise PolicyError(
+                f"{policy.name}: max_prefill_tokens is {self.max_prefill_tokens} and canvas_length "
+                f"{policy.block_length}: expected at least a canvas, no part of which is denoised alone"
+            )
 
     def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
         # A request of no tokens at all decodes a block, too.
@@ -288,7 +293,7 @@ def _settle_pages(w: Any, x: Any) -> None:
         if s.entry != ENTERED:
             continue
         hold(w, x, slot, int(s.computed) if s.computed < s.goal else int(q.start))
-        context = -(-int(q.start) // int(f.page))
+        context = -(-(int(q.start) + _num_encoded(w, slot)) // int(f.page))
         if _is_decoded(w, x, slot) and q.pages > context:
             c.pages_held -= q.pages - context
             q.pages = context
@@ -329,10 +334,12 @@ def _go_on(w: Any, x: Any, slot: Any, prefills: Any) -> bool:
     if most <= 0:
         return False
     left = int(s.goal) - int(s.computed) if s.computed < s.goal else block
+    if _is_decoded(w, x, slot):
+        left = block - _num_encoded(w, slot)
     wanted = left
     cut = False
     if not p.grid:
-        if left > most and not s.computed < s.goal:
+        if left > most and not prefills:
             return False
         wanted = min(left, most)
         cut = wanted < left
@@ -427,11 +434,14 @@ def _seat(w: Any, x: Any, slot: Any, wanted: Any, there: Any) -> bool:
     new = s.entry != ENTERED
     computed = there if new else int(s.computed)
     prefills = computed < s.goal
-    tokens = computed + wanted if prefills else int(q.start) + wanted
+    before = computed if prefills else int(q.start)
+    if not prefills and _is_decoded(w, x, slot):
+        before += _num_encoded(w, slot)
+    tokens = before + wanted
     if not prefills and not _is_decoded(w, x, slot):
         tokens = min(int(q.start) + wanted * (1 + p.entered), _canvas_end(w, x, slot))
     pages = max(int(q.pages), -(-int(tokens) // int(f.page)))
-    seen = in_sight(f, computed if prefills else q.start, tokens)
+    seen = in_sight(f, before, tokens)
     more = pages - q.pages + seen - q.window_pages
     if new:
         more -= reusable(w, x, int(q.request), there)[1] if there > 0 else 0
@@ -491,8 +501,18 @@ def _prefills(w: Any, x: Any, slot: Any) -> bool:
 
 @rule
 def _is_decoded(w: Any, x: Any, slot: Any) -> bool:
-    """Whether a sequence's canvas is decoded, and its keys are missing."""
-    return not x.p[0].grid and w.status[slot, 0] != MASKED and w.status[slot, 0] != CACHED
+    """Whether a sequence's canvas is decoded, and keys of it are missing."""
+    last = int(w.f[0].block) - 1
+    return not x.p[0].grid and w.status[slot, last] != MASKED and w.status[slot, last] != CACHED
+
+
+@rule
+def _num_encoded(w: Any, slot: Any) -> int:
+    """Tokens of a decoded canvas whose keys are there: what is left of the pool may cut the pass that leaves them."""
+    num = 0
+    for k in range(w.f[0].block):
+        num += w.status[slot, k] == CACHED
+    return num
 
 
 @rule
@@ -509,6 +529,7 @@ def plan_round(w: Any, x: Any) -> None:
         q, s = w.q[slot], x.s[slot]
         n, before = int(s.wanted), int(q.start)
         q.left = 0
+        first = 0  # ... of the block's positions that the step computes
         computed = True
         # A finished row, a prompt's and a canvas decoded within the round are computed for nothing until it ends.
         prefilled = goes_on and (q.phase == PREFILL or q.phase == IDLE)
@@ -531,6 +552,8 @@ def plan_round(w: Any, x: Any) -> None:
             prompts += n
         elif _is_decoded(w, x, slot):  # a canvas's causal pass
             q.phase = FLUSH
+            first = _num_encoded(w, slot)
+            before += first
             qk_pairs += n * before + n * (n + 1) // 2
             if c.num_group < 0:  # in a mixed round it is one of the forwards of those that decode
                 prompts += n
@@ -543,7 +566,7 @@ def plan_round(w: Any, x: Any) -> None:
             qk_pairs += n * (before + n)
             decoded += n
         for k in range(block):
-            w.window[slot, k] = computed
+            w.window[slot, k] = computed and first <= k and k < first + n
         q.num_tokens = n
         q.num_retained = n
         q.num_keys = before + n

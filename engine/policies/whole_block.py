@@ -58,7 +58,10 @@ def select_pending_first(status: Any, reach: Any, chunk: Any, p: Any, window: An
 
 @rule
 def settle_block_pass(status: Any, evaluations: Any, window: Any, block: Any, p: Any, prefill: Any) -> None:
-    """KV is right after a pass over the whole block, once no mask is left (LMDeploy, block-diffusion.md 1.5)."""
+    """KV of what a pass computes is right once no mask is left: of the whole block (LMDeploy, block-diffusion.md 1.5).
+
+    The pass over a decoded canvas alone may be cut, and its rest follows (sglang.py).
+    """
     computed = False
     whole = True
     for k in range(len(status)):
@@ -70,4 +73,4 @@ def settle_block_pass(status: Any, evaluations: Any, window: Any, block: Any, p:
             whole = False
     if computed and whole:
         for k in range(block):
-            status[k] = CACHED
+            status[k] = CACHED if window[k] else status[k]
