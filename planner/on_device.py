@@ -77,7 +77,8 @@ def on_device(
     limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
     check_fit(requests, limits, policy)
     if scenario.eos:  # the weights say where an answer ends before its limit
-        requests = replace(requests, output_length=requests.limit)
+        limit = requests.limit
+        requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
     model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
     draws = law = None
     if commits == "twin" and profile is not None:

@@ -145,7 +145,7 @@ class Fleet:
     def submit(self, prompt: Sequence[int], output_length: int) -> Stream:
         """Accept a request. Raises UnservableError, BusyError or ClosedError where it does not."""
         index = self.num_requests
-        request = Request(index, self._clock(), len(prompt), output_length)
+        request = Request(index, self._clock(), len(prompt), output_length, output_length)
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
             raise UnservableError(

@@ -110,6 +110,7 @@ def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scen
     assert p["output_length"].tolist() == p["num_tokens"].tolist() == m["num_tokens"].tolist()
     assert p["max_tokens"].tolist() == m["output_length"].tolist() == [8] * len(p["request"])
     assert 0 < p["output_length"].min() < 8
+    assert m["limited"].all()  # the limit is what the requests ask for, and schedulers know it
     assert found.comparison.cells[0].num_both == len(p["request"])
     with pytest.raises(DsimError, match=r"holds a validation with eos true, this one has False"):
         run((world[0], loaded), tmp_path / "v", **how)

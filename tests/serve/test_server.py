@@ -130,6 +130,16 @@ def test_the_journal_replays_plan_for_plan(twin: Callable[..., Behind]) -> None:
             assert list(replay(fresh, r, columns, steps, lists)) == []
 
 
+def test_the_limit_of_a_request_is_known_and_no_step_is_spent_behind_it(twin: Callable[..., Behind]) -> None:
+    behind = twin(policy="vllm-ar,max_num_seqs=2,page_size=8,num_pages=64")
+    [engine] = behind.fleet.engines
+    behind.fleet.engines[:] = [Engine(engine.policy, engine.limits, behind.fleet.table, latency=FAST, eos=True)]
+    with serving(behind) as server:
+        assert server.complete(prompt=[0, 1], max_tokens=5).status == 200
+    totals = behind.fleet.engines[0].totals
+    assert totals.num_prefill_steps + totals.num_decode_steps == 5  # the prompt's has the first of five tokens
+
+
 def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[..., Behind]) -> None:
     spec = "lmdeploy-0.18:4,threshold=0.9,max_batch=4,num_pages=64,page_size=8,prefix_caching=true"
     behind = twin(policy=spec, replicas=2, router="prefix")
