@@ -27,6 +27,8 @@ REQUEST_COLUMNS: dict[str, str] = {
     "input_length": "int32",
     "output_length": "int32",  # tokens of the answer
     "max_tokens": "int32",  # tokens asked for at most
+    "limited": "bool",  # ... by the request itself; otherwise they are the answer's, which no scheduler knows
+    "canvas_length": "int32",  # positions of its canvases, where it asks for narrower ones; 0: the policy's
     "scheduled": "float64",  # start of its first prefill
     "first_commit": "float64",  # end of the step that first committed one of its positions
     "first_block": "float64",  # first whole block ready
@@ -130,14 +132,10 @@ class StepTotals:
 APART = ("request", "arrival", *Asked._fields)
 # The others as records, larger fields first so that none is padded.
 REQUEST = np.dtype(
-    [
-        *sorted(
-            ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
-            key=lambda column: -np.dtype(column[1]).itemsize,
-        ),
-        ("canvas_length", "int32"),  # Request.canvas_length, where the policy heeds it
-        ("limited", "?"),  # it says how many tokens it asks for at most
-    ],
+    sorted(
+        ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
+        key=lambda column: -np.dtype(column[1]).itemsize,
+    ),
     align=True,
 )
 STEP = np.dtype(list(STEP_COLUMNS.items()), align=True)

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -23,12 +25,15 @@ class Request:
 
 
 def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
-    """The requests of a journal's columns, those of the rows `order`; older journals know no max_tokens.
+    """The requests of a journal's columns, those of the rows `order`.
 
-    A journal has the length of the answer where no limit was known: where no limit exceeds its answer, none was.
+    Older journals lack max_tokens, `limited` or canvas_length. Without `limited`, limits were known if one exceeds its
+    answer.
     """
-    names = ("request", "arrival", "input_length", "output_length", "max_tokens")
-    known = "max_tokens" in columns and (columns["max_tokens"] > columns["output_length"]).any()
-    held = [columns[name][order].tolist() for name in names if name in columns and (known or name != "max_tokens")]
-    for values in zip(*held, strict=True):
+    most = columns.get("max_tokens", columns["output_length"])
+    limited = columns.get("limited", np.full(len(most), (most > columns["output_length"]).any()))
+    widths = columns.get("canvas_length", np.zeros(len(most), np.int32))
+    names = ("request", "arrival", "input_length", "output_length")
+    held = [*(columns[name] for name in names), np.where(limited, most, 0), widths]
+    for values in zip(*(column[order].tolist() for column in held), strict=True):
         yield Request(*values)

@@ -1,7 +1,7 @@
 """The keystone: a journal fed to fresh engines reproduces every plan exactly, and a tampered one does not."""
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -41,6 +41,7 @@ class Run:
     journal: Collector
     replicas: int
     emit: str
+    eos: bool = False
     steps: dict[str, npt.NDArray[Any]] = field(init=False)
     lists: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = field(init=False)
 
@@ -52,7 +53,9 @@ class Run:
         found: list[str] = []
         for r in range(self.replicas):
             policy, limits = parse(self.spec), self.result.limits
-            engine = Engine(policy, limits, table, replica=r, latency=PROFILE.latency, emit=self.emit)
+            engine = Engine(
+                policy, limits, table, replica=r, latency=PROFILE.latency, emit=self.emit, eos=self.eos
+            )  # fmt: skip
             found.extend(replay(engine, r, self.result.table.columns, self.steps, self.lists))
         return found, table
 
@@ -62,7 +65,7 @@ def record(spec: str, trace: Trace | None = None, *, replicas: int = 1, emit: st
     result = simulate(
         trace or busy(), PROFILE, parse(spec), replicas=replicas, emit=emit, append=journal, seed=3, **how
     )
-    return Run(spec, result, journal, replicas, emit)
+    return Run(spec, result, journal, replicas, emit, how.get("eos", False))
 
 
 SPECS = [
@@ -141,6 +144,25 @@ def short(spec: str) -> Run:
     run = copy(_recorded(spec))
     run.steps, run.lists = dict(run.steps), dict(run.lists)
     return run
+
+
+@pytest.mark.parametrize("narrow", [[2, None, 3], [None, 1, None]])
+def test_a_journal_of_narrower_canvases_replays_plan_for_plan(narrow: list[int | None]) -> None:
+    spec = "vllm-diffusion,canvas_length=4,page_size=4,max_num_seqs=2,max_num_batched_tokens=16,num_pages=64"
+    run = record(spec, replace(SHORT, extras={"diffusion_canvas_length": narrow}))
+    found, table = run.differences()
+    assert found == []
+    assert table_bytes(table) == table_bytes(run.result.table)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_journal_says_whether_limits_that_equal_the_answers_were_known(limited: bool) -> None:
+    limits = {"max_tokens": SHORT.output_length.tolist()} if limited else {}
+    run = record("vllm-ar,max_num_seqs=2,page_size=4,num_pages=64", replace(SHORT, extras=limits), eos=True)
+    found, table = run.differences()
+    assert found == []
+    assert table_bytes(table) == table_bytes(run.result.table)
+    assert (run.result.table["limited"] == limited).all()
 
 
 def bits(run: Run, name: str, step: int) -> npt.NDArray[np.bool_]:
