@@ -62,11 +62,11 @@ def capacity_command(
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     """
-    from ..planner.capacity import Interrupted, capacity, fewest_replicas
+    from ..planner.capacity import Interrupted, question_of
     from ..planner.ensemble import capacities, check_num
     from ..planner.measured import measured_points
     from ..planner.record import profile_notes
-    from ..planner.scenario import asked, replicas_of
+    from ..planner.scenario import asked
     from ..planner.spread import moved_by_spread
     from ..report import capacity as report
     from ..report.html import write_findings
@@ -74,23 +74,16 @@ def capacity_command(
     ensemble, replicas = given["ensemble"], given["replicas"]
     if ensemble is not None:
         check_num(ensemble)
-    if rate is None and max_replicas is not None:
-        raise DsimError(f"--max-replicas is {max_replicas}, expected a --rate with it")
-    if rate is not None and replicas is not None:
-        raise DsimError(f"--rate is {rate:g} and --replicas is {replicas}, expected one: a rate asks for the replicas")
     share = percent("--attainment", attainment)
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
     if out is not None:
         check_folder(out, report.CAPACITY, force=force)
-    one = 1 if rate is not None else replicas_of([policy], replicas)
     scenario = options.scenario(
-        given, [policy], trace=trace, policy=policy, replicas=one, num_requests=num_requests,
+        given, [policy], trace=trace, policy=policy, replicas=1, num_requests=num_requests,
         slos=tuple(given["slo"] or ()),
     )  # fmt: skip
     width = percent("--precision", precision)
-    search = partial(capacity, scenario)
-    if rate is not None:
-        search = partial(fewest_replicas, scenario, rate, max_replicas=64 if max_replicas is None else max_replicas)
+    search = question_of(scenario, rate, replicas, max_replicas)
     screen = Screen()
     options.warn(screen, scenario)
     options.warn_of_yields(screen, scenario)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from ..engine.errors import DsimError
-from ..files.read import cut
 from . import options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
@@ -48,6 +47,7 @@ def replay(
     """
     from ..planner.ensemble import check_num
     from ..planner.ensemble import ensemble as run_ensemble
+    from ..planner.grid import check_together
     from ..planner.record import in_twin, memory_of, record
     from ..planner.scenario import replicas_of
     from ..planner.spread import moved_by_spread
@@ -66,20 +66,15 @@ def replay(
         known |= logged.about
         for line in logged.lines:
             screen.print(line, markup=False)
-    specs, arrival, ensemble = options.different(policy or ["optimus"]), given["arrival"], given["ensemble"]
-    if fit is not None and arrival != "burstgpt-like":
-        raise DsimError(f"--fit is {cut(fit)} and --arrival is {cut(arrival)}, expected burstgpt-like")
+    specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
     if ensemble is not None:
         check_num(ensemble)
-    if concurrency is not None and sessions:
-        raise DsimError(f"--concurrency is {concurrency} and --sessions is given, expected one of them")
-    if concurrency is not None and (arrival != "trace" or given["rate"] is not None or not drain):
-        raise DsimError(f"--concurrency is {concurrency}: a closed loop takes no --arrival, --rate or --no-drain")
     first = options.scenario(
         given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
         burstiness=burstiness, fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter,
         keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
+    check_together(first)
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins
         commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), scenario.workload)

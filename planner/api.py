@@ -1,32 +1,32 @@
 """The functions that `import dsim` offers: what the commands do, for scripts and notebooks (docs/python.md)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
-from ..files.read import quoted
 from ..profiler.profile import Profile
-from ..profiler.profile import load as load_profile
-from ..report.manifest import Manifest
-from ..report.metrics import Summary
-from ..report.page import Page
-from ..report.shown import Showable
+from ..profiler.profile import load as _load_profile
 from ..report.slo import Slo
-from ..sim.twin import Result
 from ..traces import Trace
-from ..traces import load as load_trace
-from .capacity import Capacity, fewest_replicas
-from .capacity import capacity as _capacity
+from ..traces import load as _load_trace
+from .capacity import MOST, Capacity, question_of
+from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_trace, spec_of, trace_of
+from .grid import check_together
+from .objective import LATENCY_METRIC
 from .plan import Planned, candidates_of
 from .plan import plan as _plan
 from .plan_replays import Posed
+from .quality import load_table, parse_share
 from .record import in_twin, record
-from .scenario import Scenario, named_code
+from .replayed import Replay
+from .scenario import Scenario, named_code, replicas_of
+from .signature import Traffic, real_signature
 from .space import candidate_of, load_space, runs_on, searchable, space_of
-from .sweep import Sweep, sweep
+from .sweep import Sweep
+from .sweep import sweep as _sweep
 from .tune import tune as _tune
 from .tuned import Tuned
 
@@ -36,7 +36,6 @@ __all__ = [
     "Policy",
     "Profile",
     "Replay",
-    "Summary",
     "Sweep",
     "Trace",
     "Tuned",
@@ -49,27 +48,6 @@ __all__ = [
     "sweep",
     "tune",
 ]
-
-
-FIELDS = {f.name for f in fields(Scenario)}
-
-
-@dataclass(frozen=True, repr=False)
-class Replay(Showable):
-    """The outcome of a replay: one entry a policy, in the order in which they were given."""
-
-    results: list[Result]  # request tables and totals
-    summaries: list[Summary]  # metrics
-    manifest: Manifest  # what was replayed
-
-    def page(self) -> Page:
-        from ..report.story import words
-
-        return words(self.to_json(), self.manifest)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The metrics of each policy, as `dsim replay --json` has them."""
-        return [summary.to_json() for summary in self.summaries]
 
 
 @dataclass(frozen=True)
@@ -86,6 +64,11 @@ class _Given(Posed):
         return next((p for p in self.given_policies if p.name == self.policy), None) or super().parsed_policy()
 
 
+load_trace = real_signature(_load_trace, "load_trace")
+load_profile = real_signature(_load_profile, "load_profile")
+
+
+@real_signature
 def parse_policy(spec: str, allow_code: Sequence[str | Path] = ()) -> Policy:
     """The policy of a SPEC, whose own file of code is loaded, or of a TOML file. Raises DsimError.
 
@@ -94,123 +77,243 @@ def parse_policy(spec: str, allow_code: Sequence[str | Path] = ()) -> Policy:
     return parse(spec, named_code([spec], allow_code))
 
 
+@real_signature
 def replay(
-    trace: str | Path | Trace,
-    policy: str | Policy | Sequence[str | Policy] = Scenario.policy,
+    trace: TraceLike,
+    policy: PolicyLike | Sequence[PolicyLike] = Scenario.policy,
     *,
-    profile: str | Path | Profile = Scenario.profile,
+    profile: ProfileLike = Scenario.profile,
     slos: Sequence[str] = (),
+    rate: float | None = None,
+    num_requests: int | None = None,
+    replicas: int | None = None,
     out: str | Path | None = None,
     force: bool = False,
-    **more: Any,
+    **traffic: Unpack[Traffic],
 ) -> Replay:
     """Replay a trace in the twin under one or several policies.
 
-    trace, profile, policy: names, files and SPECs as on the command line, or what `load_trace`, `load_profile` and
-    `parse_policy` return. more: fields of `dsim.planner.Scenario` (replicas, rate, seed ...). out: a folder for the
-    run's files and report, as `dsim replay -o`. Raises DsimError.
+    trace, profile, policy: names, files and SPECs as on the command line, a pandas frame of requests, or what
+    `load_trace`, `load_profile` and `parse_policy` return. out: a folder for the run's files and report, as
+    `dsim replay -o`. Raises DsimError.
     """
     policies = [policy] if isinstance(policy, str | Policy) else list(policy)
     if not policies:
         raise DsimError("no policy is given, expected at least one")
     names = [p.name if isinstance(p, Policy) else p for p in policies]
-    allow_code = named_code((p for p in policies if isinstance(p, str)), more.pop("allow_code", ()))
     for name in names:
         if names.count(name) > 1:
             raise DsimError(f"policy {name} is given {names.count(name)} times, expected once")
-    for name in more:
-        if name not in FIELDS:
-            raise DsimError(f"there is no option {quoted(name)}, expected one of: {', '.join(sorted(FIELDS))}")
+    given = trace_of(trace, traffic)
     first = _Given(
-        trace=trace.name if isinstance(trace, Trace) else str(trace),
+        trace=str(trace) if given is None else given.name,
         policy=names[0],
         profile=profile.name if isinstance(profile, Profile) else str(profile),
-        slos=_checked(slos),
-        given_trace=trace if isinstance(trace, Trace) else None,
+        given_trace=given,
         given_policies=tuple(p for p in policies if isinstance(p, Policy)),
         given_profile=profile if isinstance(profile, Profile) else None,
-        allow_code=allow_code,
-        **more,
+        **_fields(traffic, slos, names, rate=rate, num_requests=num_requests, replicas=replicas_of(names, replicas)),
     )
+    check_together(first)
     scenarios = [replace(first, policy=name) for name in names]
     for scenario in scenarios:
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
-    done = record(scenarios, first.requests(), in_twin, out=None if out is None else Path(out), force=force)
-    return Replay(done.results, done.summaries, done.manifest)
+    requests = first.requests()
+    folder = None if out is None else Path(out)
+    done = record(scenarios, requests, in_twin, out=folder, force=force)
+    return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)
 
 
-def capacity(trace: str | Path, slos: Sequence[str], *, rate: float | None = None, **more: Any) -> Capacity:
-    """How much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas that needs.
-
-    more: fields of `dsim.planner.Scenario` (policy, profile, replicas ...), which are names, for replays run in other
-    processes, and options of `dsim.planner.capacity` (precision, jobs ...). Raises DsimError.
-    """
-    scenario, options = _posed(trace, slos, more, [], "num_requests")
-    return _capacity(scenario, **options) if rate is None else fewest_replicas(scenario, rate, **options)
-
-
-def plan(
-    trace: str | Path,
+@real_signature
+def capacity(
+    trace: TraceLike,
     slos: Sequence[str],
     *,
-    policies: Sequence[str] = (),
-    profiles: Sequence[str | Path | Profile] = (Scenario.profile,),
+    policy: PolicyLike = Scenario.policy,
+    profile: ProfileLike = Scenario.profile,
+    rate: float | None = None,
+    max_replicas: int | None = None,
+    replicas: int | None = None,
+    gpu_hour: float | None = None,
+    attainment: float = 0.99,
+    precision: float = 0.02,
+    confidence: float = 0.95,
+    num_requests: int | None = None,
+    block: int | None = None,
+    max_replications: int = MOST,
+    curve: bool = True,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    **traffic: Unpack[Traffic],
+) -> Capacity:
+    """How much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas that needs.
+
+    attainment, precision and confidence are shares: 0.99 is 99 %. Raises DsimError.
+    """
+    scenario = _posed(trace, slos, spec_of(policy), profile, [], traffic)
+    return question_of(scenario, rate, replicas, max_replicas)(
+        gpu_hour=gpu_hour, attainment=attainment, precision=precision,
+        confidence=confidence, num_requests=num_requests, block=block, max_replications=max_replications, curve=curve,
+        jobs=jobs, backend=backend, address=address,
+    )  # fmt: skip
+
+
+@real_signature
+def plan(
+    trace: TraceLike,
+    slos: Sequence[str],
+    *,
+    policies: Sequence[PolicyLike] = (),
+    profiles: Sequence[ProfileLike] = (Scenario.profile,),
+    rate: float | None = None,
     gpu_hour: float | Mapping[str, float] | None = None,
-    **more: Any,
+    attainment: float = 0.99,
+    max_replicas: int = 64,
+    min_quality: float | str | None = None,
+    quality_table: str | Path | None = None,
+    num_requests: int | None = None,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    **traffic: Unpack[Traffic],
 ) -> Planned:
     """One ranked answer: which policy on which profile, with how many replicas, at what cost.
 
     policies: every shipped one that a profile's model runs, where none is given. gpu_hour: a price for all, or by a
-    profile's name. more: fields of `dsim.planner.Scenario`, and options of `dsim.planner.plan.plan` (rate, jobs ...).
-    Raises DsimError.
+    profile's name. Raises DsimError.
     """
-    scenario, options = _posed(trace, slos, more, policies, "rate", "num_requests")
+    specs = [spec_of(policy) for policy in policies]
+    scenario = _posed(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
     loaded = [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     prices = gpu_hour if isinstance(gpu_hour, Mapping) else {p.name: gpu_hour for p in loaded}
-    candidates, left_out = candidates_of(scenario, policies, loaded, lambda profile: prices.get(profile.name))
-    return _plan(scenario, candidates, left_out, **options)
+    candidates, left_out = candidates_of(
+        scenario, specs, loaded, lambda profile: prices.get(profile.name),
+        min_quality=None if min_quality is None else parse_share(min_quality),
+        quality_table=None if quality_table is None else load_table(quality_table, scenario.allow_code),
+    )  # fmt: skip
+    return _plan(
+        scenario, candidates, left_out, rate=rate, attainment=attainment, max_replicas=max_replicas,
+        num_requests=num_requests, jobs=jobs, backend=backend, address=address,
+    )  # fmt: skip
 
 
+@real_signature
 def tune(
-    trace: str | Path,
+    trace: TraceLike,
     *,
     slos: Sequence[str] = (),
-    policy: str | None = None,
+    policy: PolicyLike | None = None,
     space: str | Path | Mapping[str, Any] | None = None,
-    **more: Any,
+    profile: ProfileLike = Scenario.profile,
+    replicas: int | None = None,
+    rate: float | None = None,
+    num_requests: int | None = None,
+    objectives: Sequence[str] = ("goodput",),
+    trials: int = 60,
+    storage: str | Path | None = None,
+    min_quality: float | str | None = None,
+    quality_table: str | Path | None = None,
+    allow_unknown_quality: bool = False,
+    gpu_hour: float | None = None,
+    latency_metric: str = LATENCY_METRIC,
+    train: float = 0.6,
+    replications: int = 10,
+    sampler: str = "tpe",
+    prune: bool = True,
+    jobs: int = 1,
+    backend: str = "local",
+    address: str | None = None,
+    **traffic: Unpack[Traffic],
 ) -> Tuned:
     """The settings that serve a trace best, confirmed on traffic that the search never saw.
 
     policy: what you run today, to beat. space: what may be moved, a file as of `dsim tune --space` or the same as a
-    dictionary. more: fields of `dsim.planner.Scenario`, which are names, and options of `dsim.planner.tune` (trials,
-    objectives, storage ...). Raises DsimError.
+    dictionary. storage: a file that keeps the trials. Raises DsimError.
     """
-    scenario, options = _posed(trace, slos, more, [] if policy is None else [policy])
+    spec = None if policy is None else spec_of(policy)
+    fleet = replicas_of([spec or ""], replicas)
+    scenario = _posed(
+        trace, slos, Scenario.policy, profile, [] if spec is None else [spec], traffic,
+        rate=rate, num_requests=num_requests, replicas=fleet,
+    )  # fmt: skip
     code = scenario.allow_code
-    if policy is not None:
-        options["default"] = candidate_of(policy, scenario.replicas, code)
+    declared = None
     if space is not None:
         check = searchable(scenario.loaded_profile(), scenario.workload)
-        declared = isinstance(space, Mapping)
-        options["space"] = (
-            space_of(space, "space", check, code) if declared else load_space(space, check, code)  # type: ignore[arg-type]
+        declared = (
+            space_of(space, "space", check, code) if isinstance(space, Mapping) else load_space(space, check, code)
         )
-    return _tune(scenario, **options)
+    return _tune(
+        scenario, objectives=objectives, space=declared, trials=trials,
+        default=None if spec is None else candidate_of(spec, fleet, code), storage=storage,
+        min_quality=None if min_quality is None else parse_share(min_quality),
+        quality_table=None if quality_table is None else load_table(quality_table, code),
+        allow_unknown_quality=allow_unknown_quality, gpu_hour=gpu_hour, latency_metric=latency_metric, train=train,
+        replications=replications, sampler=sampler, prune=prune, jobs=jobs, backend=backend, address=address,
+    )  # fmt: skip
 
 
-def _checked(slos: Sequence[str]) -> tuple[str, ...]:
-    given = [slos] if isinstance(slos, str) else slos
-    return tuple(str(Slo.parse(text)) for text in given)
+@real_signature
+def sweep(
+    config: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    force: bool = False,
+    quality: Callable[[Scenario], float | None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    allow_code: Iterable[str | Path] = (),
+) -> Sweep:
+    """Run every cell of a configuration and tabulate the results: a TOML file, or the same as a dictionary.
+
+    In a dictionary a trace, a profile and a policy may be what the other functions take. out: a folder that keeps
+    each finished cell; a sweep into the same folder runs only what is missing, and `force` starts anew. quality: marks
+    each scenario with a score. progress: called with the cells finished and their number. Raises DsimError.
+    """
+    named = _named(config) if isinstance(config, Mapping) else config
+    return _sweep(
+        named, out, jobs=jobs, backend=backend, address=address, force=force, quality=quality, progress=progress,
+        allow_code=allow_code,
+    )  # fmt: skip
+
+
+def _fields(traffic: Traffic, slos: Sequence[str], policies: Sequence[str], **more: Any) -> dict[str, Any]:
+    """The fields of a scenario; policies: those that the caller names, whose code may be loaded."""
+    told = [slos] if isinstance(slos, str) else slos
+    code = named_code(policies, traffic.get("allow_code", ()))
+    return {**traffic, **more, "slos": tuple(str(Slo.parse(text)) for text in told), "allow_code": code}
 
 
 def _posed(
-    trace: str | Path, slos: Sequence[str], more: Mapping[str, Any], policies: Sequence[str], *both: str
-) -> tuple[Scenario, dict[str, Any]]:  # fmt: skip
-    """The scenario of these fields, and the options among them; both: names of fields that are meant as options.
+    trace: TraceLike, slos: Sequence[str], policy: str, profile: ProfileLike, policies: Sequence[str],
+    traffic: Traffic, **more: Any,
+) -> Scenario:  # fmt: skip
+    """The scenario of these fields in names alone, for replays in other processes."""
+    given = trace_of(trace, traffic)
+    name = name_of_trace(trace if given is None else given)  # type: ignore[arg-type]
+    fields = _fields(traffic, slos, [policy, *policies], **more)
+    if given is not None:  # it was read, and what was kept is kept
+        fields = {n: value for n, value in fields.items() if n not in ("time_unit", "skip_bad", "columns")}
+        fields["keep_failed"] = True
+    scenario = Scenario(trace=name, policy=policy, profile=name_of_profile(profile), **fields)
+    check_together(scenario)
+    return scenario
 
-    policies: those that the caller names, in addition to the scenario's own.
-    """
-    options = {name: value for name, value in more.items() if name not in FIELDS or name in both}
-    own = {name: value for name, value in more.items() if name not in options}
-    own["allow_code"] = named_code([own.get("policy", Scenario.policy), *policies], own.get("allow_code", ()))
-    return Scenario(trace=str(trace), slos=_checked(slos), **own), options
+
+def _named(config: Any, field: str = "") -> Any:
+    """A sweep's configuration with names in place of frames and objects."""
+    if isinstance(config, Mapping):
+        return {name: _named(value, str(name)) for name, value in config.items()}
+    if isinstance(config, list):
+        return [_named(value, field) for value in config]
+    if isinstance(config, Profile):
+        return name_of_profile(config)
+    if isinstance(config, Policy):
+        return spec_of(config)
+    found = None if isinstance(config, str | Path) else trace_of(config, {})
+    if found is not None:
+        return name_of_trace(found)
+    return str(config) if isinstance(config, Path) else config

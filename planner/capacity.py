@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,17 @@ from ..engine.errors import DsimError
 from ..files.read import quoted
 from ..report.metrics import latencies, no_nan
 from ..report.page import Page
-from ..report.shown import Showable
+from ..report.shown import Showable, frame_of
 from ..report.slo import Slo
 from ..sim.twin import limits_of
 from . import replicate
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
-from .scenario import MAX_REPLICAS, Scenario, classes
+from .scenario import MAX_REPLICAS, Scenario, classes, replicas_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FEWEST = 6000  # requests in a replay; more below a precision of 2 %, as of the next two
 MANY, WHOLE = 10_000, 24_000  # and at most so many, with an arrival process and with the trace's own times
@@ -36,6 +39,7 @@ PARTS = 4  # of the trace, or of what a replay judges: so long are the blocks th
 FIRST = 8  # replications before the interval is looked at, unless half of them agree by far more than is asked
 BY_FAR = 0.25  # of the precision: looking early at an interval of any other width would make it too narrow too often
 MOST = 64  # replications
+MAX_REPLICAS_TRIED = 64
 SHARPNESS = 0.5  # of the precision, or of the spread between replications: how closely a capacity is bracketed
 IDLE = 1e-3  # of saturation: a rate at which requests hardly meet
 BEYOND = 4.0  # times saturation: if an SLO holds even there, it says nothing
@@ -110,6 +114,10 @@ class Capacity(Showable):
 
         return capacity_page(self.to_json())
 
+    def to_frame(self) -> "pd.DataFrame":
+        """The curve, a row a rate (req/s): each criterion's mean and extremes, in ms or as a share of arrivals."""
+        return frame_of(self.to_json()["curve"])
+
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         data = no_nan(asdict(self))
@@ -154,6 +162,23 @@ class Found:
     rejected: float  # share
 
 
+def question_of(
+    scenario: Scenario, rate: float | None, replicas: int | None, max_replicas: int | None
+) -> Callable[..., "Capacity"]:
+    """The search for the capacity of a fleet, or with a rate (req/s) for the fewest replicas; it takes their options.
+
+    replicas: what is asked for; None: what the policy's file says, or 1.
+    """
+    if rate is None:
+        if max_replicas is not None:
+            raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
+        return partial(capacity, replace(scenario, replicas=replicas_of([scenario.policy], replicas)))
+    if replicas is not None:
+        raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
+    most = MAX_REPLICAS_TRIED if max_replicas is None else max_replicas
+    return partial(fewest_replicas, replace(scenario, replicas=1), rate, max_replicas=most)
+
+
 def capacity(
     scenario: Scenario,
     *,
@@ -188,7 +213,7 @@ def fewest_replicas(
     scenario: Scenario,
     rate: float,
     *,
-    max_replicas: int = 64,
+    max_replicas: int = MAX_REPLICAS_TRIED,
     precision: float = 0.02,
     confidence: float = 0.95,
     attainment: float = 0.99,

@@ -246,11 +246,18 @@ def check_values(scenario: Scenario) -> None:
             raise DsimError(f"{name} is {value}, expected at least 1")
     if not scenario.drop_warmup >= 0:
         raise DsimError(f"drop_warmup is {scenario.drop_warmup} s, expected at least 0")
+    check_together(scenario)
+
+
+def check_together(scenario: Scenario) -> None:
+    """Check the fields that exclude each other."""
     if scenario.fit is not None and scenario.arrival != "burstgpt-like":
         raise DsimError(f"fit is {cut(scenario.fit)} and arrival is {cut(scenario.arrival)}, expected burstgpt-like")
     closed = scenario.concurrency is not None
     if closed and (scenario.arrival != "trace" or scenario.rate is not None or not scenario.drain):
         raise DsimError(f"concurrency is {scenario.concurrency}: a closed loop takes no arrival, rate or drain = false")
+    if closed and scenario.sessions:
+        raise DsimError(f"concurrency is {scenario.concurrency} and sessions is true, expected one of them")
 
 
 def _found(folder: Path, name: str) -> str:

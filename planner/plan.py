@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import betaincinv
@@ -29,7 +29,7 @@ from ..profiler.profile import Profile, load
 from ..report.digits import percent
 from ..report.metrics import no_nan
 from ..report.page import Page
-from ..report.shown import Showable
+from ..report.shown import Showable, frame_of
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .deploy import flags_of
@@ -41,6 +41,9 @@ from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .scenario import MAX_REPLICAS, Scenario, digest
 from .space import candidate_of, searchable
 from .tuned import toml_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DOUBT = 1.25  # a pilot may be wrong by so much, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
@@ -154,6 +157,10 @@ class Planned(Showable):
         from ..report.plan import words
 
         return words(self.to_json())
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The ranking, a row a fleet, best first; the entries of plan.json, those within others as `outer_inner`."""
+        return frame_of(self.to_json()["ranking"])
 
     def to_json(self) -> Json:
         """The object that `--json` prints and plan.json holds."""

@@ -14,8 +14,8 @@ from ..files.interrupt import uninterrupted
 from ..files.place import Kind, check_folder, has_schema
 from ..files.read import cut, json_of, parsing, read_json
 from ..files.write import csv_of, write_whole
-from ..report.metrics import no_nan
-from ..report.page import Page, Section, table
+from ..report.metrics import flat, no_nan
+from ..report.page import Figure, Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
 from .backend import Outcome, Pool
@@ -27,6 +27,8 @@ from .spread import moved_by_spread
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..report.sweep import Swept
 
 Quality = Callable[[Scenario], float | None]
 
@@ -63,6 +65,16 @@ class Sweep(Showable):
         ended = ": interrupted" if self.interrupted else ""
         said = f"{self.plan.title}: {len(rows)} of {self.num_cells} cells{ended}"
         return Page(self.plan.title, said, said, sections=(Section("Cells", (table(head, rows),)),))
+
+    def figures(self) -> list[Figure]:
+        from ..report.sweep import sweep_page
+
+        rows = no_nan(self.table.to_dict("list"))
+        return sweep_page(_swept(self.plan, rows, self.interrupted)).figures
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The table of results.parquet: a row a finished cell."""
+        return self.table
 
     def to_json(self) -> Json:
         """The object that `--json` prints."""
@@ -192,13 +204,9 @@ class _Journal(LedgerFolder):
             return  # stopped before a cell was finished
         # Imported here: a sweep without a folder draws nothing.
         from ..report.html import to_html
-        from ..report.sweep import Swept, sweep_page
+        from ..report.sweep import sweep_page
 
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        swept = Swept(
-            plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
-            command, __version__, spread, tuple(notes),
-        )  # fmt: skip
+        swept = _swept(plan, columns, interrupted, command, spread, notes)
         write_whole(self.folder / "results.csv", _csv(columns))
         write_whole(self.folder / "results.parquet", _parquet(columns))
         write_whole(self.folder / "report.html", to_html(sweep_page(swept)))
@@ -263,6 +271,20 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _swept(
+    plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "", spread: Json | None = None,
+    notes: Sequence[str] = (),
+) -> "Swept":  # fmt: skip
+    """The data of the sweep's page."""
+    from ..report.sweep import Swept
+
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return Swept(
+        plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
+        command, __version__, spread, tuple(notes),
+    )  # fmt: skip
+
+
 def _manifest(plan: Plan, complete: bool) -> bytes:
     info = {
         "schema": SCHEMA, "version": VERSION, "dsim": __version__, "title": plan.title, "varied": plan.varied,
@@ -278,7 +300,7 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
     """The table by column: what varies, the metrics, and for a cell without them its error; None where nothing is."""
     cells = [cell for cell in plan.cells if cell.key in done]
-    metrics = [_flat(done[cell.key].get("summary") or {}) for cell in cells]
+    metrics = [flat(done[cell.key].get("summary") or {}) for cell in cells]
     out: dict[str, list[Any]] = {name: [cell.varied.get(name) for cell in cells] for name in plan.varied}
     if any(name.startswith("policy.") for name in plan.varied):
         out["spec"] = [cell.scenario.policy for cell in cells]
@@ -291,22 +313,6 @@ def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> d
     out["error"] = [done[cell.key].get("error") for cell in cells]
     out["key"] = [cell.key for cell in cells]
     return {name: _alike(values) for name, values in out.items()}
-
-
-def _flat(summary: Json) -> Json:
-    """A summary's numbers by name: `ttft_ms` has `ttft_ms_mean`, `ttft_ms_p50` and so on."""
-    flat: Json = {}
-    for name, value in summary.items():
-        if name == "policy":
-            continue
-        if name == "slos":
-            for verdict in value:
-                flat |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
-        elif isinstance(value, dict):
-            flat |= {f"{name}_{part}": number for part, number in value.items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 def _alike(values: list[Any]) -> list[Any]:

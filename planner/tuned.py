@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..engine.policy import to_toml
 from ..report.metrics import no_nan
-from ..report.page import Page
+from ..report.page import Figure, Page
 from ..report.shown import Showable
 from .objective import OBJECTIVES
 from .quality import Quality
@@ -63,6 +63,15 @@ class Tuned(Showable):
         from ..report.tune import words
 
         return words(self.to_json())
+
+    def figures(self) -> list[Figure]:
+        from ..report.tune import figures
+
+        return figures(self.to_json(), self.trials)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table of trials.csv: a row a trial."""
+        return self.trials
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints and tune.json holds."""

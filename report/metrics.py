@@ -366,6 +366,22 @@ def _per(amount: float, base: float) -> float:
     return amount / base if base > 0 else math.nan
 
 
+def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's numbers by name: `ttft_ms` has `ttft_ms_mean`, `ttft_ms_p50` and so on."""
+    found: dict[str, Any] = {}
+    for name, value in summary.items():
+        if name == "policy":
+            continue
+        if name == "slos":
+            for verdict in value:
+                found |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
+        elif isinstance(value, dict):
+            found |= {f"{name}_{part}": number for part, number in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
 def no_nan(value: Any) -> Any:
     """JSON's own types: NaN and infinity become null, NumPy's numbers become Python's."""
     if isinstance(value, Mapping):

@@ -1,10 +1,20 @@
-"""Results as a notebook and a prompt show them: their page's answer, facts and tables, without its figures."""
+"""Results as a notebook and a prompt show them: their page's answer, facts and tables, and its figures one by one."""
 
 import io
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import TYPE_CHECKING, Any
 
-from .page import Page, Table, Words
+from ..engine.errors import DsimError
+from ..files.read import did_you_mean, quoted
+from .page import Figure, Page, Table, Words
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure as PlotlyFigure
+
+TITLE_HEIGHT = 40  # pixels over the axes
 
 
 class Showable(ABC):
@@ -13,6 +23,32 @@ class Showable(ABC):
     @abstractmethod
     def page(self) -> Page:
         """The page of the result."""
+
+    @abstractmethod
+    def to_frame(self) -> "pd.DataFrame":
+        """The result as a table."""
+
+    def figures(self) -> list[Figure]:
+        """The figures of its report, the answer's first."""
+        return self.page().figures
+
+    def plot(self, name: str | None = None) -> "PlotlyFigure":
+        """A figure of its report, by name; the one that shows the answer by default. A DsimError lists the names."""
+        figures = {figure.name: figure for figure in self.figures()}
+        if name is None and figures:
+            name = next(iter(figures))
+        if name not in figures:
+            held = ", ".join(figures) or "none: there is nothing to draw"
+            raise DsimError(
+                f"there is no figure {quoted(name)}{did_you_mean(str(name), figures)}, expected one of: {held}"
+            )
+        from plotly.graph_objects import Figure as PlotlyFigure  # imported here: a report's page needs none of it
+
+        drawn = PlotlyFigure(figures[name].chart.to_json())
+        margin = {**figures[name].chart.layout["margin"], "t": TITLE_HEIGHT}
+        drawn.update_layout(title_text=figures[name].title, margin=margin, showlegend=True)
+        drawn.layout.height += TITLE_HEIGHT
+        return drawn
 
     def __str__(self) -> str:
         from rich.console import Console  # imported here: a script that shows nothing need not load it
@@ -41,3 +77,10 @@ def _html(table: Table) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.cells)}</tr>" for row in table.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Entries of a result's JSON as a table; what lies within another entry is `outer_inner`."""
+    import pandas as pd
+
+    return pd.json_normalize([dict(row) for row in rows], sep="_")

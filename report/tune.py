@@ -21,7 +21,7 @@ GAIN = "A gain above zero is better: more goodput or throughput, less cost or la
 def tune_page(info: Json, trials: pd.DataFrame) -> Page:
     """The findings, for a terminal and for a page."""
     first = next(iter(info["objectives"]))
-    chart, *rest = _figures(info, trials)
+    chart, *rest = figures(info, trials)
     cautions = [estimate(info["profile"])] if info.get("estimated") else []
     if info["winner"]["quality"]["relative"] is None:
         why = f"Nobody published what the best setting does to answers: {' '.join(info['winner']['quality']['notes'])}."
@@ -200,7 +200,8 @@ def _facts(info: Json) -> list[tuple[str, str]]:
     return [(name, value) for name, value in known.items() if value is not None]
 
 
-def _figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
+def figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
+    """The figures of a search, the answer's first."""
     names = list(info["objectives"])
     whole = trials[trials["state"] == "complete"]
     first = names[0]

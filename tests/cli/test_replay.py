@@ -203,7 +203,7 @@ def test_sessions_turns_wait_for_each_other_when_asked(tmp_path: Path) -> None:
     refused = dsim("replay", "chat.jsonl", "--sessions", "--concurrency", 2)
     assert (refused.code, refused.err) == (
         2,
-        "Error: --concurrency is 2 and --sessions is given, expected one of them\n",
+        "Error: concurrency is 2 and sessions is true, expected one of them\n",
     )
 
 
@@ -333,7 +333,7 @@ def test_a_bad_row_is_one_line_with_file_line_and_both_values(text: str, said: s
         (["--num-requests", "0"], "number of requests is 0, expected 1 to 10000000"),
         (["--replicas", "0"], "replicas is 0, expected at least 1"),
         (["--concurrency", "0"], "concurrency is 0, expected at least 1"),
-        (["--concurrency", "2", "--rate", "3"], "--concurrency is 2"),
+        (["--concurrency", "2", "--rate", "3"], "concurrency is 2"),
         (["--seed", "-1"], "seed is -1, expected 0 to 2^63 - 1"),
         (["--time-unit", "days"], "time unit is days, expected one of: s, ms, us, ns"),
         (["--drop-warmup", "-1"], "--drop-warmup is -1.0 s, expected at least 0"),

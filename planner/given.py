@@ -1,0 +1,95 @@
+"""What a caller of `import dsim` may give in place of a name: frames, traces, profiles and policies."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from ..engine.errors import DsimError, PolicyError
+from ..engine.policy import Policy, parse
+from ..files.read import quoted
+from ..files.write import write_whole
+from ..profiler.profile import Profile, save, to_json
+from ..traces import Trace, load
+from .scenario import named_code
+
+TraceLike: TypeAlias = str | Path | pd.DataFrame | Trace
+ProfileLike: TypeAlias = str | Path | Profile
+PolicyLike: TypeAlias = str | Policy
+
+READING = ("time_unit", "skip_bad", "keep_failed", "columns")  # how a trace is read
+
+
+def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
+    """The trace of a frame, read with the options of READING, or of an object; None for a name or a path."""
+    asked = {name: options[name] for name in READING if options.get(name)}
+    if isinstance(trace, pd.DataFrame):
+        return load(trace, **asked)
+    if isinstance(trace, Trace):
+        if asked:
+            name, value = next(iter(asked.items()))
+            raise DsimError(f"{name} is {quoted(value)} and the trace was read before: give it to load_trace")
+        return trace
+    return None
+
+
+def name_of_trace(trace: Trace | str | Path) -> str:
+    """The trace's name; that of an object is a file that lasts as long as this process, for replays in others."""
+    if not isinstance(trace, Trace):
+        return str(trace)
+    columns = {
+        "arrival": trace.arrival.tolist(),
+        "input_length": trace.input_length.tolist(),
+        "output_length": trace.output_length.tolist(),
+        **trace.extras,
+    }
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return str(_kept("".join(json.dumps(row) + "\n" for row in rows), f"{_plain(trace.name)}.jsonl"))
+
+
+def name_of_profile(profile: ProfileLike) -> str:
+    """The profile's name; that of an object is a file that lasts as long as this process."""
+    if not isinstance(profile, Profile):
+        return str(profile)
+    key = hashlib.sha256(json.dumps(to_json(profile), sort_keys=True).encode()).hexdigest()[:16]
+    path = _folder() / key / f"{_plain(profile.name)}.json"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        save(profile, path)
+    return str(path)
+
+
+def spec_of(policy: PolicyLike) -> str:
+    """The policy's SPEC; a PolicyError where an object is no longer what its SPEC says."""
+    if isinstance(policy, str):
+        return policy
+    if repr(parse(policy.name, named_code([policy.name]))) != repr(policy):
+        raise PolicyError(f"policy {policy.name} was changed after it was parsed, expected the SPEC of what it is now")
+    return policy.name
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in ".-_" else "_" for c in name)
+
+
+def _kept(text: str, name: str) -> Path:
+    """A file of this text: the same for the same text."""
+    path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16] / name
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, text)
+    return path
+
+
+@cache
+def _folder() -> Path:
+    _LASTING.append(TemporaryDirectory(prefix="dsim-"))
+    return Path(_LASTING[0].name)
+
+
+_LASTING: list[TemporaryDirectory[str]] = []  # removed as the process ends

@@ -1,0 +1,90 @@
+"""The outcome of a replay, as `dsim.replay` returns it: metrics, frames of requests and steps, the page's figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..engine.journal import STATUSES
+from ..report.manifest import Manifest
+from ..report.metrics import Summary, flat
+from ..report.page import Figure, Page
+from ..report.run import Run, read_run
+from ..report.shown import Showable
+from ..sim.twin import Result
+from ..traces import Trace
+from .record import in_twin, record
+from .scenario import Scenario, arrived
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(Showable):
+    """The outcome of a replay: one entry a policy, in the order in which they were given."""
+
+    results: list[Result]  # request tables and totals
+    summaries: list[Summary]  # metrics
+    manifest: Manifest  # what was replayed
+    scenarios: Sequence[Scenario] = field(default=(), compare=False)
+    traffic: Trace | None = field(default=None, compare=False)  # the requests that were replayed
+    folder: Path | None = field(default=None, compare=False)  # where the run was written
+
+    def page(self) -> Page:
+        from ..report.story import words
+
+        return words(self.to_json(), self.manifest)
+
+    def figures(self) -> list[Figure]:
+        from ..report.run_page import run_page
+
+        return run_page(self.run).figures
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The metrics of each policy, as `dsim replay --json` has them."""
+        return [summary.to_json() for summary in self.summaries]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a policy: its metrics, named as in a sweep's table (`ttft_ms_p50`)."""
+        return pd.DataFrame([{"policy": summary["policy"], **flat(summary)} for summary in self.to_json()])
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """A row a request and policy: the columns of requests.parquet (docs/steplog.md has the steps' names)."""
+        frames = []
+        for result in self.results:
+            columns = arrived(result)
+            status = pd.Categorical(np.array(STATUSES)[columns["status"]], list(STATUSES))
+            frames.append(pd.DataFrame({"policy": result.policy.name, **columns, "status": status}))
+        return _joined(frames)
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row a step and policy: the scalar columns of steps.parquet."""
+        run = self.run
+        return _joined([pd.DataFrame({"policy": name, **run.steps(name)}) for name in run.policies])
+
+    @cached_property
+    def run(self) -> Run:
+        """The run as its folder holds it; without one it is replayed once more, for its steps, which are the same."""
+        code = self.scenarios[0].allow_code
+        if self.folder is not None:
+            return read_run(self.folder, code)
+        assert self.traffic is not None
+        folder = Path(self._kept.name) / "run"
+        record(self.scenarios, self.traffic, in_twin, out=folder)
+        return read_run(folder, code)
+
+    @cached_property
+    def _kept(self) -> "TemporaryDirectory[str]":
+        """Removed with this object."""
+        return TemporaryDirectory(prefix="dsim-")
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    names = list(dict.fromkeys(frame["policy"].iloc[0] for frame in frames if len(frame)))
+    joined = pd.concat(frames, ignore_index=True)
+    return joined.assign(policy=pd.Categorical(joined["policy"], names))

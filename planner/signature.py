@@ -1,0 +1,70 @@
+"""Signatures of the functions of `import dsim`: every option by name, and a TypeError that knows what was meant."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypedDict, TypeVar, get_type_hints
+
+from ..files.read import did_you_mean
+from .scenario import Scenario
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Traffic(TypedDict, total=False):
+    """The fields of a Scenario that every function takes under the same names, with the same defaults."""
+
+    workload: str | None
+    yields: str | None
+    frontend: float | None
+    router: str
+    arrival: str
+    cv: float | None
+    burstiness: float | None
+    fit: str | None
+    lengths: str | None
+    concurrency: int | None
+    sessions: bool
+    time_scale: float | None
+    jitter: float
+    time_unit: str | None
+    skip_bad: bool
+    keep_failed: bool
+    columns: str | None
+    emit: str
+    eos: bool
+    drain: bool
+    missing_passes: bool
+    drop_warmup: float
+    seed: int
+    allow_code: Iterable[str | Path]
+
+
+def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
+    """The function with the fields of Traffic in its signature, which completion reads, in place of `**traffic`.
+
+    An unknown keyword is a TypeError that names the nearest known one. name: what the function is called in `dsim`.
+    """
+    called_so = name or function.__name__
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+            continue
+        for name, kind in get_type_hints(Traffic).items():
+            default = () if name == "allow_code" else getattr(Scenario, name)
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    known = [parameter.name for parameter in parameters]
+
+    @wraps(function)
+    def called(*args: P.args, **options: P.kwargs) -> R:
+        for option in options:
+            if option not in known:
+                raise TypeError(f"dsim.{called_so}() has no argument {option!r}{did_you_mean(option, known)}")
+        return function(*args, **options)
+
+    called.__name__ = called.__qualname__ = called_so
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called

@@ -1,0 +1,158 @@
+"""`import dsim` for people who work with pandas: frames in, frames and figures out, and signatures that say it all."""
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+import dsim
+from dsim.engine.errors import DsimError
+from dsim.planner.api import Replay
+from dsim.planner.given import name_of_profile, name_of_trace, spec_of
+from dsim.planner.plan_replays import Posed
+from dsim.planner.scenario import Scenario
+from dsim.planner.signature import Traffic
+from dsim.report.chart import script_json
+from dsim.report.page import Figure
+from dsim.report.run_page import run_page
+from dsim.traces import load
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(dsim, name) for name in dsim.__all__ if not name.startswith("_")
+}
+# What a function does not take of a scenario, and why.
+NOT_TAKEN = {
+    "variation": "an ensemble's own",
+    "slos": "named", "trace": "named", "policy": "named", "profile": "named",
+    "rate": "named: it means another thing to each", "num_requests": "likewise", "replicas": "likewise",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def requests() -> pd.DataFrame:
+    return dsim.load_trace("azure-conv").to_frame().head(60)
+
+
+@pytest.fixture(scope="module")
+def run(requests: pd.DataFrame) -> Replay:
+    return dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"])
+
+
+def test_a_frame_a_trace_and_a_path_are_the_same_requests(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    requests.to_csv(path, index=False)
+    for given in (path, str(path), load(requests)):
+        assert dsim.replay(given, ["ar", "chunk:8"], slos=["ttft=2s"]).to_json() == run.to_json()
+    assert run.manifest["trace"]["name"] == "frame"
+
+
+def test_replays_in_other_processes_find_a_frames_requests_and_a_profile_by_name(requests: pd.DataFrame) -> None:
+    for trace in (load(requests), load("mooncake-conv").head(50)):
+        name = name_of_trace(trace)
+        assert name == name_of_trace(trace)
+        back = load(name, keep_failed=True)
+        assert (back.name, back.extras) == (trace.name, trace.extras)
+        for column in ("arrival", "input_length", "output_length"):
+            assert np.array_equal(getattr(back, column), getattr(trace, column)), column
+    profile = replace(dsim.load_profile("a100-sdar-8b"), frontend=0.5)
+    assert dsim.load_profile(name_of_profile(profile)) == profile
+    cells = [{"policy": dsim.parse_policy("ar")}, {"policy": "chunk:8"}]
+    swept = dsim.sweep({"base": {"trace": requests, "profile": profile}, "list": cells})
+    assert swept.to_frame()["policy"].tolist() == ["ar", "chunk:8"]
+    least = swept.to_frame()["ttft_ms_p50"].min()
+    assert least > 500  # the front end's half second, which the shipped profile lacks
+
+
+def test_a_policy_that_was_changed_after_it_was_parsed_has_no_spec() -> None:
+    policy = dsim.parse_policy("chunk:8")
+    assert spec_of(policy) == "chunk:8"
+    with pytest.raises(DsimError, match=r"policy chunk:8 was changed after it was parsed, expected the SPEC"):
+        spec_of(replace(policy, batching=dsim.parse_policy("chunk:8,max_batch=4").batching))
+
+
+def test_options_that_read_a_trace_are_for_what_is_still_to_be_read(requests: pd.DataFrame) -> None:
+    own = requests.rename(columns={"arrival": "t", "input_length": "p", "output_length": "o"})
+    run = dsim.replay(own, "ar", columns="arrival=t,input=p,output=o")
+    assert run.summaries[0].completed == len(requests)
+    with pytest.raises(DsimError, match=r"columns is 'arrival=t' and the trace was read before: give it to load_trace"):
+        dsim.replay(load(requests), "ar", columns="arrival=t")
+
+
+def test_frames_of_a_run_hold_what_its_files_hold(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
+    written = dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"], out=tmp_path / "run")
+    held = pd.read_parquet(tmp_path / "run" / "requests.parquet")
+    for frame in (run.requests, written.requests):
+        assert list(frame.columns) == list(held.columns)
+        pd.testing.assert_frame_equal(frame, held, check_categorical=False, check_dtype=False)
+    steps = pd.read_parquet(tmp_path / "run" / "steps.parquet")
+    for frame in (run.steps, written.steps):
+        assert len(frame.columns) > 20
+        pd.testing.assert_frame_equal(frame, steps[list(frame.columns)], check_categorical=False, check_dtype=False)
+    table = run.to_frame().set_index("policy")
+    for summary in run.summaries:
+        row = table.loc[summary.policy]
+        assert row["ttft_ms_p90"] == summary.ttft_ms.p90
+        assert row["ttft=2s attainment"] == summary.slos[0].attainment
+    # And a run's requests are a trace again.
+    again = dsim.load_trace(run.requests[run.requests["policy"] == "ar"])
+    assert np.array_equal(again.arrival, requests["arrival"])
+
+
+def test_plot_draws_the_very_figures_of_the_report(run: Replay) -> None:
+    page = run_page(run.run)
+    assert [figure.name for figure in run.figures()] == [figure.name for figure in page.figures]
+    for figure in page.figures:
+        drawn = run.plot(figure.name)
+        assert isinstance(drawn, go.Figure)
+        assert drawn.layout.title.text == figure.title
+        assert same(drawn, figure), figure.name
+    assert run.plot().layout.title.text == page.figures[0].title
+    with pytest.raises(
+        DsimError, match=r"no figure 'cdf-tft' \(did you mean cdf-ttft\?\), expected one of: cdf-ttft, "
+    ):
+        run.plot("cdf-tft")
+
+
+def same(drawn: go.Figure, figure: Figure) -> bool:
+    """Whether each trace has the report's values, to the digits that a page has."""
+    for trace, wanted in zip(drawn.data, figure.chart.data, strict=True):
+        for axis in ("x", "y"):
+            if script_json(list(trace[axis])) != script_json(list(wanted[axis])):
+                return False
+    return True
+
+
+def test_a_sweeps_figures_are_its_reports(requests: pd.DataFrame) -> None:
+    swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}})
+    assert swept.plot("curve-output_throughput").data[0]["x"] == (1, 2)
+    assert swept.to_frame() is swept.table
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_is_in_the_signature_and_an_unknown_one_names_the_nearest(name: str) -> None:
+    function = FUNCTIONS[name]
+    parameters = inspect.signature(function).parameters
+    assert function.__name__ == name
+    assert inspect.getdoc(function)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
+    last = list(parameters)[-1]
+    with pytest.raises(TypeError, match=rf"^dsim\.{name}\(\) has no argument '{last}x' \(did you mean {last}\?\)$"):
+        function(**{f"{last}x": 1})
+
+
+def test_the_shared_arguments_are_a_scenarios_fields_with_its_types() -> None:
+    own, shared = typing.get_type_hints(Scenario), typing.get_type_hints(Traffic)
+    assert {f.name for f in fields(Scenario)} - NOT_TAKEN.keys() == shared.keys()
+    assert {name: kind for name, kind in shared.items() if name != "allow_code"} == {
+        name: own[name] for name in shared if name != "allow_code"
+    }
+    assert {f.name for f in fields(Posed)} - {f.name for f in fields(Scenario)} == {"given_profile", "slower"}
