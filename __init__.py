@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .planner.api import capacity as capacity
+    from .planner.api import compare as compare
+    from .planner.api import import_run as import_run
     from .planner.api import load_profile as load_profile
+    from .planner.api import load_run as load_run
     from .planner.api import load_trace as load_trace
     from .planner.api import parse_policy as parse_policy
     from .planner.api import plan as plan
@@ -14,7 +17,20 @@ if TYPE_CHECKING:
     from .planner.api import tune as tune
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "capacity", "load_profile", "load_trace", "parse_policy", "plan", "replay", "sweep", "tune"]
+__all__ = [
+    "__version__",
+    "capacity",
+    "compare",
+    "import_run",
+    "load_profile",
+    "load_run",
+    "load_trace",
+    "parse_policy",
+    "plan",
+    "replay",
+    "sweep",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

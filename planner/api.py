@@ -1,27 +1,32 @@
 """The functions that `import dsim` offers: what the commands do, for scripts and notebooks (docs/python.md)."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from ..engine.allowed_code import allowed
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
 from ..profiler.profile import Profile
 from ..profiler.profile import load as _load_profile
+from ..report.run import Run, read_run
 from ..report.slo import Slo
 from ..traces import Trace
 from ..traces import load as _load_trace
 from .capacity import MOST, Capacity, question_of
+from .compared import Compared, RunLike, compared
 from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_trace, spec_of, trace_of
 from .grid import check_together
+from .imported import imported
 from .objective import LATENCY_METRIC
 from .plan import Planned, candidates_of
 from .plan import plan as _plan
 from .plan_replays import Posed
 from .quality import load_table, parse_share
 from .record import in_twin, record
-from .replayed import Replay
+from .recorded import OfRun, Recorded, Replay, written
 from .scenario import Scenario, named_code, replicas_of
 from .signature import Traffic, real_signature
 from .space import candidate_of, load_space, runs_on, searchable, space_of
@@ -32,15 +37,20 @@ from .tuned import Tuned
 
 __all__ = [
     "Capacity",
+    "Compared",
     "Planned",
     "Policy",
     "Profile",
+    "Recorded",
     "Replay",
     "Sweep",
     "Trace",
     "Tuned",
     "capacity",
+    "compare",
+    "import_run",
     "load_profile",
+    "load_run",
     "load_trace",
     "parse_policy",
     "plan",
@@ -280,11 +290,86 @@ def sweep(
     )  # fmt: skip
 
 
+@real_signature
+def compare(
+    predicted: RunLike | Sequence[RunLike],
+    measured: RunLike | Sequence[RunLike],
+    *,
+    profiles: Sequence[ProfileLike] = (),
+    parts: bool = True,
+    bounds: Sequence[str] = (),
+    trace: TraceLike | None = None,
+    columns: str | None = None,
+    policy: str | None = None,
+    across: bool = False,
+    allow_code: Iterable[str | Path] = (),
+    out: str | Path | None = None,
+    force: bool = False,
+) -> Compared:
+    """How far predicted runs are from measured ones of the same requests, and what the error is made of.
+
+    predicted, measured: a run's folder, what `replay`, `import_run` and `load_run` return, a load generator's file, or
+    a list of these, pair by pair. profiles: those that runs name and that are not shipped. bounds: each is
+    `[stat:]metric=percent`, and the result says whether it is met. trace, columns, policy: of a load generator's file.
+    Raises DsimError.
+    """
+    sides = [[s] if isinstance(s, str | Path | OfRun | Run) else list(s) for s in (predicted, measured)]
+    if len(sides[0]) != len(sides[1]):
+        raise DsimError(f"{len(sides[0])} predicted and {len(sides[1])} measured runs are given, expected pairs")
+    return compared(
+        list(zip(*sides, strict=True)), profiles=profiles, parts=parts, bounds=_texts(bounds),
+        trace=trace, columns=columns, policy=policy, across=across, allow_code=allow_code,
+        out=None if out is None else Path(out), force=force,
+    )  # fmt: skip
+
+
+@real_signature
+def import_run(
+    file: str | Path,
+    *,
+    trace: TraceLike | None = None,
+    time_unit: str | None = None,
+    columns: str | None = None,
+    policy: str | None = None,
+    log: str | Path | None = None,
+    metrics: str | Path | None = None,
+    metrics_before: str | Path | None = None,
+    replicas: int = 1,
+    drop_warmup: float = 0.0,
+    slos: Sequence[str] = (),
+    missing_passes: bool = True,
+    out: str | Path | None = None,
+    force: bool = False,
+) -> Recorded:
+    """What a load generator measured of a server, by dsim's definitions: a run to look at and to compare with.
+
+    file: of vllm bench serve, guidellm or aiperf, or a step log. trace: what the client replayed. log, metrics: what
+    the server wrote meanwhile. What is doubtful is a Python warning. Raises DsimError.
+    """
+    run, doubts = imported(
+        file, trace=trace, time_unit=time_unit, columns=columns, policy=policy, log=log, metrics=metrics,
+        metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup,
+        slos=_texts(slos), missing_passes=missing_passes,
+    )  # fmt: skip
+    for line in doubts:
+        warnings.warn(line, stacklevel=3)
+    return written(run, None if out is None else Path(out), force)
+
+
+@real_signature
+def load_run(folder: str | Path, *, allow_code: Iterable[str | Path] = ()) -> Recorded:
+    """The run in a folder that `dsim replay`, `dsim live` or `dsim import` wrote. Raises DsimError."""
+    return Recorded(read_run(folder, allowed(allow_code)))
+
+
 def _fields(traffic: Traffic, slos: Sequence[str], policies: Sequence[str], **more: Any) -> dict[str, Any]:
     """The fields of a scenario; policies: those that the caller names, whose code may be loaded."""
-    told = [slos] if isinstance(slos, str) else slos
     code = named_code(policies, traffic.get("allow_code", ()))
-    return {**traffic, **more, "slos": tuple(str(Slo.parse(text)) for text in told), "allow_code": code}
+    return {**traffic, **more, "slos": tuple(str(Slo.parse(text)) for text in _texts(slos)), "allow_code": code}
+
+
+def _texts(given: Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
 
 
 def _posed(

@@ -76,7 +76,7 @@ def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> 
 @pytest.mark.parametrize("replicas", [0, -3, 10**30])
 def test_replicas_that_no_server_has_are_refused(replicas: int) -> None:
     said = dsim("import", VLLM, "--replicas", str(replicas), "-o", "run").refusal
-    assert said == f"--replicas is {replicas}, expected 1 to 4096"
+    assert said == f"replicas is {replicas}, expected 1 to 4096"
 
 
 def test_two_clients_files_give_the_noise_between_them() -> None:

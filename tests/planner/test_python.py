@@ -156,3 +156,39 @@ def test_the_shared_arguments_are_a_scenarios_fields_with_its_types() -> None:
         name: own[name] for name in shared if name != "allow_code"
     }
     assert {f.name for f in fields(Posed)} - {f.name for f in fields(Scenario)} == {"given_profile", "slower"}
+
+
+def test_a_written_run_is_read_back_as_it_was_returned(run: Replay) -> None:
+    back = dsim.load_run(run.run.folder)
+    assert back.to_json() == run.to_json()
+    pd.testing.assert_frame_equal(back.requests, run.requests, check_categorical=False, check_dtype=False)
+    pd.testing.assert_frame_equal(back.steps, run.steps)
+    assert str(back).splitlines()[0] == str(run).splitlines()[0]
+
+
+def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
+    other = dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"], seed=1, out=tmp_path / "other")
+    found = dsim.compare(run, other, bounds=["mean:ttft=0.001%"], parts=False)
+    assert found.to_json()["cells"] == dsim.compare(run.run.folder, tmp_path / "other", parts=False).to_json()["cells"]
+    table = found.to_frame().set_index(["policy", "metric"])
+    cell = found.comparison.cells[0]
+    assert table.loc[(cell.policy, "ttft"), "predicted_p90"] == cell.metrics["ttft"].predicted["p90"]
+    assert table.loc[(cell.policy, "ttft"), "error_p90"] == cell.metrics["ttft"].error["p90"]
+    assert [judged.met for judged in found.comparison.bounds] == [True, False]
+    assert isinstance(found.plot(), go.Figure)
+    with pytest.raises(DsimError, match="1 predicted and 2 measured runs are given, expected pairs"):
+        dsim.compare(run, [other, other])
+
+
+def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trace() -> None:
+    files = Path(__file__).parents[1] / "report" / "clients"
+    asked = dsim.load_trace(files / "vllm_trace.jsonl").to_frame()
+    measured = dsim.import_run(files / "vllm_bench.json", trace=asked, policy="ar", slos=["ttft=110ms"])
+    assert measured.requests["client_ttft"].notna().all()
+    assert measured.to_frame()["completed"].tolist() == [8]
+    assert {"load", "cdf-ttft"} <= {figure.name for figure in measured.figures()}
+    assert "queue" not in {figure.name for figure in measured.figures()}  # which nobody measured
+    found = dsim.compare(dsim.replay(asked, "ar"), measured)
+    assert found.comparison.pairs[0][1].driver == "client"
+    with pytest.warns(UserWarning, match="requests have prompt lengths other than the trace's"):
+        dsim.import_run(files / "vllm_bench.json", trace=asked.assign(input_length=asked["input_length"] + 1))

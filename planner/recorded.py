@@ -1,5 +1,6 @@
-"""The outcome of a replay, as `dsim.replay` returns it: metrics, frames of requests and steps, the page's figures."""
+"""Runs as `dsim` returns them: their metrics, frames of requests and steps, and the figures of their page."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..engine.journal import STATUSES
+from ..report.clients.measured import MeasuredRun, write_measured
 from ..report.manifest import Manifest
 from ..report.metrics import Summary, flat
 from ..report.page import Figure, Page
@@ -22,8 +24,66 @@ from .record import in_twin, record
 from .scenario import Scenario, arrived
 
 
+class OfRun(Showable):
+    """A run that shows itself."""
+
+    @property
+    @abstractmethod
+    def run(self) -> Run:
+        """The run as its folder holds it."""
+
+    def page(self) -> Page:
+        from ..report.story import words
+
+        return words(self.to_json(), self.run.info)
+
+    def figures(self) -> list[Figure]:
+        from ..report.run_page import run_page
+
+        return run_page(self.run).figures
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The metrics of each policy, as `--json` has them."""
+        return list(self.run.info["policies"])
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a policy: its metrics, named as in a sweep's table (`ttft_ms_p50`)."""
+        return pd.DataFrame([{"policy": summary["policy"], **flat(summary)} for summary in self.to_json()])
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """A row a request and policy: the columns of requests.parquet."""
+        return pd.read_parquet(self.run.folder / "requests.parquet")
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row a step and policy: the scalar columns of steps.parquet."""
+        run = self.run
+        return _joined([pd.DataFrame({"policy": name, **run.steps(name)}) for name in run.policies])
+
+
 @dataclass(frozen=True, repr=False)
-class Replay(Showable):
+class Recorded(OfRun):
+    """A run that was written down: replayed, live or measured."""
+
+    recorded: Run
+    kept: "TemporaryDirectory[str] | None" = None  # where the run lies until this object goes
+
+    @property
+    def run(self) -> Run:
+        return self.recorded
+
+
+def written(run: MeasuredRun, out: Path | None, force: bool) -> Recorded:
+    """A measured run in its folder, or in one that lasts as long as the object."""
+    kept = TemporaryDirectory(prefix="dsim-") if out is None else None
+    folder = out or Path(kept.name if kept else "") / "run"
+    write_measured(run, folder, force=force)
+    return Recorded(read_run(folder), kept)
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(OfRun):
     """The outcome of a replay: one entry a policy, in the order in which they were given."""
 
     results: list[Result]  # request tables and totals
@@ -38,34 +98,19 @@ class Replay(Showable):
 
         return words(self.to_json(), self.manifest)
 
-    def figures(self) -> list[Figure]:
-        from ..report.run_page import run_page
-
-        return run_page(self.run).figures
-
     def to_json(self) -> list[dict[str, Any]]:
         """The metrics of each policy, as `dsim replay --json` has them."""
         return [summary.to_json() for summary in self.summaries]
 
-    def to_frame(self) -> pd.DataFrame:
-        """A row a policy: its metrics, named as in a sweep's table (`ttft_ms_p50`)."""
-        return pd.DataFrame([{"policy": summary["policy"], **flat(summary)} for summary in self.to_json()])
-
     @property
     def requests(self) -> pd.DataFrame:
-        """A row a request and policy: the columns of requests.parquet (docs/steplog.md has the steps' names)."""
+        """A row a request and policy: the columns of requests.parquet."""
         frames = []
         for result in self.results:
             columns = arrived(result)
             status = pd.Categorical(np.array(STATUSES)[columns["status"]], list(STATUSES))
             frames.append(pd.DataFrame({"policy": result.policy.name, **columns, "status": status}))
         return _joined(frames)
-
-    @property
-    def steps(self) -> pd.DataFrame:
-        """A row a step and policy: the scalar columns of steps.parquet."""
-        run = self.run
-        return _joined([pd.DataFrame({"policy": name, **run.steps(name)}) for name in run.policies])
 
     @cached_property
     def run(self) -> Run:
