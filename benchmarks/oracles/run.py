@@ -143,12 +143,17 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
 
 
 def keep(out: Path, file: Path, family: str) -> None:
-    """Keep two recordings of each variation, the shortest that preempt, for tests/engine/test_oracles.py."""
+    """Keep two recordings of each variation for tests/engine/test_oracles.py: the shortest that preempt.
+
+    SGLang preempts nobody: the shortest of a dozen requests and more.
+    """
     lines = [(out / f"{family}.{what}.jsonl").read_text().splitlines() for what in ("scenarios", "recordings")]
     held: dict[str, list[str]] = {}
     for scenario, recording in sorted(zip(*lines, strict=True), key=lambda pair: sum(map(len, pair))):
         variation = json.loads(scenario)["variation"]
-        if any(step.get("preempted") for step in json.loads(recording).get("steps", ())):
+        steps = json.loads(recording).get("steps", ())
+        preempts = any(step.get("preempted") for step in steps)
+        if preempts or (family.startswith("sglang") and len(json.loads(scenario)["requests"]) >= 12):
             held.setdefault(variation, []).append(f"{scenario}\n{recording}\n")
     text = "".join(pair for pairs in held.values() for pair in pairs[:2])
     file.write_bytes(lzma.compress(text.encode(), preset=9))
