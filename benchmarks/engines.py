@@ -1,6 +1,6 @@
 """Published runs of production engines beside the twin's, and what users ask. `python benchmarks/engines.py [NAME ...]`
 
-Prints the tables of docs/engines.md, all of them or those named; less than a minute on one core. Nothing here was
+Prints the tables of docs/engine-answers.md, all of them or those named; two minutes on one core. Nothing here was
 measured by us. A row is *calibrated* where its profile was fitted to the published figure beside it, *estimated* where
 a data sheet's figures are all there is, and *predicted* where the twin says what nobody published.
 """
