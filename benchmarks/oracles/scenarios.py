@@ -43,17 +43,22 @@ def arrivals(r: Random, count: int) -> list[float]:
 
 def pages_for(scenario: Scenario, r: Random) -> int:
     """Pages of a pool that is plentiful, or, in 6 of 10 scenarios, so small that requests are preempted."""
+    least = least_pages(scenario)
+    return least + r.randint(0, least) if r.random() < 0.6 else 10 * least
+
+
+def least_pages(scenario: Scenario) -> int:
+    """Pages that the largest of a scenario's requests may come to hold."""
     limits = Limits(**{**scenario["limits"], "num_pages": 1 << 16})
     asked = scenario["requests"]
     engine = Engine(parse(scenario["policy"]), limits, RequestTable(len(asked)))
-    least = max(
+    return max(
         engine.most_pages(
             Request(i, 0.0, len(q["prompt"]), q["output"], max_tokens=q["max_tokens"],
                     canvas_length=q.get("canvas_length", 0))
         )
         for i, q in enumerate(asked)
     )  # fmt: skip
-    return least + r.randint(0, least) if r.random() < 0.6 else 10 * least
 
 
 # ---- vLLM ----------------------------------------------------------------------------------------------------------
@@ -197,7 +202,21 @@ def sglang(family: str, seed: int) -> Scenario:
         "eos": eos, "page_size": block, "caching": caching, "requests": requests,
     }  # fmt: skip
     scenario["limits"]["num_pages"] = scenario["settings"]["num_pages"] = pages_for(scenario, r)
+    apart = Random(f"windows-{family}-{seed}")
+    if kind == "gemma" and apart.random() < 0.4:
+        with_windows(scenario, apart)
     return scenario
+
+
+def with_windows(scenario: Scenario, r: Random) -> None:
+    """Give a scenario layers with a window. SGLang divides their memory (0.8 to 1 by default) and dsim does not."""
+    window = r.choice([8, 40, 100])
+    scenario["limits"].update(window=window, window_bytes=1, kv_bytes=1)
+    pages, least = pages_for(scenario, r), least_pages(scenario)
+    full = round(pages / 1.8)
+    scenario["limits"]["num_pages"] = pages
+    scenario["settings"].update(window=window, num_pages=full, window_pages=pages - full)
+    scenario["variation"] += f", windows, {'few' if pages < 10 * least else 'many'} pages"
 
 
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {

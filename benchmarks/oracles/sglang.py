@@ -2,10 +2,12 @@
 
 Real: the request mixin, DllmManager, the scheduler mixin, PrefillAdder with its memory budget, the radix cache, and the
 algorithms' loops, taken from the release's files by name, so that nothing else of it is imported. Stubs: the allocator
-of pages, which counts them, and the model, which unmasks as the scenario says. Where the pool runs short the engine may
-end ("Prefill out of memory", or a block cut to what is left of the pool), and so does the recording.
+of pages, which counts them in one pool or, with windowed layers, in two, and the model, which unmasks as the scenario
+says. Where a pool runs short the engine may end ("Prefill out of memory", or a block cut to what is left of the pool),
+and so does the recording.
 
-A scenario's settings: kind (low, joint or gemma), fdfo, block, page, num_pages, most, max_prefill.
+A scenario's settings: kind (low, joint or gemma), fdfo, block, page, num_pages, most, max_prefill; with windowed layers
+also window and window_pages, the pages of their pool, which num_pages leaves out.
 """
 
 import __future__
@@ -79,6 +81,12 @@ class Cache:
     def supports_mamba(self) -> bool:
         return False
 
+    def full_evictable_size(self) -> int:
+        return self.evictable_size()
+
+    def swa_evictable_size(self) -> int:
+        return 0
+
     def update_eviction_metrics(self, *_: Any) -> None:
         pass
 
@@ -95,6 +103,7 @@ SCOPE: dict[str, Any] = {
     "get_eviction_strategy": lambda *_: types.SimpleNamespace(get_priority=lambda node: node.last_access_time),
     "heapq": heapq, "ModelRunner": object, "KVCacheEventRecorder": Events, "SWATokenToKVPoolAllocator": NoPool,
     "split_node_hash_value": lambda *_: (None, None), "sys": sys, "time": Clock(), "torch": torch, "_is_npu": False,
+    "ComponentType": types.SimpleNamespace(SWA="window"), "is_swa_req_ring": lambda _: False,
     "FINISH_LENGTH": lambda length: "length", "UnifiedRadixCache": NoPool, "NamedTuple": NamedTuple,
     "ceil_align": lambda value, page: -(-value // page) * page,
     "get_exec": lambda: types.SimpleNamespace(features=types.SimpleNamespace(enable_encoder_swa_bounded_replay=False)),
@@ -134,7 +143,8 @@ take(
     ),
 )  # fmt: skip
 take("managers/schedule_batch.py", "Req", methods=("init_next_round_input", "_compute_max_prefix_len"))
-take("mem_cache/prefill_budget.py", "PrefillBudget")
+take("mem_cache/prefill_budget.py", "estimate_swa_kv_tokens", "PrefillBudget", "SWAPrefillBudget")
+take("mem_cache/common.py", "free_swa_out_of_window_slots")
 for kind in (
     "EvictParams", "EvictResult", "IncLockRefResult", "DecLockRefResult", "InsertParams", "InsertResult",
     "MatchPrefixParams", "MatchResult",
@@ -158,16 +168,35 @@ class OutOfMemoryError(Exception):
 
 
 class Pages:
-    """The allocator: tokens of free pages."""
+    """The allocator: tokens of free pages, and how many of `window_pages` are free in layers with a window.
 
-    def __init__(self, num_pages: int, page: int) -> None:
+    Those of a request are derived from what it has allocated and what has left its window.
+    """
+
+    def __init__(self, num_pages: int, page: int, window_pages: int) -> None:
         self.page_size = page
+        self.window_pages = window_pages
+        self.requests: list[Request] = []
         self.device = "cpu"
         self.free = [page * n for n in range(num_pages)]
         self.tree: Any = None
 
     def available_size(self) -> int:
         return len(self.free) * self.page_size
+
+    full_available_size = available_size
+
+    @property
+    def size_swa(self) -> int:
+        return self.window_pages * self.page_size
+
+    def swa_available_size(self) -> int:
+        held = [req.kv for req in self.requests if req.kv.holds_kv]
+        pages = sum(-(-kv.kv_allocated_len // self.page_size) - kv.evicted // self.page_size for kv in held)
+        return (self.window_pages - pages) * self.page_size
+
+    def free_swa_segment(self, slots: Any, start_pos: int = 0) -> None:
+        pass
 
     def free_segment(self, slots: Any, start_pos: int = 0) -> None:
         self.free += sorted({int(slot) // self.page_size * self.page_size for slot in slots})
@@ -189,6 +218,21 @@ class Pages:
         pass
 
 
+class Kv(types.SimpleNamespace):
+    """What a request has allocated; in layers with a window, all but the first `evicted` tokens of it."""
+
+    evicted = 0
+
+    def get_evicted_seqlen(self, _: str) -> int:
+        return self.evicted
+
+    def set_evicted_seqlen(self, _: str, length: int) -> None:
+        self.evicted = length
+
+    def swa_dead_lo(self, _: int) -> int:
+        return 0
+
+
 class Request(SCOPE["Req"], SCOPE["ReqDllmMixin"]):
     """A request: what the mixin and the adder ask of SGLang's own."""
 
@@ -204,7 +248,7 @@ class Request(SCOPE["Req"], SCOPE["ReqDllmMixin"]):
         self.sampling_params = types.SimpleNamespace(max_new_tokens=asked["max_tokens"], ignore_eos=False)
         self.full_untruncated_fill_ids = array("q")
         self.time_stats = types.SimpleNamespace(set_completion_time=lambda: None)
-        self.kv = types.SimpleNamespace(
+        self.kv = Kv(
             holds_kv=False, req_pool_idx=index, kv_allocated_len=0, cache_protected_len=0, cache_inserted_len=0,
             swa_evict_floor=0,
         )  # fmt: skip
@@ -243,7 +287,9 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
         )  # fmt: skip
         self.dllm_manager = SCOPE["DllmManager"](self.dllm_config)
         self.waiting_queue: list[Request] = []
-        self.pages = self.token_to_kv_pool_allocator = Pages(settings["num_pages"], settings["page"])
+        self.window = settings.get("window", 0)
+        self.pages = Pages(settings["num_pages"], settings["page"], settings.get("window_pages", 0))
+        self.token_to_kv_pool_allocator = self.pages
         self.rows = torch.zeros((requests, 2 * LONGEST), dtype=torch.int64)
         self.req_to_token_pool = types.SimpleNamespace(req_to_token=self.rows, write=self.write)
         self.tree_cache = self.pages.tree = RadixCache(
@@ -254,6 +300,8 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
                 eviction_policy_config=None,
             )
         )  # fmt: skip
+        # Of a window of n tokens SGLang keeps those before the last.
+        self.tree_cache.sliding_window_size = self.window - 1 if self.window else None
         self.metrics_reporter = types.SimpleNamespace(report_prefill_stats=lambda **_: None, num_generated_tokens=0)
         self.output_streamer = types.SimpleNamespace(stream_output=lambda *_: None)
         self.model_config = types.SimpleNamespace(context_len=1 << 30)
@@ -284,9 +332,10 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
         adder.rem_input_tokens = self.settings["max_prefill"]
         # DiffusionGemma switches chunked prefill off; for the others it cuts nothing.
         adder.rem_chunk_tokens = None if self.settings["kind"] == "gemma" else 1 << 30
-        adder.memory_budget = SCOPE["PrefillBudget"](self.pages, self.tree_cache)
+        budget = SCOPE["SWAPrefillBudget" if self.window else "PrefillBudget"]
+        adder.memory_budget = budget(self.pages, self.tree_cache)
         adder.can_run_list, adder.preempt_list, adder.new_chunked_req = [], [], None
-        adder.is_hybrid_swa = adder.exact_chunk_fill = False
+        adder.is_hybrid_swa, adder.exact_chunk_fill = self.window > 0, False
         adder._mamba_slot_cost, adder.rem_mamba_slots, adder.per_req_token_overhead = 0, None, self.pages.page_size
         adder.prefill_max_requests = adder.prefill_delayer_single_pass = adder.kv_shard_scratch_spec = None
         adder.log_hit_tokens = adder.log_input_tokens = adder.log_replay_tokens = 0
@@ -300,6 +349,13 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
 
     def allocate(self, rows: list[Request]) -> None:
         """Give the rows of a round their pages (alloc_for_extend)."""
+        if self.window:  # maybe_evict_swa
+            for req in rows:
+                SCOPE["free_swa_out_of_window_slots"](
+                    req, req.prefix_len, sliding_window_size=self.window - 1, page_size=self.pages.page_size,
+                    req_to_token_pool=self.req_to_token_pool, token_to_kv_pool_allocator=self.pages,
+                    supports_prefix_sharing=False,
+                )  # fmt: skip
         for req in rows:
             row = self.rows[req.index]
             if not req.kv.holds_kv or req.kv.kv_allocated_len < req.prefix_len:
@@ -315,6 +371,8 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
                 row[start : req.extend_end] = torch.tensor(old + self.pages.take(max(0, req.extend_end - whole)))
                 req.kv.kv_allocated_len = req.extend_end
             req.kv.holds_kv = True
+            if self.window and self.pages.swa_available_size() < 0:
+                raise OutOfMemoryError("Prefill out of memory")
             self.running.add(req.index)
 
     def release(self, req: Request, _: Any, checkpoint: bool = True) -> None:
@@ -420,9 +478,9 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
     result = {"steps": steps, "tokens": tokens, "any_order": True}
     while len(steps) < MOST_STEPS:
         while submitted < len(asked) and asked[submitted]["arrival"] <= now:
-            scheduler.waiting_queue.append(
-                Request(submitted, asked[submitted], scheduler.dllm_config, scheduler.rows[submitted])
-            )
+            req = Request(submitted, asked[submitted], scheduler.dllm_config, scheduler.rows[submitted])
+            scheduler.waiting_queue.append(req)
+            scheduler.pages.requests.append(req)
             submitted += 1
         manager = scheduler.dllm_manager
         manager.filter_finished_reqs()

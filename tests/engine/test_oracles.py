@@ -1,7 +1,9 @@
 """The presets schedule as the engines' own schedulers did, in recorded scenarios (benchmarks/oracles/run.py)."""
 
+import importlib
 import json
 import lzma
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +33,43 @@ def test_recordings_of_every_family_are_kept_and_those_of_engines_that_preempt_d
     for path in RECORDED:
         if not path.stem.startswith("sglang"):  # SGLang preempts nobody
             assert all(any(step["preempted"] for step in recording["steps"]) for _, recording in pairs(path))
+
+
+PIP = (
+    "ERROR: Could not find a version that satisfies the requirement sglang==99.9 (from versions: 0.1.3, 0.5.23)\n"
+    "ERROR: No matching distribution found for sglang==99.9"
+)
+
+
+def test_an_engine_that_cannot_be_installed_is_named_in_a_line_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "oracles"))
+    run = importlib.import_module("run")
+    row = {
+        "preset": "p",
+        "variation": "v",
+        "scenarios": 1,
+        "steps": 2,
+        "identical": 1,
+        "error": 0,
+        "worst": 0,
+        "first": "",
+    }
+
+    def compare(name: str, release: str, *_: Any) -> list[dict[str, Any]]:
+        if name == "sglang":
+            run.command(sys.executable, "-c", f"import sys; sys.exit({PIP!r})")
+        return [{**row, "preset": f"{name} {release}"}]
+
+    monkeypatch.setattr(run, "compare", compare)
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "sglang", "lmdeploy", "--release", "sglang=99.9", "--env", str(tmp_path)]
+    )
+    assert run.main() == 1
+    out, err = capsys.readouterr()
+    assert err == (
+        "sglang 99.9 cannot be installed: ERROR: Could not find a version that satisfies the requirement sglang==99.9 "
+        "(newest: 0.5.23)\n"
+    )
+    assert [line.split(" | ")[0] for line in out.splitlines()[2:]] == ["| `lmdeploy 0.18.0`"]
