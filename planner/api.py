@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from ..engine.allowed_code import allowed
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
+from ..profiler.placed import placed
 from ..profiler.profile import Profile
 from ..profiler.profile import load as _load_profile
 from ..report.run import Run, read_run
@@ -175,7 +176,7 @@ def plan(
     slos: Sequence[str],
     *,
     policies: Sequence[PolicyLike] = (),
-    profiles: Sequence[ProfileLike] = (Scenario.profile,),
+    profiles: Sequence[ProfileLike] | None = None,
     rate: float | None = None,
     gpu_hour: float | Mapping[str, float] | None = None,
     attainment: float = 0.99,
@@ -190,15 +191,18 @@ def plan(
 ) -> Planned:
     """One ranked answer: which policy on which profile, with how many replicas, at what cost.
 
-    policies: every shipped one that a profile's model runs, where none is given. gpu_hour: a price for all, or by a
-    profile's name. Raises DsimError.
+    policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
+    commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. Raises
+    DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
+    if profiles is None:
+        at_home = specs and all(placed(spec)[1] is not None for spec in specs)
+        profiles = () if at_home else (Scenario.profile,)
     scenario = _posed(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
     loaded = [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
-    prices = gpu_hour if isinstance(gpu_hour, Mapping) else {p.name: gpu_hour for p in loaded}
     candidates, left_out = candidates_of(
-        scenario, specs, loaded, lambda profile: prices.get(profile.name),
+        scenario, specs, loaded, lambda p: gpu_hour.get(p.name) if isinstance(gpu_hour, Mapping) else gpu_hour,
         min_quality=None if min_quality is None else parse_share(min_quality),
         quality_table=None if quality_table is None else load_table(quality_table, scenario.allow_code),
     )  # fmt: skip

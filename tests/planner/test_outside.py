@@ -131,8 +131,3 @@ def test_a_result_shows_the_reports_rows_in_a_notebook_and_at_a_prompt() -> None
     swept = dsim.sweep({"base": {"trace": "azure-conv", "num_requests": 20, "policy": "ar"}, "grid": {"rate": [1, 2]}})
     assert repr(swept).splitlines()[0] == "sweep: 2 of 2 cells"
     assert swept._repr_html_().count("<tr>") == 3
-
-
-def test_the_page_of_the_python_functions_has_them_all() -> None:
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    assert all(f"dsim.{name}" in text for name in dsim.__all__ if name != "__version__")

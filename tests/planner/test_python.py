@@ -192,3 +192,14 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
     assert found.comparison.pairs[0][1].driver == "client"
     with pytest.warns(UserWarning, match="requests have prompt lengths other than the trace's"):
         dsim.import_run(files / "vllm_bench.json", trace=asked.assign(input_length=asked["input_length"] + 1))
+
+
+def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("dsim.planner.api._plan", lambda scenario, candidates, *more, **how: asked.extend(candidates))
+    placed = [f"vllm-diffusion@{name}" for name in ("h200x2-diffusiongemma-vllm", "h100-diffusiongemma-fp8")]
+    dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour=3.5)
+    assert [candidate.price for candidate in asked] == [3.5, 3.5]
+    asked.clear()
+    dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour={"h100-diffusiongemma-fp8": 2.0})
+    assert [candidate.price for candidate in asked] == [None, 2.0]
