@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .planner.api import parse_policy as parse_policy
     from .planner.api import plan as plan
     from .planner.api import replay as replay
+    from .planner.api import run_live as run_live
     from .planner.api import sweep as sweep
     from .planner.api import tune as tune
 
@@ -28,6 +29,7 @@ __all__ = [
     "parse_policy",
     "plan",
     "replay",
+    "run_live",
     "sweep",
     "tune",
 ]

@@ -2,9 +2,8 @@
 
 import sys
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,11 +17,7 @@ from .options import INTERRUPTED, option
 from .screen import print_json
 
 if TYPE_CHECKING:
-    from ..planner.on_device import Answers
-    from ..planner.scenario import Scenario
-    from ..profiler.canvas import Opened
-    from ..profiler.profile import Profile
-    from ..traces import Trace
+    from ..planner.live_run import LiveRun
 
 
 @options.of_scenario("profile", "frontend", "yields", "ensemble", "replicas", "router", "eos")
@@ -66,70 +61,32 @@ def live_command(
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     """
-    from ..planner.on_device import Answers, about_live, check_live, on_device
-    from ..planner.record import FILES, record
-    from ..planner.spread import beside_live
+    from ..planner.live_run import live_run
+    from ..planner.record import FILES
     from ..report.story import words
     from ..report.text import render
 
-    specs, seed = options.different(policy or ["lmdeploy-bd32"]), given["seed"]
+    specs = options.different(policy or ["lmdeploy-bd32"])
     first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
-    scenarios = [replace(first, policy=spec) for spec in specs]
-    for scenario in scenarios:
-        scenario.parsed_policy()
-    requests = first.requests()
     screen = Console(stderr=True, soft_wrap=True, highlight=False)
-    options.warn(screen, first)
-    from ..live.canvas_model import is_canvas  # imported here: they load PyTorch
-    from ..live.config_file import Given
-    from ..live.sampling import Sampling
-    from ..profiler.canvas import open_any
-
-    sampling = Sampling(temperature, top_p, gumbel, seed) if temperature else None
-    if sampling is None and (gumbel or top_p != 1):
-        raise DsimError(f"--temperature is {temperature:g}, and --top-p and --gumbel draw tokens: expected above 0")
-    if sampling is not None and graphs:
-        raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
-    if tp < 1:
-        raise DsimError(f"--tp is {tp}, expected at least 1")
-    if is_canvas(Path(model)) and sampling is not None:
-        raise DsimError(
-            f"{model}: its canvases are drawn by the checkpoint's own rule, and --temperature {temperature:g} is of "
-            "decoders"
-        )
-    loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length), tp)
-    answers = Answers(tokenizer, sampling)
-    requests = answers.conversations(loaded, prompts, requests)
-    commits = commits or ("model" if loaded.trained else "twin")
-    held = first.loaded_profile() if profile is not None else None
-    if commits == "model" and prompts is None and model in ("tiny", "tiny-both-ways"):
-        prompts = "records"
-    if commits == "model" and prompts is None:
-        raise DsimError(f"commits is model and no prompts are given: {model} has nothing to answer (--prompts FILE)")
-    for scenario in scenarios:  # every mistake is told before the work begins
-        check_live(scenario, loaded, held, commits)
-
+    run = live_run(
+        [replace(first, policy=spec) for spec in specs], model=model, profiled=profile is not None, commits=commits,
+        prompts=prompts, device=device, graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length,
+        tokenizer=tokenizer, temperature=temperature, top_p=top_p, gumbel=gumbel,
+        ready=lambda: options.warn(screen, first),
+    )  # fmt: skip
     if agreement:
-        if commits != "model" or prompts is None or sampling is not None:
-            raise DsimError(f"--agreement is of the likeliest tokens of trained weights, and commits is {cut(commits)}")
-        _agree(loaded, held, prompts, scenarios, requests, answers, out, force, as_json, screen)
+        _agree(run, out, force, as_json, screen)
         return
 
-    serve = partial(on_device, loaded, held, commits, prompts, answers=answers)
-    of_device = about_live(loaded, held, commits, prompts, answers)
-    told: dict[str, Any] = {"command": options.command()}
-    if out is not None:
-        told |= {"spread": beside_live(scenarios, requests, held)}
+    requests = run.requests
     with Bar(screen, "live", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
-        recorded = record(
-            scenarios, requests, serve, out=out, force=force, about=lambda results: {**of_device(results), **told},
-            watch=watch, keeps=True,
-        )  # fmt: skip
+        recorded = run.serve(out, force=force, about={"command": options.command()}, watch=watch)
     summaries, manifest = recorded.summaries, recorded.manifest
     if as_json:
         shown = {
-            "policies": manifest["policies"], "live": manifest["live"], "commits": commits,
+            "policies": manifest["policies"], "live": manifest["live"], "commits": run.commits,
             "interrupted": recorded.interrupted,
         }  # fmt: skip
         print_json(shown)
@@ -150,20 +107,20 @@ def live_command(
         raise typer.Exit(INTERRUPTED)
 
 
-def _agree(
-    loaded: "Opened", held: "Profile | None", prompts: str, scenarios: "list[Scenario]", requests: "Trace",
-    answers: "Answers", out: Path | None, force: bool, as_json: bool, screen: Console,
-) -> None:  # fmt: skip
+def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen: Console) -> None:
     """Serve the requests one after another under each policy, print the agreement, and write the table."""
     from ..planner.agreement import table
     from ..planner.on_device import agreement
 
+    prompts, scenarios = run.prompts, run.scenarios
+    if run.commits != "model" or prompts is None or run.answers.sampling is not None:
+        raise DsimError(f"--agreement is of the likeliest tokens of trained weights, and commits is {cut(run.commits)}")
     if out is not None:
         check_file(out, force=force)
     with Bar(screen, "agreement", "policies", len(scenarios) + 1) as bar:
-        found = agreement(loaded, held, prompts, scenarios, requests, answers, bar.update)
+        found = agreement(run.loaded, run.profile, prompts, scenarios, run.requests, run.answers, bar.update)
     if out is not None:  # before a word is said: who listens may leave early
-        write_whole(out, table(found, loaded.model.config.name, Path(prompts).stem))
+        write_whole(out, table(found, run.loaded.model.config.name, Path(prompts).stem))
     if as_json:
         print_json([asdict(agreed) for agreed, _ in found])
     else:

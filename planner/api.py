@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 from ..engine.allowed_code import allowed
@@ -12,6 +13,7 @@ from ..engine.policy import Policy, parse
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
 from ..profiler.profile import load as _load_profile
+from ..report.clients.measured import write_measured
 from ..report.run import Run, read_run
 from ..report.slo import Slo
 from ..traces import Trace
@@ -21,13 +23,14 @@ from .compared import Compared, RunLike, compared
 from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_trace, spec_of, trace_of
 from .grid import check_together
 from .imported import imported
+from .live_run import live_run
 from .objective import LATENCY_METRIC
 from .plan import Planned, candidates_of
 from .plan import plan as _plan
 from .plan_replays import Posed
 from .quality import load_table, parse_share
 from .record import in_twin, record
-from .recorded import OfRun, Recorded, Replay, written
+from .recorded import OfRun, Recorded, Replay
 from .scenario import Scenario, named_code, replicas_of
 from .signature import Traffic, real_signature
 from .space import candidate_of, load_space, runs_on, searchable, space_of
@@ -56,6 +59,7 @@ __all__ = [
     "parse_policy",
     "plan",
     "replay",
+    "run_live",
     "sweep",
     "tune",
 ]
@@ -108,28 +112,10 @@ def replay(
     `load_trace`, `load_profile` and `parse_policy` return. out: a folder for the run's files and report, as
     `dsim replay -o`. Raises DsimError.
     """
-    policies = [policy] if isinstance(policy, str | Policy) else list(policy)
-    if not policies:
-        raise DsimError("no policy is given, expected at least one")
-    names = [p.name if isinstance(p, Policy) else p for p in policies]
-    for name in names:
-        if names.count(name) > 1:
-            raise DsimError(f"policy {name} is given {names.count(name)} times, expected once")
-    given = trace_of(trace, traffic)
-    first = _Given(
-        trace=str(trace) if given is None else given.name,
-        policy=names[0],
-        profile=profile.name if isinstance(profile, Profile) else str(profile),
-        given_trace=given,
-        given_policies=tuple(p for p in policies if isinstance(p, Policy)),
-        given_profile=profile if isinstance(profile, Profile) else None,
-        **_fields(traffic, slos, names, rate=rate, num_requests=num_requests, replicas=replicas_of(names, replicas)),
-    )
-    check_together(first)
-    scenarios = [replace(first, policy=name) for name in names]
+    scenarios = _given(trace, policy, profile, slos, traffic, rate=rate, num_requests=num_requests, replicas=replicas)
     for scenario in scenarios:
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
-    requests = first.requests()
+    requests = scenarios[0].requests()
     folder = None if out is None else Path(out)
     done = record(scenarios, requests, in_twin, out=folder, force=force)
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)
@@ -295,6 +281,50 @@ def sweep(
 
 
 @real_signature
+def run_live(
+    trace: TraceLike,
+    policy: PolicyLike | Sequence[PolicyLike] = "lmdeploy-bd32",
+    *,
+    model: str = "tiny",
+    commits: str | None = None,
+    profile: ProfileLike | None = None,
+    prompts: str | None = None,
+    device: str | None = None,
+    graphs: bool | None = None,
+    tp: int = 1,
+    mask_token_id: int | None = None,
+    block_length: int | None = None,
+    tokenizer: str | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    gumbel: bool = False,
+    slos: Sequence[str] = (),
+    rate: float | None = None,
+    num_requests: int | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    **traffic: Unpack[Traffic],
+) -> Recorded:
+    """Serve a trace on this machine's device, in real time, under the policies of the twin: `dsim live`.
+
+    model: a shipped one, or a model's directory. commits: what decides what commits, `model` or `twin`. Needs the
+    `live` extra. Raises DsimError.
+    """
+    named = Scenario.profile if profile is None else profile
+    scenarios = _given(trace, policy, named, slos, traffic, rate=rate, num_requests=num_requests, replicas=1)
+    run = live_run(
+        scenarios, model=model, profiled=profile is not None, commits=commits, prompts=prompts, device=device,
+        graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
+        temperature=temperature, top_p=top_p, gumbel=gumbel,
+    )  # fmt: skip
+    kept, folder = _folder(out)
+    done = run.serve(folder, force=force)
+    if done.failure is not None:
+        raise done.failure
+    return Recorded(read_run(folder, scenarios[0].allow_code), kept)
+
+
+@real_signature
 def compare(
     predicted: RunLike | Sequence[RunLike],
     measured: RunLike | Sequence[RunLike],
@@ -357,13 +387,49 @@ def import_run(
     )  # fmt: skip
     for line in doubts:
         warnings.warn(line, stacklevel=3)
-    return written(run, None if out is None else Path(out), force)
+    kept, folder = _folder(out)
+    write_measured(run, folder, force=force)
+    return Recorded(read_run(folder), kept)
 
 
 @real_signature
 def load_run(folder: str | Path, *, allow_code: Iterable[str | Path] = ()) -> Recorded:
     """The run in a folder that `dsim replay`, `dsim live` or `dsim import` wrote. Raises DsimError."""
     return Recorded(read_run(folder, allowed(allow_code)))
+
+
+def _given(
+    trace: TraceLike, policy: PolicyLike | Sequence[PolicyLike], profile: ProfileLike, slos: Sequence[str],
+    traffic: Traffic, *, replicas: int | None = None, **more: Any,
+) -> list[Scenario]:  # fmt: skip
+    """A scenario a policy, with the objects that were given, for runs in this process."""
+    policies = [policy] if isinstance(policy, str | Policy) else list(policy)
+    if not policies:
+        raise DsimError("no policy is given, expected at least one")
+    names = [p.name if isinstance(p, Policy) else p for p in policies]
+    for name in names:
+        if names.count(name) > 1:
+            raise DsimError(f"policy {name} is given {names.count(name)} times, expected once")
+    given = trace_of(trace, traffic)
+    first = _Given(
+        trace=str(trace) if given is None else given.name,
+        policy=names[0],
+        profile=profile.name if isinstance(profile, Profile) else str(profile),
+        given_trace=given,
+        given_policies=tuple(p for p in policies if isinstance(p, Policy)),
+        given_profile=profile if isinstance(profile, Profile) else None,
+        **_fields(traffic, slos, names, replicas=replicas_of(names, replicas), **more),
+    )
+    check_together(first)
+    return [replace(first, policy=name) for name in names]
+
+
+def _folder(out: str | Path | None) -> tuple["TemporaryDirectory[str] | None", Path]:
+    """The folder of a run, or one in a folder that lasts as long as what holds it."""
+    if out is not None:
+        return None, Path(out)
+    kept = TemporaryDirectory(prefix="dsim-")
+    return kept, Path(kept.name) / "run"
 
 
 def _fields(traffic: Traffic, slos: Sequence[str], policies: Sequence[str], **more: Any) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ..engine.journal import STATUSES
-from ..report.clients.measured import MeasuredRun, write_measured
 from ..report.manifest import Manifest
 from ..report.metrics import Summary, flat
 from ..report.page import Figure, Page
@@ -72,14 +71,6 @@ class Recorded(OfRun):
     @property
     def run(self) -> Run:
         return self.recorded
-
-
-def written(run: MeasuredRun, out: Path | None, force: bool) -> Recorded:
-    """A measured run in its folder, or in one that lasts as long as the object."""
-    kept = TemporaryDirectory(prefix="dsim-") if out is None else None
-    folder = out or Path(kept.name if kept else "") / "run"
-    write_measured(run, folder, force=force)
-    return Recorded(read_run(folder), kept)
 
 
 @dataclass(frozen=True, repr=False)

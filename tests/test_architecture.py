@@ -44,7 +44,7 @@ MAY_IMPORT = {
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {
     "profiler.measure": {"live"}, "profiler.canvas": {"live"}, "profiler.measure_canvas": {"live"},
-    "planner.on_device": {"live"}, "planner.validate": {"live"},
+    "planner.on_device": {"live"}, "planner.validate": {"live"}, "planner.live_run": {"live"},
 }  # fmt: skip
 ONLY_IN = {
     "simpy": {"sim"},

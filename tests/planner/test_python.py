@@ -203,3 +203,18 @@ def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(m
     asked.clear()
     dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour={"h100-diffusiongemma-fp8": 2.0})
     assert [candidate.price for candidate in asked] == [None, 2.0]
+
+
+def test_a_frame_is_served_live() -> None:
+    few = pd.DataFrame({"arrival": [0.0, 0.01, 0.02], "input_length": [16, 16, 16], "output_length": [8, 8, 8]})
+    measured = dsim.run_live(few, "lmdeploy-bd32", slos=["ttft=10s"])
+    assert measured.run.info["driver"] == "live"
+    assert measured.requests["status"].tolist() == ["completed"] * 3
+    assert measured.requests["input_length"].tolist() == [16, 16, 16]
+    with pytest.raises(DsimError, match=r"^concurrency is 2, expected None: a device's run knows no other$"):
+        dsim.run_live(few, concurrency=2)
+
+
+def test_no_function_is_called_as_a_folder_which_importing_it_would_put_in_its_place() -> None:
+    root = Path(dsim.__file__).parent
+    assert not [name for name in FUNCTIONS if (root / name).exists() or (root / f"{name}.py").exists()]

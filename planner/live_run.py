@@ -1,0 +1,120 @@
+"""Scenarios served on this machine's device: what was asked for, checked before anything is measured, and the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import DsimError
+from ..files.read import quoted
+from ..profiler.profile import Profile
+from ..traces import Trace
+from .on_device import Answers, about_live, check_live, on_device
+from .record import Record, Watch, record
+from .scenario import Scenario
+from .spread import beside_live
+
+if TYPE_CHECKING:
+    from ..profiler.canvas import Opened
+
+NOT_ON_A_DEVICE = ("yields", "frontend", "router", "concurrency", "sessions", "drain")  # fields that change no live run
+WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped models, which were trained on prompts of their own
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """Scenarios (the same but for their policies), their requests, and a device that is ready for them."""
+
+    scenarios: Sequence[Scenario]
+    requests: Trace
+    loaded: Opened
+    profile: Profile | None  # of the device
+    commits: str  # what decides what commits: "model" or "twin"
+    prompts: str | None
+    answers: Answers
+
+    def serve(
+        self,
+        out: Path | None,
+        *,
+        force: bool = False,
+        about: dict[str, Any] | None = None,
+        watch: Watch = lambda name: nullcontext(),
+    ) -> Record:
+        """Serve each scenario's requests in real time and write the run's folder; about: more of its manifest."""
+        serve = partial(on_device, self.loaded, self.profile, self.commits, self.prompts, answers=self.answers)
+        of_device = about_live(self.loaded, self.profile, self.commits, self.prompts, self.answers)
+        told = about or {}
+        if out is not None:
+            told |= {"spread": beside_live(self.scenarios, self.requests, self.profile)}
+        return record(
+            self.scenarios, self.requests, serve, out=out, force=force, keeps=True, watch=watch,
+            about=lambda results: {**of_device(results), **told},
+        )  # fmt: skip
+
+
+def live_run(
+    scenarios: Sequence[Scenario],
+    *,
+    model: str = "tiny",
+    profiled: bool = False,
+    commits: str | None = None,
+    prompts: str | None = None,
+    device: str | None = None,
+    graphs: bool | None = None,
+    tp: int = 1,
+    mask_token_id: int | None = None,
+    block_length: int | None = None,
+    tokenizer: str | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    gumbel: bool = False,
+    ready: Callable[[], object] = lambda: None,
+) -> LiveRun:
+    """Open the model and check that each scenario can run on the device; the arguments are those of `dsim live`.
+
+    profiled: the scenarios' profile was asked for; without one the device says all. ready: called once the trace is
+    read, before the model is. Raises DsimError.
+    """
+    first = scenarios[0]
+    for name in NOT_ON_A_DEVICE:
+        value, default = getattr(first, name), getattr(Scenario, name)
+        if value != default:
+            raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device's run knows no other")
+    for scenario in scenarios:
+        scenario.parsed_policy()
+    requests = first.requests()
+    ready()
+    from ..live.canvas_model import is_canvas  # imported here: they load PyTorch
+    from ..live.config_file import Given
+    from ..live.sampling import Sampling
+    from ..profiler.canvas import open_any
+
+    sampling = Sampling(temperature, top_p, gumbel, first.seed) if temperature else None
+    if sampling is None and (gumbel or top_p != 1):
+        raise DsimError(f"--temperature is {temperature:g}, and --top-p and --gumbel draw tokens: expected above 0")
+    if sampling is not None and graphs:
+        raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
+    if tp < 1:
+        raise DsimError(f"--tp is {tp}, expected at least 1")
+    if is_canvas(Path(model)) and sampling is not None:
+        raise DsimError(
+            f"{model}: its canvases are drawn by the checkpoint's own rule, and --temperature {temperature:g} is of "
+            "decoders"
+        )
+    loaded = open_any(model, device, first.seed, graphs, Given(mask_token_id, block_length), tp)
+    answers = Answers(tokenizer, sampling)
+    requests = answers.conversations(loaded, prompts, requests)
+    commits = commits or ("model" if loaded.trained else "twin")
+    held = first.loaded_profile() if profiled else None
+    if commits == "model" and prompts is None and model in WITH_RECORDS:
+        prompts = "records"
+    if commits == "model" and prompts is None:
+        raise DsimError(f"commits is model and no prompts are given: {model} has nothing to answer (--prompts FILE)")
+    for scenario in scenarios:  # every mistake is told before the work begins
+        check_live(scenario, loaded, held, commits)
+    return LiveRun(scenarios, requests, loaded, held, commits, prompts, answers)
