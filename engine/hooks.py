@@ -74,6 +74,11 @@ def reuse(w: Any, x: Any, slot: int, tokens: int) -> None:
 
 
 @rule
+def put_back(w: Any, x: Any, request: int, tokens: int) -> None:
+    """A waiting request that was to reuse the pages of its first `tokens` was not let in."""
+
+
+@rule
 def idle_pages(w: Any, x: Any) -> Any:
     """Pages of the pool that nobody holds, and whose keys and values may still be reused."""
     return 0

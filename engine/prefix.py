@@ -250,6 +250,16 @@ def take_found(w: Any, x: Any, slot: Any, tokens: Any) -> None:
 
 
 @rule
+def refresh_found(w: Any, x: Any, request: Any, tokens: Any) -> None:
+    """Idle pages of a request's first `tokens` were looked up and put back: they are the newest, the last one first."""
+    for i in range(int(tokens) // int(w.f[0].page) - 1, -1, -1):
+        at = _find(x, _key(w, x, request, i))
+        if x.c.entries[at].refs == 0:
+            _unlink(x, at)
+            _link(x, at)
+
+
+@rule
 def count_idle(w: Any, x: Any) -> Any:
     """Pages that nobody holds and that may be reused."""
     return int(x.c.at[0].idle)

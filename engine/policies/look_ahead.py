@@ -17,13 +17,14 @@ from ..hooks import (
     plan_prompts,
     preempted,
     prefill_over,
+    put_back,
     reusable,
     reuse,
     step_over,
 )
 from ..jit import rule
 from ..part import Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
-from ..prefix import PrefixMemory, caches_prefixes, count_idle
+from ..prefix import PrefixMemory, caches_prefixes, count_idle, refresh_found
 from ..state import DECODE_STEP, FREED, IGNORED, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, SCRATCH
 from ..unmasking import Unmasking
 from .lmdeploy import FLAGS, SERVE
@@ -119,7 +120,7 @@ class LookAhead(Scheduler):
 
     def answers(self, policy: Policy) -> Answers:
         rules = {decide: decide_look_ahead, prefill_over: take_in, step_over: take_in, plan_prompts: plan_chunks}
-        return rules | ({idle_pages: count_idle} if caches_prefixes(policy) else {})
+        return rules | ({idle_pages: count_idle, put_back: refresh_found} if caches_prefixes(policy) else {})
 
 
 @rule
@@ -413,8 +414,10 @@ def _admit(w: Any, x: Any, to: Any, turn: Any) -> int:
         cost = min(left, _chunk(w)) if _is_long(w, x, left) else left
         # A turn of short prompts passes over those that do not fit it; others end with the first that does not.
         if turn == SHORT and _is_long(w, x, left):
+            put_back(w, x, request, there)
             continue
         if num > 0 and tokens + cost > f.max_prefill:
+            put_back(w, x, request, there)
             if kept and p.shares:
                 _reclaim(w, x, slot)  # with the match of its prefix that is taken back
             if turn == SHORT and p.shares:  # the pool may have most of a longer one
@@ -566,11 +569,13 @@ def _make_room(w: Any, x: Any, more: Any) -> bool:
             slot = _entry(w, at)[1]
             if slot >= 0 and w.q[slot].pages > 0 and (first < 0 or x.s[slot].turn < x.s[first].turn):
                 first = slot
-        if first < 0:
-            return bool(f.num_pages - c.pages_held >= more)
-        _reclaim(w, x, first)
+        if first >= 0:
+            _reclaim(w, x, first)
         if f.num_pages - c.pages_held >= more:
             return True
+        _drop_idle(w, x, 0)
+        if first < 0:
+            return False
 
 
 @rule
@@ -593,9 +598,22 @@ def _make_room_for(w: Any, x: Any, request: Any, slot: Any, pages: Any, there: A
             _reclaim(w, x, _entry(w, last)[1])
         # Idle pages that it would take up are no room.
         touched = there // int(f.page) - reusable(w, x, request, there)[1]
-        room = f.num_pages - c.pages_held - touched >= more
-        if room or last < 0:
-            return bool(room)
+        if f.num_pages - c.pages_held - touched >= more:
+            return True
+        put_back(w, x, request, there)
+        _drop_idle(w, x, touched)
+        if last < 0:
+            return False
+
+
+@rule
+def _drop_idle(w: Any, x: Any, spared: Any) -> None:
+    """Forget all idle pages but the newest `spared`: a search for room does, though it finds too little."""
+    c = w.c[0]
+    held = int(c.pages_held)
+    c.pages_held = w.f[0].num_pages - spared
+    hold(w, x, 0, 0)  # which makes room
+    c.pages_held = held
 
 
 @rule
