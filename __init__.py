@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .planner.api import load_trace as load_trace
     from .planner.api import parse_policy as parse_policy
     from .planner.api import plan as plan
+    from .planner.api import profile as profile
     from .planner.api import replay as replay
     from .planner.api import run_live as run_live
     from .planner.api import sweep as sweep
@@ -28,6 +29,7 @@ __all__ = [
     "load_trace",
     "parse_policy",
     "plan",
+    "profile",
     "replay",
     "run_live",
     "sweep",

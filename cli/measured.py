@@ -1,7 +1,7 @@
 """`dsim profile --model M`: a model measured on this machine's device."""
 
 from collections.abc import Sequence
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,38 +44,15 @@ def measure_profile(
     `prompts`: files, or NAME=FILE to name the workload. given: the mask and the block length, where a directory does
     not say them. eos: logged requests end at the checkpoint's EOS.
     """
-    from ..profiler.profile import load, save
+    from ..planner.profiled import measured
+    from ..profiler.profile import save
+    from ..report.profile_page import write_page
 
     total = seconds_of(budget)
     wanted = [_threshold(part) for part in thresholds.split(",")]
-    held = load(yields).commits if yields else ()
-    from ..live.config_file import Given  # imported here, as below: it loads PyTorch
-    from ..profiler.canvas import LoadedCanvas, open_any
-    from ..profiler.measure import default_workloads, profile_model
-    from ..profiler.measure_canvas import profile_canvas
-    from ..report.profile_page import write_page
-
-    loaded = open_any(model, device, seed, graphs, Given(*given))
-    workloads = {}
-    if isinstance(loaded, LoadedCanvas):
-        for asked, option in ((full_sequence, "--full-sequence"), (yields, f"--yields {yields}"), (eos, "--eos")):
-            if asked:
-                raise DsimError(f"{model}: denoises canvases, and {option} is of decoders: expected none")
-    elif not prompts and not full_sequence:
-        workloads = default_workloads(loaded)
-    for text in prompts:
-        name, equals, file = text.partition("=")
-        workloads[name if equals else printable(Path(text).stem)] = file if equals else text
-    with Bar(screen, "measuring", "s", round(total)) as bar:
-        measure = (
-            partial(profile_canvas, loaded)
-            if isinstance(loaded, LoadedCanvas)
-            else partial(
-                profile_model, loaded, thresholds=wanted, temperature=temperature, yields=held,
-                full_sequence=full_sequence, eos=eos,
-            )
-        )  # fmt: skip
-        kept = False
+    kept = False
+    with ExitStack() as stack:
+        bar = Bar(screen, "measuring", "s", round(total))
 
         def keep(so_far: "Profile") -> None:
             nonlocal kept
@@ -83,23 +60,21 @@ def measure_profile(
             kept = True
 
         try:
-            profile, taken = measure(
-                name=printable(output.stem),
-                budget=total,
-                workloads=workloads,
-                max_batch=max_batch,
-                max_context=max_context,
-                seed=seed,
-                tokenizer=tokenizer,
-                keep=keep,
+            made = measured(
+                model, name=printable(output.stem), budget=total, device=device, graphs=graphs,
+                mask_token_id=given[0], block_length=given[1], tokenizer=tokenizer, eos=eos,
+                full_sequence=full_sequence, thresholds=wanted, temperature=temperature, prompts=prompts,
+                yields=yields, max_batch=max_batch, max_context=max_context, seed=seed, keep=keep,
+                ready=lambda: stack.enter_context(bar),
                 on_progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
-            )
+            )  # fmt: skip
         except BaseException:
             if kept:
                 tell(f"{output} holds the profile of what was measured before")
             raise
-    write_page(beside, profile, taken.steps, taken.logs, options.command())
-    return profile
+    assert made.steps is not None
+    write_page(beside, made.profile, made.steps, made.logs, options.command())
+    return made.profile
 
 
 def _threshold(text: str) -> float:

@@ -1,7 +1,6 @@
 """`dsim profile` and `dsim profiles`: make a profile, and list the shipped ones."""
 
 import dataclasses
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,22 +127,16 @@ def profile_command(
 
 def _fit_log(path: Path, client: Path | None, output: Path, beside: Path, force: bool) -> "Profile":
     """Fit a step log, and the front end to a client's file beside it, and write the profile and its page."""
+    from ..planner.profiled import fitted
     from ..profiler.profile import save
-    from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
     from ..report.profile_page import write_page
 
-    log, frontend = read_log(path), 0.0
-    if client is not None:
-        from ..report.clients.engine import frontend_of
-        from ..report.clients.read import read_client
-
-        frontend, _ = frontend_of(log, read_client(client))
-    profile = profile_of_log(log, printable(output.stem), str(path), frontend)
-    Screen().warn([f"{path}: {why}" for why in filter(None, [of_random_tokens(log)])])
-    save(profile, output, force)
-    key = log.header.workload, log.header.threshold
-    write_page(beside, profile, log.steps, {key: log.commits} if len(log.commits) else {}, options.command())
-    return profile
+    made, doubts = fitted(path, client, printable(output.stem))
+    Screen().warn(doubts)
+    save(made.profile, output, force)
+    assert made.steps is not None
+    write_page(beside, made.profile, made.steps, made.logs, options.command())
+    return made.profile
 
 
 def _derive(
@@ -156,21 +149,17 @@ def _derive(
     force: bool,
     json: bool,
 ) -> None:
+    from ..planner.profiled import derived
     from ..profiler import hardware, models
     from ..profiler import roofline as rooflines
-    from ..profiler.profile import load, save
+    from ..profiler.profile import save
 
-    if model is None:
-        raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
-    gpu, shape = hardware.gpu(roofline), models.model(model)
     if output is not None:
         check_file(output, force=force)
-    name = printable(output.stem) if output else None
-    profile = rooflines.roofline(
-        gpu, shape, tp, graphs=not eager, name=name, date=date.today().isoformat(),
-        generates=models.family(shape, models.architecture_of(model)), yields=load(yields).commits if yields else (),
-    )  # fmt: skip
-    facts = _facts(profile, rooflines.knee(gpu, shape, tp))
+    name = printable(output.stem) if output else ""
+    profile = derived(roofline, model, tp=tp, eager=eager, yields=yields, name=name).profile
+    assert model is not None
+    facts = _facts(profile, rooflines.knee(hardware.gpu(roofline), models.model(model), tp))
     if output is not None:
         save(profile, output, force)
     if json:

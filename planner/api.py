@@ -10,8 +10,10 @@ from typing import Any, Unpack
 from ..engine.allowed_code import allowed
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
+from ..files.read import printable
+from ..files.write import check_file
 from ..profiler.placed import placed
-from ..profiler.profile import Profile
+from ..profiler.profile import Profile, save
 from ..profiler.profile import load as _load_profile
 from ..report.clients.measured import write_measured
 from ..report.run import Run, read_run
@@ -28,6 +30,7 @@ from .objective import LATENCY_METRIC
 from .plan import Planned, candidates_of
 from .plan import plan as _plan
 from .plan_replays import Posed
+from .profiled import Profiled, derived, fitted, measured
 from .quality import load_table, parse_share
 from .record import in_twin, record
 from .recorded import OfRun, Recorded, Replay
@@ -45,6 +48,7 @@ __all__ = [
     "Planned",
     "Policy",
     "Profile",
+    "Profiled",
     "Recorded",
     "Replay",
     "Sweep",
@@ -58,6 +62,7 @@ __all__ = [
     "load_trace",
     "parse_policy",
     "plan",
+    "profile",
     "replay",
     "run_live",
     "sweep",
@@ -322,6 +327,66 @@ def run_live(
     if done.failure is not None:
         raise done.failure
     return Recorded(read_run(folder, scenarios[0].allow_code), kept)
+
+
+@real_signature
+def profile(
+    model: str | None = None,
+    *,
+    roofline: str | None = None,
+    from_log: str | Path | None = None,
+    client: str | Path | None = None,
+    tp: int = 1,
+    eager: bool = False,
+    budget: float = 300.0,
+    device: str | None = None,
+    graphs: bool | None = None,
+    mask_token_id: int | None = None,
+    block_length: int | None = None,
+    tokenizer: str | None = None,
+    eos: bool = False,
+    full_sequence: bool = False,
+    thresholds: Sequence[float] = (0.9,),
+    temperature: float = 1.0,
+    prompts: Sequence[str] = (),
+    yields: str | Path | None = None,
+    max_batch: int | None = None,
+    max_context: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    force: bool = False,
+) -> Profiled:
+    """A profile: of a model measured here, of a step log (`from_log`), or of a GPU's data sheet (`roofline`).
+
+    budget: s that measuring may take. out: the profile file to write. Whether to believe a fit is in `.doubts`, empty
+    where it is. Raises DsimError.
+    """
+    if (roofline is not None) + (from_log is not None) > 1:
+        raise DsimError("roofline and from_log are two ways to make a profile, expected one of them")
+    if client is not None and from_log is None:
+        raise DsimError(f"client is {client} and from_log is missing: expected the log of the same time")
+    if out is not None:
+        check_file(Path(out), force=force)  # told before minutes are spent
+    name = "" if out is None else printable(Path(out).stem)
+    doubts: list[str] = []
+    if roofline is not None:
+        made = derived(roofline, model, tp=tp, eager=eager, yields=yields, name=name)
+    elif from_log is not None:
+        made, doubts = fitted(from_log, client, name or printable(Path(from_log).stem))
+    elif model is None:
+        raise DsimError("nothing to profile: expected a model, from_log, or roofline with a model")
+    else:
+        made = measured(
+            model, name=name or printable(Path(model).name), budget=budget, device=device, graphs=graphs,
+            mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer, eos=eos,
+            full_sequence=full_sequence, thresholds=thresholds, temperature=temperature,
+            prompts=_texts(prompts), yields=yields, max_batch=max_batch, max_context=max_context, seed=seed,
+        )  # fmt: skip
+    for line in doubts:
+        warnings.warn(line, stacklevel=3)
+    if out is not None:
+        save(made.profile, out, force)
+    return made
 
 
 @real_signature

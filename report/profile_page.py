@@ -57,6 +57,19 @@ def profile_page(profile: Profile, steps: Samples, logs: Logs, command: str = ""
     )
 
 
+def derived_page(profile: Profile) -> Page:
+    """The page of a profile that was derived: what it was told, and no figures."""
+    return Page(
+        name=f"dsim profile: {profile.name}",
+        question="What does a step cost, and what does it yield?",
+        answer=f"{profile.description}: {profile.verdict}",
+        facts=tuple(_facts(profile)),
+        sections=(Section("In numbers", (_coefficients(profile),)),),
+        notes=tuple(f"Source: {source}" for source in profile.provenance.sources),
+        version=profile.provenance.tool_version,
+    )
+
+
 def answer(profile: Profile) -> str:
     """The verdict in one sentence."""
     fit, judged = profile.fit, profile.fit.held_out

@@ -218,3 +218,31 @@ def test_a_frame_is_served_live() -> None:
 def test_no_function_is_called_as_a_folder_which_importing_it_would_put_in_its_place() -> None:
     root = Path(dsim.__file__).parent
     assert not [name for name in FUNCTIONS if (root / name).exists() or (root / f"{name}.py").exists()]
+
+
+def test_a_profile_from_a_data_sheet_prices_a_replay(requests: pd.DataFrame, tmp_path: Path) -> None:
+    made = dsim.profile("SDAR-8B", roofline="h200", yields="a100-sdar-8b", out=tmp_path / "mine.json")
+    assert dsim.load_profile(tmp_path / "mine.json") == made.profile
+    assert "H200" in str(made).splitlines()[0]
+    assert len(made.to_frame()) == 0
+    with pytest.raises(DsimError, match="there is no figure None, expected one of: none: there is nothing to draw"):
+        made.plot()
+    slow, fast = (dsim.replay(requests, "ar", profile=p) for p in ("a100-sdar-8b", made.profile))
+    assert fast.summaries[0].e2el_ms.p50 < slow.summaries[0].e2el_ms.p50
+    with pytest.raises(DsimError, match=r"mine\.json exists: choose another name, or pass --force"):
+        dsim.profile("SDAR-8B", roofline="h200", out=tmp_path / "mine.json")
+
+
+def test_a_step_log_becomes_a_profile_with_its_points_and_figures(tmp_path: Path) -> None:
+    whole = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
+    log = tmp_path / "steps.jsonl"
+    log.write_text("".join(whole.read_text().splitlines(keepends=True)[:1500]))
+    made = dsim.profile(from_log=log)
+    table = made.to_frame()
+    assert made.profile.name == "steps"
+    assert made.steps is not None
+    assert len(table) == len(made.steps)
+    assert abs(table["fitted"] / table["latency"] - 1).median() < 0.05
+    assert isinstance(made.plot(), go.Figure)
+    with pytest.raises(DsimError, match="nothing to profile: expected a model, from_log, or roofline with a model"):
+        dsim.profile()
