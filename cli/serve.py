@@ -42,6 +42,10 @@ def serve_command(
     emit: options.Emit = "block",
     host: Annotated[str, option("H", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("N", "The port; 0 takes a free one.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        option("NAME", "On 127.0.0.1: a name by which clients call this server, next to localhost.", "--allow-host"),
+    ] = None,
     served_name: Annotated[str | None, option("NAME", "The model's name in the API.", "--served-name")] = None,
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", envvar="DSIM_API_KEY", help="Ask clients of /v1 for this key.")
@@ -86,7 +90,7 @@ def serve_command(
     from ..report.spread import no_spread
     from ..report.story import words
     from ..report.text import render
-    from ..serve.app import Settings, application
+    from ..serve.app import Settings, application, known_hosts
     from ..serve.log import counted
     from ..serve.open import Bounds, open_live, open_twin
     from ..serve.protocol import ConnectionLimits
@@ -120,7 +124,8 @@ def serve_command(
             loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
             behind = open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
         name = served_name or str(behind.manifest["live"]["model"])
-        settings = Settings(name, behind.header, max_body, api_key or None, request_timeout)
+        hosts = known_hosts(host, allow_host or [])
+        settings = Settings(name, behind.header, max_body, api_key or None, request_timeout, hosts)
         server = Server(
             application(behind.fleet, behind.words, settings), host, port, drain, behind.fleet, limits,
             lambda url: print(f"Serving {name}: {behind.about}, on {url}", flush=True),

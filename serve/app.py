@@ -5,16 +5,20 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..engine.errors import cut
 from ..files.read import json_of
@@ -40,6 +44,7 @@ class Settings:
     max_body: int  # bytes
     api_key: str | None = None
     patience: float = 30.0  # s that a client has to send its request
+    hosts: frozenset[str] | None = None  # that the Host header may name; None: any
 
 
 class RefusedError(Exception):
@@ -68,7 +73,42 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
             404: lambda request, error: _error(404, f"there is no {request.url.path[:80]}"),
             405: lambda request, error: _error(405, f"{request.method} is not for {request.url.path[:80]}"),
         },
+        middleware=[] if settings.hosts is None else [Middleware(_KnownHosts, hosts=settings.hosts)],
     )
+
+
+def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
+    """The hosts that requests may name: where only this machine can connect, its own names and `also`; else any.
+
+    A page in a browser on this machine reaches the port through a name of its own that it points here (DNS rebinding).
+    The Host header then holds that name.
+    """
+    local = bound == "localhost"
+    with suppress(ValueError):
+        local = ip_address(bound).is_loopback
+    return frozenset({"localhost", "127.0.0.1", "::1", bound.lower(), *map(str.lower, also)}) if local else None
+
+
+class _KnownHosts:
+    """Refuses a request whose Host header names another host. One without the header comes from no browser."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get("host", "")
+        if not given or _host(given) in self._hosts:
+            return await self._app(scope, receive, send)
+        names = ", ".join(sorted(self._hosts))
+        reply = _error(421, f"host is {cut(given)}, expected one of {names} (the server's --allow-host adds one)")
+        return await reply(scope, receive, send)
+
+
+def _host(given: str) -> str:
+    """The host of a Host header, without its port."""
+    name = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+    return name.lower()
 
 
 class _Routes:

@@ -29,6 +29,7 @@ Ids = npt.NDArray[np.int32]
 _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
 BATCH = 1024  # steps that are journalled at once
+LEFT_BEHIND = 10.0, 50  # s and steps without a request, while later ones begin, after which the log names it
 # The tokens of a row's request that its slot holds, up to a length; the twin has none.
 Text = Callable[[int, int, int], Ids]
 
@@ -65,6 +66,8 @@ class Stream:
     loop: asyncio.AbstractEventLoop
     emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more will come
     num_told: int = 0
+    overtaken: tuple[float, int] | None = None  # time and step when a later request began, since its own last step
+    left_behind: bool = False  # the log has named it
 
     def put(self, emission: Emission | str) -> None:
         """Hand an emission to the loop, from any thread."""
@@ -103,6 +106,7 @@ class Fleet:
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has told its streams of its end
         self._streams: dict[int, Stream] = {}
+        self._newest: list[int] = []  # of each replica, the latest request that has begun
 
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
         """Begin to serve. text: where the tokens of replies are; without, they are zeros."""
@@ -113,6 +117,7 @@ class Fleet:
                 self._tell(plan, done, text)
 
             ended = partial(self._end, len(self.replicas))
+            self._newest.append(-1)
             self.replicas.append(Replica(engine, executor, self._clock, told, ended, recorder))
         for replica in self.replicas:
             replica.start()
@@ -197,6 +202,7 @@ class Fleet:
 
     def _tell(self, plan: StepPlan, done: Ids, text: Text | None) -> None:
         """Hand out what a step emitted; in the replica's thread."""
+        self._note_left_behind(plan)
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
         for request, slot in zip(plan.requests.tolist(), plan.slots.tolist(), strict=True):
@@ -217,6 +223,35 @@ class Fleet:
             if request in over:  # before its client hears of it: what is over is not cancelled
                 self._streams.pop(request, None)
             stream.put(Emission(tokens, request in over))
+
+    def _note_left_behind(self, plan: StepPlan) -> None:
+        """Name in the log each request that is in no step while later requests of its replica begin.
+
+        A trace ends, and what its policy never runs is left over: the engine says so. A server's requests need not end.
+        """
+        computed = plan.requests.tolist()
+        for request in computed:
+            if (stream := self._streams.get(request)) is not None:
+                stream.overtaken = None
+        replica, newest = int(self.table["replica"][computed[0]]), max(computed)
+        if newest <= self._newest[replica]:
+            return
+        self._newest[replica] = newest
+        with self._entering:
+            earlier = [s for i, s in self._streams.items() if i < newest and s.replica is self.replicas[replica]]
+        for stream in earlier:
+            if stream.index in computed or stream.left_behind:
+                continue
+            if stream.overtaken is None:
+                stream.overtaken = plan.now, plan.step
+            seconds, steps = plan.now - stream.overtaken[0], plan.step - stream.overtaken[1]
+            if seconds >= LEFT_BEHIND[0] and steps >= LEFT_BEHIND[1]:
+                stream.left_behind = True
+                _log.warning(
+                    "policy %s leaves a request behind: request %d was in none of the last %d steps (%.3g s) of "
+                    "replica %d, in which requests that came later began, the last of them request %d",
+                    self.engines[replica].policy.name, stream.index, steps, seconds, replica, newest,
+                )  # fmt: skip
 
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         assert self._append is not None

@@ -76,7 +76,7 @@ class Running:
 @contextmanager
 def serving(
     behind: Behind, *, max_body: int = 1 << 16, api_key: str | None = None, drain: float = 30.0,
-    limits: ConnectionLimits = LIMITS,
+    limits: ConnectionLimits = LIMITS, hosts: frozenset[str] | None = None,
 ) -> Iterator[Running]:  # fmt: skip
     """Serve on a free port of the loopback; at the end what is in flight is served, and the replicas stop."""
     up = threading.Event()
@@ -85,7 +85,7 @@ def serving(
         running.port = int(url.rsplit(":", 1)[1])
         up.set()
 
-    settings = Settings("a model", behind.header, max_body, api_key, limits.patience)
+    settings = Settings("a model", behind.header, max_body, api_key, limits.patience, hosts)
     app = application(behind.fleet, behind.words, settings)
     server = Server(app, "127.0.0.1", 0, drain, behind.fleet, limits, started)
     running = Running(behind, server)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.engine.allowed_code import allowed
 from dsim.engine.journal import StepTotals
 from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
 from dsim.planner.scenario import Scenario
@@ -93,6 +95,55 @@ def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[
     assert (health.status, health.body) == (503, b"replica 0 failed: ValueError: a fault\n")
     assert (refused.status, "retry-after" in refused.headers) == (503, False)
     assert replies == [200, 503]
+
+
+SKIPS = """
+from dataclasses import dataclass, replace
+from typing import Any
+from dsim.engine.hooks import decide
+from dsim.engine.jit import rule
+from dsim.engine.policies.lmdeploy import Continuous, decide_continuous
+from dsim.engine.policy import parse
+
+@rule
+def skip(w: Any, x: Any) -> int:
+    c, size, hidden = w.c[0], len(w.queue), 0
+    for i in range(c.num_waiting):
+        at, last = (c.queue_head + i) % size, (c.queue_head + c.num_waiting - 1) % size
+        if w.queue[at, 0] == 9:  # request 9 goes to the end of the queue, and the end is not seen
+            w.queue[at, 0], w.queue[last, 0], hidden = w.queue[last, 0], 9, 1
+    c.num_waiting -= hidden
+    kind = decide_continuous(w, x)
+    c.num_waiting += hidden
+    return kind
+
+@dataclass(frozen=True)
+class Skips(Continuous):
+    def answers(self, policy: Any) -> Any:
+        return {**super().answers(policy), decide: skip}
+
+POLICY = replace(parse("CHUNK"), name="skips", batching=Skips(num_loops=1, max_batch=4))
+"""
+
+
+def test_a_request_that_its_policy_leaves_behind_is_named_while_later_ones_are_served(
+    twin: Callable[..., Behind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)  # runs in Python, as ours do at first
+    monkeypatch.setattr("dsim.serve.fleet.LEFT_BEHIND", (0.0, 20))
+    file = tmp_path / "skips.py"
+    file.write_text(SKIPS.replace("CHUNK", CHUNK))
+    with serving(twin(policy=f"{file}:POLICY", allow_code=allowed([file]))) as server:
+        fleet, connections = server.behind.fleet, []
+        for i in range(30):
+            connections.append(server.begin(prompt=[0], max_tokens=200 if i == 8 else 8))
+            until(lambda at=i: fleet.num_requests == at + 1)  # type: ignore[misc]
+        replies = [connection.getresponse() for connection in connections]
+        ended = replies[9].read()
+    assert [reply.status for reply in replies] == [200] * 9 + [503] + [200] * 20
+    assert b"Skips runs nothing and never will: 0 run and 1 wait (request 9)" in ended  # once nothing else is left
+    (said,) = [record.getMessage() for record in caplog.records if "behind" in record.getMessage()]
+    assert re.match(r"policy .*skips.py:POLICY leaves a request behind: request 9 was in none of the last 2\d ", said)
 
 
 def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., Behind]) -> None:

@@ -27,6 +27,7 @@ from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
 from dsim.report.clients.prometheus import read_samples, summary_of
 from dsim.report.run import read_run
+from dsim.serve.app import known_hosts
 from dsim.serve.driver import drive
 from dsim.serve.inbox import Inbox
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
@@ -322,6 +323,26 @@ def test_a_page_of_another_origin_can_post_nothing(twin: Callable[..., Behind]) 
         assert server.ask("OPTIONS", "/v1/completions", origin="http://evil.example").status == 405
         assert server.ask("POST", "/v1/completions", body, content_type="Application/JSON; charset=utf-8").status == 200
     assert server.behind.fleet.num_requests == 1
+
+
+def test_a_name_that_another_site_points_at_this_machine_is_refused(twin: Callable[..., Behind]) -> None:
+    """DNS rebinding: the page is of the same origin as the server, and only the Host header tells."""
+    hosts = known_hosts("127.0.0.1", ["Gateway"])
+    body = {"prompt": [0], "max_tokens": 1}
+    with serving(twin(), hosts=hosts) as server:
+        for host, status in (
+            ("evil.example", 421), (f"evil.example:{server.port}", 421), ("127.0.0.1.evil.example", 421),
+            ("localhost@evil.example", 421), (f"LOCALHOST:{server.port}", 200), ("[::1]:80", 200), ("gateway", 200),
+        ):  # fmt: skip
+            assert server.ask("POST", "/v1/completions", body, host=host).status == status, host
+            assert server.ask("GET", "/metrics", host=host).status == status, host
+        said = server.ask("GET", "/health", host="evil.example").json["error"]["message"]
+        assert server.ask("GET", "/health").status == 200
+    assert said == (
+        "host is evil.example, expected one of 127.0.0.1, ::1, gateway, localhost (the server's --allow-host adds one)"
+    )
+    assert known_hosts("::1", []) == known_hosts("localhost", []) == frozenset({"127.0.0.1", "::1", "localhost"})
+    assert known_hosts("0.0.0.0", []) is known_hosts("10.0.0.5", []) is known_hosts("my.machine", []) is None
 
 
 def test_the_metrics_are_the_journals(twin: Callable[..., Behind], tmp_path: Path) -> None:
