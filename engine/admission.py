@@ -240,6 +240,7 @@ def leave_early(w: Any, x: Any, early: Any) -> None:
         elif q.finished:
             if q.pages == 0 and q.phase != IDLE:  # it was preempted while its last step ran
                 unqueue(w, slot)
+            give_back(w, x, slot)  # in the order of the rows: idle pages are forgotten in it
             w.lists[SCRATCH, num] = slot
             num += 1
         elif q.pages == 0:

@@ -32,7 +32,7 @@ def test_recordings_of_every_family_are_kept_and_those_of_engines_that_preempt_d
     assert {"vllm-ar", "vllm-ar-spec", "vllm-diffusion"} <= stems
     for path in RECORDED:
         if not path.stem.startswith("sglang"):  # SGLang preempts nobody
-            assert all(any(step["preempted"] for step in recording["steps"]) for _, recording in pairs(path))
+            assert sum(any(step["preempted"] for step in recording["steps"]) for _, recording in pairs(path)) >= 2
 
 
 PIP = (
