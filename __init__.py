@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .planner.api import run_live as run_live
     from .planner.api import sweep as sweep
     from .planner.api import tune as tune
+    from .planner.api import validate as validate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "run_live",
     "sweep",
     "tune",
+    "validate",
 ]
 
 

@@ -11,7 +11,7 @@ from itertools import count
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .duration import words_of
+from ..files.duration import words_of
 
 EVERY = 30.0  # s between lines in a pipe
 LOG = logging.getLogger("dsim")

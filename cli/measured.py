@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from ..engine.errors import DsimError
+from ..files.duration import seconds_of
 from ..files.read import float_of, printable, quoted
 from ..files.write import tell
 from . import options
 from .bar import Bar
-from .duration import seconds_of
 
 if TYPE_CHECKING:
     from ..profiler.profile import Profile

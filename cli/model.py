@@ -88,6 +88,7 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, Any]:
     """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
     from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
+    from ..planner.validation import canvas_policies
     from ..profiler.canvas import check_asked
     from ..profiler.profile import MemoryModel, gb
 
@@ -128,19 +129,6 @@ def _room(memory: "MemoryModel", device: str) -> tuple[int | None, str]:
         return None, f"none on {device}: {error}"
     room = f"{pages:,} of {PAGE} tokens, {pages * PAGE:,} tokens in all"
     return pages, f"{room}, on {device} ({gb(memory.capacity_bytes)})"
-
-
-def canvas_policies(canvas_length: int) -> list[str]:
-    """The presets that denoise canvases, of this length."""
-    from ..engine.policies.canvas import Canvas
-    from ..engine.policy import PRESETS
-
-    kinds = {name: preset.policy.granularity for name, preset in PRESETS.items()}
-    found = {name: kind for name, kind in kinds.items() if isinstance(kind, Canvas)}
-    return [
-        name if kind.canvas_length == canvas_length else f"{name},canvas_length={canvas_length}"
-        for name, kind in found.items()
-    ]
 
 
 def _device(gpu: str | None) -> tuple[str, int, int]:

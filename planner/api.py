@@ -41,6 +41,8 @@ from .sweep import Sweep
 from .sweep import sweep as _sweep
 from .tune import tune as _tune
 from .tuned import Tuned
+from .validate import Validated
+from .validation import validation
 
 __all__ = [
     "Capacity",
@@ -54,6 +56,7 @@ __all__ = [
     "Sweep",
     "Trace",
     "Tuned",
+    "Validated",
     "capacity",
     "compare",
     "import_run",
@@ -67,6 +70,7 @@ __all__ = [
     "run_live",
     "sweep",
     "tune",
+    "validate",
 ]
 
 
@@ -387,6 +391,52 @@ def profile(
     if out is not None:
         save(made.profile, out, force)
     return made
+
+
+@real_signature
+def validate(
+    out: str | Path,
+    *,
+    budget: float = 1200.0,
+    model: str = "tiny",
+    device: str | None = None,
+    graphs: bool | None = None,
+    mask_token_id: int | None = None,
+    block_length: int | None = None,
+    tokenizer: str | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    eos: bool = False,
+    profile: ProfileLike | None = None,
+    yields: str | Path | None = None,
+    policies: Sequence[PolicyLike] = (),
+    loads: Sequence[float] = (),
+    seconds: float | None = None,
+    trace: TraceLike = "azure-conv",
+    columns: str | None = None,
+    lengths: str | None = None,
+    commits: str = "twin",
+    workload: str | None = None,
+    prompts: str | None = None,
+    seed: int = 1,
+    allow_code: Iterable[str | Path] = (),
+    bounds: Sequence[str] = (),
+) -> Validated:
+    """Say how far the twin is from this machine's device: measure, predict, serve and compare.
+
+    out: a folder for every cell's runs, the profile and the comparison; a second call goes on. budget: s that it may
+    take. Needs the `live` extra. Raises DsimError.
+    """
+    given = trace_of(trace, {"columns": columns})
+    return validation(
+        Path(out), budget=budget, model=model, device=device, graphs=graphs, mask_token_id=mask_token_id,
+        block_length=block_length, tokenizer=tokenizer, temperature=temperature, top_p=top_p, eos=eos,
+        profile=None if profile is None else name_of_profile(profile), yields=yields,
+        policies=[spec_of(policy) for policy in policies], loads=loads, seconds=seconds,
+        trace=name_of_trace(trace if given is None else given),  # type: ignore[arg-type]
+        columns=columns if given is None else None, lengths=lengths, commits=commits, workload=workload,
+        prompts=prompts, seed=seed, allow_code=allow_code, bounds=_texts(bounds),
+    )  # fmt: skip
 
 
 @real_signature

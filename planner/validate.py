@@ -27,15 +27,20 @@ from ..profiler.checked import Section
 from ..profiler.profile import Profile
 from ..report.compare.bounds import Bound
 from ..report.compare.comparison import Comparison, compare_runs
+from ..report.page import Figure, Page
 from ..report.run import Run, read_run
+from ..report.shown import Showable
 from ..sim.twin import Progress
 from ..traces import Trace
+from .compared import Compared
 from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
 from .record import in_twin, record
 from .scenario import Scenario
 from .spread import moved_by_spread
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..profiler.canvas import Opened
 
 LOADS = (0.3, 0.6, 0.8)
@@ -63,8 +68,8 @@ class Cell:
         return f"{plain}-at-{self.load:g}"
 
 
-@dataclass(frozen=True)
-class Validated:
+@dataclass(frozen=True, repr=False)
+class Validated(Showable):
     """The result of a validation."""
 
     capacities: dict[str, float]  # predicted, req/s, by policy
@@ -81,6 +86,20 @@ class Validated:
             "capacities": self.capacities, "cells": [asdict(cell) for cell in self.cells], "left": self.left,
             "comparison": self.comparison.to_json(), "noise": noise,
         }  # fmt: skip
+
+    def page(self) -> Page:
+        return self._compared.page()
+
+    def figures(self) -> list[Figure]:
+        return self._compared.figures()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a policy, load and metric, as of a comparison."""
+        return self._compared.to_frame()
+
+    @property
+    def _compared(self) -> Compared:
+        return Compared(self.comparison, self.pairs)
 
     def noise_lines(self) -> list[str]:
         """The noise floor in words: how far two runs of the same thing on the device are apart."""

@@ -45,7 +45,7 @@ MAY_IMPORT = {
 EXCEPTIONS = {
     "profiler.measure": {"live"}, "profiler.canvas": {"live"}, "profiler.measure_canvas": {"live"},
     "planner.on_device": {"live"}, "planner.validate": {"live"}, "planner.live_run": {"live"},
-    "planner.profiled": {"live"},
+    "planner.profiled": {"live"}, "planner.validation": {"live"},
 }  # fmt: skip
 ONLY_IN = {
     "simpy": {"sim"},

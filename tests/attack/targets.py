@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dsim
-from dsim.cli.duration import seconds_of
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
+from dsim.files.duration import seconds_of
 from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario, replicas_of

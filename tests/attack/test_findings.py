@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dsim.cli.duration import seconds_of
 from dsim.engine.errors import DsimError, MachineError, ModelError, TraceError
 from dsim.engine.policy import parse
+from dsim.files.duration import seconds_of
 from dsim.files.read import printable
 from dsim.live.chat import chat_template
 from dsim.live.config_file import read_config

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dsim.cli import bar as module
 from dsim.cli.bar import EVERY, Bar, watch_runs
-from dsim.cli.duration import words_of
+from dsim.files.duration import words_of
 
 from .command import dsim, rows
 

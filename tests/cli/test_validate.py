@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsim.cli.duration import seconds_of
 from dsim.engine.errors import DsimError
+from dsim.files.duration import seconds_of
 from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model, save_model
 from dsim.profiler.profile import load

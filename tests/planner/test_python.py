@@ -246,3 +246,16 @@ def test_a_step_log_becomes_a_profile_with_its_points_and_figures(tmp_path: Path
     assert isinstance(made.plot(), go.Figure)
     with pytest.raises(DsimError, match="nothing to profile: expected a model, from_log, or roofline with a model"):
         dsim.profile()
+
+
+def test_a_validation_takes_frames_and_objects_by_name(
+    requests: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DsimError, match=r"--load is 1\.5, expected between 0 and 1"):
+        dsim.validate(tmp_path / "out", loads=[1.5])
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("dsim.planner.api.validation", lambda out, **how: asked.update(how))
+    profile = dsim.load_profile("a100-sdar-8b")
+    dsim.validate(tmp_path / "out", trace=requests, profile=profile, policies=[dsim.parse_policy("ar")])
+    assert np.array_equal(load(asked["trace"]).arrival, requests["arrival"])
+    assert (dsim.load_profile(asked["profile"]), asked["policies"]) == (profile, ["ar"])

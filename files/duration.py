@@ -4,7 +4,7 @@ import math
 import re
 
 from ..engine.errors import DsimError
-from ..files.read import quoted
+from .read import quoted
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
