@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
@@ -35,6 +34,7 @@ from . import (
     tune,
     validate,
 )
+from .help import Command, Group
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -43,7 +43,7 @@ LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
 SERVE = ("starlette", "uvicorn")  # the serve extra's
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """All commands; typer would end an interrupted one without a word."""
 
     def make_context(self, *of: Any, **more: Any) -> Any:
@@ -65,28 +65,27 @@ def _told() -> Iterator[None]:
 
 app = typer.Typer(
     cls=Commands,
-    help="Which scheduler settings, on how many GPUs, meet a latency target for a diffusion language model's traffic?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("replay")(replay.replay)
-app.command("live")(live.live_command)
-app.command("serve")(serve.serve_command)
-app.command("sweep")(sweep.sweep)
-app.command("plan")(plan.plan_command)
-app.command("capacity")(capacity.capacity_command)
-app.command("tune")(tune.tune_command)
-app.command("reproduce")(reproduce.reproduce_command)
-app.command("compare")(compare.compare_command)
-app.command("import")(importing.import_command)
-app.command("validate")(validate.validate_command)
-app.command("profile")(profile.profile_command)
+app.command("replay", cls=Command)(replay.replay)
+app.command("live", cls=Command)(live.live_command)
+app.command("serve", cls=Command)(serve.serve_command)
+app.command("sweep", cls=Command)(sweep.sweep)
+app.command("plan", cls=Command)(plan.plan_command)
+app.command("capacity", cls=Command)(capacity.capacity_command)
+app.command("tune", cls=Command)(tune.tune_command)
+app.command("reproduce", cls=Command)(reproduce.reproduce_command)
+app.command("compare", cls=Command)(compare.compare_command)
+app.command("import", cls=Command)(importing.import_command)
+app.command("validate", cls=Command)(validate.validate_command)
+app.command("profile", cls=Command)(profile.profile_command)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
-app.command("trace-view")(trace_view.trace_view)
-app.command("policies")(lists.policies)
-app.command("profiles")(profile.profiles_command)
-app.command("metrics")(metrics.metrics_command)
+app.command("trace-view", cls=Command)(trace_view.trace_view)
+app.command("policies", cls=Command)(lists.policies)
+app.command("profiles", cls=Command)(profile.profiles_command)
+app.command("metrics", cls=Command)(metrics.metrics_command)
 
 
 def _version(asked: bool) -> None:
@@ -99,7 +98,11 @@ def _version(asked: bool) -> None:
 def of_all_commands(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """Options of dsim itself."""
+    """Find the scheduler settings and the number of GPUs that meet a diffusion language model's latency targets.
+
+    dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token
+    dsim replay azure-conv --policy lmdeploy-bd32 --policy optimus --num-requests 500
+    """
 
 
 def main() -> None:

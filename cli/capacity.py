@@ -56,11 +56,12 @@ def capacity_command(
         option("RUN", "Draw a measured run (dsim import -o, dsim live -o) beside the curve; repeat.", "--measured"),
     ] = None,
     as_json: options.AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Find the highest request rate at which every SLO holds, or the fewest replicas for a rate.
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
+    dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
     """
     from ..planner.capacity import Interrupted, question_of
     from ..planner.ensemble import capacities, check_num

@@ -33,9 +33,7 @@ def compare_command(
     ] = True,
     bound: Annotated[
         list[str] | None,
-        option(
-            "BOUND", "\\[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "--bound"
-        ),
+        option("BOUND", "[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "--bound"),
     ] = None,
     trace: Annotated[
         str | None, option("T", "The trace that a load generator replayed; the predicted run's by default.", "--trace")
@@ -47,12 +45,13 @@ def compare_command(
     across: Annotated[bool, typer.Option("--across", help="Compare different models or devices.")] = False,
     allow_code: options.AllowCode = None,
     out: Annotated[Path | None, option("DIR", "Write compare.json and report.html.", "-o", "--out")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the output folder.")] = False,
+    as_json: options.AsJson = False,
+    force: options.Force = False,
 ) -> None:
     """Say how far predictions are from measurements, and what the error is made of.
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
+    dsim compare runs/twin bench.json --trace mine.jsonl --policy optimus --json
     """
     from ..planner.compared import compared
     from ..report.compare.files import FILES

@@ -47,11 +47,12 @@ def import_command(
     missing_fails: options.MissingFails = False,
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Read what a load generator measured of a server into a run, by dsim's definitions.
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
+    dsim import bench.json --log steps.jsonl --metrics metrics.txt --json
     """
     from ..planner.imported import imported
     from ..report.clients.measured import write_measured

@@ -12,13 +12,17 @@ from .screen import print_json
 
 
 def policies(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.AsJson = False,
     fields: Annotated[
         str | None, option("SPEC", "The fields of one policy: default, what each may be, what it means.", "--fields")
     ] = None,
     allow_code: options.AllowCode = None,
 ) -> None:
-    """List the policies' presets and the fields that a SPEC can set."""
+    """List the policies' presets and the fields that a SPEC can set.
+
+    dsim policies
+    dsim policies --fields optimus
+    """
     if fields is not None:
         _print_fields(fields, as_json, allow_code or [])
         return

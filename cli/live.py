@@ -55,11 +55,12 @@ def live_command(
     ] = False,
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Serve a trace on this machine's device, in real time, and report what its clients saw.
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
+    dsim live azure-conv --model ./SDAR-8B-Chat --policy optimus --profile mine.json
     """
     from ..planner.live_run import live_run
     from ..planner.record import FILES

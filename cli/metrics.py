@@ -1,20 +1,23 @@
 """`dsim metrics`: every metric's unit and formula."""
 
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from . import options
 from .screen import print_json
 
 
 def metrics_command(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: options.AsJson = False,
 ) -> None:
-    """Print what every number of a report means."""
+    """Print what every number of a report means.
+
+    dsim metrics
+    dsim metrics --json
+    """
     from ..report.metrics import METRICS
 
     if json:

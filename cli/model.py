@@ -8,6 +8,7 @@ import typer
 
 from ..engine.errors import DsimError
 from . import options
+from .help import Command, Group
 from .options import option
 from .screen import print_json
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ..live.config_file import Given
     from ..profiler.profile import MemoryModel
 
-app = typer.Typer(help="Models: what a directory is, and what it needs.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, cls=Group)
 
 PAGE = 64  # tokens, LMDeploy's
 BATCH, PREFILL = 128, 4096  # sequences and prompt tokens of a step, whose logits take memory besides
@@ -24,10 +25,14 @@ BATCH, PREFILL = 128, 4096  # sequences and prompt tokens of a step, whose logit
 
 @app.callback()
 def models() -> None:
-    """Models: what a directory is, and what it needs."""
+    """Say what a model's directory holds and needs.
+
+    dsim model info tiny
+    dsim model info ./LLaDA-8B-Instruct --gpu H100
+    """
 
 
-@app.command("info")
+@app.command("info", cls=Command)
 def info(
     model: Annotated[str, typer.Argument(metavar="DIR", help="A model's directory, or a preset: tiny, sdar-8b ...")],
     gpu: Annotated[str | None, option("NAME", "A GPU that need not be here: H100, A100-80GB ...", "--gpu")] = None,
@@ -39,6 +44,7 @@ def info(
 
     No weight is read but a tied head, to see that it is the embedding.
 
+    dsim model info tiny
     dsim model info ./LLaDA-8B-Instruct --gpu H100
     """
     found = describe(model, gpu, mask_token_id, block_length)

@@ -31,6 +31,34 @@ MOST_SAID = 8  # warnings of one kind
 PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
+# The panel of each option in a command's help, whatever the command; cli/help.py prints them in this order.
+PANELS: dict[str, tuple[str, ...]] = {
+    panel: tuple(names.split())
+    for panel, names in {
+        "What to do": "--roofline --from-log --client --list --fields --agreement --as-logged --across --parts "
+        "--published --seeds --version",
+        "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
+        "--num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
+        "Trace file": "--format --time-unit --columns --skip-bad --keep-failed --hash-ids",
+        "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --ensemble --commits "
+        "--allow-code",
+        "Model and device": "--model --gpu --tp --device --graphs --eager --mask-token-id --block-length --tokenizer "
+        "--temperature --top-p --gumbel --eos",
+        "Fleet and price": "--replicas --max-replicas --router --speed --gpu-hour --currency",
+        "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
+        "--allow-unknown-quality",
+        "Search": "--as-given --objective --latency-metric --trials --space --sampler --prune --train --replications "
+        "--storage --precision --confidence --block --max-replications",
+        "Measurement": "--budget --thresholds --full-sequence --max-batch --max-context --measured --log --metrics "
+        "--metrics-before",
+        "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
+        "--max-connections --request-timeout",
+        "Selection": "--from --to --rows --file",
+        "Execution": "--jobs --backend --address --seed",
+        "Output": "--out --output --report --json --force --install-completion --show-completion --help",
+    }.items()
+}
+
 
 def option(metavar: str, text: str, *names: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
     """An option that takes a value. values: those that a shell completes."""
@@ -135,21 +163,23 @@ Lengths = Annotated[
 ]
 NumRequests = Annotated[int | None, option("N", "How many requests to replay.", "--num-requests")]
 TimeScale = Annotated[float | None, option("X", "Multiply the trace's gaps.", "--time-scale")]
-TimeUnit = Annotated[str | None, option("s|ms|us|ns", "Unit of the file's times.", "--time-unit")]
+TimeUnit = Annotated[
+    str | None,
+    option("|".join(choices.TIME_UNITS), "Unit of the file's times, where its format has none.", "--time-unit"),
+]
 Columns = Annotated[
     str | None,
-    option(
-        "ours=C,...", "Of a trace with its own: arrival=created_at,input=prompt_tokens,output=completion_tokens.",
-        "--columns",
+    option("ours=C,...", "The trace's own columns, such as arrival=sent,input=num_in,output=num_out.", "--columns"
     ),
 ]  # fmt: skip
+KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 
 # What its clients see, and what is good enough.
 Slos = Annotated[
     list[str] | None,
     option(
-        "SLO", "\\[class/]\\[stat:]metric=bound: ttft=2s, 50ms/token, p90:tpot_chunk=50ms, chat/95%:ttft=2s; repeat.",
+        "SLO", "[class/][stat:]metric=bound: ttft=2s, 50ms/token, p90:tpot_chunk=50ms, chat/95%:ttft=2s; repeat.",
         "--slo",
     ),
 ]  # fmt: skip
@@ -179,6 +209,7 @@ Address = Annotated[str | None, option("ADDR", "HOST:PORT of a running Ray clust
 Jobs = Annotated[int | None, option("N", "Replays at once; by default all cores, on Ray all its CPUs.", "--jobs")]
 GpuHour = Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.", "--gpu-hour")]
 Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Currency = Annotated[str, option("C", "Of the price.", "--currency")]
 DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]

@@ -88,6 +88,7 @@ def plan_command(
     """Rank policies on GPUs by what the smallest fleet costs that meets the SLOs, and say how sure that is.
 
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
+    dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
     """
     from ..engine.policy import parse
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan

@@ -40,7 +40,7 @@ def profile_command(
             "What to measure: tiny, sdar-8b, a directory; with --roofline a name such as SDAR-8B, or a config.json.",
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(help="GPUs a replica (tensor parallel), with --roofline.")] = 1,
+    tp: Annotated[int, option("N", "GPUs of a replica (tensor parallel), with --roofline.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
     device: Annotated[str | None, option("D", "cuda or cpu, to measure on; the GPU where there is one.")] = None,
     graphs: options.Graphs = None,
@@ -64,12 +64,12 @@ def profile_command(
     max_batch: Annotated[int | None, option("N", "Most sequences of a measured step.", "--max-batch")] = None,
     max_context: Annotated[int | None, option("N", "Longest context measured, in tokens.", "--max-context")] = None,
     seed: options.Seed = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The profile file to write.")] = None,
+    output: Annotated[Path | None, option("FILE", "The profile file to write.", "--output", "-o")] = None,
     report: Annotated[
-        Path | None, typer.Option(help="The page that shows a fit; by default beside the profile, FILE.html.")
+        Path | None, option("FILE", "The page that shows a fit; by default the profile's name with .html.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     """Measure a profile, fit one to a log, or derive one for hardware you do not own.
 
@@ -173,9 +173,13 @@ def _derive(
 
 
 def profiles_command(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: options.AsJson = False,
 ) -> None:
-    """List the shipped profiles."""
+    """List the shipped profiles.
+
+    dsim profiles
+    dsim profiles --json
+    """
     from ..profiler.known import default_said
     from ..profiler.profile import load, shipped
 

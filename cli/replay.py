@@ -31,7 +31,7 @@ def replay(
         bool, typer.Option("--sessions", help="A session's turn is not sent before the one before it has ended.")
     ] = False,
     jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
-    keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")] = False,
+    keep_failed: options.KeepFailed = False,
     drain: Annotated[
         bool, typer.Option("--drain/--no-drain", help="Serve what is in flight after the last arrival, or count it.")
     ] = True,
@@ -39,11 +39,12 @@ def replay(
     currency: options.Currency = "USD",
     out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Replay a trace through the twin and report what its clients would have seen.
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
+    dsim replay mooncake-conv --policy ar --rate 4 --num-requests 500 --json
     """
     from ..planner.ensemble import check_num
     from ..planner.ensemble import ensemble as run_ensemble

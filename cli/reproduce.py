@@ -38,6 +38,7 @@ def reproduce_command(
     """Run published experiments in the twin: published beside predicted, and what each value is worth.
 
     dsim reproduce focus-throughput -o runs/focus
+    dsim reproduce --list
     """
     from ..engine.allowed_code import allowed
     from ..engine.errors import DsimError

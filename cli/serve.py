@@ -64,7 +64,7 @@ def serve_command(
     seed: options.Seed = 0,
     allow_code: options.AllowCode = None,
     out: Annotated[Path | None, option("DIR", "Write the journal and report.html at the end.", "-o", "--out")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Serve an OpenAI-compatible API, block by block, until Ctrl-C.
 

@@ -31,6 +31,7 @@ def sweep(
     """Run every cell of a sweep and write a table and a report; interrupted, it goes on where it stopped.
 
     dsim sweep examples/sweep.toml -o runs/sweep
+    dsim sweep examples/sweep.toml --backend ray --address auto -o runs/sweep
     """
     from ..planner.sweep import FILES
     from ..planner.sweep import sweep as run_sweep

@@ -10,41 +10,50 @@ import typer
 from ..engine.errors import TraceError
 from ..files.write import check_file
 from . import choices, options
+from .help import Command, Group
+from .options import option
 from .screen import print_json
 
 if TYPE_CHECKING:
     from ..traces import GammaFit, Trace
     from ..traces.burstgpt import BurstGPTLike
 
-app = typer.Typer(help="Look at, convert, make up and fetch workload traces.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, cls=Group)
 
-TraceArgument = Annotated[str, typer.Argument(metavar="TRACE", help=f"A file, or: {', '.join(choices.TRACES)}.")]
-TimeUnit = Annotated[
-    str | None,
-    typer.Option(metavar="|".join(choices.TIME_UNITS), help="Unit of the file's times, if not its format's."),
-]
+
+@app.callback()
+def traces() -> None:
+    """Look at, convert, make up and fetch workload traces.
+
+    dsim trace info azure-conv
+    dsim trace synth made.jsonl --rate 4 --num-requests 500
+    """
+
+
 FormatOption = Annotated[
     str | None,
     typer.Option(
         "--format", metavar="NAME", help=f"Told by the keys unless given: {', '.join(choices.TRACE_FORMATS)}."
     ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
-KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def info(
-    trace: TraceArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    time_unit: TimeUnit = None,
-    skip_bad: SkipBad = False,
-    keep_failed: KeepFailed = False,
+    trace: options.TraceName,
+    as_json: options.AsJson = False,
+    time_unit: options.TimeUnit = None,
+    skip_bad: options.SkipBad = False,
+    keep_failed: options.KeepFailed = False,
     format: FormatOption = None,
     columns: options.Columns = None,
 ) -> None:
-    """Show a trace's rate, burstiness and lengths."""
+    """Show a trace's rate, burstiness and lengths.
+
+    dsim trace info azure-conv
+    dsim trace info mine.csv --columns arrival=sent,input=num_in,output=num_out --json
+    """
     from ..traces import describe, load
 
     found = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns)
@@ -55,13 +64,13 @@ def info(
         typer.echo(table(facts))
 
 
-@app.command()
+@app.command(cls=Command)
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A trace in any known format.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
-    time_unit: TimeUnit = None,
-    skip_bad: SkipBad = False,
-    keep_failed: KeepFailed = False,
+    time_unit: options.TimeUnit = None,
+    skip_bad: options.SkipBad = False,
+    keep_failed: options.KeepFailed = False,
     format: FormatOption = None,
     columns: options.Columns = None,
     hash_ids: Annotated[
@@ -70,7 +79,11 @@ def convert(
     ] = False,
     force: Force = False,
 ) -> None:
-    """Write a trace as JSON lines with Mooncake's keys and whole milliseconds."""
+    """Write a trace as JSON lines with Mooncake's keys and whole milliseconds.
+
+    dsim trace convert azure-conv azure.jsonl
+    dsim trace convert mine.csv mine.jsonl --skip-bad --hash-ids --force
+    """
     from ..traces import load, write
     from ..traces.hashes import with_hash_ids
 
@@ -85,31 +98,36 @@ def convert(
     wrote(write(trace, out, force=force), trace, f"from {notes.num_rows:,} rows of {notes.format}{dropped(trace)}")
 
 
-@app.command("synth")
+@app.command("synth", cls=Command)
 def make(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
     arrival: Annotated[
         str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.ARRIVALS[1:])}.")
     ] = "poisson",
-    rate: Annotated[float | None, typer.Option(help="Requests per second; --fit has one of its own.")] = None,
-    cv: Annotated[float | None, typer.Option(help="Coefficient of variation of the gaps.")] = None,
-    burstiness: Annotated[float | None, typer.Option(help="As vLLM has it: cv^-2, below 1 is bursty.")] = None,
+    rate: Annotated[float | None, option("R", "Requests per second; --fit has one of its own.")] = None,
+    cv: Annotated[float | None, option("C", "Coefficient of variation of the gaps.")] = None,
+    burstiness: Annotated[float | None, option("B", "As vLLM has it: cv^-2, below 1 is bursty.")] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(
-            help=f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
-            "then ,max_tokens=N: the limit of all."
+        option(
+            "L",
+            f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
+            "then ,max_tokens=N: the limit of all.",
         ),
     ] = None,
-    num_requests: Annotated[int | None, typer.Option(help="How many; 1000 unless --duration is given.")] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds.")] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same trace.")] = 0,
+    num_requests: Annotated[int | None, option("N", "How many; 1000 unless --duration is given.")] = None,
+    duration: Annotated[float | None, option("S", "Seconds of traffic to make.")] = None,
+    seed: Annotated[int, option("S", "Same seed, same trace.")] = 0,
     fit_to: Annotated[
         str | None, typer.Option("--fit", metavar="TRACE", help="Take rate, burstiness and lengths from a trace.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Make a trace up."""
+    """Make up a trace.
+
+    dsim trace synth made.jsonl --rate 4 --num-requests 500 --lengths sharegpt
+    dsim trace synth like.jsonl --fit azure-conv --arrival gamma --duration 60
+    """
     from ..traces import describe, fit, load, synth, write
     from ..traces.burstgpt import fit_burstgpt_like
 
@@ -145,9 +163,9 @@ def make(
     wrote(write(trace, out, force=force), trace, f"{arrival} at {rate:.4g} req/s, {burst}, seed {seed}")
 
 
-@app.command()
+@app.command(cls=Command)
 def fetch(
-    dataset: Annotated[str, typer.Argument(help="One of: burstgpt.")],
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="One of: burstgpt.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The folder to fetch into.")] = Path("."),
     file: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.BURSTGPT_FILES)}.")] = (
         "BurstGPT_1.csv"
@@ -157,7 +175,11 @@ def fetch(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Fetch a published trace and verify it."""
+    """Fetch a published trace and verify it.
+
+    dsim trace fetch burstgpt -o traces
+    dsim trace fetch burstgpt --from Downloads/BurstGPT_1.csv
+    """
     from ..traces.fetch import fetch as fetch_file
 
     path = fetch_file(dataset, out, file=file, from_file=from_file, force=force, progress=show_progress)

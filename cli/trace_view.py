@@ -26,6 +26,7 @@ def trace_view(
     """Write a run's replicas, steps and requests as trace events, to be opened in Perfetto or chrome://tracing.
 
     dsim trace-view runs/azure --from 1860 --to 1880 --rows
+    dsim trace-view runs/azure -o azure.trace.json --force
     """
     # Imported here: reading a run loads pyarrow.
     from ..report.run import read_run

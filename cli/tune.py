@@ -73,6 +73,7 @@ def tune_command(
     """Search for the policy that serves a trace best, and confirm it on traffic that the search never saw.
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
+    dsim tune mine.jsonl --policy lmdeploy-bd32 --space space.toml --trials 200 --jobs 4
     """
     from ..planner.ensemble import check_num, of_objective
     from ..planner.objective import parse_latency, split

@@ -64,13 +64,14 @@ def validate_command(
     seed: options.Seed = 1,
     allow_code: options.AllowCode = None,
     bound: Annotated[
-        list[str] | None, option("BOUND", "\\[stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.", "--bound")
+        list[str] | None, option("BOUND", "[stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.", "--bound")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Say how far the twin is from this device: measure, predict, serve, compare.
 
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
+    dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
     """
     from ..planner.validation import validation
     from ..report.text import render

@@ -1,0 +1,120 @@
+"""The layout of a command's help: what it does, examples, and its options in panels by purpose (options.PANELS)."""
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from .options import PANELS
+
+OTHER = "Other options"  # of an option that PANELS lacks; tests/cli/test_help.py expects none
+INDENT = 4  # columns before an example, and of a panel's borders
+
+
+class Command(TyperCommand):
+    """A command whose help is laid out here: typer's own cuts long words with an ellipsis."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _print(self, ctx)
+
+
+class Group(TyperGroup):
+    """A group of commands, with the same layout."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _print(self, ctx)
+
+
+def parts(text: str) -> tuple[list[str], list[str]]:
+    """A command's docstring as paragraphs and as examples, which are its lines that begin with `dsim`."""
+    lines = inspect.cleandoc(text).splitlines()
+    examples = [line.strip() for line in lines if line.lstrip().startswith("dsim ")]
+    rest = "\n".join(line for line in lines if not line.lstrip().startswith("dsim "))
+    return [" ".join(paragraph.split()) for paragraph in rest.split("\n\n") if paragraph.strip()], examples
+
+
+def panels(params: Iterable[Any]) -> dict[str, list[Any]]:
+    """A command's options by panel, in the order of PANELS; its arguments come first."""
+    params = list(params)
+    found = {"Arguments": [param for param in params if param.param_type_name == "argument"]}
+    options = [param for param in params if param.param_type_name == "option" and not param.hidden]
+    for panel, names in PANELS.items():
+        found[panel] = [option for name in names for option in options if name in option.opts]
+    placed = [option for members in found.values() for option in members]
+    found[OTHER] = [option for option in options if option not in placed]
+    return {panel: members for panel, members in found.items() if members}
+
+
+def names_of(param: Any) -> str:
+    """An option with its short name first and its value, or an argument."""
+    if param.param_type_name == "argument":
+        return str(param.metavar or param.name.upper())
+    names = ", ".join(sorted(param.opts, key=len))
+    if param.secondary_opts:
+        return f"{names}/{param.secondary_opts[0]}"
+    return names if param.is_flag else f"{names} {param.metavar or param.name.upper()}"
+
+
+def text_of(param: Any) -> str:
+    """The help text of an option or argument, with its default."""
+    facts = []
+    if param.envvar:
+        facts.append(f"env: {param.envvar}")
+    if (default := _default(param)) is not None:
+        facts.append(f"default: {default}")
+    if param.required:
+        facts.append("required")
+    return " ".join([param.help or "", *(f"[{fact}]" for fact in facts)])
+
+
+def _default(param: Any) -> str | None:
+    value = param.default
+    if getattr(param, "is_flag", False):
+        name = param.opts[0] if value else next(iter(param.secondary_opts), "")
+        return name.removeprefix("--") if param.secondary_opts and value is not None else None
+    if not isinstance(value, str | int | float | Path) or param.show_default is False:
+        return None
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _print(command: Any, ctx: Any) -> None:
+    from rich.console import Console  # imported here: a command that runs needs none of it
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, width=max(40, shutil.get_terminal_size().columns))
+    paragraphs, examples = parts(command.help or "")
+    console.print(Text(command.get_usage(ctx) + "\n"))
+    for paragraph in paragraphs:
+        console.print(Text(paragraph + "\n"))
+    if examples:
+        console.print(Text("Examples:", style="bold"))
+        for example in examples:
+            console.print(Text(_wrapped(example, console.width), style="cyan"), soft_wrap=True)
+        console.print()
+    rows = {
+        panel: [(names_of(param), text_of(param)) for param in members]
+        for panel, members in panels(command.get_params(ctx)).items()
+    }
+    if isinstance(command, TyperGroup):
+        of_group = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
+        rows["Commands"] = [(name, parts(part.help or "")[0][0]) for name, part in of_group if part is not None]
+    widest = max(len(left) for members in rows.values() for left, _ in members)
+    for panel, members in rows.items():
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.add_column(width=min(widest, (console.width - INDENT) * 2 // 5), overflow="fold", style="bold cyan")
+        table.add_column(ratio=1, overflow="fold")
+        for left, right in members:
+            table.add_row(Text(left), Text(right))
+        console.print(Panel(table, title=panel, title_align="left", border_style="dim"))
+
+
+def _wrapped(example: str, width: int) -> str:
+    """An example on lines of at most this width, which a shell reads as one."""
+    lines = textwrap.wrap(example, width - INDENT - 2, break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(" " * (2 if i == 0 else INDENT) + line for i, line in enumerate(lines))

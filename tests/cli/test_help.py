@@ -1,0 +1,103 @@
+"""Each command's help: two examples that its own options parse, every option in a panel, nothing cut."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from dsim.cli import app
+from dsim.cli.help import OTHER, Group, names_of, panels, parts, text_of
+from dsim.cli.options import PANELS
+
+from .command import dsim
+
+
+def _commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command and group by its name, the main one's being empty."""
+    yield name, command
+    for own, part in getattr(command, "commands", {}).items():
+        yield from _commands(part, f"{name} {own}".strip())
+
+
+MAIN = typer.main.get_command(app)
+COMMANDS = dict(_commands(MAIN))
+# Examples that need neither a device nor a file of the reader's, nor more than a moment.
+RUN = (
+    "dsim policies", "dsim profiles", "dsim metrics", "dsim reproduce --list", "dsim policies --fields optimus",
+    "dsim trace info azure-conv",
+    "dsim trace synth made.jsonl --rate 4 --num-requests 500",
+)  # fmt: skip
+
+
+def _examples() -> list[str]:
+    return [example for command in COMMANDS.values() for example in parts(command.help or "")[1]]
+
+
+def _params(command: Any) -> list[Any]:
+    return list(command.get_params(command.make_context(command.name, [], resilient_parsing=True)))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_two_examples_and_each_option_a_panel(name: str) -> None:
+    paragraphs, examples = parts(COMMANDS[name].help or "")
+    assert len(examples) >= 2, examples
+    assert paragraphs
+    for example in examples:
+        assert example.startswith(f"dsim {name}".rstrip())
+    found = panels(_params(COMMANDS[name]))
+    assert [names_of(option) for option in found.get(OTHER, [])] == [], "expected in options.PANELS"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_prints_every_word_and_cuts_none(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    ran = dsim(*name.split(), "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= width
+    assert "…" not in ran.out
+    command = COMMANDS[name]
+    words = [word for param in _params(command) for word in f"{names_of(param)} {text_of(param)}".split()]
+    if isinstance(command, Group):
+        words += [word for part in command.commands.values() for word in parts(part.help or "")[0][0].split()]
+    paragraphs, examples = parts(command.help or "")
+    words += " ".join([*paragraphs, *examples]).split()
+    printed = set(ran.out.split())
+    assert [word for word in words if word not in printed] == []
+
+
+def test_every_panel_of_help_is_listed_in_one_order() -> None:
+    names = [name for members in PANELS.values() for name in members]
+    assert [name for name in names if names.count(name) > 1] == []
+    for command in COMMANDS.values():
+        found = [panel for panel in panels(_params(command)) if panel in PANELS]
+        assert found == [panel for panel in PANELS if panel in found]
+
+
+@pytest.mark.parametrize("example", _examples())
+def test_an_example_parses(example: str) -> None:
+    command, words = MAIN, shlex.split(example)[1:]
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    command.make_context(command.name, words)
+
+
+def test_cheap_examples_run() -> None:
+    assert set(RUN) <= set(_examples())
+    for example in RUN:
+        ran = dsim(*shlex.split(example)[1:])
+        assert ran.code == 0, example
+        assert ran.out
+
+
+def test_a_wrapped_example_is_one_command_to_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    printed = dsim("replay", "--help").out
+    joined = re.sub(r" \\\n +", " ", printed)
+    for example in parts(COMMANDS["replay"].help or "")[1]:
+        assert f"  {example}\n" in joined
+    assert " \\\n" in printed
