@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
-from ..files.interrupt import as_ctrl_c, end_interrupted
+from ..files.interrupt import INTERRUPTED, as_ctrl_c, end_interrupted
 from ..files.read import cut_words, fault
 from . import (
     capacity,
@@ -27,6 +27,7 @@ from . import (
     profile,
     replay,
     reproduce,
+    screen,
     serve,
     sweep,
     trace,
@@ -108,9 +109,11 @@ def of_all_commands(
 def main() -> None:
     """Run the command line: a user's error is one line and exit code 2, the machine's is one and exit code 1.
 
+    With --json the error is a JSON object on standard output, too, as docs/reliability.md describes it.
     SIGTERM and SIGHUP end a command as Ctrl-C does: with what is done.
     """
     _open_streams()
+    screen.has_printed = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may be no text
@@ -123,31 +126,41 @@ def main() -> None:
                 warnings.simplefilter("ignore")  # of libraries, to their callers: a user can do nothing about them
             code = app(prog_name="dsim", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # a command that kept what was done and has told so
+            _print_error("Interrupted.", INTERRUPTED, "interrupted")
+    except MachineError as error:
+        _fail(str(error), 1, "machine")
     except DsimError as error:
-        _fail(str(error), 1 if isinstance(error, MachineError) else 2)
+        _fail(str(error), 2, "input")
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in SERVE:
-            _fail(f"{error.name} is not installed, which the server needs: pip install '.[serve]' in a clone of dsim")
-        if missing not in LIVE:
+            extra, user = "serve", "the server needs"
+        elif missing in LIVE:
+            extra, user = "live", "a device's runs need"
+        else:
             raise
-        _fail(f"{error.name} is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim")
+        line = f"{error.name} is not installed, which {user}: pip install '.[{extra}]' in a clone of dsim"
+        _fail(line, 2, "package")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             if asked_for := error.format_message():  # empty where rich has printed it
                 print(asked_for)
             sys.exit(2)
-        _fail(f"{error.format_message()} (see `{error.ctx.command_path if error.ctx else 'dsim'} --help`)")
+        path = error.ctx.command_path if error.ctx else "dsim"
+        _fail(f"{error.format_message()} (see `{path} --help`)", 2, "usage")
     except (typer.Abort, KeyboardInterrupt):
+        _print_error("Interrupted.", INTERRUPTED, "interrupted")
         end_interrupted()
     except BrokenPipeError:
         _give_up_output()
         sys.exit(1)
     except OSError as error:
-        _give_up_output()
-        _fail(str(fault(error.filename or "the output", error)), 1)
+        if not _asks_json():
+            _give_up_output()
+        _fail(str(fault(error.filename or "the output", error)), 1, "machine")
     except MemoryError:
-        _fail("there is not enough memory for this", 1)
+        _fail("there is not enough memory for this", 1, "machine")
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -168,7 +181,23 @@ def _give_up_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(line: str, code: int = 2) -> NoReturn:
+def _asks_json() -> bool:
+    """Whether --json is on the command line, even one that is mistaken in another place."""
+    return "--json" in sys.argv[1:]
+
+
+def _print_error(line: str, code: int, kind: str) -> None:
+    """Print a failure on standard output where --json asks for it; kind says whose failure it is."""
+    if _asks_json():
+        try:
+            screen.print_json_error(line, code, kind)
+        except OSError:
+            _give_up_output()
+
+
+def _fail(line: str, code: int, kind: str) -> NoReturn:
+    line = cut_words(line)
+    _print_error(line, code, kind)
     with suppress(OSError):
-        print(f"Error: {cut_words(line)}", file=sys.stderr)
+        print(f"Error: {line}", file=sys.stderr)
     sys.exit(code)

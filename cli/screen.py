@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ..report.page import Page
 
 
+has_printed = False  # whether print_json has printed this command's findings
+
+
 class Screen(Console):
     """Standard error, a line a message."""
 
@@ -41,8 +44,17 @@ def json_text(data: Any, indent: int | None = None) -> str:
 
 
 def print_json(data: Any, indent: int | None = None) -> None:
-    """The findings as one JSON value."""
+    """Print the findings as one JSON value."""
+    global has_printed
     print(json_text(data, indent))
+    has_printed = True
+
+
+def print_json_error(message: str, exit_code: int, kind: str) -> None:
+    """Print a failure as one JSON object, but not after findings: standard output holds one value."""
+    if not has_printed:
+        error = {"message": message, "exit_code": exit_code, "kind": kind}
+        print(json.dumps({"error": error}), flush=True)
 
 
 def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:

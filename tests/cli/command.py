@@ -27,10 +27,12 @@ class Ran:
 
     @property
     def refusal(self) -> str:
-        """The one line of a command that refused what it was given, which printed nothing else."""
-        assert (self.code, self.out, self.err.count("\n")) == (2, "", 1), self
+        """The one line of a command that refused what it was given, which printed nothing else but this as JSON."""
+        assert (self.code, self.err.count("\n")) == (2, 1), self
         assert self.err.startswith("Error: ")
-        return self.err[len("Error: ") : -1]
+        line = self.err[len("Error: ") : -1]
+        assert self.out == "" or {**self.json["error"], "kind": ""} == {"message": line, "exit_code": 2, "kind": ""}
+        return line
 
 
 def _no_number(word: str) -> None:

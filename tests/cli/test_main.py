@@ -1,5 +1,6 @@
 """dsim itself: its errors, how it ends in a pipe, and what a shell completes (test_start.py: its help)."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import pytest
 
 from dsim.__main__ import main
+from dsim.cli.screen import print_json
+from dsim.engine.errors import MachineError
 
 from .command import dsim
 
@@ -91,3 +94,74 @@ def test_a_shell_completes_commands_and_names(
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
     assert dsim().out.split() == completed
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("replay gone.jsonl --json", "input"),
+        ("replay --json gone.jsonl", "input"),
+        ("replay azure-conv --json --polcy ar", "usage"),
+        ("replay azure-conv --replicas two --json", "usage"),
+        ("replay --json", "usage"),
+        ("repaly azure-conv --json", "usage"),
+        ("trace info gone.jsonl --json", "input"),
+        ("model info gone --json", "input"),
+        ("serve --json", "usage"),  # which has no such option
+    ],
+)
+def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: str) -> None:
+    ran = dsim(*words.split())
+    assert ran.out.count("\n") == 1
+    assert ran.json == {"error": {"message": ran.refusal, "exit_code": 2, "kind": kind}}
+    plain = dsim(*(word for word in words.split() if word != "--json"))
+    if "serve" not in words:
+        assert (plain.code, plain.out, plain.err) == (2, "", ran.err)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "kind", "line"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "run"),
+            1,
+            "machine",
+            "Error: run: cannot be written: No space",
+        ),
+        (MemoryError(), 1, "machine", "Error: there is not enough memory for this"),
+        (MachineError("the device is gone"), 1, "machine", "Error: the device is gone"),
+        (KeyboardInterrupt(), 130, "interrupted", "Interrupted."),
+        (ModuleNotFoundError("", name="torch.nn"), 2, "package", "Error: torch.nn is not installed, which a device's"),
+    ],
+)
+def test_every_other_failure_with_json_is_an_object_too(
+    raised: BaseException, code: int, kind: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*of: object, **more: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("dsim.traces.load", fail)
+    ran = dsim("trace", "info", "azure-conv", "--json")
+    assert (ran.code, ran.err.startswith(line), ran.err.count("\n")) == (code, True, 1)
+    message = ran.err.removeprefix("Error: ").removesuffix("\n")
+    assert ran.json == {"error": {"message": message, "exit_code": code, "kind": kind}}
+
+
+def test_findings_that_are_printed_are_the_only_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed(*of: object, **more: object) -> None:
+        print_json({"found": 1})
+        raise MachineError("too late")
+
+    monkeypatch.setattr("dsim.cli.trace.print_json", printed)
+    ran = dsim("trace", "info", "azure-conv", "--json")
+    assert (ran.code, ran.json, ran.err) == (1, {"found": 1}, "Error: too late\n")
+    assert dsim("trace", "info", "gone.jsonl", "--json").json["error"]["kind"] == "input"  # the next is told anew
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_json_that_nothing_takes_is_one_line_on_standard_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m dsim trace info gone.jsonl --json > /dev/full", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
