@@ -41,8 +41,17 @@ def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Give
     if given != AS_IT_SAYS:
         raise ModelError(f"model is {cut(model)}, and --mask-token-id and --block-length are of a directory's")
     if model in FOLDERS:
-        return read_model(FOLDERS[model], device, dtype)
+        return read_model(shipped(model), device, dtype)
     return random_model(config_of(model), device, dtype, seed)
+
+
+def shipped(model: str) -> Path:
+    """The folder of a trained preset. Raises ModelError where the wheel leaves it out, as it does tiny-both-ways."""
+    folder = FOLDERS[model]
+    if not (folder / WEIGHTS).is_file():
+        place = f"live/tiny/{folder.name}"
+        raise ModelError(f"model {model} is not in the wheel, expected a directory: {place} of dsim's source archive")
+    return folder
 
 
 def is_trained(model: str) -> bool:
@@ -55,7 +64,7 @@ def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
     if Path(model).is_dir():
         return read_config(Path(model), given)
     if model in FOLDERS:
-        return read_config(FOLDERS[model])
+        return read_config(shipped(model))
     if model not in PRESETS:
         raise ModelError(f"model is {cut(model)}, expected a directory or one of: {', '.join(PRESETS)}")
     return PRESETS[model]

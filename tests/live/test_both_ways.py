@@ -1,10 +1,15 @@
 """The shipped full-sequence model: small, trained in both directions, and told apart by what caches leave out."""
 
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from dsim.engine.engine import Limits
+from dsim.engine.errors import ModelError
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.live.agreement import answers, compare
@@ -12,6 +17,8 @@ from dsim.live.model import Decoder
 from dsim.live.prompts import WORKLOADS, prompts_from, read_tokens
 from dsim.live.tiny.train_both_ways import CONTEXT, NAME, held_out_loss, masks
 from dsim.live.weights import FOLDERS, config_of, load
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +30,28 @@ def test_it_is_small_and_says_what_it_is() -> None:
     assert (FOLDERS[NAME] / "model.safetensors").stat().st_size <= 4_000_000
     config = config_of(NAME)
     assert (config.both_ways, config.num_params < 2_000_000, config.mask_token) == (True, True, 256)
+
+
+def test_the_wheel_leaves_it_out_and_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    tiny = FOLDERS["tiny"]
+    files = [path for pattern in settings["package-data"]["dsim.live.tiny"] for path in tiny.glob(pattern)]
+    assert [path for path in files if path.suffix == ".safetensors"] == [tiny / "model.safetensors"]
+    assert sum(path.stat().st_size for path in files) <= 4_000_000
+
+    monkeypatch.setitem(FOLDERS, NAME, tmp_path / "both_ways")
+    for refused in (lambda: config_of(NAME), lambda: load(NAME, "cpu", torch.float32)):
+        with pytest.raises(
+            ModelError, match=r"^model tiny-both-ways is not in the wheel, expected a directory: live/tiny"
+        ):
+            refused()
+
+
+def test_a_directory_of_it_is_the_same_model() -> None:
+    folder = str(FOLDERS[NAME])
+    assert replace(config_of(folder), name=NAME) == config_of(NAME)
+    prompts = [read_tokens("records", name, config_of(name)) for name in (folder, NAME)]
+    assert np.array_equal(*prompts)
 
 
 def test_it_learned_both_kinds_of_text_in_both_directions(model: Decoder) -> None:
