@@ -71,6 +71,9 @@ def plan_command(
     max_replicas: Annotated[int, option("N", "Try at most N replicas.")] = 64,
     min_quality: Annotated[str | None, option("Q", "Least quality beside the full cache, such as 98%.")] = None,
     quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
+    as_given: Annotated[
+        bool, typer.Option("--as-given", help="Search no settings of the engines: the policies as they are given.")
+    ] = False,
     num_requests: Annotated[
         int | None, option("N", "Requests in a replay: as many as judge the trace once, 6000 to 24000, by default.")
     ] = None,
@@ -126,6 +129,7 @@ def plan_command(
         scenario, specs, profiles, _prices(gpu_hour),
         min_quality=None if min_quality is None else parse_share(min_quality),
         quality_table=None if quality_table is None else load_table(quality_table, scenario.allow_code),
+        as_given=as_given,
     )  # fmt: skip
     profiles = list({c.profile.name: c.profile for c in candidates}.values())
     wanted = own_rate(scenario) if rate is None else rate

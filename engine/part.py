@@ -355,7 +355,8 @@ class Preset:
     citation: str = ""  # paper or file that says how the system schedules
     space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: the preset is not in that space
     reference: bool = False  # whether it is the full cache, beside which others' quality is told
-    serve: str = ""  # the engine's command that serves MODEL so; empty where no released engine does
+    engine: str = ""  # of planner/deploy.py's ENGINES: the release that serves a model so; empty where none does
+    serve: str = ""  # arguments that its command needs besides those of `flags`
     flags: Mapping[str, str] = field(default_factory=dict)  # field -> that engine's flag for it: planner/deploy.py
     probe: str = ""  # a SPEC that shows soon and often what each phase of its cache costs beside its features
 

@@ -59,9 +59,21 @@ def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
     """
     if spec.endswith(".toml"):
         return _from_toml(spec, allow_code)
+    preset = preset_of(name_of(spec), spec, allow_code)
+    return _with_settings(preset.policy, spec, _written(spec, preset))
+
+
+def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
+    """The fields that a SPEC, or the TOML file that it is, sets itself."""
+    if spec.endswith(".toml"):
+        return set(_named_in_toml(spec)[1])
+    return set(_written(spec, preset_of(name_of(spec), spec, allow_code)))
+
+
+def _written(spec: str, preset: Preset) -> dict[str, str]:
+    """A SPEC's fields as they are written."""
     head, *rest = spec.split(",")
-    name, value = _name_and_value(head)
-    preset = preset_of(name, spec, allow_code)
+    _, value = _name_and_value(head)
     settings: dict[str, str] = {}
     if value is not None:
         if not preset.main:
@@ -75,7 +87,7 @@ def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
             both = f"{cut(settings[key])} and {cut(value)}"
             raise PolicyError(f"policy {_said(spec)}: {cut(key)} is given twice, as {both}")
         settings[key] = value
-    return _with_settings(preset.policy, spec, settings)
+    return settings
 
 
 def evicting_preset() -> str:
@@ -237,6 +249,7 @@ def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
     except (OSError, ValueError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
     table.pop("replicas", None)  # the fleet's: planner/scenario.py reads it
+    table.pop("deploy", None)  # how an engine is started so: planner/deploy.py
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {quoted(name)}, expected a preset\'s name such as "optimus"')

@@ -1,12 +1,14 @@
 """One answer to the real question: which policy, on which GPUs, how many of them, at what cost, and how sure that is.
 
+0. Where a policy is an engine's, the settings that the engine has flags for are searched (settings.py), and the best
+   stands for the policy from then on.
 1. A pilot of short replays says about how many replicas each candidate (a policy on a profile) needs; one that is
    hopelessly dear is dropped there.
 2. A race (race.py) finds the fewest replicas of each of the others, replication by replication.
 3. Fleets that cost the same are told apart by how far they are from the SLOs' bounds at that rate, paired by
    replication, and only as long as that is undecided.
 4. Where the replays were shorter than the trace, the best two are raced again on the whole trace.
-5. The capacities of the best two, by bisection over the rate in several replications, are their headroom.
+5. The capacity of the best, by bisection over the rate in several replications, is its headroom.
 6. The best two are asked the same at more traffic and on a slower profile.
 """
 
@@ -23,7 +25,8 @@ from scipy.special import betaincinv
 
 from .. import __version__
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import PRESETS
+from ..engine.policy import PRESETS, name_of, preset_of
+from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
 from ..report.digits import percent
@@ -32,13 +35,14 @@ from ..report.page import Page
 from ..report.shown import Showable, frame_of
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
-from .deploy import flags_of
+from .deploy import Deployment, deployment_of, engine_of_preset, engine_of_profile, times_another
 from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
 from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .scenario import MAX_REPLICAS, Scenario, digest
+from .settings import Tried, halve, settings_to_try
 from .space import candidate_of, searchable
 from .tuned import toml_of
 
@@ -64,6 +68,7 @@ class PlanCandidate:
     place: str  # as in Fleet
     quality: Quality
     price: float | None  # of a GPU for an hour
+    settings: tuple[str, ...] = ()  # SPECs of its engine's settings that are tried, its own first; empty: none
 
     def __str__(self) -> str:
         return f"{self.policy} on {self.place}" if self.place else self.policy
@@ -104,6 +109,7 @@ class Fleet:
     limited_by: str = ""
     limiting_setting: str = ""
     latency_ms: Mapping[str, Any] = field(default_factory=dict)
+    tried: Tried | None = None  # the search over its engine's settings; None: it stands as it was given
     about: int | None = None  # replicas that the pilot says, where it was dropped
     dropped: str = ""  # why it is not in the ranking
 
@@ -141,7 +147,7 @@ class Planned(Showable):
     block: int
     confidence: float = CONFIDENCE
     notes: tuple[str, ...] = ()
-    flags: Json = field(default_factory=dict)  # as `deploy.flags_of` says them
+    deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
 
     @property
     def recommended(self) -> Fleet:
@@ -165,7 +171,9 @@ class Planned(Showable):
     def to_json(self) -> Json:
         """The object that `--json` prints and plan.json holds."""
         data: Json = no_nan(asdict(self))
-        out: Json = {"schema": SCHEMA, "version": 1, "recommended": data["ranking"][0]}
+        data["deploy"] = None if self.deployment is None else self.deployment.to_json()
+        del data["deployment"]
+        out: Json = {"schema": SCHEMA, "version": 2, "recommended": data["ranking"][0]}
         return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
 
 
@@ -180,43 +188,61 @@ def candidates_of(
     *,
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
+    as_given: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """The policies on the profiles that can run them, and those left out with the reason.
 
     A policy that names a profile of its own (POLICY@PROFILE) is a candidate there and nowhere else. Without policies:
-    every shipped preset of a profile's family. A DsimError for a policy that no profile runs, or of another family.
+    every shipped preset of a profile's family. A preset of an engine is no candidate on a profile of another engine,
+    unless it is named and none of its own engine's is given. as_given: no settings are searched.
+    A DsimError where nothing is left.
     """
     found: list[PlanCandidate] = []
     out: list[Fleet] = []
-    runs: set[str] = set()
     asked = _on_profiles(policies, profiles)
     devices = {profile.device.name for profile, _ in asked}
+    engines = {engine_of_profile(profile) for profile, _ in asked}
     for profile, own in asked:
         check = searchable(profile, scenario.workload)
         place = "" if len(asked) == 1 else profile.name if len(devices) < len(asked) else profile.device.name
-        for spec in own:
-            policy = replace(scenario, policy=spec).parsed_policy()
+        for given in own:
+            spec = candidate_of(given, allow_code=scenario.allow_code).spec if given.endswith(".toml") else given
+            policy = replace(scenario, policy=given).parsed_policy()
             quality = quality_of(policy, profile.model.name, quality_table)
             candidate = PlanCandidate(spec, profile, place, quality, prices(profile))
-            reason = ""
-            try:
-                check(policy)
-                runs.add(spec)
-            except DsimError as error:
-                reason = str(error)
+            settings = [] if as_given else settings_to_try(given, profile, check, scenario.allow_code)
+            preset = preset_of(name_of(given), given, scenario.allow_code)
+            elsewhere = times_another(profile, preset)
+            if elsewhere and engine_of_preset(preset) in engines:  # it is a candidate on its own engine's profile
+                continue
+            reason = (
+                ""
+                if policies or not elsewhere
+                else f"{profile.name} has the step times of {cut(profile.implementation)}"
+            )
+            if not reason and not settings:
+                try:
+                    check(policy)
+                except DsimError as error:
+                    reason = str(error)
             if not reason and min_quality is not None and (quality.relative or 0.0) < min_quality:
                 said = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
                 reason = f"quality {said}, expected at least {100 * min_quality:g} %"
             if reason:
                 out.append(replace(_row(candidate), dropped=reason))
             else:
-                found.append(candidate)
-    for row in out:
-        if policies and row.policy not in runs:
-            raise DsimError(row.dropped)
+                searched = len(settings) > 1
+                found.append(
+                    replace(candidate, policy=settings[0], settings=tuple(settings)) if searched else candidate
+                )
     if not found:
-        raise DsimError(out[0].dropped if out else "no policy and no profile is given, expected one of each")
+        said = "; ".join(dict.fromkeys(f"{_named(row)}: {row.dropped}" for row in out))
+        raise DsimError(said or "no policy and no profile is given, expected one of each")
     return found, out
+
+
+def _named(row: Fleet) -> str:
+    return f"{row.policy} on {row.place}" if row.place else row.policy
 
 
 def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
@@ -247,7 +273,7 @@ def fingerprint(
     """The same for the same question on the same inputs: what a kept ledger may answer."""
     plain = {k: v for k, v in scenario.question().items() if k not in ("policy", "profile", "given_profile", "trace")}
     policies = [candidate_of(c.policy, allow_code=scenario.allow_code).policy for c in candidates]
-    asked = [(repr(p), repr(c.profile), c.price) for p, c in zip(policies, candidates, strict=True)]
+    asked = [(repr(p), repr(c.profile), c.price, c.settings) for p, c in zip(policies, candidates, strict=True)]
     text = json.dumps([__version__, plain, digest(scenario.source()), asked, rate, dict(options)], default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -278,19 +304,22 @@ def plan(
     rate = own_rate(scenario) if rate is None else rate
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
+    groups, candidates = _spread_out(candidates)
     searches = [search_of(_posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
     whole = [_whole(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
-        run = _Run(candidates, searches, whole, rate, max_replicas, pool, ledger, progress)
+        run = _Run(candidates, groups, searches, whole, rate, max_replicas, pool, ledger, progress)
+        run.choose_settings()
         lanes, dropped = run.settle()
         order, tied, failed = run.decide(lanes)
-        room = run.headroom(order[:2])
+        room = run.headroom(order[:1])
         ranking = [run.fleet(lane, room.get(lane.candidate)) for lane in order]
         risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order[:2]))
     search, best = searches[0], candidates[order[0].candidate]
     criteria = search.criteria
     recommended = ranking[0]
     assert recommended.replicas is not None
+    deployment = deployment_of(best.policy, best.profile, recommended.replicas, scenario.router, scenario.allow_code)
     return Planned(
         rate=rate,
         ranking=tuple(ranking),
@@ -300,14 +329,26 @@ def plan(
         criteria=tuple(c.text for c in criteria),
         bounds={c.text: c.bound for c in criteria},
         share_criteria=tuple(c.text for c in criteria if c.share is not None),
-        plan_toml=toml_of(candidate_of(best.policy, recommended.replicas, scenario.allow_code)),
+        plan_toml=toml_of(candidate_of(best.policy, recommended.replicas, scenario.allow_code))
+        + ("" if deployment is None else deployment.toml()),
         priced=all(c.price is not None for c in candidates),
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
         notes=_missed(search, whole[0], min(2, len(order))),
-        flags=flags_of(best.policy, best.gpus, scenario.allow_code),
+        deployment=deployment,
     )
+
+
+def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], list[PlanCandidate]]:
+    """Each candidate's settings as candidates of their own, and their places, by candidate."""
+    groups: list[list[int]] = []
+    found: list[PlanCandidate] = []
+    for one in candidates:
+        own = [replace(one, policy=spec, settings=()) for spec in one.settings] or [one]
+        groups.append(list(range(len(found), len(found) + len(own))))
+        found += own
+    return groups, found
 
 
 def _whole(search: CapacitySearch, attainment: float) -> CapacitySearch:
@@ -348,8 +389,9 @@ def own_rate(scenario: Scenario) -> float:
 
 def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Scenario]:
     """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called."""
-    of = {(c.policy, c.place): c for c in candidates}
-    ahead = {str(of[f.policy, f.place]): (of[f.policy, f.place], f.replicas) for f in planned.ranking[:2]}
+    on = {c.profile.name: c for c in candidates}
+    best = [(replace(on[f.profile], policy=f.policy), f.replicas) for f in planned.ranking[:2]]
+    ahead = {str(candidate): (candidate, replicas) for candidate, replicas in best}
     return {
         name: _posed(replace(scenario, rate=planned.rate), candidate, replicas or 1)
         for name, (candidate, replicas) in ahead.items()
@@ -368,6 +410,7 @@ class _Run:
     def __init__(
         self,
         candidates: Sequence[PlanCandidate],
+        groups: Sequence[Sequence[int]],
         searches: Sequence[CapacitySearch],
         whole: Sequence[CapacitySearch],
         rate: float,
@@ -380,24 +423,47 @@ class _Run:
         self.replays = Replays(searches, whole, pool, ledger, self._tell)
         self.shortened = searches[0] is not whole[0]
         self.whole: set[int] = set()  # candidates that are replayed on the whole trace from now on
+        self._groups = groups
+        self.chosen = [group[0] for group in groups]  # what stands for each policy
+        self.tried: dict[int, Tried] = {}  # by the one that stands for it
         self._progress = progress
         self._doing = "pilot"
-        self._expected = len(candidates) * SETTLED + self._after
+        self._expected = len(groups) * SETTLED + self._after
 
     @property
     def _after(self) -> int:
         """Replays expected after the race."""
-        best = min(2, len(self.candidates))
-        return best * (HEADROOM * SEARCHED + (SETTLED if self.shortened else 0)) + RISKS
+        best = min(2, len(self._groups))
+        return HEADROOM * SEARCHED + (best * SETTLED if self.shortened else 0) + RISKS
+
+    def choose_settings(self) -> None:
+        """Let the best of the settings that its engine has flags for stand for each policy."""
+        self._doing = "settings"
+        self._expected += sum(3 * len(group) for group in self._groups if len(group) > 1)
+        for k, group in enumerate(self._groups):
+            if len(group) == 1:
+                continue
+            best, rates = halve(group, self._scores)
+            self.chosen[k] = best
+            given = self.candidates[group[0]].policy
+            self.tried[best] = Tried(len(group), given, rates[group[0]], rates[best])
+        self._expected = self.replays.num_replays + len(self._groups) * SETTLED + self._after
+
+    def _scores(self, settings: Sequence[int], rung: int, start: float | None) -> list[float]:
+        tasks = [Task("try", i, self.rate, 1, index=rung, start=start) for i in settings]
+        return [float(found.get("rate", 0.0)) for found in self.replays(tasks)]
 
     def settle(self) -> tuple[list[Lane], list[Fleet]]:
         """Each candidate's lane of the race, and the rows of those that are not in the ranking."""
-        pilots = self.replays(Task("pilot", i, self.rate, self.most) for i in range(len(self.candidates)))
-        cannot = {i: self._refusal(i, p) for i, p in enumerate(pilots) if p.get("replicas") is None}
-        if len(cannot) == len(self.candidates):
+        self._doing = "pilot"
+        pilots = dict(
+            zip(self.chosen, self.replays(Task("pilot", i, self.rate, self.most) for i in self.chosen), strict=True)
+        )
+        cannot = {i: self._refusal(i, p) for i, p in pilots.items() if p.get("replicas") is None}
+        if len(cannot) == len(pilots):
             said = f"no fleet of up to {self.most} replicas meets the SLOs at {self.rate:g} req/s"
-            raise DsimError(f"{said}; {cannot[0]}")
-        guesses = {i: int(p["replicas"]) for i, p in enumerate(pilots) if i not in cannot}
+            raise DsimError(f"{said}; {next(iter(cannot.values()))}")
+        guesses = {i: int(p["replicas"]) for i, p in pilots.items() if i not in cannot}
         costs = {i: self.candidates[i].weight * n for i, n in guesses.items()}
         second = sorted(costs.values())[:2][-1]
         # Wrong by as much as a pilot may be, in its favour, and the other two in their disfavour.
@@ -407,17 +473,17 @@ class _Run:
         self._doing = "racing"
         lanes = self._race(running, {i: guesses[i] for i in running}, self.rate)
         rows: list[Fleet] = []
-        for i, candidate in enumerate(self.candidates):
+        for i in self.chosen:
             if i in cannot:
-                rows.append(replace(_row(candidate), dropped=cannot[i]))
+                rows.append(replace(self._row(i), dropped=cannot[i]))
             elif i in dear:
                 said = f"about {guesses[i]} replicas by the pilot: far dearer than the best two"
-                rows.append(replace(_row(candidate), about=guesses[i], dropped=said))
+                rows.append(replace(self._row(i), about=guesses[i], dropped=said))
         for lane in lanes:
             if lane.replicas is None:
                 what = "more than" if lane.dropped else "even"
                 said = f"{what} {lane.low} replicas: " + ("dearer than two others" if lane.dropped else "not enough")
-                rows.append(replace(_row(self.candidates[lane.candidate]), about=lane.low + 1, dropped=said))
+                rows.append(replace(self._row(lane.candidate), about=lane.low + 1, dropped=said))
         return self._settled(lanes), rows
 
     def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
@@ -435,7 +501,7 @@ class _Run:
             for lane in self._race([x.candidate for x in take], {x.candidate: x.high or 1 for x in take}, self.rate):
                 if lane.replicas is None:
                     said = f"even {lane.low} replicas: not enough on the whole trace"
-                    failed.append(replace(_row(self.candidates[lane.candidate]), about=lane.low + 1, dropped=said))
+                    failed.append(replace(self._row(lane.candidate), about=lane.low + 1, dropped=said))
                 else:
                     best.append(lane)
         first, tied = self.rank(self._settled(best))
@@ -539,7 +605,7 @@ class _Run:
             binding = Counter(one["binding"] for one in own).most_common(1)[0][0]
             breaks = STABILITY if binding < 0 else criteria[binding].text
         return replace(
-            _row(candidate),
+            self._row(lane.candidate),
             replicas=replicas,
             gpus=replicas * candidate.gpus,
             per_hour=hourly,
@@ -649,6 +715,9 @@ class _Run:
             )
             said = f": {shown} on {self.most}"
         return f"{self.candidates[candidate].policy} misses {texts} even on {self.most} replicas{said}"
+
+    def _row(self, candidate: int) -> Fleet:
+        return replace(_row(self.candidates[candidate]), tried=self.tried.get(candidate))
 
     def _cost(self, lane: Lane) -> float:
         return self.candidates[lane.candidate].weight * (lane.replicas or 0)

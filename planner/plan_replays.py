@@ -22,6 +22,7 @@ from .limits import Shares, limited_by
 from .race import LIMIT
 from .replicate import Reading, judge, judged, replication
 from .scenario import Scenario, class_column
+from .settings import score
 
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
 PERCENTS = ("p50", "p90", "p99")
@@ -47,16 +48,16 @@ class Posed(Scenario):
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work of one candidate: a pilot, a replay, or the search for a fleet's own capacity."""
+    """A piece of work of one candidate: a setting's score, a pilot, a replay, or a fleet's own capacity."""
 
     kind: str  # of TASKS
     candidate: int
     rate: float  # req/s
     replicas: int
     slower: float = 1.0
-    index: int = 0  # of the replication
+    index: int = 0  # of the replication; try: of the rung
     known: float | None = None  # own: the severity at the rate, which a replay told
-    start: float | None = None  # own: the rate to begin at; None: the rate asked for
+    start: float | None = None  # own, try: the rate to begin at; None: the rate asked for
     whole: bool = False  # on the whole trace, where --num-requests asks for shorter replays
 
     @property
@@ -142,7 +143,8 @@ def entry_of(where: str, line: bytes) -> Json:
 
 # What each kind of task finds, beside what is checked below.
 FOUND: dict[str, dict[str, type]] = {
-    "pilot": {"replays": int}, "own": {"rate": float, "binding": int, "replays": int},
+    "try": {"rate": float, "replays": int}, "pilot": {"replays": int},
+    "own": {"rate": float, "binding": int, "replays": int},
     "replay": {"severity": float, "stable": bool, "rejected": float, "replays": int},
 }  # fmt: skip
 
@@ -290,4 +292,12 @@ def _own(search: CapacitySearch, task: Task) -> Json:
     return {"rate": found.rate, "binding": found.binding, "replays": replays}
 
 
-TASKS: dict[str, Callable[[CapacitySearch, Task], Json]] = {"pilot": _pilot, "replay": _replay, "own": _own}
+def _try(search: CapacitySearch, task: Task) -> Json:
+    """The rate that one replica of a setting serves, on the rung's short replays."""
+    rate, replays = score(search, task.index, task.start or task.rate)
+    return {"rate": rate, "replays": replays}
+
+
+TASKS: dict[str, Callable[[CapacitySearch, Task], Json]] = {
+    "try": _try, "pilot": _pilot, "replay": _replay, "own": _own
+}  # fmt: skip

@@ -18,6 +18,7 @@ from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of,
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..sim.twin import commit_model_of, limits_of
+from .deploy import times_another
 from .quality import Quality
 
 REPLICAS = "replicas"  # the one dimension that is no field of a policy
@@ -142,7 +143,10 @@ def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE
 def default_space(
     profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
 ) -> Space:
-    """The space worth trying on any traffic, of what the profile can run, and of presets from outside (`also`)."""
+    """The space worth trying on any traffic, of what the profile can run, and of presets from outside (`also`).
+
+    A preset of an engine is in it where the profile has that engine's step times, or no engine's.
+    """
     name = workload or (profile.commits[0].workload if profile.commits else "")
     held = [m for m in profile.commits if m.workload == name]
     fitted: dict[str, Any] = {
@@ -150,17 +154,33 @@ def default_space(
         "threshold": sorted({m.threshold for m in held}),
     }
     moved = {name: values for name, values in fitted.items() if len(values) > 1}
-    spaces = {preset: space for preset, p in PRESETS.items() if (space := _own_space(p, moved)) is not None}
+    spaces = {
+        preset: space
+        for preset, p in PRESETS.items()
+        if (space := _own_space(p, moved)) is not None and not times_another(profile, p)
+    }
     # Of full-sequence systems the latest comes first: the order is part of what a kept search was begun with.
     full = [preset for preset in spaces if PRESETS[preset].policy.full_sequence]
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
     outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
     table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
     check, found = searchable(profile, workload), PRESETS | outside
-    able = {preset: fields for preset, fields in table.items() if _refusal(check, found[preset].policy) is None}
+    able = {
+        preset: {name: _fitting(preset, name, value, check, allow_code) for name, value in fields.items()}
+        for preset, fields in table.items()
+        if _refusal(check, found[preset].policy) is None
+    }
     if not able:
         check(PRESETS[BASELINES[profile.family]].policy)
     return space_of({"policy": list(able), **able}, "the default space", check, allow_code)
+
+
+def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: AllowedCode) -> Any:
+    """A field's values less those that the profile cannot run: nobody asked for these by name."""
+    if not isinstance(value, list):
+        return value
+    refused = _refused(preset, name, Choice(tuple(value)), check, allow_code)
+    return [v for v in value if v not in refused] or value
 
 
 def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:

@@ -323,3 +323,13 @@ _SHAPES = (
     ModelShape("Dream-7B", 28, 3584, 28, 4, 128, 18944, 152064, 131072, qkv_bias=True),
 )
 MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
+
+# The checkpoints' names on Hugging Face. SDAR's and LLaDA2's are trained for blocks of one length: 32 here.
+CHECKPOINTS = {
+    "SDAR-1.7B": "JetLM/SDAR-1.7B-Chat-b32", "SDAR-4B": "JetLM/SDAR-4B-Chat-b32", "SDAR-8B": "JetLM/SDAR-8B-Chat-b32",
+    "SDAR-30B-A3B": "JetLM/SDAR-30B-A3B-Chat-b32", "Qwen3-8B": "Qwen/Qwen3-8B",
+    "LLaDA2.0-mini": "inclusionAI/LLaDA2.0-mini", "LLaDA2.0-flash": "inclusionAI/LLaDA2.0-flash",
+    "LLaDA2.1-mini": "inclusionAI/LLaDA2.1-mini", "LLaDA2.1-flash": "inclusionAI/LLaDA2.1-flash",
+    "Gemma4-26B-A4B": "google/gemma-4-26B-A4B-it", "DiffusionGemma-26B-A4B": "google/diffusiongemma-26B-A4B-it",
+    "LLaDA-8B": "GSAI-ML/LLaDA-8B-Instruct", "Dream-7B": "Dream-org/Dream-v0-Instruct-7B",
+}  # fmt: skip

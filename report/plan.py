@@ -36,6 +36,7 @@ def plan_page(info: Json) -> Page:
         facts=tuple(_facts(info)),
         sections=(
             Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
+            *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             Section("What could change it", (_risks(info),), spoken=True),
             Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),
             *of_spread(info.get("spread")),
@@ -59,6 +60,8 @@ def answer(info: Json) -> str:
     told = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {_gpus(best)}"
     if best["per_hour"] is not None:
         told += f", {money(best['per_hour'], info)} an hour"
+    if not info["deploy"]:
+        told += "; no released engine is known to run this policy"
     told += f". {_met(info, best)}, {_room_sentence(best)}."
     if second is None:
         others = "; no other meets the SLOs" if info["left_out"] else ""
@@ -218,7 +221,7 @@ def _ranking(info: Json) -> Table:
     caption = (
         "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; as dear ones by how far they are "
         "from the bounds. In brackets: the 95 % interval over replications. Headroom: the 95 % interval of how much "
-        "more traffic the fleet serves until an SLO breaks, for the first two. Binds first: the SLO that most requests "
+        "more traffic the fleet serves until an SLO breaks, for the first. Binds first: the SLO that most requests "
         "miss. Quality: of answers, beside the full cache."
     )
     words = frozenset({0, *(i for i, name in enumerate(head) if name in ("on", "binds first", "limited by"))})
@@ -265,16 +268,47 @@ def _risks(info: Json) -> Table:
 
 def _deploy(info: Json) -> list[str]:
     lines = ["plan.toml, which every command that takes a policy takes:"]
-    lines += [f"  {line}" for line in info["plan_toml"].splitlines()]
-    flags = info["flags"]
-    if not flags:
+    policy, _, _ = info["plan_toml"].partition("\n[deploy]")
+    lines += [f"  {line}" for line in policy.splitlines()]
+    found = info["deploy"]
+    if not found:
         return [*lines, "No released engine is known to run this policy as it is: the file is for dsim's own."]
-    lines += ["The same for its engine, on each replica:", f"  {flags['command']}"]
-    if flags["config"]:
-        lines += ["  with a configuration file of", *(f"    {line}" for line in flags["config"])]
-    if flags["unsaid"]:
-        lines.append(f"  No flag says {', '.join(flags['unsaid'])}.")
+    many = "once" if found["replicas"] == 1 else f"{found['replicas']} times, one for each replica"
+    gpus = "1 GPU" if found["gpus"] == 1 else f"{found['gpus']} GPUs"
+    lines += [f"{found['engine']} ({found['image']}), {found['weights']} weights, {gpus} a replica; {many}:"]
+    lines.append(f"  {found['shell']}")
+    if found["config"]:
+        lines += ["  with a file dllm.yaml of", *(f"    {name}: {value}" for name, value in found["config"].items())]
+    lines += [f"Not said by a flag: {text}." for text in found["unsaid"]]
     return lines
+
+
+def _settings(info: Json) -> tuple[Table, ...]:
+    """What the search over engines' settings found, for the ranking and for what was left out after it."""
+    rows = []
+    for fleet in (*info["ranking"], *info["left_out"]):
+        found = fleet["tried"]
+        if found:
+            gain = "–" if not found["given_rate"] else f"{100 * (found['rate'] / found['given_rate'] - 1):+.0f} %"
+            rates = [f"{rate:.3g} req/s" if rate else "at no rate" for rate in (found["given_rate"], found["rate"])]
+            rows.append(
+                [found["given"], str(found["num"]), rates[0], _changed(found["given"], fleet["policy"]), rates[1], gain]
+            )
+    if not rows:
+        return ()
+    caption = (
+        "What one replica serves within the SLOs as the policy was given, and with the best of its engine's settings, "
+        "by replays of 1,600 requests: enough to choose settings, too short to size a fleet."
+    )
+    head = ["policy", "settings tried", "as given", "best", "with it", "gain"]
+    return (table(head, rows, caption=caption, left=frozenset({0, 3})),)
+
+
+def _changed(given: str, best: str) -> str:
+    """The fields in which the best setting differs from the policy as given."""
+    before = set(given.split(",")[1:])
+    changed = [part for part in best.split(",")[1:] if part not in before]
+    return ", ".join(changed) or "as given"
 
 
 def _costs(info: Json) -> Figure:

@@ -335,8 +335,7 @@ def end_group(w: Any, x: Any) -> None:
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
 EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided on a step ahead
 
-# The engine's command line (lmdeploy/cli/utils.py), and its flag for each of our fields.
-SERVE = "lmdeploy serve api_server MODEL --backend pytorch"
+# LMDeploy's flag for each of our fields (lmdeploy/cli/utils.py).
 FLAGS = {
     "gpus": "--tp", "block_length": "--dllm-block-length", "strategy": "--dllm-unmasking-strategy",
     "threshold": "--dllm-confidence-threshold", "denoising_steps": "--dllm-denoising-steps",
@@ -352,7 +351,8 @@ PRESETS = {
         "LMDeploy's fork of December 2025, as FOCUS ran it (block-diffusion.md 2.1)",
         {FITTED: True, **BATCHING_SPACE, "num_loops": ["none", 1, 2, 4, 8]},
         reference=True,
-        serve=SERVE,
+        engine="lmdeploy-0.11",
+        serve="--backend pytorch",
         flags=FLAGS,
     ),
 }

@@ -27,7 +27,7 @@ from ..part import Answers, Choice, Policy, Preset, Range, Scheduler, check_batc
 from ..prefix import PrefixMemory, caches_prefixes, count_idle, refresh_found
 from ..state import DECODE_STEP, FREED, IGNORED, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, SCRATCH
 from ..unmasking import Unmasking
-from .lmdeploy import FLAGS, SERVE
+from .lmdeploy import FLAGS
 
 ORDERS = ("size", "fifo")
 BY_SIZE = ORDERS.index("size")
@@ -670,7 +670,9 @@ PRESETS = {
         "block_length",
         "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
         "LMDeploy 0.18.0 (production-dllm-serving.md 4)",
-        serve=SERVE,
+        {"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [4096, 8192, 16384]},
+        engine="lmdeploy",
+        serve="--backend pytorch",
         flags={**FLAGS, "prefix_caching": "--enable-prefix-caching"},
     ),
 }

@@ -648,15 +648,17 @@ class JointThreshold(Unmasking):
 
 _CONFIDENT = LowConfidence(threshold=0.95, strict=True)
 
-# The engine's command line (server_args.py), its flag for each of our fields, and the lines of its algorithm's file.
-SERVE = "python -m sglang.launch_server --model-path MODEL --trust-remote-code --dllm-algorithm {}"
+# SGLang's flag for each of our fields (sglang/srt/server_args.py); `config:` is a key of its algorithm's file.
+SERVE = "--trust-remote-code --dllm-algorithm {}"
 FLAGS = {
     "gpus": "--tp-size", "max_running_requests": "--max-running-requests", "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",
 }  # fmt: skip
-CACHING = {**FLAGS, "prefix_caching": ""}  # its default
+CACHING = {**FLAGS, "prefix_caching": "/--disable-radix-cache"}
 IN_BLOCKS = {**CACHING, "block_length": "config:block_size", "threshold": "config:threshold"}
 EDITS = {name: f"config:{name}" for name in ("edit_threshold", "max_post_edit_steps")}
-LOW_CONFIDENCE = SERVE.format("LowConfidence --dllm-algorithm-config dllm.yaml")
+LOW_CONFIDENCE = SERVE.format("LowConfidence")
+# What the tuner tries.
+SPACE = {"max_running_requests": [1, 4, 8, 16, 32, 64, 128]}
 
 PRESETS = {
     "sglang-bd32": Preset(
@@ -670,6 +672,8 @@ PRESETS = {
         "max_running_requests",
         "SGLang 0.5.23 (LLaDA2, SDAR): rounds of prefill, a block a row, or of decode; done blocks go on at once",
         SOURCE,
+        SPACE,
+        engine="sglang",
         serve=LOW_CONFIDENCE,
         flags=IN_BLOCKS,
     ),
@@ -678,6 +682,8 @@ PRESETS = {
         "max_running_requests",
         "SGLang 0.5.23 with --no-dllm-fdfo: decode rounds last until all their blocks are done",
         SOURCE,
+        SPACE,
+        engine="sglang",
         serve=LOW_CONFIDENCE,
         flags=IN_BLOCKS,
     ),
@@ -688,7 +694,9 @@ PRESETS = {
         "max_running_requests",
         "SGLang 0.5.23, JointThreshold (LLaDA2.1): tokens of a block may change until its last forward",
         SOURCE,
-        serve=SERVE.format("JointThreshold --dllm-algorithm-config dllm.yaml"),
+        SPACE,
+        engine="sglang",
+        serve=SERVE.format("JointThreshold"),
         flags={**IN_BLOCKS, **EDITS},
     ),
     "sglang-gemma": Preset(
@@ -699,7 +707,8 @@ PRESETS = {
         "DiffusionGemma on SGLang 0.5.23: a decoded canvas is prefilled in a round of its own, while all others wait",
         SOURCE,
         {"max_running_requests": [2, 4, 8, 16, 32, 64], "max_prefill_tokens": [4096, 8192, 16384]},
+        engine="sglang",
         serve=SERVE.format("Gemma4Renoise"),
-        flags=FLAGS,
+        flags={**FLAGS, "max_prefill_tokens": "--max-prefill-tokens"},
     ),
 }

@@ -506,15 +506,27 @@ PAGES = PrefixMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
-# The engine's command line, and its flag for each of our fields.
-SERVE = "vllm serve MODEL"
+# vLLM's flag for each of our fields (vllm/engine/arg_utils.py).
 FLAGS = {
     "gpus": "--tensor-parallel-size", "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens", "page_size": "--block-size",
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "enable_chunked_prefill": "--enable-chunked-prefill/--no-enable-chunked-prefill",
     "async_scheduling": "--async-scheduling/--no-async-scheduling",
-    "prefix_caching": "--enable-prefix-caching",
+    "prefix_caching": "--enable-prefix-caching/--no-enable-prefix-caching",
+}  # fmt: skip
+DRAFTS = {
+    "num_speculative_tokens": "json:--speculative-config.num_speculative_tokens",
+    "drafter": "json:--speculative-config.method",
+}
+CANVASES = {
+    "canvas_length": "json:--diffusion-config.canvas_length",
+    "denoising_steps": "json:--diffusion-config.max_denoising_steps",
+}
+# What the tuner tries.
+SPACE = {
+    "max_num_seqs": [32, 64, 128, 256, "none"], "max_num_batched_tokens": [2048, 4096, 8192, 16384],
+    "async_scheduling": [True, False],
 }  # fmt: skip
 
 PRESETS = {
@@ -523,7 +535,8 @@ PRESETS = {
         "max_num_seqs",
         "vLLM 0.32, autoregressive: chunked prefill mixed with decoding, decided a step ahead",
         SOURCE,
-        serve=SERVE,
+        SPACE,
+        engine="vllm",
         flags=FLAGS,
     ),
     "vllm-ar-spec": Preset(
@@ -531,14 +544,23 @@ PRESETS = {
         "num_speculative_tokens",
         "vLLM 0.32 with speculative decoding: drafts of the next tokens, verified in one forward",
         SOURCE,
+        SPACE,
+        engine="vllm",
+        flags={**FLAGS, **DRAFTS},
     ),
     "vllm-diffusion": Preset(
         Policy("vllm-diffusion", batching=_DIFFUSION, granularity=Canvas(late=True), unmasking=BY_LAW, memory=PAGES),
         "max_num_seqs",
         "DiffusionGemma on vLLM 0.32: canvases under the token budget, each committed by a forward of its own",
         "vLLM 0.32.0 (production-dllm-serving.md 2.2)",
-        {"max_num_seqs": [2, 4, 8, 16, 32], "max_num_batched_tokens": [2048, 4096, 8192]},
-        serve=SERVE,
-        flags=FLAGS,
+        {
+            "max_num_seqs": [4, 8, 12, 16, 24, 32, 48, 64],
+            "max_num_batched_tokens": [4096, 8192, 16384],
+            "async_scheduling": [True, False],
+        },
+        engine="vllm",
+        # The checkpoint's generation_config.json would cap every answer at 256 tokens.
+        serve="--generation-config vllm",
+        flags={**FLAGS, **CANVASES},
     ),
 }

@@ -54,8 +54,9 @@ def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> N
     lines = ran.out.splitlines()
     assert lines[0].startswith("30 req/s within mean:e2el=150ms: ar,max_batch=8 on ")
     assert " A100-80GB, " in lines[0]
-    assert " USD an hour. " in lines[0]
+    assert " USD an hour; " in lines[0]
     assert " mean:e2el is " in lines[0]
+    assert "; no released engine is known to run this policy. " in lines[0]
     assert " ms (150 ms asked), with room for " in lines[0]
     assert " Runner-up: ar,max_batch=1" in lines[0]
     assert "Profile: a100-sdar-8b: estimated, not measured" in lines
@@ -181,12 +182,21 @@ def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
         (["--slo", "50ms/tok"], "SLO '50ms/tok': expected [stat:]metric=bound, such as ttft=2s or 50ms/token"),
         (["--slo", "50/token"], "SLO '50/token': bound '50' has no unit, expected s, ms or us"),
         (["--policy", "nobody"], "no preset is named 'nobody'"),
-        (["--policy", "dllm-serve"], "is of family block-diffusion, and dllm-serve"),
         (["--slo", "mean:e2el=1us", "--max-replicas", "2", "--jobs", "1"], "no fleet of up to 2 replicas meets the"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
     assert says in dsim("plan", "azure-conv", "--policy", "chunk", *ASKED, *arguments).refusal
+
+
+def test_a_policy_that_the_checkpoint_cannot_run_is_left_out_by_name_and_the_others_go_on() -> None:
+    ran = dsim(*QUEUE, "--policy", "dllm-serve", "--jobs", 1, "--json")
+    assert {row["policy"]: row["dropped"] for row in ran.json["left_out"]}["dllm-serve"].startswith(
+        "profile a100-sdar-8b is of family autoregressive, and dllm-serve"
+    )
+    assert ran.json["recommended"]["policy"] == "ar,max_batch=8"
+    alone = dsim("plan", "azure-conv", "--policy", "dllm-serve", *ASKED).refusal
+    assert "dllm-serve: profile a100-sdar-8b is of family block-diffusion" in alone
 
 
 def test_a_folder_of_something_else_is_left_alone() -> None:

@@ -69,13 +69,11 @@ def test_the_cheapest_fleet_that_meets_the_slos_is_recommended(found: Planned) -
 
 
 def test_headroom_is_the_traffic_until_an_slo_breaks(found: Planned) -> None:
-    for fleet in found.ranking:
-        assert fleet.headroom is not None
-        assert fleet.headroom.low < fleet.headroom.value < fleet.headroom.high
-    # Four servers of 1 req/s saturate at 4 req/s, a quarter above 3.2.
-    room = found.ranking[1].headroom
+    room = found.recommended.headroom
     assert room is not None
-    assert 0.0 <= room.value < 0.25
+    assert room.low < room.value < room.high
+    assert room.value >= 0.0
+    assert found.ranking[1].headroom is None  # of the recommendation alone: its search takes the most replays
 
 
 def test_risks_are_of_more_traffic_a_replica_lost_and_a_slower_profile(found: Planned) -> None:

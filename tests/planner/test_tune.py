@@ -292,10 +292,11 @@ def test_the_shipped_example_is_a_space() -> None:
 
 def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
     space = default_space(PROFILE, None)
-    assert list(space.dimensions) == ["lmdeploy-bd32", "chunk", "optimus"]
+    assert list(space.dimensions) == ["lmdeploy-bd32", "lmdeploy-0.18", "chunk", "optimus"]
     thresholds = tuple(sorted({m.threshold for m in PROFILE.commits if m.workload == "sharegpt-focus"}))
     assert thresholds == (0.8, 0.9)
-    assert all(fields["threshold"] == Choice(thresholds) for fields in space.dimensions.values())
+    moved = [fields for preset, fields in space.dimensions.items() if preset != "lmdeploy-0.18"]
+    assert all(fields["threshold"] == Choice(thresholds) for fields in moved)
     assert all("block_length" not in fields for fields in space.dimensions.values())
     under_one = default_space(PROFILE, "sharegpt").dimensions.values()
     assert all("threshold" not in fields and "block_length" not in fields for fields in under_one)
@@ -305,15 +306,15 @@ def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
     ("profile", "presets"),
     [
         ("h100-diffusiongemma-fp8", ["vllm-diffusion"]),
-        ("h100-qwen3-8b-ar", ["ar"]),
-        ("a100-llada2-mini", ["lmdeploy-bd32", "chunk", "optimus"]),
+        ("h100-qwen3-8b-ar", ["ar"]),  # with SGLang's step times
+        ("a100-llada2-mini", ["lmdeploy-bd32", "lmdeploy-0.18", "chunk", "optimus"]),
     ],
 )
 def test_a_search_stays_with_the_checkpoint(profile: str, presets: list[str], tmp_path: Path) -> None:
     loaded = load(profile)
     check = searchable(loaded, None)
     assert list(default_space(loaded, None).dimensions) == presets
-    assert list(space_of({"num_pages": ["none"]}, "x", check).dimensions) == presets
+    assert set(presets) <= set(space_of({"num_pages": ["none"]}, "x", check).dimensions)
     assert BASELINES[loaded.family] in {*presets, "lmdeploy-bd32"}
     path = tmp_path / "policy.toml"
     path.write_text(f'policy = "{"chunk" if loaded.family == "autoregressive" else "ar"}"\n')
@@ -337,7 +338,7 @@ def test_an_autoregressive_policy_is_refused_by_both_searches_for_a_canvas_model
     ):
         with pytest.raises(DsimError) as caught:
             search()
-        assert str(caught.value).removeprefix("x: ar: ") == said
+        assert str(caught.value).removeprefix("x: ").removeprefix("ar: ") == said
 
 
 def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:

@@ -24,6 +24,7 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
+        "tried": None,
         **more,
     }  # fmt: skip
 
@@ -33,7 +34,7 @@ def info(*ranking: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "rate": 12.0, "ranking": list(rows), "recommended": rows[0], "runner_up": rows[1] if len(rows) > 1 else None,
         "left_out": [], "tied": [], "risks": [RISK], "criteria": [MET], "bounds": {MET: 0.99}, "share_criteria": [MET],
-        "slos": ["ttft=2s", "norm_latency=50ms"], "plan_toml": 'policy = "optimus"\nreplicas = 4\n', "flags": {},
+        "slos": ["ttft=2s", "norm_latency=50ms"], "plan_toml": 'policy = "optimus"\nreplicas = 4\n', "deploy": None,
         "priced": True, "currency": "USD", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "profile": "p",
         "estimated": True, "gpu_hour": "2", "num_replays": 9, "num_requests": 100, "block": 25, "seed": 0, "notes": [],
         **more,
@@ -48,9 +49,9 @@ def text(data: dict[str, Any]) -> list[str]:
 
 def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -> None:
     assert answer(info()) == (
-        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB, 8.00 USD an hour. 99.4 % of requests meet "
-        "the SLOs (99 % asked), with room for 11 to 22 % more traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, "
-        "12.00 USD an hour."
+        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB, 8.00 USD an hour; no released engine is "
+        "known to run this policy. 99.4 % of requests meet the SLOs (99 % asked), with room for 11 to 22 % more "
+        "traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour."
     )
 
 
@@ -122,12 +123,26 @@ def test_what_was_left_out_and_what_is_unknown_is_said() -> None:
     assert any("quality of the recommended policy is unknown: no score is published" in line for line in lines)
 
 
-def test_flags_are_said_with_what_they_cannot_say() -> None:
-    flags = {"command": "serve MODEL --max-batch-size 64", "config": ["threshold: 0.9"], "unsaid": ["num_loops=4"]}
-    lines = text(info(flags=flags))
-    at = lines.index("The same for its engine, on each replica:")
+def test_the_launch_is_said_with_what_it_cannot_say() -> None:
+    deploy = {
+        "engine": "vLLM 0.32.0", "image": "vllm:v0", "weights": "fp8", "gpus": 2, "replicas": 4,
+        "shell": "serve M --x 1", "config": {"threshold": 0.9}, "unsaid": ["num_loops=4"],
+    }  # fmt: skip
+    plan_toml = 'policy = "vllm"\nreplicas = 4\n\n[deploy]\nengine = "vLLM 0.32.0"\n'
+    lines = text(info(deploy=deploy, plan_toml=plan_toml))
+    at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 times, one for each replica:")
+    assert lines[at - 2 : at] == ['policy = "vllm"', "replicas = 4"]
     assert lines[at + 1 : at + 5] == [
-        "serve MODEL --max-batch-size 64", "with a configuration file of", "threshold: 0.9",
-        "No flag says num_loops=4.",
+        "serve M --x 1", "with a file dllm.yaml of", "threshold: 0.9", "Not said by a flag: num_loops=4.",
     ]  # fmt: skip
+    assert "no released engine" not in lines[0]
     assert "No released engine is known to run this policy as it is: the file is for dsim's own." in text(info())
+
+
+def test_the_search_over_settings_is_said_with_its_gain() -> None:
+    tried = {"num": 24, "given": "vllm-diffusion", "given_rate": 2.0, "rate": 2.5}
+    lines = text(info(fleet("vllm-diffusion,max_num_seqs=24", 4, 0.994, tried=tried)))
+    row = next(line.split() for line in lines if line.startswith("vllm-diffusion   "))
+    assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%"]
+    nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried | {"given_rate": 0.0, "rate": 0.0})))
+    assert "vllm-diffusion 24 at no rate as given at no rate –" in [" ".join(line.split()) for line in nowhere]

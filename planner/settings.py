@@ -1,0 +1,116 @@
+"""The settings that an engine lets one choose, for each policy of a plan: the best by successive halving.
+
+Successive halving (Jamieson and Talwalkar, 2016): all settings of a policy are tried on short replays, the best
+share of them on longer ones, and the best of those stands for the policy in the race. A setting's score is the rate
+up to which one replica meets the SLOs, on the same requests with the same luck as the others.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..engine.allowed_code import NO_CODE, AllowedCode
+from ..engine.errors import DsimError
+from ..engine.policy import Policy, name_of, named_fields, preset_of, settings_of
+from ..profiler.profile import Profile
+from .capacity import PILOT, PILOT_BLOCKS, CapacitySearch, find
+from .replicate import Reading
+from .space import candidate_of, spelt
+
+RUNGS = (400, 1600)  # requests of a replay, rung by rung
+GOES_ON = 0.25  # share of the settings that reach the next rung
+MOST = 64  # settings of a policy that are tried
+GAIN = 1.02  # by which a setting must beat the policy as it is given, or that stands
+WIDTH, SHARPNESS = 0.2, 0.03  # of the search for a score, in log rate
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a search over settings found for a policy: rates are req/s that one replica serves within the SLOs."""
+
+    num: int  # settings that were tried
+    given: str  # the policy as it was given
+    given_rate: float  # 0: at no rate
+    rate: float
+
+
+def settings_to_try(
+    spec: str, profile: Profile, check: Callable[[Policy], object], allow_code: AllowedCode = NO_CODE
+) -> list[str]:
+    """SPECs of the settings that the policy's engine has flags for: the SPEC itself first, if it can run.
+
+    What the SPEC sets is kept, and so is what may change answers. Whether host time is hidden is not chosen on a
+    profile whose step times hold it already: both ways would cost the same. Empty where nothing passes the check.
+    """
+    preset = preset_of(name_of(spec), spec, allow_code)
+    base = candidate_of(spec, allow_code=allow_code)
+    fixed = named_fields(spec, allow_code)
+    values = settings_of(base.policy)
+    free = {
+        name: [v for v in choices if spelt(v) != spelt(values[name])]
+        for name, choices in (preset.space or {}).items()
+        if preset.engine and name in preset.flags and name in preset.policy.neutral - fixed
+    }
+    named = dict(base.settings)
+    found = [base.spec]
+    for chosen in itertools.product(*([None, *others] for others in free.values())):
+        own = named | {name: spelt(v) for name, v in zip(free, chosen, strict=True) if v is not None}
+        found.append(",".join([base.preset, *(f"{name}={value}" for name, value in own.items())]))
+    hides = base.policy.batching.hides_host
+
+    def can(one: str) -> bool:
+        try:
+            policy = candidate_of(one, allow_code=allow_code).policy
+            check(policy)
+        except DsimError:
+            return False
+        return profile.latency.host_step > 0 or policy.batching.hides_host == hides
+
+    unique = [one for one in dict.fromkeys(found) if can(one)]
+    if len(unique) > MOST:  # evenly spread over the grid, with the SPEC itself
+        unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
+    return unique
+
+
+# Of settings, on a rung, from a rate on (None: the one to be served): the rates that a replica serves.
+Scores = Callable[[Sequence[int], int, float | None], Sequence[float]]
+
+
+def halve(settings: Sequence[int], scores: Scores) -> tuple[int, dict[int, float]]:
+    """The best of the settings, the first of which is the policy as given, and the scores of the last rung."""
+    left = list(settings)
+    start: float | None = None
+    found: dict[int, float] = {}
+    for rung in range(len(RUNGS)):
+        first = scores(left[:1], rung, start)
+        start = first[0] or start
+        found = dict(zip(left, [*first, *scores(left[1:], rung, start)], strict=True))
+        order = sorted(left[1:], key=lambda i: -found[i])  # equal ones as they were
+        keep = 1 if rung == len(RUNGS) - 1 else max(1, round(GOES_ON * len(order)))
+        left = [left[0], *order[:keep]]
+        start = max(found.values()) or start
+    best = max(left[1:], key=lambda i: found[i], default=left[0])
+    return (best if found[best] > GAIN * found[left[0]] else left[0]), found
+
+
+def score(search: CapacitySearch, rung: int, start: float) -> tuple[float, int]:
+    """The rate that one replica serves within the SLOs, by replays of the rung's length, and how many those were.
+
+    0 where it serves none: its SLOs hold at no rate, or a request does not fit.
+    """
+    num = min(search.num_requests, RUNGS[rung])
+    short = replace(search, num_requests=num, block=min(search.block, -(-num // PILOT_BLOCKS)))
+    ask = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT)
+    replays = 0
+
+    def read(rate: float) -> Reading:
+        nonlocal replays
+        replays += 1
+        return ask(rate)
+
+    try:
+        return find(read, search.criteria, start, WIDTH, SHARPNESS).rate, replays
+    except DsimError:
+        return 0.0, replays
