@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 LEDGER = "replays.jsonl"
 FILES = ("plan.toml", "plan.json", "report.html")
+DEPLOY = "deploy"  # a folder
 SCHEMA = "dsim-plan"
-PLAN = Kind("a plan", (*FILES, "profile-*.json", LEDGER), "plan.json", has_schema(SCHEMA), kept=LEDGER)
+PLAN = Kind(
+    "a plan", (*FILES, DEPLOY, "profile-*.json", LEDGER), "plan.json", has_schema(SCHEMA), (DEPLOY,), kept=LEDGER
+)
 
 
 @options.of_scenario(
@@ -83,7 +86,9 @@ def plan_command(
     address: options.Address = None,
     out: Annotated[
         Path | None,
-        option("DIR", "Write plan.toml, plan.json and report.html; goes on from what it holds.", "-o", "--out"),
+        option(
+            "DIR", "Write plan.toml, plan.json, report.html and deploy/; goes on from what it holds.", "-o", "--out"
+        ),
     ] = None,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its replays included.")] = False,
@@ -255,6 +260,10 @@ def _write(out: Path, planned: "Planned", info: dict[str, Any], page: "Page", sh
     files = {"plan.toml": planned.plan_toml, "plan.json": text + "\n", "report.html": to_html(page)}
     for name, content in files.items():
         write_whole(out / name, content)
+    launch = {} if planned.deployment is None else planned.deployment.files()
+    for name, content in launch.items():
+        (out / DEPLOY).mkdir(exist_ok=True)
+        write_whole(out / DEPLOY / name, content)
     for profile in sheets:
         save(profile, out / f"profile-{profile.name}.json", force=True)
-    return [*files, *(f"profile-{profile.name}.json" for profile in sheets)]
+    return [*files, *([f"{DEPLOY}/"] if launch else []), *(f"profile-{profile.name}.json" for profile in sheets)]

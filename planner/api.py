@@ -176,6 +176,7 @@ def plan(
     gpu_hour: float | Mapping[str, float] | None = None,
     attainment: float = 0.99,
     max_replicas: int = 64,
+    as_given: bool = False,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,
@@ -187,8 +188,8 @@ def plan(
     """One ranked answer: which policy on which profile, with how many replicas, at what cost.
 
     policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
-    commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. Raises
-    DsimError.
+    commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
+    search no settings of the engines. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     if profiles is None:
@@ -200,6 +201,7 @@ def plan(
         scenario, specs, loaded, lambda p: gpu_hour.get(p.name) if isinstance(gpu_hour, Mapping) else gpu_hour,
         min_quality=None if min_quality is None else parse_share(min_quality),
         quality_table=None if quality_table is None else load_table(quality_table, scenario.allow_code),
+        as_given=as_given,
     )  # fmt: skip
     return _plan(
         scenario, candidates, left_out, rate=rate, attainment=attainment, max_replicas=max_replicas,

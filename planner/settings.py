@@ -23,6 +23,7 @@ RUNGS = (400, 1600)  # requests of a replay, rung by rung
 GOES_ON = 0.25  # share of the settings that reach the next rung
 MOST = 64  # settings of a policy that are tried
 GAIN = 1.02  # by which a setting must beat the policy as it is given, or that stands
+NEAR = 1.01  # within which the setting of fewer changes is preferred
 WIDTH, SHARPNESS = 0.2, 0.03  # of the search for a score, in log rate
 
 
@@ -71,7 +72,7 @@ def settings_to_try(
     unique = [one for one in dict.fromkeys(found) if can(one)]
     if len(unique) > MOST:  # evenly spread over the grid, with the SPEC itself
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
-    return unique
+    return sorted(unique, key=lambda one: one.count(","))  # the fewer changes first
 
 
 # Of settings, on a rung, from a rate on (None: the one to be served): the rates that a replica serves.
@@ -88,10 +89,10 @@ def halve(settings: Sequence[int], scores: Scores) -> tuple[int, dict[int, float
         start = first[0] or start
         found = dict(zip(left, [*first, *scores(left[1:], rung, start)], strict=True))
         order = sorted(left[1:], key=lambda i: -found[i])  # equal ones as they were
-        keep = 1 if rung == len(RUNGS) - 1 else max(1, round(GOES_ON * len(order)))
-        left = [left[0], *order[:keep]]
+        left = [left[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(found.values()) or start
-    best = max(left[1:], key=lambda i: found[i], default=left[0])
+    most = max((found[i] for i in found if i != left[0]), default=0.0)
+    best = min((i for i in found if i != left[0] and found[i] * NEAR >= most), default=left[0])
     return (best if found[best] > GAIN * found[left[0]] else left[0]), found
 
 

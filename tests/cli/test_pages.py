@@ -138,28 +138,34 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
 def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
     ran = dsim(*first_command())
     assert ran.code == 0, ran.err
-    decision = r"2 req/s within ttft=2s and 400ms/token: (optimus|lmdeploy-bd32) on \d A100-80GB, \d\.00 USD an hour\. "
+    decision = (
+        r"2 req/s within ttft=4s and 400ms/token: (vllm-diffusion|sglang-gemma)\S* on \d H200 \(\d replicas of 2\)"
+    )
     assert re.match(decision, ran.out), ran.out
+    assert "--model-path google/diffusiongemma-26B-A4B-it" in ran.out or "serve google/diffusiongemma-" in ran.out
     assert Path("runs/plan/report.html").is_file()
     assert Path("runs/plan/plan.toml").read_text(encoding="utf-8").startswith("policy = ")
 
 
-def test_the_readmes_picture_and_sentence_say_the_same() -> None:
+def test_the_readmes_picture_sentence_and_command_say_the_same() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     picture = (ROOT / "docs" / "images" / "answer.svg").read_text(encoding="utf-8")
-    found = re.search(r"<title>(.*needs (\d) for (\d+) dollars.* needs (\d) for (\d+) dollars)</title>", picture)
+    found = re.search(
+        r"<title>(.*: (\S+) needs (\d+) for (\d+) dollars and (\S+) needs (\d+) for (\d+) dollars)</title>", picture
+    )
     assert found is not None
-    title, fewer, cheaper, more, dearer = found.groups()
+    title, best, fewer, cheaper, second, more, dearer = found.groups()
     assert f"![{title}](docs/images/answer.svg)" in text
     assert f"{fewer} GPUs, ${cheaper} an hour" in picture
     assert f"{more} GPUs, ${dearer} an hour" in picture
     words = " ".join(text.split())
-    number = {"4": "four", "6": "six"}
-    assert f"**{number[fewer]} under elastic chunks (`optimus`), {cheaper} dollars an hour; " in words
-    assert f"; {number[more]} under whole blocks of 32 (`lmdeploy-bd32`), {dearer} dollars. " in words
-    assert "The scheduler alone is a third of the bill.**" in words
-    assert 3 * (int(dearer) - int(cheaper)) == int(dearer)
-    assert f"`optimus on {fewer} A100-80GB, {cheaper}.00 USD an hour`" in words
+    number = {"8": "eight", "10": "ten", "12": "twelve"}
+    assert f"{number[fewer]} H200s under vLLM, {cheaper} dollars an hour" in words
+    assert f"{number[more]} under SGLang, {dearer} dollars" in words
+    assert (best.partition(",")[0], second.partition(",")[0]) == ("vllm-diffusion", "sglang-gemma")
+    flags = {"max_num_seqs": "--max-num-seqs", "max_num_batched_tokens": "--max-num-batched-tokens"}
+    for name, _, value in (part.partition("=") for part in best.split(",")[1:]):
+        assert f"{flags[name]} {value} " in words
 
 
 @pytest.mark.parametrize("page", pages.PAGES)

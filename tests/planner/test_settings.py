@@ -1,0 +1,75 @@
+"""The search over an engine's settings: what it may try, and that halving keeps the best."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.engine.policy import PRESETS, parse
+from dsim.planner.settings import GAIN, halve, settings_to_try
+from dsim.planner.space import searchable
+from dsim.profiler.profile import load
+
+VLLM, FP8 = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8")
+
+
+def tried(spec: str, profile: str = "h200x2-diffusiongemma-vllm") -> list[str]:
+    loaded = load(profile)
+    return settings_to_try(spec, loaded, searchable(loaded, None))
+
+
+def test_what_is_tried_has_a_flag_is_no_matter_of_answers_and_leaves_what_was_given() -> None:
+    found = tried("vllm-diffusion,max_num_batched_tokens=4096")
+    assert found[0] == "vllm-diffusion,max_num_batched_tokens=4096"
+    assert len(found) == len(set(found)) == 8  # the rows alone
+    assert all(parse(one).batching.max_num_batched_tokens == 4096 for one in found)  # type: ignore[attr-defined]
+    assert tried("vllm-diffusion:8")[0] == "vllm-diffusion"
+    assert {parse(one).batching.max_num_seqs for one in tried("vllm-diffusion:8")} == {8}  # type: ignore[attr-defined]
+
+
+def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
+    rows = [parse(one).batching.max_num_seqs for one in tried("vllm-diffusion", FP8.name)]  # type: ignore[attr-defined]
+    assert max(rows) == 32  # of 48 and 64 rows an H100 has no room for the logits
+    check = searchable(FP8, None)
+    with pytest.raises(DsimError, match="at most 37 rows"):
+        check(parse("sglang-gemma"))
+    small = settings_to_try("sglang-gemma", FP8, check)
+    assert "max_running_requests=64" not in " ".join(small)
+    assert "sglang-gemma,max_running_requests=8" in small
+
+
+def test_hidden_host_time_is_not_chosen_where_the_steps_hold_it_already() -> None:
+    assert VLLM.latency.host_step == 0
+    assert not any("async_scheduling" in one for one in tried("vllm-diffusion"))
+    told = load("h100-qwen3-8b-ar")
+    changes = any("async_scheduling" in one for one in settings_to_try("vllm-ar", told, searchable(told, None)))
+    assert changes == (told.latency.host_step > 0)
+
+
+def test_a_policy_of_no_engine_is_tried_as_it_is() -> None:
+    assert tried("optimus", "a100-sdar-8b") == ["optimus"]
+    assert not PRESETS["optimus"].engine
+
+
+def halved(scores: Sequence[float]) -> int:
+    asked: list[tuple[int, int]] = []
+
+    def told(settings: Sequence[int], rung: int, start: float | None) -> list[float]:
+        asked.append((rung, len(settings)))
+        return [scores[i] for i in settings]
+
+    best, _ = halve(range(len(scores)), told)
+    assert sum(n for rung, n in asked if rung == 0) == len(scores)
+    assert sum(n for rung, n in asked if rung == 1) <= 1 + max(1, round(0.25 * (len(scores) - 1)))
+    return best
+
+
+def test_halving_ends_in_the_best_and_tries_few_of_them_for_long() -> None:
+    assert halved([1.0, 0.5, 1.2, 1.1, 1.3, 0.0, 1.25, 0.9, 1.0]) == 4
+    assert halved([0.0, 0.0, 0.1]) == 2  # the policy as given serves nothing
+
+
+def test_a_gain_within_the_noise_changes_nothing_and_of_equals_the_first_is_preferred() -> None:
+    assert halved([1.0, 0.99 * GAIN]) == 0
+    assert halved([1.0, 0.5, 1.2, 1.205, 1.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]) == 2
+    assert halved([0.0, 0.0]) == 0
