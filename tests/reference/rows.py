@@ -67,7 +67,7 @@ def settle(status: Bytes, evaluations: Counts, window: Bools, block_length: int,
     after = status.copy()
     if rule == BLOCK_PASS:
         whole = ~masked[:, :block_length].any(axis=1) & window.any(axis=1)
-        after[:, :block_length][whole] = CACHED
+        after[:, :block_length][whole[:, None] & window[:, :block_length]] = CACHED
     else:
         right = window & (status == PENDING)
         if rule == NEIGHBOUR:

@@ -134,7 +134,8 @@ def test_a_scheduler_knows_the_limit_and_not_the_answer() -> None:
 def test_an_eos_in_the_prompts_block_is_missed_up_to_the_limit() -> None:
     missed = one(ALONE, 33, 5, 100)
     assert missed["num_tokens"] == 32
-    assert missed | {"max_tokens": 32} == one(ALONE, 33, 5, None, eos=True)  # the next block is padding here, too
+    asked = one(ALONE, 33, 5, None, eos=True)
+    assert missed | {"max_tokens": 32, "limited": False} == asked  # the next block is padding here, too
     assert one(ALONE, 33, 5, 31)["num_tokens"] == 5  # the limit ends the block
     assert one(ALONE, 33, 5, 5, eos=True)["num_tokens"] == 5  # which no EOS did
     assert one(f"{ALONE},eos=token", 33, 5, 100)["num_tokens"] == 5
@@ -142,7 +143,7 @@ def test_an_eos_in_the_prompts_block_is_missed_up_to_the_limit() -> None:
 
 def test_where_no_answer_is_shorter_than_its_limit_nothing_changes() -> None:
     asked, said = one(ALONE, 50, 77, None), one(ALONE, 50, 77, 77)
-    assert said == asked
+    assert said == asked | {"limited": True}
 
 
 def test_an_autoregressive_engine_that_ignores_an_eos_goes_on_to_the_limit() -> None:
@@ -154,7 +155,7 @@ def test_an_autoregressive_engine_that_ignores_an_eos_goes_on_to_the_limit() -> 
 
 def test_nobody_foresees_an_eos_before_the_limit() -> None:
     asked = one("vllm-ar", 10, 12, None, eos=True)
-    assert one("vllm-ar", 10, 12, 30) | {"max_tokens": 12} == asked
+    assert one("vllm-ar", 10, 12, 30) | {"max_tokens": 12, "limited": False} == asked
 
 
 @pytest.mark.parametrize("spec", ["lmdeploy-bd32,eos=ignored", "optimus,obs=true", "dllm-serve", "vllm-ar"])
