@@ -32,11 +32,12 @@ from .plan import plan as _plan
 from .plan_replays import Posed
 from .profiled import Profiled, derived, fitted, measured
 from .quality import load_table, parse_share
-from .record import in_twin, record
+from .record import in_twin, memory_of, record
 from .recorded import OfRun, Recorded, Replay
 from .scenario import Scenario, named_code, replicas_of
 from .signature import Traffic, real_signature
 from .space import candidate_of, load_space, runs_on, searchable, space_of
+from .spread import moved_by_spread
 from .sweep import Sweep
 from .sweep import sweep as _sweep
 from .tune import tune as _tune
@@ -126,7 +127,11 @@ def replay(
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)
-    done = record(scenarios, requests, in_twin, out=folder, force=force)
+    told = {} if folder is None else {"spread": moved_by_spread(scenarios, requests)}
+    done = record(
+        scenarios, requests, in_twin, out=folder, force=force,
+        about=lambda results: {**told, "memory": memory_of(scenarios, requests, results)},
+    )  # fmt: skip
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)
 
 

@@ -259,3 +259,15 @@ def test_a_validation_takes_frames_and_objects_by_name(
     dsim.validate(tmp_path / "out", trace=requests, profile=profile, policies=[dsim.parse_policy("ar")])
     assert np.array_equal(load(asked["trace"]).arrival, requests["arrival"])
     assert (dsim.load_profile(asked["profile"]), asked["policies"]) == (profile, ["ar"])
+
+
+def test_a_run_that_is_written_has_what_the_command_writes(tmp_path: Path) -> None:
+    from tests.cli.command import dsim as command
+
+    ran = command(
+        "replay", "azure-conv", "--policy", "ar", "--num-requests", 30, "--slo", "ttft=2s", "-o", tmp_path / "a"
+    )
+    assert ran.code == 0
+    dsim.replay("azure-conv", "ar", num_requests=30, slos=["ttft=2s"], out=tmp_path / "b")
+    by_command, by_function = (dsim.load_run(tmp_path / name).run.info for name in "ab")
+    assert {**by_command, "command": ""} == {**by_function, "command": ""}
