@@ -1,8 +1,8 @@
 """The layout of a command's help: what it does, examples, and its options in panels by purpose (options.PANELS)."""
 
 import inspect
+import re
 import shutil
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,10 @@ def _print(command: Any, ctx: Any) -> None:
 
 
 def _wrapped(example: str, width: int) -> str:
-    """An example on lines of at most this width, which a shell reads as one."""
-    lines = textwrap.wrap(example, width - INDENT - 2, break_long_words=False, break_on_hyphens=False)
+    """An example on lines of at most this width, which a shell reads as one; an option stays with its value."""
+    lines = [""]
+    for words in re.split(r" (?=-)", example):
+        if len(f"{lines[-1]} {words}") > width - INDENT - 2:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {words}".lstrip()
     return " \\\n".join(" " * (2 if i == 0 else INDENT) + line for i, line in enumerate(lines))

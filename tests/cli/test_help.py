@@ -95,9 +95,10 @@ def test_cheap_examples_run() -> None:
 
 
 def test_a_wrapped_example_is_one_command_to_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "76")
     printed = dsim("replay", "--help").out
     joined = re.sub(r" \\\n +", " ", printed)
     for example in parts(COMMANDS["replay"].help or "")[1]:
         assert f"  {example}\n" in joined
     assert " \\\n" in printed
+    assert "--policy \\\n" not in printed  # an option and its value are on one line
