@@ -33,6 +33,7 @@ class Ranked(NamedTuple):
 
     policy: str
     place: str
+    profile: str
     replicas: int
 
 
@@ -75,7 +76,7 @@ def test_a_plan_s_best_fleets_are_moved_on_their_own_profiles() -> None:
     graphs = load("a100-sdar-8b-graphs")
     candidates, _ = candidates_of(ASKED, ["lmdeploy-bd32", "optimus"], [PROFILE, graphs], lambda profile: None)
     asked = [c for c in candidates if (c.policy, c.profile) in (("lmdeploy-bd32", PROFILE), ("optimus", graphs))]
-    ahead = [Ranked(c.policy, c.place, i) for i, c in enumerate(asked, 1)]
+    ahead = [Ranked(c.policy, c.place, c.profile.name, i) for i, c in enumerate(asked, 1)]
     fleets = best_fleets(ASKED, asked, cast(Planned, SimpleNamespace(rate=0.05, ranking=tuple(ahead))))
     assert [(f.policy, f.replicas, f.base_profile(), f.rate) for f in fleets.values()] == [
         ("lmdeploy-bd32", 1, PROFILE, 0.05), ("optimus", 2, graphs, 0.05),
