@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure as PlotlyFigure
 
-TITLE_HEIGHT = 40  # pixels over the axes
+TITLE_HEIGHT = 34  # pixels, also of the legend below the axes
 
 
 class Showable(ABC):
@@ -45,9 +45,13 @@ class Showable(ABC):
         from plotly.graph_objects import Figure as PlotlyFigure  # imported here: a report's page needs none of it
 
         drawn = PlotlyFigure(figures[name].chart.to_json())
-        margin = {**figures[name].chart.layout["margin"], "t": TITLE_HEIGHT}
-        drawn.update_layout(title_text=figures[name].title, margin=margin, showlegend=True)
-        drawn.layout.height += TITLE_HEIGHT
+        margin = figures[name].chart.layout["margin"]
+        drawn.update_layout(
+            title={"text": figures[name].title, "y": 1.0, "yanchor": "top", "pad": {"t": 10}}, showlegend=True,
+            legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
+            margin={**margin, "t": margin["t"] + TITLE_HEIGHT, "b": margin["b"] + TITLE_HEIGHT},
+            height=figures[name].chart.layout["height"] + 2 * TITLE_HEIGHT,
+        )  # fmt: skip
         return drawn
 
     def __str__(self) -> str:
