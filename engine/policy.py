@@ -185,6 +185,11 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
             return _as_preset(found[name].load(), found[name].value, spec)
         except Exception as error:  # whatever another distribution's code raises
             raise PolicyError(f"policy {_said(spec)}: {found[name].value} cannot be loaded: {cut(error)}") from error
+    if name.endswith(".py"):
+        raise PolicyError(
+            f"policy {_said(spec)}: it is {quoted(name)} alone, expected the policy's name in that file too: "
+            f"{cut(name)}:POLICY"
+        )
     known = known_presets()
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""

@@ -169,13 +169,17 @@ def touched_experts(m: ModelShape, tokens: float) -> float:
 
 
 def model(name: str) -> ModelShape:
-    """The shape of that name, in any case of letters, or of a config.json; a ProfileError lists the known ones."""
+    """The shape of that name, of that checkpoint on Hugging Face, or of a config.json.
+
+    Capitals make no difference, and a checkpoint's organisation may be left out. A ProfileError lists the known names.
+    """
     if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
         return read_shape(name)
-    known = {key.lower(): shape for key, shape in MODELS.items()}
-    if name.lower() in known:
-        return known[name.lower()]
-    hint = did_you_mean(name, MODELS, any_case=True)
+    plain = name.lower().rstrip("/").rsplit("/", 1)[-1]
+    for known, shape in _BY_NAME.items():
+        if plain == known or plain.startswith(f"{known}-"):
+            return shape
+    hint = did_you_mean(plain, MODELS, any_case=True)
     raise ProfileError(
         f"no model is named {cut(name)}{hint}; the known ones are {', '.join(MODELS)}, and a Hugging Face config.json"
     )
@@ -333,3 +337,10 @@ CHECKPOINTS = {
     "Gemma4-26B-A4B": "google/gemma-4-26B-A4B-it", "DiffusionGemma-26B-A4B": "google/diffusiongemma-26B-A4B-it",
     "LLaDA-8B": "GSAI-ML/LLaDA-8B-Instruct", "Dream-7B": "Dream-org/Dream-v0-Instruct-7B",
 }  # fmt: skip
+# Checkpoints of the same dimensions under names that do not begin with the model's.
+_ALIASES = {
+    "dream-v0-base-7b": "Dream-7B", "dream-v0-instruct-7b": "Dream-7B", "dream-coder-v0-base-7b": "Dream-7B",
+    "dream-coder-v0-instruct-7b": "Dream-7B", "llada-1.5": "LLaDA-8B", "gemma-4-26b-a4b": "Gemma4-26B-A4B",
+    "diffusiongemma": "DiffusionGemma-26B-A4B",
+}  # fmt: skip
+_BY_NAME = {name.lower(): MODELS[name] for name in MODELS} | {name: MODELS[of] for name, of in _ALIASES.items()}

@@ -12,7 +12,7 @@ from ..engine.cache_overhead import CACHES, PHASES
 from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import CacheOverhead, LatencyModel
-from ..files.read import cut, cut_words
+from ..files.read import cut, cut_words, did_you_mean
 from ..files.write import check_file, write_whole
 from .checked import AllLimits, Section, names, read_json, write_json
 from .hardware import capability_of_name, default_max_batch
@@ -325,8 +325,8 @@ def load(name: str | Path) -> Profile:
     if not os.path.isfile(path):
         held = _shipped_files()
         if str(name) not in held:
-            named = cut_words(str(name))
-            raise ProfileError(f"no profile file or shipped profile is named {named}; shipped: {', '.join(held)}")
+            named, hint = cut_words(str(name)), did_you_mean(str(name), held, any_case=True)
+            raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(held)}")
         path = held[str(name)]
     return from_json(read_json(path), str(path))
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..engine.errors import DsimError
-from ..files.read import cut, quoted
+from ..files.read import cut, did_you_mean, quoted
 
 A_TOKEN = "norm_latency"  # what a target such as 50ms/token bounds: every request has one
 METRIC_KEYS = ("ttft", "ttfb", "tpot", "tpot_chunk", "norm_latency", "e2el", "itl")
@@ -52,8 +52,8 @@ class Slo:
             raise DsimError(f"SLO {said}: expected [stat:]metric=bound, such as ttft=2s or 50ms/token")
         metric, stat, slo_class = shape["metric"].strip(), shape["stat"], shape["class"]
         if metric not in METRIC_KEYS:
-            known = ", ".join(METRIC_KEYS)
-            raise DsimError(f"SLO {said}: unknown metric {quoted(metric)}, expected one of {known}")
+            known, hint = ", ".join(METRIC_KEYS), did_you_mean(metric, METRIC_KEYS)
+            raise DsimError(f"SLO {said}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
         if stat is not None and (stat := stat.strip()) not in STATS:
             stat = _share(stat, said)
         if metric == "itl" and (stat is None or stat.endswith("%")):

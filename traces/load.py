@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..engine.errors import TraceError
-from ..files.read import cut, cut_words, printable
+from ..files.read import cut, cut_words, did_you_mean, printable
 from . import frames
 from .formats import OF_RUN, TICKS_PER_SECOND, Format, flat, named, own_format, recognise, shown_keys
 from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
@@ -86,8 +86,9 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
         return path, printable(path.stem)
     if str(path_or_name) in SHIPPED:
         return SHIPPED[str(path_or_name)], str(path_or_name)
+    hint = did_you_mean(str(path_or_name), SHIPPED, any_case=True)
     raise TraceError(
-        f"no trace file {cut_words(str(path_or_name))}, expected a file or a shipped trace: {', '.join(SHIPPED)}"
+        f"no trace file {cut_words(str(path_or_name))}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}"
     )
 
 

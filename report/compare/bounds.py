@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engine.errors import DsimError
-from ...files.read import cut, quoted
+from ...files.read import cut, did_you_mean, quoted
 from ..slo import STATS
 
 METRICS = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time", "step_latency")
@@ -36,7 +36,8 @@ class Bound:
             raise DsimError(f"bound {said}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
         stat, metric = shape["stat"], shape["metric"]
         if metric not in METRICS:
-            raise DsimError(f"bound {said}: unknown metric {quoted(metric)}, expected one of {', '.join(METRICS)}")
+            known, hint = ", ".join(METRICS), did_you_mean(metric, METRICS)
+            raise DsimError(f"bound {said}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
         if stat is not None and stat not in STATS:
             raise DsimError(f"bound {said}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}")
         if stat is None and metric == "step_latency":

@@ -130,6 +130,7 @@ AR_FIELDS = (
     ("spec", "says"),
     [
         ("optimu", "no preset is named 'optimu' (did you mean optimus?); there are " + ", ".join(PRESETS)),
+        ("./b.py", "it is './b.py' alone, expected the policy's name in that file too: ./b.py:POLICY"),
         ("zzz", "no preset is named 'zzz'; there are " + ", ".join(PRESETS)),
         ("ar,max_bath=4", f"there is no field 'max_bath' (did you mean max_batch?); its fields are {AR_FIELDS}"),
         ("ar,chunk=4", f"there is no field 'chunk'; its fields are {AR_FIELDS}"),

@@ -211,7 +211,10 @@ def test_every_rate_sees_the_same_requests(md1: Scenario) -> None:
         (("95%:e2el=0.5s",), "SLO '95%:e2el=0.5s' holds at no rate: 0% of arrivals meet it at 0.001 req/s"),
         (("mean:e2el=99999s",), "SLO 'mean:e2el=99999s' is met at every rate, even at "),
         ((), "no SLO is given, expected at least one, such as p90:tpot_chunk=50ms"),
-        (("latency=2s",), "SLO 'latency=2s': unknown metric 'latency', expected one of ttft"),
+        (
+            ("latency=2s",),
+            "SLO 'latency=2s': unknown metric 'latency' (did you mean norm_latency?), expected one of",
+        ),
         (("chat/ttft=2s",), "SLO 'chat/ttft=2s': no request is of class 'chat': the trace has no column slo_class"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from dsim.engine.errors import ProfileError
 from dsim.profiler.models import (
+    CHECKPOINTS,
     MODELS,
     active_layer_params,
     architecture_of,
@@ -142,3 +143,20 @@ def test_a_config_json_that_cannot_be_is_refused_by_key(change: dict[str, Any], 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | change), encoding="utf-8")
     with pytest.raises(ProfileError, match=says):
         model(str(tmp_path))
+
+
+def test_a_checkpoint_goes_by_its_name_on_hugging_face() -> None:
+    assert all(model(checkpoint).name == name for name, checkpoint in CHECKPOINTS.items())
+    for typed, name in {
+        "jetlm/sdar-8b-chat": "SDAR-8B", "SDAR-8B-Chat-b16": "SDAR-8B", "DiffusionGemma-26B-A4B-it": DIFFUSION_GEMMA,
+        "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic": DIFFUSION_GEMMA, "dream-org/dream-v0-base-7b": "Dream-7B",
+        "GSAI-ML/LLaDA-8B-Base": "LLaDA-8B", "inclusionAI/LLaDA2.0-mini-preview": "LLaDA2.0-mini",
+    }.items():  # fmt: skip
+        assert model(typed).name == name
+    with pytest.raises(ProfileError, match=r"no model is named jetlm/SDAR-9B \(did you mean SDAR-8B\?\)"):
+        model("jetlm/SDAR-9B")
+    with pytest.raises(ProfileError, match="no model is named SDAR-8Bx"):
+        model("SDAR-8Bx")
+
+
+DIFFUSION_GEMMA = "DiffusionGemma-26B-A4B"

@@ -172,7 +172,7 @@ def test_an_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         load("a100-sdar-9b")
     assert str(caught.value).startswith(
-        "no profile file or shipped profile is named a100-sdar-9b; shipped: a100-sdar-8b, "
+        "no profile file or shipped profile is named a100-sdar-9b (did you mean a100-sdar-8b?); shipped: a100-sdar-8b, "
     )
 
 

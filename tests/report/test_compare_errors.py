@@ -105,7 +105,7 @@ def test_a_bound_is_read() -> None:
     ("text", "told"),
     [
         ("e2el=3", "expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%"),
-        ("e2e=3%", "unknown metric 'e2e', expected one of e2el, norm_latency"),
+        ("e2e=3%", "unknown metric 'e2e' (did you mean e2el?), expected one of e2el, norm_latency"),
         ("p42:e2el=3%", "unknown statistic 'p42', expected one of mean, p50, p90, p95, p99"),
         ("step_latency=3%", "expected a statistic, such as mean:step_latency=3%"),
     ],

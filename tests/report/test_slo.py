@@ -62,7 +62,10 @@ def test_a_plain_target_is_a_bound_on_norm_latency(text: str, means: str) -> Non
         ("ttft=nans", "bound 'nans' is not a time above zero"),
         ("ttft", "expected [stat:]metric=bound"),
         ("ttft=1s=2s", "expected [stat:]metric=bound"),
-        ("latency=2s", "unknown metric 'latency', expected one of " + ", ".join(METRIC_KEYS)),
+        (
+            "latency=2s",
+            "unknown metric 'latency' (did you mean norm_latency?), expected one of " + ", ".join(METRIC_KEYS),
+        ),
         ("0%:ttft=2s", "share of arrivals is 0%, expected above 0% and up to 100%"),
         ("101%:ttft=2s", "share of arrivals is 101%, expected above 0% and up to 100%"),
         ("95%:itl=20ms", "needs a statistic, such as p99:itl=20ms"),
