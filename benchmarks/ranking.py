@@ -2,7 +2,7 @@
 
 ShareGPT lengths, Poisson arrivals, one A100 with SDAR-8B, four seeds a cell, every policy on the same requests with the
 same luck. The rates run from an idle device to one that no policy can keep up with. Prints the tables of
-docs/ranking.md; about five minutes on one core.
+docs/ranking.md; about a minute on one core.
 """
 
 import argparse
