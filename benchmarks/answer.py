@@ -1,46 +1,114 @@
-"""The README's picture, from what its first command found: `python benchmarks/answer.py runs/plan/plan.json`.
+"""Run the README's first command, keep what it prints, and draw its picture: `python benchmarks/answer.py`.
 
-It writes docs/images/answer.svg; tests/cli/test_pages.py holds the README's sentence to the picture.
+It writes benchmarks/answer.json and docs/images/answer.svg. tests/cli/test_said.py compares the README's figures with
+both, and fails where the file is older than the command, its trace, its profiles or the rules of its policies.
 """
 
-import argparse
+import datetime
+import hashlib
 import json
+import re
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "answer.svg"
+from dsim.planner.scenario import Scenario
+
+ROOT = Path(__file__).parents[1]
+README, KEPT, PICTURE = ROOT / "README.md", ROOT / "benchmarks" / "answer.json", ROOT / "docs" / "images" / "answer.svg"
+ASKED = ("rate", "gpu_hour", "currency", "trace", "arrival", "seed", "profile", "workload", "router", "emit", "slos")
+FOUND = ("policy", "profile", "device", "replicas", "gpus", "per_hour", "values", "headroom")
+PROBED = 150  # requests of the replay that shows whether a policy's rules are still those of the answer
 INK, BEST, OTHER = "#7d8694", "#2f7ed8", "#d9822b"
-LEFT, SCALE, TOP, ROW = 150, 330, 60, 62  # pixels; SCALE is the dearest fleet's
+WIDTH, TOP, ROW = 720, 60, 62  # pixels
+
+
+def first_command() -> list[str]:
+    """The words of the README's first `dsim` command, without `dsim`."""
+    text = README.read_text(encoding="utf-8")
+    found = re.search(r"```sh\n(.*?)```", text, re.S)
+    assert found is not None, f"{README} has no command"
+    line = re.sub(r"\\\n\s*", "", found[1]).splitlines()[0].rpartition(" && ")[2]
+    program, *words = shlex.split(line)
+    assert program.endswith("dsim"), line
+    return words
+
+
+def digest(words: list[str], plan: dict[str, Any]) -> str:
+    """What the answer depends on: the command, the trace, the profiles, and what each policy does with a few requests.
+
+    It leaves out the search itself: an answer that the planner would now find differently has the same digest.
+    """
+    parts: list[Any] = [words]
+    for fleet in plan["ranking"]:
+        scenario = Scenario(
+            plan["trace"], fleet["policy"], fleet["profile"], rate=plan["rate"] / fleet["replicas"],
+            workload=plan["workload"] if fleet["profile"] == plan["profile"] else None,
+            **{name: plan[name] for name in ("arrival", "seed", "router", "emit")},
+        )  # fmt: skip
+        requests = scenario.source()
+        arrays = (requests.arrival, requests.input_length, requests.output_length)
+        parts += [[hashlib.sha256(array.tobytes()).hexdigest() for array in arrays], repr(scenario.loaded_profile())]
+        few = Scenario(**{**scenario.question(), "num_requests": PROBED})
+        parts.append(rounded(asdict(few.run())))
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def rounded(value: Any) -> Any:
+    """The same with floats to nine digits: other processors sum in another order."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return f"{value:.9g}" if isinstance(value, float) else value
+
+
+def kept() -> dict[str, Any]:
+    """What the last run of this script found."""
+    return dict(json.loads(KEPT.read_text(encoding="utf-8")))
 
 
 def title(plan: dict[str, Any]) -> str:
     """The picture in words, for those who cannot see it."""
     fleets = " and ".join(f"{f['policy']} needs {f['gpus']} for {f['per_hour']:g} dollars" for f in plan["ranking"])
-    return f"What meets the target at {plan['rate']:g} requests a second costs an hour, in A100s: {fleets}"
+    return f"What meets the target at {plan['rate']:g} requests a second costs an hour, in {device(plan)}: {fleets}"
+
+
+def device(plan: dict[str, Any]) -> str:
+    """What the fleets are made of, in the plural."""
+    names = {fleet["device"].partition("-")[0] for fleet in plan["ranking"]}
+    return f"{names.pop()}s" if len(names) == 1 else "GPUs"
 
 
 def svg(plan: dict[str, Any]) -> str:
     """Each policy's smallest fleet that meets the SLOs: a square a GPU, the cost, and the share of requests that do."""
     fleets = plan["ranking"]
-    step = SCALE / max(fleet["gpus"] for fleet in fleets)
+    left = max(150, 24 + 8 * max(len(fleet["policy"]) for fleet in fleets))
+    step = (WIDTH - left - 240) / max(fleet["gpus"] for fleet in fleets)  # the most expensive fleet fills the row
     said = escape(title(plan))
     height = TOP + ROW * len(fleets)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" width="720" height="{height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" '
         f'aria-label={quoteattr(title(plan))} font-family="system-ui, sans-serif">',
         f"<title>{said}</title>",
-        text(20, 24, f"A100s that meet the target at {plan['rate']:g} requests a second", INK, 15, bold=True),
+        text(20, 24, f"{device(plan)} that meet the target at {plan['rate']:g} requests a second", INK, 15, bold=True),
     ]
     for row, fleet in enumerate(fleets):
         y, colour = TOP + ROW * row, OTHER if row else BEST
         [attained] = fleet["values"].values()
-        out.append(text(LEFT - 14, y + 20, fleet["policy"], colour, 14, "end", bold=True))
+        out.append(text(left - 14, y + 20, fleet["policy"], colour, 14, "end", bold=True))
         out += [
-            f'<rect x="{LEFT + step * k:.0f}" y="{y}" width="{step - 6:.0f}" height="30" rx="3" fill="{colour}"/>'
+            f'<rect x="{left + step * k:.0f}" y="{y}" width="{step - 6:.0f}" height="30" rx="3" fill="{colour}"/>'
             for k in range(fleet["gpus"])
         ]
-        x = round(LEFT + step * fleet["gpus"] + 6)
+        x = round(left + step * fleet["gpus"] + 6)
         out.append(text(x, y + 13, f"{fleet['gpus']} GPUs, ${fleet['per_hour']:g} an hour", colour, 14, bold=True))
         out.append(text(x, y + 31, f"{100 * attained['value']:.1f} % of requests meet it", INK, 13))
     return "\n".join([*out, "</svg>"]) + "\n"
@@ -53,10 +121,31 @@ def text(x: int, y: int, words: str, colour: str, size: int, anchor: str = "star
 
 
 def main() -> None:
-    """Write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("plan", type=Path)
-    plan = json.loads(parser.parse_args().plan.read_text(encoding="utf-8"))
+    """Ask, keep the answer, and draw it."""
+    words = first_command()
+    with tempfile.TemporaryDirectory() as folder:
+        here = list(words)
+        if "-o" in here:
+            here[here.index("-o") + 1] = folder
+        else:
+            here += ["-o", folder]
+        ran = subprocess.run(
+            [sys.executable, "-m", "dsim", *here, "--force"],
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            check=True,
+        )
+        whole = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ranking = [{name: fleet[name] for name in FOUND} for fleet in whole["ranking"]]
+    plan = {**{name: whole[name] for name in ASKED}, "ranking": ranking}
+    found = {
+        "command": shlex.join(["dsim", *words]), "date": datetime.date.today().isoformat(),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime), "digest": digest(words, plan), "plan": plan,
+        "printed": ran.stdout.splitlines(),
+    }  # fmt: skip
+    KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     PICTURE.write_text(svg(plan), encoding="utf-8")
     print(title(plan))
 

@@ -5,8 +5,10 @@ import re
 import statistics
 from pathlib import Path
 
+import pytest
 import typer
 
+from dsim.benchmarks import answer
 from dsim.cli import app
 from dsim.report.reproduce import _percent
 from dsim.traces import load, write
@@ -66,3 +68,46 @@ def test_the_readme_says_what_reproduce_prints_of_its_calibration() -> None:
     errors = [abs(float(row["error"])) for row in rows if row["status"] == "calibrated" and row["error"]]
     said = f"is off by {_percent(statistics.median(errors))} in the median and {_percent(max(errors))} at most"
     assert said in " ".join((pages.ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NUMBERS = {word: number for number, word in enumerate(WORDS, 1)}
+SHARES = {"a third": 1 / 3, "half": 1 / 2, "a quarter": 1 / 4, "two thirds": 2 / 3, "three quarters": 3 / 4}
+AGAIN = "run `python benchmarks/answer.py`"
+
+
+def numbers(text: str) -> set[float]:
+    """The numbers of a text, in digits or words."""
+    digits = {float(found.replace(",", "")) for found in re.findall(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?", text)}
+    return digits | {float(NUMBERS[word]) for word in re.findall(r"[a-z]+", text.lower()) if word in NUMBERS}
+
+
+def test_the_readmes_answer_is_that_of_its_first_command() -> None:
+    kept = answer.kept()
+    assert kept["command"].split()[1:] == answer.first_command(), f"the README asks something else now: {AGAIN}"
+    assert kept["digest"] == answer.digest(answer.first_command(), kept["plan"]), f"the rules have changed: {AGAIN}"
+
+
+def test_the_readmes_figures_are_those_that_its_first_command_printed() -> None:
+    kept, readme = answer.kept(), (pages.ROOT / "README.md").read_text(encoding="utf-8")
+    plan, printed = kept["plan"], " ".join(" ".join(kept["printed"]).split())
+    assert answer.PICTURE.read_text(encoding="utf-8") == answer.svg(plan), AGAIN
+    assert f"![{answer.title(plan)}](docs/images/answer.svg)" in readme, AGAIN
+    words = " ".join(
+        readme.partition("](docs/images/answer.svg)")[2].partition("And what would a new scheduler")[0].split()
+    )
+    # Each part of the answer is of one fleet, in the ranking's order, and has its GPUs and its cost.
+    [told] = re.findall(r"\*\*(.*?)\*\*", words)
+    for part, fleet in zip(re.split(r"; ", told), plan["ranking"], strict=True):
+        assert {fleet["gpus"], fleet["per_hour"]} <= numbers(part), part
+    costs = sorted(fleet["per_hour"] for fleet in plan["ranking"])
+    for share in re.findall(rf"({'|'.join(SHARES)}) of the bill", words):
+        assert 1 - costs[0] / costs[-1] == pytest.approx(SHARES[share], abs=0.02)
+    for price in re.findall(r"([\d.]+) dollars", words):
+        assert float(price) in {float(plan["gpu_hour"] or 0), *costs}, price
+    for rate in re.findall(r"([\d.]+) requests a second", words):
+        assert float(rate) == plan["rate"]
+    # The launch command is the one that it printed.
+    shown = re.search(r"```text\n(.*?)\n```", readme, re.S)
+    assert shown is not None
+    assert " ".join(shown[1].replace("\\\n", " ").split()) in printed.replace("\\ ", "")
