@@ -15,7 +15,8 @@ def import_command(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl).",
+            help="Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl), or a "
+            "gateway's log (LiteLLM's, or any with --columns) that has start, first token and end.",
             show_default=False,
         ),
     ],
@@ -24,6 +25,9 @@ def import_command(
     ] = None,
     time_unit: options.TimeUnit = None,
     columns: options.Columns = None,
+    only: Annotated[
+        str | None, option("model=NAME", "Of a gateway's log with several models, this one's rows.", "--only")
+    ] = None,
     policy: Annotated[
         str | None,
         option(
@@ -52,6 +56,7 @@ def import_command(
     """Read what a load generator measured of a server into a run, by dsim's definitions.
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
+    dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
     dsim import bench.json --log steps.jsonl --metrics metrics.txt --json
     """
     from ..planner.imported import imported
@@ -61,7 +66,7 @@ def import_command(
     from ..report.story import words
 
     run, doubts = imported(
-        file, trace=trace, time_unit=time_unit, columns=columns, policy=policy, log=log, metrics=metrics,
+        file, trace=trace, time_unit=time_unit, columns=columns, only=only, policy=policy, log=log, metrics=metrics,
         metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup, slos=slo or [],
         missing_passes=not missing_fails, command=options.command(),
     )  # fmt: skip

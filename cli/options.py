@@ -39,7 +39,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--published --seeds --version",
         "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
         "--num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
-        "Trace file": "--format --time-unit --columns --skip-bad --keep-failed --hash-ids",
+        "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --ensemble --commits "
         "--allow-code",
         "Model and device": "--model --gpu --tp --device --graphs --eager --mask-token-id --block-length --tokenizer "

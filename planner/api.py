@@ -486,6 +486,7 @@ def import_run(
     trace: TraceLike | None = None,
     time_unit: str | None = None,
     columns: str | None = None,
+    only: str | None = None,
     policy: str | None = None,
     log: str | Path | None = None,
     metrics: str | Path | None = None,
@@ -499,11 +500,11 @@ def import_run(
 ) -> Recorded:
     """What a load generator measured of a server, by dsim's definitions: a run to look at and to compare with.
 
-    file: of vllm bench serve, guidellm or aiperf, or a step log. trace: what the client replayed. log, metrics: what
-    the server wrote meanwhile. What is doubtful is a Python warning. Raises DsimError.
+    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: what the client replayed.
+    log, metrics: what the server wrote meanwhile. What is doubtful is a Python warning. Raises DsimError.
     """
     run, doubts = imported(
-        file, trace=trace, time_unit=time_unit, columns=columns, policy=policy, log=log, metrics=metrics,
+        file, trace=trace, time_unit=time_unit, columns=columns, only=only, policy=policy, log=log, metrics=metrics,
         metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup,
         slos=_texts(slos), missing_passes=missing_passes,
     )  # fmt: skip

@@ -10,10 +10,10 @@ from ..profiler.steplog import StepLog, read_log
 from ..report.clients.match import Requested
 from ..report.clients.measured import MeasuredRun, measured_run
 from ..report.clients.prometheus import differences, read_samples, summary_of
-from ..report.clients.read import read_client
 from ..report.slo import Slo
 from ..report.spread import no_spread
 from ..traces import Trace, load
+from .gateway import read_measured
 from .given import TraceLike
 from .scenario import MAX_REPLICAS
 
@@ -24,6 +24,7 @@ def imported(
     trace: TraceLike | None = None,
     time_unit: str | None = None,
     columns: str | None = None,
+    only: str | None = None,
     policy: str | None = None,
     log: str | Path | None = None,
     metrics: str | Path | None = None,
@@ -44,7 +45,8 @@ def imported(
         raise DsimError(f"drop_warmup is {drop_warmup} s, expected at least 0 and finite")
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
-    client = read_client(Path(file))
+    own = columns if trace is None else None  # of the log, where no other trace is named
+    client, told = read_measured(Path(file), own, only, time_unit if trace is None else None)
     if log is not None and client.steps is not None:
         raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
     engine = client.steps if log is None else read_log(Path(log))
@@ -53,7 +55,7 @@ def imported(
         slos=[Slo.parse(text) for text in slos], missing_passes=missing_passes, drop_warmup=drop_warmup,
         replicas=replicas, engine=engine,
     )  # fmt: skip
-    doubts: list[str] = []
+    doubts = list(told)
     if metrics is not None:
         before = None if metrics_before is None else read_samples(Path(metrics_before))
         run.info["server"] = summary_of(read_samples(Path(metrics)), before)

@@ -16,7 +16,7 @@ OPTIONAL = (
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
 )  # fmt: skip
 # What `--columns` names: the first three always.
-OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens")
+OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,8 @@ def own_format(place: str, text: str, keys: list[str], first: Callable[[str], ob
         if theirs not in keys:
             had = f"expected one of: {shown_keys(keys)}"
             raise TraceError(f"{place}: no column {cut(theirs)} (--columns {ours}={cut(theirs)}), {had}")
+    for ours in ("first", "end", "status"):  # a measured run's, which a trace does not hold
+        given.pop(ours, None)
     time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
     unit = "s" if is_number(first(time)) else "datetime"
     extras = {theirs: ours for ours, theirs in given.items()}

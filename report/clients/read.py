@@ -107,7 +107,7 @@ def _vllm(path: str, text: str) -> ClientLog:
         error = row.text("errors")
         sent = row.number("start_times")
         if error:
-            found.append(_failed(sent, row.count("input_lens"), error))
+            found.append(failed(sent, row.count("input_lens"), error))
             continue
         gaps = tuple(row.numbers("itls"))
         ttft, e2el, tokens = row.number("ttfts"), row.number("latencies"), row.count("output_lens")
@@ -144,7 +144,7 @@ def _guidellm(path: str, text: str) -> ClientLog:
                 why = "incomplete: the benchmark ended" if kind == "incomplete" else row.maybe("info", "error")
                 tokens = row.maybe("prompt_tokens")
                 known = isinstance(tokens, int) and 0 <= tokens <= MAX_TOKENS
-                found.append(_failed(sent, tokens if known else 0, str(why or "errored"), due))
+                found.append(failed(sent, tokens if known else 0, str(why or "errored"), due))
                 continue
             sent = times.number("request_start")
             found.append(
@@ -183,7 +183,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
             why = error.get("message") if isinstance(error, dict) else error
             code = error.get("code") if isinstance(error, dict) else None
             what = "cancelled" if about.maybe("was_cancelled") else " ".join(str(x) for x in (code, why) if x)
-            found.append(_failed(sent, 0, what or "failed"))
+            found.append(failed(sent, 0, what or "failed"))
             continue
         value = {name: metrics.at(name) for name in ("request_latency", "time_to_first_token")}
         e2el, ttft = (value[name].ms("value") for name in value)
@@ -217,7 +217,7 @@ def _engine(path: str, _text: str) -> ClientLog:
         if math.isnan(sent):
             raise DsimError(f"{path}: request {r.request[i]} has no arrival, expected {HOW['engine']}")
         if math.isnan(r.finish[i]) or not r.num_tokens[i]:
-            found.append(_failed(sent, int(r.input_length[i]), "incomplete: the log ended"))
+            found.append(failed(sent, int(r.input_length[i]), "incomplete: the log ended"))
             continue
         first, last = float(r.first_emission[i]), float(r.last_emission[i])
         found.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
@@ -230,7 +230,8 @@ def _engine(path: str, _text: str) -> ClientLog:
 # ---- values ---------------------------------------------------------------------------------------------------
 
 
-def _failed(sent: float, input_length: int, error: str, due: float = math.nan) -> Sent:
+def failed(sent: float, input_length: int, error: str, due: float = math.nan) -> Sent:
+    """A request that failed, with its reason."""
     nan = math.nan
     return Sent(sent, nan, nan, input_length, 0, 0, " ".join(error.split())[:200] or "failed", due)
 

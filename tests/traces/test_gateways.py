@@ -132,7 +132,7 @@ def test_a_column_may_lie_within_an_object(tmp_path: Path) -> None:
          "arrival=COLUMN,input=COLUMN,output=COLUMN"),
         ("arrivals=created_at",
          "--columns has 'arrivals=created_at', expected arrival=COLUMN,input=COLUMN,output=COLUMN and, where there "
-         "are, id, session_id, slo_class, model, max_tokens"),
+         "are, id, session_id, slo_class, model, max_tokens, first, end, status"),
         ("arrival=created_at,input=tenant,output=completion_tokens",
          "{path}:2: tenant is \"a\", expected a number of at least 0 (--skip-bad leaves bad rows out)"),
         ("arrival=tenant,input=prompt_tokens,output=completion_tokens",
