@@ -199,7 +199,8 @@ def describe(device: str) -> Device:
         kind = properties.gcnArchName if torch.version.hip else f"{properties.major}.{properties.minor}"
         return Device(properties.name, 1, properties.total_memory, kind.partition(":")[0])
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device(f"CPU {processor()}, {torch.get_num_threads()} threads", 1, memory)
+    threads = torch.get_num_threads()
+    return Device(f"CPU {processor()}, {threads} thread{'s' * (threads != 1)}", 1, memory)
 
 
 def processor() -> str:
