@@ -216,9 +216,9 @@ def deployment_of(
     A field that is none is left to the engine's default, as in the twin. router: of the plan, where replicas are many.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
-    if not preset.engine:
+    engine = ENGINES.get(preset.engine)  # a preset from outside may name an engine that is none of these
+    if engine is None:
         return None
-    engine = ENGINES[preset.engine]
     words, config, unsaid = _arguments(preset, settings_of(parse(spec, allow_code)), profile.device.count)
     model = CHECKPOINTS.get(profile.model.name)
     if model is None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dsim.engine.allowed_code import allowed
 from dsim.engine.part import AXES
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.planner.deploy import ENGINES, Deployment, deployment_of
@@ -28,6 +29,12 @@ def deployed(spec: str, profile: Any = SDAR, replicas: int = 1, router: str = ""
 
 def test_a_policy_that_no_engine_serves_has_no_command() -> None:
     assert deployment_of("optimus", SDAR) is None
+
+
+def test_an_engine_that_is_not_known_has_no_command(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text('from dsim.engine.policy import Policy, Preset\nPOLICY = Preset(Policy("mine"), engine="ours")\n')
+    assert deployment_of(f"{file}:POLICY", SDAR, allow_code=allowed([str(file)])) is None
 
 
 def test_a_command_is_whole() -> None:
