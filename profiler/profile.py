@@ -235,7 +235,8 @@ class Profile:
         """
         if not self.canvas_laws:
             raise ProfileError(
-                f"profile {self.name} holds no law of steps a canvas (canvas_laws is empty): expected one that does"
+                f"profile {self.name} holds no law of steps a canvas (canvas_laws is empty): expected one that does, "
+                f"of a file or shipped: {', '.join(name for name in _shipped_files() if load(name).canvas_laws)}"
             )
         wanted = workload or self.canvas_laws[0].workload
         found = [law for law in self.canvas_laws if (law.workload, law.canvas_length) == (wanted, canvas_length)]

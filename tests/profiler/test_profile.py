@@ -329,3 +329,8 @@ def test_a_run_asks_for_a_workload_that_the_profile_holds() -> None:
     with pytest.raises(ProfileError, match=r"profile a100-sdar-8b holds .* thresholds 0\.90; this run asks for 0\.70"):
         profile.commit_model("sharegpt", 32, 0.7)
     assert (profile.default_max_batch, load("h200-sdar-8b").default_max_batch) == (384, 1024)
+
+
+def test_a_profile_without_canvases_names_the_shipped_ones_that_have_them() -> None:
+    with pytest.raises(ProfileError, match=r"\(canvas_laws is empty\).* or shipped: h100-diffusiongemma-fp8, .*vllm$"):
+        load("a100-sdar-8b").canvas_law(None, 256)
