@@ -259,6 +259,8 @@ def _fitted(profile: "Profile") -> dict[str, object]:
 
 
 def _fitted_lines(profile: "Profile") -> list[str]:
+    from ..profiler.canvas_law import mean_forwards
+
     fit, judged = profile.fit, profile.fit.held_out
     parts = [f"{y * 1e3:.3g} ms at {x:.0f}" for x, y in profile.latency.knots]
     held = (
@@ -296,10 +298,13 @@ def _fitted_lines(profile: "Profile") -> list[str]:
             f"{(most.row + most.token * OVERHEAD_AT) * 1e3:.3g} ms a request of {OVERHEAD_AT} tokens"
         )
     for law in profile.canvas_laws:
+        if law.histogram:
+            said = f"histogram of mean {mean_forwards(law):.3g} and median {law.median:.3g}, with shares as counted"
+        else:
+            said = f"log-normal of median {law.median:.3g}, each {law.drift:.3g} times the one before"
         lines.append(
-            f"canvases  {law.workload}: {law.median:.3g} steps a canvas of {law.canvas_length}, from {law.least} to "
-            f"{law.most}; spread {law.request_spread:.2g} between requests and {law.canvas_spread:.2g} within, each "
-            f"{law.drift:.3g} times the one before"
+            f"canvases  {law.workload}: {law.least} to {law.most} steps a canvas of {law.canvas_length}, {said}; "
+            f"spread {law.request_spread:.2g} between requests and {law.canvas_spread:.2g} within ({law.source})"
         )
     if not profile.commits and not profile.canvas_laws:
         lines.append(f"commits   {_no_commits(profile)}")

@@ -421,8 +421,9 @@ def _pilot(search: CapacitySearch) -> tuple[float, int]:
         used += 1
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
+            subject = f"SLOs {names} are" if len(search.criteria) > 1 else f"SLO {names} is"
             raise DsimError(
-                f"SLO {names} is met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
+                f"{subject} met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
                 f"{found.rate:.3g} req/s at which the queue begins to grow without end: expected a bound that can bind"
             )
     return found.rate, used
@@ -432,13 +433,19 @@ def _never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
     worst = max(0, idle.worst)
     criterion, value = criteria[worst], idle.values[worst]
     if criterion.share is None:
-        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {1e3 * value:.4g} ms"
+        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {_milliseconds(value)} ms"
     else:
         said = f"{100 * value:.4g}% of arrivals meet it"
     return DsimError(
         f"SLO {quoted(criterion.text)} holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly "
         "idle"
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    """Four digits, and all of a larger number."""
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"
 
 
 def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:

@@ -12,7 +12,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
-from dsim.planner.capacity import Capacity, CapacitySearch, Interrupted, capacity, fewest_replicas, find
+from dsim.planner.capacity import Capacity, CapacitySearch, Interrupted, _never, capacity, fewest_replicas, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of, replication
 from dsim.planner.scenario import Scenario
@@ -197,6 +197,13 @@ def _prices(trace: Trace) -> tuple[list[float], list[float]]:
     return trace.arrival.tolist(), trace.output_length.tolist()
 
 
+def test_a_figure_that_holds_at_no_rate_is_printed_in_full() -> None:
+    criteria = criteria_of([Slo.parse("mean:e2el=10ms")], 0.9)
+    for seconds, shown in ((10.22, "10,220 ms"), (0.10004, "100 ms"), (0.1234, "123.4 ms")):
+        idle = Reading(0.1, (seconds,), (1.0,), 0.0, True, 0.1, 0.0)
+        assert f"mean of e2el is {shown} at " in str(_never(criteria, idle))
+
+
 def test_every_rate_sees_the_same_requests(md1: Scenario) -> None:
     _, requests = replication(md1, 2, 200, 20)
     slow, quicker = requests.time_scaled(2.0), requests.time_scaled(0.5)
@@ -207,9 +214,13 @@ def test_every_rate_sees_the_same_requests(md1: Scenario) -> None:
 @pytest.mark.parametrize(
     ("slos", "says"),
     [
-        (("mean:e2el=900ms",), "SLO 'mean:e2el=900ms' holds at no rate: mean of e2el is 100"),
+        (("mean:e2el=900ms",), "SLO 'mean:e2el=900ms' holds at no rate: mean of e2el is 1,00"),
         (("95%:e2el=0.5s",), "SLO '95%:e2el=0.5s' holds at no rate: 0% of arrivals meet it at 0.001 req/s"),
         (("mean:e2el=99999s",), "SLO 'mean:e2el=99999s' is met at every rate, even at "),
+        (
+            ("mean:e2el=99999s", "ttft=99999s"),
+            "SLOs 'mean:e2el=99999s' and '99% meet ttft=99999s' are met at every rate, even at ",
+        ),
         ((), "no SLO is given, expected at least one, such as p90:tpot_chunk=50ms"),
         (
             ("latency=2s",),

@@ -144,7 +144,7 @@ def test_the_front_end_is_what_a_client_saw_beyond_the_log() -> None:
 
 
 def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
-    trace = poisson(80, 1.0, 3, output=60)
+    trace = poisson(50, 1.0, 3, output=60)
     log = write_log(Path("log.jsonl"), CANVAS, load("known.json"), trace, settings={"max_num_seqs": 8})
     held = read_log(log)
     num = len(held.requests.canvases.request)
@@ -154,11 +154,14 @@ def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
     assert (profile.family, law.workload, law.canvas_length) == ("canvas", "drawn", 16)
     # Within three standard errors of what so many requests and canvases tell.
     assert abs(np.log(law.median / LAW.median)) < 3 * np.hypot(
-        LAW.request_spread / 80**0.5, LAW.canvas_spread / num**0.5
+        LAW.request_spread / 50**0.5, LAW.canvas_spread / num**0.5
     )
-    assert abs(law.request_spread / LAW.request_spread - 1) < 3 / (2 * 80) ** 0.5
-    assert abs(law.canvas_spread / LAW.canvas_spread - 1) < 3 / (2 * (num - 80)) ** 0.5
+    assert abs(law.request_spread / LAW.request_spread - 1) < 3 / (2 * 50) ** 0.5
+    assert abs(law.canvas_spread / LAW.canvas_spread - 1) < 3 / (2 * (num - 50)) ** 0.5
     assert law.drift == pytest.approx(LAW.drift, abs=0.02)
+    why = f"{num} canvases of 50 requests: a histogram takes 200 canvases and 30 requests, log-normal"
+    assert law.source == f"log.jsonl; {why}"
+    assert why in dsim("profile", "--from-log", log, "-o", "mine.json").out
 
 
 def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them_is_told() -> None:
