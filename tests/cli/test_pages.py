@@ -147,27 +147,6 @@ def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
     assert Path("runs/plan/plan.toml").read_text(encoding="utf-8").startswith("policy = ")
 
 
-def test_the_readmes_picture_sentence_and_command_say_the_same() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    picture = (ROOT / "docs" / "images" / "answer.svg").read_text(encoding="utf-8")
-    found = re.search(
-        r"<title>(.*: (\S+) needs (\d+) for (\d+) dollars and (\S+) needs (\d+) for (\d+) dollars)</title>", picture
-    )
-    assert found is not None
-    title, best, fewer, cheaper, second, more, dearer = found.groups()
-    assert f"![{title}](docs/images/answer.svg)" in text
-    assert f"{fewer} GPUs, ${cheaper} an hour" in picture
-    assert f"{more} GPUs, ${dearer} an hour" in picture
-    words = " ".join(text.split())
-    number = {"8": "eight", "10": "ten", "12": "twelve"}
-    assert f"{number[fewer]} H200s under vLLM, {cheaper} dollars an hour" in words
-    assert f"{number[more]} under SGLang, {dearer} dollars" in words
-    assert (best.partition(",")[0], second.partition(",")[0]) == ("vllm-diffusion", "sglang-gemma")
-    flags = {"max_num_seqs": "--max-num-seqs", "max_num_batched_tokens": "--max-num-batched-tokens"}
-    for name, _, value in (part.partition("=") for part in best.split(",")[1:]):
-        assert f"{flags[name]} {value} " in words
-
-
 @pytest.mark.parametrize("page", pages.PAGES)
 def test_a_page_shows_commands_in_fences_of_sh_and_says_why_one_is_not_run(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
