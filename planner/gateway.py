@@ -159,8 +159,8 @@ def _sent(log: Log, i: int, row: Row, unit: str | None) -> Sent:
 def _time(where: str, log: Log, row: Row, ours: str, unit: str | None) -> float:
     """A column's time in s: a number of the unit, or a date."""
     value = log.value(row, ours)
-    number = value if isinstance(value, int | float) else float_of(str(value))
-    if math.isfinite(number) and abs(number) < LARGEST and not isinstance(value, bool):
+    number = float_of(str(value))
+    if math.isfinite(number) and abs(number) < LARGEST:
         return number / TICKS_PER_SECOND[unit or "s"]
     try:
         moment = int(whole_ns(pd.Series([value], dtype=str))[0])
@@ -173,8 +173,8 @@ def _time(where: str, log: Log, row: Row, ours: str, unit: str | None) -> float:
 
 def _count(where: str, log: Log, row: Row, ours: str) -> int:
     value = log.value(row, ours)
-    number = value if isinstance(value, int | float) else float_of(str(value))
-    if not 0 <= number <= MAX_TOKENS or number != int(number) or isinstance(value, bool):
+    number = float_of(str(value))
+    if not 0 <= number <= MAX_TOKENS or number != int(number):
         raise TraceError(
             f"{where}: {log.names[ours]} is {quoted(str(value))}, expected a whole number from 0 to {MAX_TOKENS}"
         )
