@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsim.planner import validate as validation
+from dsim.planner import validation
 from dsim.profiler import measure
 
 from ..live import checkpoints
