@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsim.engine.errors import DsimError
+from dsim.engine.state import COMPLETED
 from dsim.serve import server as server_module
 from dsim.serve.open import Behind
 from dsim.serve.protocol import ConnectionLimits
@@ -79,6 +80,7 @@ def test_a_client_that_does_not_read_is_disconnected(twin: Callable[..., Behind]
         connection.loop.call_soon_threadsafe(connection.pause_writing)  # as the transport does when its buffer is full
         until(lambda: server.behind.fleet.idle)
         client.close()
+    assert server.behind.columns()["status"].tolist() != [COMPLETED]  # it was not simply served to its end
 
 
 @pytest.mark.parametrize("stream", [False, True])

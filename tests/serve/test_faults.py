@@ -21,6 +21,7 @@ import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.journal import StepTotals
+from dsim.engine.latency import LatencyModel
 from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
 from dsim.planner.scenario import Scenario
 from dsim.report.files import RunWriter
@@ -29,6 +30,7 @@ from dsim.serve.fleet import STOPPING, ClosedError, Fleet
 from dsim.serve.log import Counted, counted
 from dsim.serve.open import Behind, Bounds, open_live
 
+from ..cli.command import dsim
 from .serving import Running, serving
 from .test_server import CHUNK, SLOW, twin, until
 
@@ -147,30 +149,60 @@ def test_a_request_that_its_policy_leaves_behind_is_named_while_later_ones_are_s
 
 
 def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., Behind]) -> None:
-    """The clients are told while another request is on its way in: it is refused, or told as well."""
-    behind = twin()
-    fleet: Fleet = behind.fleet
-    end, told = fleet._end, threading.Event()
+    """The replica fails between the check that it serves and the request's entry: it has told its clients by then."""
+    fleet: Fleet = twin().fleet
+    end, told, go, leave = fleet._end, threading.Event(), threading.Event(), threading.Event()
 
     def late(replica: int) -> None:
         end(replica)
         told.set()
         leave.wait(60)  # the thread lives on
 
-    leave = threading.Event()
+    class Fails:
+        def step(self, plan: Any) -> Any:
+            go.wait(60)
+            raise ValueError("a fault")
+
+    def route(engines: Any, request: Any) -> int:
+        if request.index == 1:
+            go.set()
+            assert told.wait(60)
+        return 0
+
     fleet._end = late  # type: ignore[method-assign]
-    fleet.start([FailsAt(1, lambda plan: None, ValueError("a fault"))])
+    fleet._route = route
+    fleet.start([Fails()])
 
     async def hand_in() -> Any:
         first = fleet.submit([0], 4)
-        assert await first.emissions.get() == "replica 0 failed: ValueError: a fault"
-        await asyncio.to_thread(told.wait)
         with pytest.raises(ClosedError, match="replica 0 failed"):
             fleet.submit([0], 4)
+        assert await first.emissions.get() == "replica 0 failed: ValueError: a fault"
 
     asyncio.run(hand_in())
+    assert fleet.idle
     leave.set()
     fleet.stop()
+
+
+def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dsim.serve.paced.PacedTwin.step", FailsAt(1, lambda plan: None, ValueError("a fault")))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        server = Running(None, None)  # type: ignore[arg-type]
+        server.port = free.getsockname()[1]
+
+    def client() -> int:
+        until(lambda: listens(server))
+        return server.complete(prompt=[0], max_tokens=4).status
+
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(client)
+        words = ("serve", "--twin", "a100-sdar-8b", "--policy", "chunk:2", "--port", str(server.port), "-o", "run")
+        ran = dsim(*words)
+    assert (status.result(), ran.code) == (503, 1)
+    assert "Error: replica 0 failed: ValueError: a fault" in ran.err
+    assert read_run(Path("run")).requests("chunk:2")["status"].tolist() == [UNFINISHED]
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_and_the_model_serves_on() -> None:
@@ -241,7 +273,9 @@ def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_wa
 
 
 def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[..., Behind]) -> None:
-    behind = twin(SLOW)
+    behind = twin(
+        LatencyModel(((0.0, 0.02), (16.0, 0.02), (32.0, 0.02)), 0.0)
+    )  # steps go on until the replies have ended
     with serving(behind, drain=0.0) as server:
         connections = [server.begin(prompt=[0], max_tokens=200, stream=stream) for stream in (False, True)]
         until(lambda: behind.fleet.engines[0].num_running == 2)
