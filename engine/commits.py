@@ -113,6 +113,7 @@ def choose(
     return nearest.for_block(block_length)
 
 
+MOST_STEPS = 512  # that a block or canvas may take: a law of more is a mistake, and a request that needs them is stuck
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
 
 

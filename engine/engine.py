@@ -54,8 +54,9 @@ STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be 
 
 Ints = npt.NDArray[np.int32]
 _most_in_sight = plain(most_in_sight)  # for one request at a time
-# Steps in a row without a commit that end a run: no model's block takes as many, and no frozen group (MAX_LOOPS).
-MOST_FRUITLESS = 5000
+# Steps in a row without a commit that end a run: no model's block takes as many (MOST_STEPS), and no frozen group
+# (MAX_LOOPS). At 40 ms a step a server ends after 40 s; what its policy leaves behind it names before (serve/fleet.py).
+MOST_FRUITLESS = 1000
 SHOWN_REQUESTS = 3  # of those that a message names
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 

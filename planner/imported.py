@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..engine.errors import DsimError, cut
 from ..engine.policy import PRESETS
+from ..files.read import printable
 from ..profiler.as_logged import policy_of
 from ..profiler.steplog import StepLog, read_log
 from ..report.clients.match import Requested
@@ -51,9 +52,9 @@ def imported(
         raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
     engine = client.steps if log is None else read_log(Path(log))
     run = measured_run(
-        client, None if trace is None else requested(trace, time_unit, columns), policy=policy or _named(engine),
-        slos=[Slo.parse(text) for text in slos], missing_passes=missing_passes, drop_warmup=drop_warmup,
-        replicas=replicas, engine=engine,
+        client, None if trace is None else requested(trace, time_unit, columns),
+        policy=printable(policy or _named(engine)), slos=[Slo.parse(text) for text in slos],
+        missing_passes=missing_passes, drop_warmup=drop_warmup, replicas=replicas, engine=engine,
     )  # fmt: skip
     doubts = list(told)
     if metrics is not None:

@@ -69,9 +69,11 @@ def calibrate_commits(
 def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
     """The first position's chance and the steps' spread, by bisection: the mean to 0.2 %, the std to a few per cent.
 
-    The std is that of requests of one kind: published ones are too few to say what kinds add.
+    The std is that of requests of one kind: published ones are too few to say what kinds add. Blocks beyond 32 are
+    fewer, or 256 would take two minutes: the mean is then right to 1 %.
     """
-    few = NUM_BLOCKS // 8
+    many = round(NUM_BLOCKS * min(1.0, 32 / block_length) ** 1.5)
+    few = many // 8
 
     def too_even(spread: float) -> bool:
         p0 = _first_chance(target_mean, (ALIKE, spread), block_length, few, 8)
@@ -79,7 +81,7 @@ def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
         return simulate(table, ALIKE, BLOCK_SPREAD, spread, few)[1] < STD_PER_MEAN * target_mean
 
     spread = round(sum(bisected(too_even, 0.0, MAX_STEP_SPREAD, 6)) / 2, 2)
-    return _first_chance(target_mean, (REQUEST_SPREAD, spread), block_length, NUM_BLOCKS, 13), spread
+    return _first_chance(target_mean, (REQUEST_SPREAD, spread), block_length, many, 13), spread
 
 
 def bisected(below: Callable[[float], bool], low: float, high: float, rounds: int) -> tuple[float, float]:

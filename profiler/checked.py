@@ -44,8 +44,8 @@ class Section:
     def flag(self, key: str) -> bool:
         return bool(self._plain(key, self.values[key], bool))
 
-    def integer(self, key: str, least: int = 0) -> int:
-        return int(self._plain(key, self.values[key], int, least))
+    def integer(self, key: str, least: int = 0, most: int | None = None) -> int:
+        return int(self._plain(key, self.values[key], int, least, most))
 
     def number(self, key: str, least: float = 0.0, most: float = math.inf) -> float:
         return float(self._plain(key, self.values[key], float, least, most))
@@ -133,7 +133,7 @@ class Section:
 
     _READ: ClassVar[dict[Any, Any]] = {str: text, bool: flag, int: integer, float: number}
 
-    def _plain(self, key: str, value: object, kind: type, *limit: float) -> Any:
+    def _plain(self, key: str, value: object, kind: type, *limit: float | None) -> Any:
         try:
             return plain(value, kind, *limit)
         except ValueError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.cache_overhead import CACHES, PHASES
-from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
+from ..engine.commits import MOST_STEPS, CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import CacheOverhead, LatencyModel
 from ..files.read import cut, cut_words, did_you_mean
@@ -313,7 +313,7 @@ LIMITS: AllLimits = {
         "block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,), "padding_share": SHARE,
     },
     CanvasLaw: {
-        "canvas_length": (1,), "median": (1,), "drift": (0.01, 100.0), "least": (1,), "most": (1,),
+        "canvas_length": (1,), "median": (1,), "drift": (0.01, 100.0), "least": (1,), "most": (1, MOST_STEPS),
         "by_canvas": (-10.0, 10.0),
     },
     ImportanceDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},

@@ -23,7 +23,7 @@ from ..engine.commits import (
     TokenDraws,
 )
 from ..engine.engine import Engine, Limits
-from ..engine.errors import PolicyError, ProfileError, TraceError
+from ..engine.errors import PolicyError, ProfileError, TraceError, cut
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
@@ -529,7 +529,7 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     if not policy.batching.fits(policy, int(length.min())):
         raise TraceError(
             f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length.min())} tokens, more "
-            f"than a step of {policy.name} takes"
+            f"than a step of {cut(policy.name)} takes"
         )
     i = int(np.argmin(length))
     raise TraceError(

@@ -15,6 +15,7 @@ from ..admission import (
     prefill_length,
     release,
 )  # fmt: skip
+from ..commits import MOST_STEPS
 from ..errors import PolicyError
 from ..hooks import (
     decide,
@@ -31,7 +32,7 @@ from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
 from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING
 
-MAX_LOOPS = 4096  # steps that a batch may be frozen for: more is a mistake, and nobody could stop it
+MAX_LOOPS = MOST_STEPS  # that a batch may be frozen for: more is a mistake, and nobody could stop it
 
 
 PREEMPTS = ("updated", "admitted")

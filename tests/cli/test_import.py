@@ -28,6 +28,11 @@ def test_a_file_becomes_a_run_with_the_metrics_of_its_requests() -> None:
         assert unknown not in page  # a client's file does not know them
 
 
+def test_a_policy_named_by_half_a_character_is_written_as_text() -> None:
+    assert dsim("import", VLLM, "--policy", "\ud800", "-o", "m").code == 0
+    assert json.loads(Path("m/run.json").read_text())["policies"][0]["policy"] == "\\ud800"
+
+
 def test_the_report_tells_of_the_client() -> None:
     ran = dsim("import", FILES / "aiperf.jsonl", "--trace", FILES / "trace.jsonl")
     assert ran.code == 0

@@ -162,6 +162,7 @@ AR_FIELDS = (
         ("lmdeploy-bd32:48", "page_size is 64, expected a multiple of the block length 48"),
         ("lmdeploy-bd32,page_size=16", "page_size is 16, expected a multiple of the block length 32"),
         ("ar,num_loops=0", "num_loops is 0, expected at least 1"),
+        ("lmdeploy-bd32,num_loops=513", "num_loops is 513, expected at most 512"),
         ("ar,prefill_interval=0", "prefill_interval is 0, expected at least 1"),
         ("sglang-bd32,max_batch=0", "max_batch is 0, expected at least 1"),
         ("ar,max_prefill_tokens=0", "max_prefill_tokens is 0, expected at least 1"),

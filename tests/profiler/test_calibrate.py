@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dsim.engine.commits import LawDraws
 from dsim.engine.draw import steps_of_law
+from dsim.profiler import calibrate
 from dsim.profiler.calibrate import (
     ALIKE,
     PAIR,
@@ -75,6 +77,22 @@ def test_solved_models_yield_their_mean_on_other_dice(mean: float) -> None:
     assert other == pytest.approx(mean, rel=1e-2)
     assert m.request_spread == REQUEST_SPREAD > ALIKE
     assert std > STD_PER_MEAN * mean  # which is that of requests of one kind
+
+
+def test_a_long_block_is_solved_on_fewer_blocks_and_has_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate, drawn = calibrate.simulate, 0
+
+    def counted(table: tuple[float, ...], *rest: Any) -> tuple[float, float]:
+        nonlocal drawn
+        drawn = max(drawn, rest[3] * len(table))
+        return simulate(table, *rest)
+
+    monkeypatch.setattr(calibrate, "simulate", counted)
+    p0, step_spread = calibrate.solve(16.0, 256)
+    assert drawn <= calibrate.NUM_BLOCKS * 32  # no more positions a step than of blocks of 32
+    table = calibrate.pass_table(p0, calibrate.reach(16.0), 256)
+    mean = simulate(table, calibrate.REQUEST_SPREAD, calibrate.BLOCK_SPREAD, step_spread, 2000, seed=1)[0]
+    assert mean == pytest.approx(16.0, rel=0.01)
 
 
 def test_the_spread_between_requests_gives_the_published_pair() -> None:

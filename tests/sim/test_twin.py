@@ -195,6 +195,13 @@ def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
     )
 
 
+def test_what_fits_no_step_is_one_line_however_long_the_policys_name_is() -> None:
+    spec = "vllm-ar,max_num_batched_tokens=64,enable_chunked_prefill=false,max_num_seqs=4,page_size=8"
+    policy = replace(parse(spec), name="n" * 500)
+    with pytest.raises(TraceError, match=r"the shortest has 321 tokens, more than a step of n{1,100}\.\.\. takes"):
+        simulate(toy_trace([0.0], [320], [1]), PROFILE, policy)
+
+
 def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_rejected() -> None:
     # 40 pages of 8 tokens are 320.
     trace = toy_trace([0.0, 0.0, 0.0], [300, 300, 4], [20, 21, 4])
