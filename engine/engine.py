@@ -15,7 +15,7 @@ from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, numbers_of, with_canvas
-from .prefix import Prefixes
+from .prefix import Prefixes, caches_prefixes
 from .request import Request
 from .state import (
     BATCHES,
@@ -109,11 +109,14 @@ class Engine:
         self.emit = emit
         self._narrows = policy.batching.narrows_canvases
         self._prefixes = prefixes
+        window_bytes = limits.window_bytes
+        if caches_prefixes(policy):  # pages that requests share are whole
+            window_bytes = -(-window_bytes // limits.kv_bytes) * limits.kv_bytes
         fixed = np.zeros(1, REPLICA)
         fixed[0] = (
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
-            replica, eos, latency.window if latency else 0, limits.window, limits.window_bytes, limits.kv_bytes,
+            replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
             EOS.index(policy.unmasking.eos), MOST_FRUITLESS,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked, table.arrival)

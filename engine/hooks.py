@@ -90,6 +90,11 @@ def hold(w: Any, x: Any, slot: int, tokens: int) -> None:
 
 
 @rule
+def leave_sight(w: Any, x: Any, slot: int, start: int) -> None:
+    """A sequence's next step begins at `start`: pages of layers with a window that it shares may come free."""
+
+
+@rule
 def give_back(w: Any, x: Any, slot: int) -> None:
     """A sequence gives back its pages."""
     c, q = w.c[0], w.q[slot]

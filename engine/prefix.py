@@ -4,6 +4,10 @@ A page is known by all tokens up to its end (vLLM chains the hashes of its block
 them). While requests hold it, it counts once among the pages held, however many they are. When the last one lets go, it
 becomes idle: it may be reused, and it is free to whoever needs a page, the one idle longest first. A request's pages
 come idle last one first, so that a prefix outlives what follows it.
+
+In vLLM each group of layers with a window has pages of its own of the same tokens (windows.py), which requests share as
+they share the others. A prefix is found as far as all groups have it: the layers that see all need all of its pages, a
+group with a window those in sight of its end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import PolicyError
-from .hooks import give_back, hold, reusable, reuse
+from .hooks import give_back, hold, leave_sight, reusable, reuse
 from .jit import rule
 from .part import Answers, PagedMemory, Policy
+from .windows import num_left, window_groups
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,6 +36,7 @@ ENTRY = np.dtype(
         ("owner", "i4"),  # slot of the sequence that computed it, as long as that one holds it
         ("next", "i4"),  # in the chain of its bucket, or of the entries that are not in use
         ("older", "i4"), ("newer", "i4"),  # of an idle page: those that came idle before and after it
+        ("group", "i4"),  # of layers: 0 sees all tokens, those from 1 on a window
     ],
     align=True,
 )  # fmt: skip
@@ -140,6 +146,7 @@ class PrefixMemory(PagedMemory):
     neutral = PagedMemory.neutral | {"prefix_caching"}
     columns = (
         ("shared", "i4"),  # of the pages held, those that others may hold too: the first ones
+        ("gone", "i4"),  # of the groups with a window, the first pages: they have left it, or were never taken
     )
 
     def check(self, policy: Policy) -> None:
@@ -152,8 +159,9 @@ class PrefixMemory(PagedMemory):
     def answers(self, policy: Policy) -> Answers:
         if not self.prefix_caching:
             return {}
+        grouped = {reusable: pages_found_by_groups, leave_sight: let_go_unseen} if policy.batching.hashes_all else {}
         return {
-            reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go,
+            reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go, **grouped,
         }  # fmt: skip
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
@@ -185,23 +193,30 @@ def _key(w: Any, x: Any, request: Any, page: Any) -> Any:
 
 
 @rule
-def _find(x: Any, key: Any) -> Any:
-    """The entry of a page, NONE where the pool does not have it."""
-    at = int(x.c.buckets[key & (len(x.c.buckets) - 1)])
-    while at >= 0 and x.c.entries[at].key != key:
+def _find(x: Any, key: Any, group: Any) -> Any:
+    """The entry of a group's page, NONE where the pool does not have it."""
+    at = int(x.c.buckets[(key + group) & (len(x.c.buckets) - 1)])
+    while at >= 0 and (x.c.entries[at].key != key or x.c.entries[at].group != group):
         at = int(x.c.entries[at].next)
     return at
 
 
 @rule
-def _held(x: Any, key: Any, slot: Any) -> Any:
+def _held(x: Any, key: Any, group: Any, slot: Any) -> Any:
     """The entry of a page that a sequence holds: its own where it computed the page, else the oldest."""
-    at = int(x.c.buckets[key & (len(x.c.buckets) - 1)])
+    at = int(x.c.buckets[(key + group) & (len(x.c.buckets) - 1)])
     while at >= 0:
-        if x.c.entries[at].key == key and x.c.entries[at].owner == slot:
+        entry = x.c.entries[at]
+        if entry.key == key and entry.group == group and entry.owner == slot:
             return at
-        at = int(x.c.entries[at].next)
-    return _find(x, key)
+        at = int(entry.next)
+    return _find(x, key, group)
+
+
+@rule
+def _groups(w: Any, x: Any) -> Any:
+    """Groups of layers with a window whose pages requests share: vLLM's."""
+    return window_groups(w.f[0]) if x.p[0].hashes_all else 0
 
 
 @rule
@@ -224,7 +239,7 @@ def pages_found(w: Any, x: Any, request: Any, tokens: Any) -> Any:
     held = 0
     most = _shareable(w, x, request, tokens)
     while num < most:
-        at = _find(x, _key(w, x, request, num))
+        at = _find(x, _key(w, x, request, num), 0)
         if at < 0:
             break
         if x.c.entries[at].refs > 0:
@@ -234,13 +249,56 @@ def pages_found(w: Any, x: Any, request: Any, tokens: Any) -> Any:
 
 
 @rule
+def pages_found_by_groups(w: Any, x: Any, request: Any, tokens: Any) -> Any:
+    """`pages_found` in vLLM: where EAGLE drafts, the last page found is computed again; windows have their say.
+
+    vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
+    """
+    size, groups, again = int(w.f[0].page), _groups(w, x), int(x.p[0].drops_page)
+    if groups == 0:
+        there, held = pages_found(w, x, request, tokens)
+        if again > 0 and there > 0:
+            there, held = pages_found(w, x, request, there - size)
+        return there, held
+    # With windows, EAGLE's page is looked for beyond the tokens that may be found.
+    there, held = pages_found(w, x, request, tokens + again)
+    last = there // size
+    lacking = _last_lacking(w, x, request, last, again)
+    while last > again and lacking >= 0:
+        last = lacking
+        lacking = _last_lacking(w, x, request, last, again)
+    last = max(0, last - again)
+    held = 0
+    for group in range(groups + 1):
+        for page in range(num_left(w.f[0], last * size) if group > 0 else 0, last):
+            held += int(x.c.entries[_find(x, _key(w, x, request, page), group)].refs > 0)
+    return last * size, held
+
+
+@rule
+def _last_lacking(w: Any, x: Any, request: Any, last: Any, again: Any) -> Any:
+    """Of the `last` pages of a prefix, the latest in sight of its end that a group with a window lacks, or NONE.
+
+    again: pages at its end that are looked up and computed again.
+    """
+    first = num_left(w.f[0], max(0, last - again) * int(w.f[0].page))
+    for page in range(last - 1, first - 1, -1):
+        for group in range(1, _groups(w, x) + 1):
+            if _find(x, _key(w, x, request, page), group) < 0:
+                return page
+    return NONE
+
+
+@rule
 def take_found(w: Any, x: Any, slot: Any, tokens: Any) -> None:
     """A sequence that was let in holds the pages of its first `tokens`, which were there, beside whoever else does."""
     c, q, s, counts = w.c[0], w.q[slot], x.s[slot], x.c.at[0]
     pages = int(tokens) // int(w.f[0].page)
-    for page in range(pages):
-        if not _join(x, _find(x, _key(w, x, int(q.request), page))):
-            c.pages_held -= 1  # it was counted with the others'
+    s.gone = num_left(w.f[0], tokens)
+    for group in range(_groups(w, x) + 1):
+        for page in range(s.gone if group > 0 else 0, pages):
+            if not _join(x, _find(x, _key(w, x, int(q.request), page), group)):
+                c.pages_held -= 1  # it was counted with the others'
     s.shared = pages
     if w.r[q.request].num_preemptions == 0:
         counts.queries += q.prompt
@@ -253,7 +311,7 @@ def take_found(w: Any, x: Any, slot: Any, tokens: Any) -> None:
 def refresh_found(w: Any, x: Any, request: Any, tokens: Any) -> None:
     """Idle pages of a request's first `tokens` were looked up and put back: they are the newest, the last one first."""
     for i in range(int(tokens) // int(w.f[0].page) - 1, -1, -1):
-        at = _find(x, _key(w, x, request, i))
+        at = _find(x, _key(w, x, request, i), 0)
         if x.c.entries[at].refs == 0:
             _unlink(x, at)
             _link(x, at)
@@ -277,30 +335,57 @@ def share_pages(w: Any, x: Any, slot: Any, tokens: Any) -> None:
     most = _shareable(w, x, int(q.request), tokens)
     while s.shared < most:
         key = _key(w, x, int(q.request), int(s.shared))
-        at = NONE if x.p[0].hashes_all else _find(x, key)
+        at = NONE if x.p[0].hashes_all else _find(x, key, 0)
         if at < 0:
-            _add(x, key, slot)
+            _add(x, key, 0, slot)
         elif not _join(x, at):
             c.pages_held -= 1
+        if s.shared >= s.gone:
+            for group in range(1, _groups(w, x) + 1):
+                _add(x, key, group, slot)
         s.shared += 1
 
 
 @rule
 def let_go(w: Any, x: Any, slot: Any) -> None:
     """A sequence gives its pages back: those with a name that nobody else holds come idle, the last one first."""
-    c, q, s = w.c[0], w.q[slot], x.s[slot]
-    c.pages_held -= q.pages - s.shared + q.window_pages
-    for i in range(s.shared):
-        at = _held(x, _key(w, x, int(q.request), int(s.shared) - 1 - i), slot)
+    c, q, s, groups = w.c[0], w.q[slot], x.s[slot], _groups(w, x)
+    c.pages_held -= q.pages - s.shared + q.window_pages - groups * max(0, int(s.shared) - int(s.gone))
+    for group in range(groups + 1):
+        _let_go_pages(w, x, slot, group, int(s.gone) if group > 0 else 0, int(s.shared))
+    s.shared = 0
+    s.gone = 0
+    q.pages = 0
+    q.window_pages = 0
+
+
+@rule
+def let_go_unseen(w: Any, x: Any, slot: Any, start: Any) -> None:
+    """A sequence gives back what has left the windows, the last page first."""
+    c, q, s, groups = w.c[0], w.q[slot], x.s[slot], _groups(w, x)
+    if groups == 0:
+        return
+    gone = min(num_left(w.f[0], start), int(q.pages))
+    if gone <= s.gone:
+        return
+    c.pages_held -= groups * (gone - max(int(s.gone), min(gone, int(s.shared))))
+    for group in range(1, groups + 1):
+        _let_go_pages(w, x, slot, group, int(s.gone), min(gone, int(s.shared)))
+    q.window_pages -= groups * (gone - s.gone)
+    s.gone = gone
+
+
+@rule
+def _let_go_pages(w: Any, x: Any, slot: Any, group: Any, first: Any, end: Any) -> None:
+    """A sequence lets go of pages that others may hold, `first` to `end` of a group, the last one first."""
+    for page in range(end - 1, first - 1, -1):
+        at = _held(x, _key(w, x, int(w.q[slot].request), page), group, slot)
         entry = x.c.entries[at]
         entry.owner = NONE if entry.owner == slot else entry.owner
         entry.refs -= 1
         if entry.refs == 0:
-            c.pages_held -= 1
+            w.c[0].pages_held -= 1
             _link(x, at)
-    s.shared = 0
-    q.pages = 0
-    q.window_pages = 0
 
 
 @rule
@@ -314,13 +399,14 @@ def _join(x: Any, at: Any) -> bool:
 
 
 @rule
-def _add(x: Any, key: Any, slot: Any) -> None:
+def _add(x: Any, key: Any, group: Any, slot: Any) -> None:
     """A new page, which one sequence holds: behind older ones of the same key."""
-    counts, bucket = x.c.at[0], key & (len(x.c.buckets) - 1)
+    counts, bucket = x.c.at[0], (key + group) & (len(x.c.buckets) - 1)
     at = int(counts.unused)
     entry = x.c.entries[at]
     counts.unused = entry.next
     entry.key = key
+    entry.group = group
     entry.refs = 1
     entry.owner = slot
     entry.next = NONE
@@ -340,7 +426,7 @@ def _evict(x: Any) -> None:
     at = int(counts.oldest)
     _unlink(x, at)
     entry = x.c.entries[at]
-    bucket = int(entry.key) & (len(x.c.buckets) - 1)
+    bucket = (int(entry.key) + int(entry.group)) & (len(x.c.buckets) - 1)
     before = int(x.c.buckets[bucket])
     if before == at:
         x.c.buckets[bucket] = entry.next

@@ -19,7 +19,19 @@ def in_sight(f: Any, start: Any, end: Any) -> Any:
     """
     if f.keeps == 0:
         return 0
-    return _shared(f, -(-int(end) // int(f.page)) - max(0, int(start) - int(f.keeps) + 1) // int(f.page))
+    return _shared(f, -(-int(end) // int(f.page)) - num_left(f, start))
+
+
+@rule
+def num_left(f: Any, start: Any) -> Any:
+    """Pages of a sequence that a window has left where the next query is `start`."""
+    return max(0, int(start) - int(f.keeps) + 1) // int(f.page) if f.keeps > 0 else 0
+
+
+@rule
+def window_groups(f: Any) -> Any:
+    """Groups of layers with a window: each takes a page of the pool where the layers that see all take one."""
+    return -(-int(f.window_bytes) // int(f.kv_bytes)) if f.keeps > 0 else 0
 
 
 @rule

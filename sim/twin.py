@@ -170,11 +170,6 @@ def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests
                 f"{policy.name}: {' and '.join(asked)} change nothing here: the law of {profile.name} for "
                 f"{law.workload} says how many forwards a block takes"
             )
-    if caches_prefixes(policy) and limits_of(policy, profile).window:
-        found.append(
-            f"{policy.name}: requests share no pages of layers with a window here. In vLLM they do: it holds fewer "
-            "pages and may find less of a prefix (docs/engines.md)"
-        )
     if requests is None:
         return found
     narrow = requests.canvas_length

@@ -113,7 +113,7 @@ def vllm(family: str, seed: int) -> Scenario:
     fields = {**settings, **own, "page_size": page, "prefix_caching": caching}
     scenario: Scenario = {
         "engine": "vllm", "family": family, "seed": seed,
-        # Hits in layers with a window follow rules of their own, which the presets leave out: a row of the table.
+        # Hits in layers with a window follow rules of their own: a row of the table.
         "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}"
         f"{', windows' if caching and windows else ''}",
         "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),

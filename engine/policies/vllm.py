@@ -19,6 +19,7 @@ from ..hooks import (
     decide,
     draw_rows,
     hold,
+    leave_sight,
     next_tokens,
     placed,
     plan_prompts,
@@ -236,6 +237,7 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         end = int(s.computed) + int(s.unsure) + n
         needed = max(int(q.pages), -(-(end + p.look_ahead) // int(f.page)))
         seen = in_sight(f, s.settled, needed * int(f.page))
+        leave_sight(w, x, slot, int(s.settled))
         more = needed - q.pages + seen - q.window_pages
         gone = False
         while not gone and more > f.num_pages - c.pages_held:
@@ -265,8 +267,6 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         known = max(1, int(w.asked.input_length[request])) if slot < 0 else int(x.s[slot].goal)
         # The last token is always computed: the next one is sampled from it.
         there, held = reusable(w, x, request, known - 1)
-        if p.drops_page and there > 0:
-            there, held = reusable(w, x, request, there - int(f.page))
         wanted = known - there
         if p.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
             wanted = 1 + int(p.drafts)  # padded, so that all rows of the step are alike
@@ -281,7 +281,10 @@ def _fill(w: Any, x: Any, to: Any) -> int:
         pages = -(-(there + n + int(p.look_ahead)) // int(f.page))
         seen = in_sight(f, there, pages * int(f.page))
         at_once = p.max_num_batched_tokens * (2 if p.async_scheduling else 1)
-        whole = -(-known // int(f.page)) + most_in_sight(f, known, at_once)
+        # Of a prefix that was found, windows hold what is in sight alone.
+        found = in_sight(f, 0, there)
+        whole = -(-known // int(f.page)) + max(most_in_sight(f, known, at_once), found)
+        whole -= found - in_sight(f, there, there)
         if pages + seen > free or (p.scheduler_reserve_full_isl and whole > free):
             break
         pop(w)

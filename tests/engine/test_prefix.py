@@ -51,7 +51,11 @@ def idle(engine: Engine) -> list[int]:
 def check_account(engine: Engine) -> None:
     """Pages held: those of sequences alone, and each that has a name once; with the idle ones no more than the pool."""
     cache, slots = engine._x.c, engine._w.q
-    own = int((slots["pages"] + slots["window_pages"]).sum() - engine._x.s["shared"].sum())
+    fixed, columns = engine._w.f[0], engine._x.s
+    own = int((slots["pages"] + slots["window_pages"]).sum() - columns["shared"].sum())
+    if fixed["keeps"]:  # groups of layers with a window share theirs, as far as they are in sight
+        groups = int(fixed["window_bytes"] // fixed["kv_bytes"])
+        own -= groups * int(np.maximum(0, columns["shared"] - columns["gone"]).sum())
     held, unused = 0, 0
     for bucket in cache.buckets.tolist():
         while bucket >= 0:
@@ -79,6 +83,31 @@ def test_what_a_request_has_computed_the_next_one_that_begins_alike_does_not() -
     totals = w.engine.totals
     assert (totals.prefix_queries, totals.prefix_hits, totals.prefill_tokens) == (24, 8, 16)
     assert w["finish"][:3] == [1.0, 2.0, 2.0]
+
+
+def windowed(names: Prefixes, window: int, num_pages: int) -> World:
+    """CACHED of a model with two groups of layers with a window."""
+    w = world(names, num_pages=num_pages)
+    limits = Limits(num_pages, 4096, 8, window=window, window_bytes=2)
+    w.engine = Engine(parse(CACHED), limits, w.table, latency=SECOND, prefixes=names)
+    return w
+
+
+def test_a_prefix_is_found_as_far_as_layers_with_a_window_have_what_is_in_sight_of_its_end() -> None:
+    whole, again = [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8]
+    for num_pages, cached in ((24, 16), (16, 0)):
+        w = windowed(prefixes(4, whole, again, named=[31, 20]), 5, num_pages)
+        w.submit(0, 31, 1)
+        while w.step_tokens() != "nothing":
+            check_account(w.engine)
+        # 21 full pages were computed, and 3 that are not full. Those that left a window came idle first: of 16, page 3
+        # of one group is gone, and no window ends before it.
+        assert len(idle(w.engine)) == num_pages - 3
+        w.submit(1, 20, 1)
+        while w.step_tokens() != "nothing":
+            check_account(w.engine)
+        assert w.engine._x.c.cached.tolist() == [0, cached]
+        assert w.engine.pages_held == 0
 
 
 def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
