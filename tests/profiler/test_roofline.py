@@ -160,6 +160,19 @@ def test_a_data_sheet_is_a_gpu_with_assumptions_where_it_says_nothing(tmp_path: 
     assert profile.provenance.sources[0] == "its data sheet"
 
 
+@pytest.mark.parametrize(
+    ("tflops", "bandwidth", "memory", "batch"),
+    [(989, 4800, 141, 1024), (312, 2039, 80, 384), (500, 4000, 96, 128)],  # H200's and A100's sheets, and nobody's
+)
+def test_a_gpu_of_ones_own_name_holds_the_batch_of_the_known_one_that_it_is(
+    tmp_path: Path, tflops: float, bandwidth: float, memory: float, batch: int
+) -> None:
+    path = tmp_path / "mine.toml"
+    figures = f"bf16_tflops = {tflops}\nbandwidth_gb_s = {bandwidth}\nmemory_gb = {memory}\n"
+    path.write_text('name = "Mine"\nsource = "its data sheet"\n' + figures, encoding="utf-8")
+    assert roofline(gpu(str(path)), model("SDAR-8B")).default_max_batch == batch
+
+
 def test_a_data_sheet_s_name_is_cut_to_what_a_message_may_hold(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(SHEET.replace("Mine", "x" * 500), encoding="utf-8")
