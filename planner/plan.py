@@ -53,7 +53,7 @@ DOUBT = 1.25  # a pilot may be wrong by so much, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of which each has its own capacity
 # Replays expected: of a candidate in the race, of one search for a capacity, of the risks.
-SETTLED, SEARCHED, RISKS = 7, 3, 20
+SETTLED, SEARCHED, RISKS = 7, 3, 8
 MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
 
 Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
@@ -431,6 +431,14 @@ class _Run:
         self._expected = len(groups) * SETTLED + self._after
 
     @property
+    def _changes(self) -> tuple[tuple[str, float, float], ...]:
+        """What may change the answer: its name, the rate then, and how many times as slow the profile is."""
+        return (
+            (f"{MORE_TRAFFIC - 1:.0%} more traffic", self.rate * MORE_TRAFFIC, 1.0),
+            (f"a profile {SLOWER - 1:.0%} slower", self.rate, SLOWER),
+        )
+
+    @property
     def _after(self) -> int:
         """Replays expected after the race."""
         best = min(2, len(self._groups))
@@ -440,18 +448,27 @@ class _Run:
         """Let the best of the settings that its engine has flags for stand for each policy."""
         self._doing = "settings"
         self._expected += sum(3 * len(group) for group in self._groups if len(group) > 1)
-        for k, group in enumerate(self._groups):
-            if len(group) == 1:
-                continue
-            best, rates = halve(group, self._scores)
-            self.chosen[k] = best
-            given = self.candidates[group[0]].policy
-            self.tried[best] = Tried(len(group), given, rates[group[0]], rates[best])
+        halvings = {k: halve(group) for k, group in enumerate(self._groups) if len(group) > 1}
+        asked = {k: next(halving) for k, halving in halvings.items()}
+        while asked:  # of all policies at once: one's first task alone would leave a processor idle
+            tasks = [
+                Task("try", i, self.rate, 1, index=rung, start=start)
+                for settings, rung, start in asked.values() for i in settings
+            ]  # fmt: skip
+            scores = iter([float(found.get("rate", 0.0)) for found in self.replays(tasks)])
+            for k, (settings, _, _) in list(asked.items()):
+                try:
+                    asked[k] = halvings[k].send([next(scores) for _ in settings])
+                except StopIteration as done:
+                    del asked[k]
+                    self._choose(k, *done.value)
         self._expected = self.replays.num_replays + len(self._groups) * SETTLED + self._after
 
-    def _scores(self, settings: Sequence[int], rung: int, start: float | None) -> list[float]:
-        tasks = [Task("try", i, self.rate, 1, index=rung, start=start) for i in settings]
-        return [float(found.get("rate", 0.0)) for found in self.replays(tasks)]
+    def _choose(self, k: int, best: int, rates: Mapping[int, float]) -> None:
+        """Let one of a policy's settings stand for it; rates: that a replica serves, by setting."""
+        given = self._groups[k][0]
+        self.chosen[k] = best
+        self.tried[best] = Tried(len(self._groups[k]), self.candidates[given].policy, rates[given], rates[best])
 
     def settle(self) -> tuple[list[Lane], list[Fleet]]:
         """Each candidate's lane of the race, and the rows of those that are not in the ranking."""
@@ -471,7 +488,7 @@ class _Run:
         running = [i for i in guesses if i not in dear]
         self._expected = self.replays.num_replays + len(running) * SETTLED + self._after
         self._doing = "racing"
-        lanes = self._race(running, {i: guesses[i] for i in running}, self.rate)
+        lanes = self._race({i: guesses[i] for i in running})
         rows: list[Fleet] = []
         for i in self.chosen:
             if i in cannot:
@@ -498,7 +515,7 @@ class _Run:
         while order and (len(best) < 2 or self._cost(order[0]) < max(map(self._cost, best))):
             take, order = order[: max(1, 2 - len(best))], order[max(1, 2 - len(best)) :]
             self.whole |= {lane.candidate for lane in take}
-            for lane in self._race([x.candidate for x in take], {x.candidate: x.high or 1 for x in take}, self.rate):
+            for lane in self._race({x.candidate: x.high or 1 for x in take}):
                 if lane.replicas is None:
                     said = f"even {lane.low} replicas: not enough on the whole trace"
                     failed.append(replace(self._row(lane.candidate), about=lane.low + 1, dropped=said))
@@ -535,7 +552,12 @@ class _Run:
         """By candidate, the capacity of its fleet in each of some replications, and what breaks above it."""
         self._doing = "headroom"
         self._expected = self.replays.num_replays + len(lanes) * HEADROOM * SEARCHED + RISKS
-        firsts = self._own([(lane, 0, None) for lane in lanes])
+        # One search at first, on whose rate the others start: the risks' first replays keep the other processors busy.
+        risks = [
+            self._replay(lane.candidate, rate, lane.replicas or 1, slower, 0)
+            for lane in lanes for _, rate, slower in self._changes
+        ]  # fmt: skip
+        firsts = self._own([(lane, 0, None) for lane in lanes], risks)
         later = [
             (lane, i, first["rate"]) for lane, first in zip(lanes, firsts, strict=True) for i in range(1, HEADROOM)
         ]
@@ -544,15 +566,16 @@ class _Run:
             found[lane.candidate].append(one)
         return found
 
-    def _own(self, asked: Sequence[tuple[Lane, int, float | None]]) -> list[Json]:
-        """The capacities of fleets, by replication and the rate to begin at."""
-        found = self.replays(
+    def _own(self, asked: Sequence[tuple[Lane, int, float | None]], beside: Sequence[Task] = ()) -> list[Json]:
+        """The capacities of fleets, by replication and the rate to begin at; beside: tasks to be done meanwhile."""
+        tasks = [
             Task(
                 "own", lane.candidate, self.rate, lane.high or 0, 1.0, index,
                 lane.settled[index] if index < len(lane.settled) else None, start, lane.candidate in self.whole,
             )
             for lane, index, start in asked
-        )  # fmt: skip
+        ]  # fmt: skip
+        found = self.replays([*tasks, *beside])[: len(tasks)]
         for one in found:
             if "error" in one:
                 raise DsimError(one["error"])
@@ -567,21 +590,18 @@ class _Run:
         self._expected = self.replays.num_replays + RISKS
         mine = best[0]
         assert mine.replicas is not None
-        changes = (
-            (f"{MORE_TRAFFIC - 1:.0%} more traffic", self.rate * MORE_TRAFFIC, 1.0),
-            (f"a profile {SLOWER - 1:.0%} slower", self.rate, SLOWER),
-        )
+        worlds = [(rate, slower) for _, rate, slower in self._changes]
+        after = self._race_in([(mine, *world) for world in worlds], spread)
+        costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
+        # Neither change makes the runner-up cheaper than it is: it is asked where ours comes to cost more than that.
+        asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > self._cost(other)]
+        rivals = dict(zip(asked, self._race_in([(best[1], *worlds[i]) for i in asked], spread), strict=True))
         found: list[Risk] = []
-        for change, rate, slower in changes:
-            starts = {lane.candidate: lane.replicas or 1 for lane in best}
-            who = list(starts)
-            after = self._race(who, starts, rate, slower, drop=False, spread=spread)
-            costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
-            winner = self.candidates[who[int(np.argmin(costs))]]
-            best_then = str(winner) if min(costs) < math.inf else ""
-            found.append(
-                self._risk(change, after[0], mine.replicas, rate, slower, spread, after[0].replicas, best_then)
-            )
+        for i, (change, rate, slower) in enumerate(self._changes):
+            then = [lane for lane in (after[i], rivals.get(i)) if lane is not None and lane.replicas is not None]
+            cheapest = min(then, key=self._cost, default=None)
+            said = "" if cheapest is None else str(self.candidates[cheapest.candidate])
+            found.append(self._risk(change, after[i], mine.replicas, rate, slower, spread, after[i].replicas, said))
         same = str(self.candidates[mine.candidate])
         lost = self._risk("a replica lost", mine, mine.replicas - 1, self.rate, 1.0, spread, mine.replicas, same)
         if lost.verdict != MEETS:
@@ -621,26 +641,36 @@ class _Run:
             latency_ms=seen[0]["latency_ms"],
         )
 
-    def _race(
-        self,
-        who: Sequence[int],
-        starts: Mapping[int, int],
-        rate: float,
-        slower: float = 1.0,
-        *,
-        drop: bool = True,
-        spread: float | None = None,
-    ) -> list[Lane]:
+    def _race(self, starts: Mapping[int, int]) -> list[Lane]:
+        """A race of candidates at the plan's rate, each from so many replicas on."""
+        who = list(starts)
+        worlds = [(i, self.rate, 1.0) for i in who]
+        return self._raced(worlds, list(starts.values()), drop=True, spread=None, patience=MOST)
+
+    def _race_in(self, worlds: Sequence[tuple[Lane, float, float]], spread: float) -> list[Lane]:
+        """The fewest replicas of settled lanes' candidates in other worlds: at a rate, and so many times as slow.
+
+        spread: of severities between replications.
+        """
+        own = [(lane.candidate, rate, slower) for lane, rate, slower in worlds]
+        starts = [lane.replicas or 1 for lane, _, _ in worlds]
+        return self._raced(own, starts, drop=False, spread=spread, patience=FIRST)
+
+    def _raced(
+        self, worlds: Sequence[tuple[int, float, float]], starts: Sequence[int], *,
+        drop: bool, spread: float | None, patience: int,
+    ) -> list[Lane]:  # fmt: skip
         def severities(entries: Sequence[Entry]) -> list[float]:
-            tasks = [self._replay(who[e.candidate], rate, e.replicas, slower, e.index) for e in entries]
+            tasks = []
+            for e in entries:
+                candidate, rate, slower = worlds[e.candidate]
+                tasks.append(self._replay(candidate, rate, e.replicas, slower, e.index))
             return [LIMIT if "error" in found else float(found["severity"]) for found in self.replays(tasks)]
 
-        prices = [self.candidates[i].weight for i in who]
-        patience = MOST if spread is None else FIRST
-        starting = [starts[i] for i in who]
-        lanes = race(prices, starting, self.most, severities, drop=drop, spread=spread, patience=patience)
+        prices = [self.candidates[i].weight for i, _, _ in worlds]
+        lanes = race(prices, starts, self.most, severities, drop=drop, spread=spread, patience=patience)
         for lane in lanes:
-            lane.candidate = who[lane.candidate]
+            lane.candidate = worlds[lane.candidate][0]
         return lanes
 
     def _seen(self, lane: Lane, replicas: int, rate: float, slower: float = 1.0) -> list[Json]:

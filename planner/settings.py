@@ -6,7 +6,7 @@ up to which one replica meets the SLOs, on the same requests with the same luck 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,19 +75,21 @@ def settings_to_try(
     return sorted(unique, key=lambda one: one.count(","))  # the fewer changes first
 
 
-# Of settings, on a rung, from a rate on (None: the one to be served): the rates that a replica serves.
-Scores = Callable[[Sequence[int], int, float | None], Sequence[float]]
+# Settings, the rung and the rate to begin at (None: the one to be served), for which it is sent the rates that a
+# replica serves; in the end the best setting, and the scores of the last rung.
+Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tuple[int, dict[int, float]]]
 
 
-def halve(settings: Sequence[int], scores: Scores) -> tuple[int, dict[int, float]]:
-    """The best of the settings, the first of which is the policy as given, and the scores of the last rung."""
+def halve(settings: Sequence[int]) -> Halving:
+    """Look for the best of the settings, the first of which is the policy as given."""
     left = list(settings)
     start: float | None = None
     found: dict[int, float] = {}
     for rung in range(len(RUNGS)):
-        first = scores(left[:1], rung, start)
+        first = yield left[:1], rung, start
         start = first[0] or start
-        found = dict(zip(left, [*first, *scores(left[1:], rung, start)], strict=True))
+        others = yield left[1:], rung, start
+        found = dict(zip(left, [*first, *others], strict=True))
         order = sorted(left[1:], key=lambda i: -found[i])  # equal ones as they were
         left = [left[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(found.values()) or start

@@ -54,11 +54,15 @@ def test_a_policy_of_no_engine_is_tried_as_it_is() -> None:
 def halved(scores: Sequence[float]) -> int:
     asked: list[tuple[int, int]] = []
 
-    def told(settings: Sequence[int], rung: int, start: float | None) -> list[float]:
+    halving = halve(range(len(scores)))
+    settings, rung, _ = next(halving)
+    while True:
         asked.append((rung, len(settings)))
-        return [scores[i] for i in settings]
-
-    best, _ = halve(range(len(scores)), told)
+        try:
+            settings, rung, _ = halving.send([scores[i] for i in settings])
+        except StopIteration as done:
+            best: int = done.value[0]
+            break
     assert sum(n for rung, n in asked if rung == 0) == len(scores)
     assert sum(n for rung, n in asked if rung == 1) <= 1 + max(1, round(0.25 * (len(scores) - 1)))
     return best
