@@ -13,6 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ..engine.errors import DsimError
+from ..files.interrupt import SIGNALS
 from .fleet import STOPPING, Fleet
 from .protocol import Connection, ConnectionLimits
 
@@ -28,7 +29,7 @@ OTHER_FILES = 64  # open files that are not connections
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. The first Ctrl-C or SIGTERM lets requests in flight end, the second does not.
+    """uvicorn's server. The first Ctrl-C, SIGTERM or SIGHUP lets requests in flight end, the second does not.
 
     Signals are not raised again at the end, as uvicorn's own server does: the caller has a journal to write. When a
     replica of the fleet has failed, the server ends as soon as the others have served what they accepted.
@@ -88,11 +89,12 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Hold Ctrl-C and SIGTERM for as long as the server runs."""
+        """Hold Ctrl-C, SIGTERM and SIGHUP for as long as the server runs. One that is ignored stays so."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._stop) for number in heard}
         try:
             yield
         finally:

@@ -23,6 +23,7 @@ from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
+from dsim.files.interrupt import as_ctrl_c
 from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
 from dsim.report.clients.prometheus import read_samples, summary_of
@@ -31,6 +32,7 @@ from dsim.serve.app import known_hosts
 from dsim.serve.driver import drive
 from dsim.serve.inbox import Inbox
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
+from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.replica import Replica
 from dsim.serve.server import Server
 
@@ -413,6 +415,29 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     assert run.requests("chunk:8")["num_tokens"].tolist() == [40]
     assert run.num_steps == run.info["policies"][0]["num_decode_steps"] + 1
     assert run.info["live"]["device"] == "twin of A100-80GB"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_server_ends_in_its_own_time_whichever_signal_comes(number: signal.Signals) -> None:
+    server = Server(lambda: None, "127.0.0.1", 0, 1.0, None, ConnectionLimits(1, 1.0))  # type: ignore[arg-type]
+    with as_ctrl_c():
+        with server.capture_signals():
+            os.kill(os.getpid(), number)
+        assert (server.should_exit, server.force_exit) == (True, False)
+        with server.capture_signals():
+            os.kill(os.getpid(), number)
+        assert server.force_exit
+
+
+def test_a_server_that_outlives_its_terminal_goes_on() -> None:
+    server = Server(lambda: None, "127.0.0.1", 0, 1.0, None, ConnectionLimits(1, 1.0))  # type: ignore[arg-type]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with server.capture_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not server.should_exit
 
 
 def until(true: Callable[[], bool]) -> None:
