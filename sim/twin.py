@@ -120,7 +120,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
         wanted = "full-sequence" if policy.full_sequence else "block-diffusion"
         does = "approximates the cache of a full-sequence model"
         raise ProfileError(
-            f"profile {profile.name} is of family {profile.family}, and {policy.name} "
+            f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
             f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: expected a {wanted} profile"
         )
     unmasking = policy.unmasking
@@ -130,7 +130,7 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
         return None
     if unmasking.strategy != "low_confidence_dynamic":
         raise PolicyError(
-            f"{policy.name}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
+            f"{cut(policy.name)}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
             "the twin draws no other (dsim live runs it)"
         )
     deltas_of(policy, profile)
@@ -215,7 +215,7 @@ def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
         return None
     if profile.focus is None:
         raise ProfileError(
-            f"profile {profile.name} says nothing of importance deltas (focus is null), and {policy.name} "
+            f"profile {profile.name} says nothing of importance deltas (focus is null), and {cut(policy.name)} "
             "evicts by them: expected a profile that does"
         )
     return profile.focus

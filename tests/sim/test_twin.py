@@ -450,3 +450,9 @@ def test_a_front_end_delays_every_request_by_as_much(concurrency: int | None) ->
     for column in ("first_emission", "finish"):
         seen = [run.table[column] - run.table["arrival"] for run in (bare, behind)]
         assert seen[1] - seen[0] == pytest.approx(np.full(6, 0.05))
+
+
+def test_a_refusal_quotes_a_policy_of_many_settings_in_part() -> None:
+    many = "lmdeploy-bd32,strategy=sequential,threshold=0.9,max_batch=8,max_prefill_tokens=4096,num_pages=100,eos=token"
+    with pytest.raises(PolicyError, match=r"^lmdeploy-bd32,strategy=sequential,\S{,60}\.\.\.: strategy is sequential"):
+        commit_model_of(parse(many), load("a100-sdar-8b"), None)
