@@ -10,6 +10,7 @@ it is over).
 import json
 import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ SCHEDULES = [event for event in EVENTS if "schedule" in event]
 class Recorded:
     """vLLM's scheduler, as it was."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[Sequence[Any]]) -> None:
         groups = [
             types.SimpleNamespace(
                 layer_names=["layer"] * layers,
                 kv_cache_spec=types.SimpleNamespace(block_size=size, sliding_window=window),
             )
-            for layers, window, size in HEAD["groups"]
+            for layers, window, size in groups
         ]
         self.kv_cache_config = types.SimpleNamespace(kv_cache_groups=groups)
         self.kv_cache_manager = types.SimpleNamespace(
@@ -77,8 +78,15 @@ class Recorded:
 @pytest.fixture
 def log(hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepLog:
     """The hook's log of the run."""
+    return _logged(hook, tmp_path, monkeypatch)
+
+
+def _logged(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: int = 1, groups: Any = HEAD["groups"]
+) -> StepLog:
+    """The run's log, had the model so many layers that see all tokens before theirs, in such groups of the pool."""
     modules(monkeypatch, vllm={"__version__": "0.32.0"})
-    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    kinds = ["sliding_attention"] * (6 - full) + ["full_attention"] * full
     about = GEMMA | {
         "num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512,
         "vocab_size": 2048, "sliding_window": 256, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 128,
@@ -102,7 +110,7 @@ def log(hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepLog:
     class Engine(types.SimpleNamespace):
         __hash__ = object.__hash__
 
-    engine = Engine(scheduler=Recorded(), model_executor=None, vllm_config=config)
+    engine = Engine(scheduler=Recorded(groups), model_executor=None, vllm_config=config)
     recorded, hooks = engine.scheduler, hook("vllm").hook(engine, config)
     in_flight = []
     for event in EVENTS:
@@ -153,3 +161,11 @@ def test_a_block_of_the_pool_is_a_page_of_the_layers_that_see_all(log: StepLog) 
     assert policy_of(log.header)[0] == (
         "vllm-diffusion,max_num_seqs=6,max_num_batched_tokens=256,page_size=128,num_pages=39,canvas_length=64"
     )
+
+
+def test_layers_that_see_all_and_fill_two_groups_take_two_blocks_a_page(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _logged(hook, tmp_path, monkeypatch, 2, [(1, None, 128)] * 2 + [(1, 256, 128)] * 4)
+    assert (log.header.page_size, log.header.num_pages) == (128, round(39 / 2))
+    assert log.rows.pages.tolist() == [round((39 - event["free"]) / 2) for event in SCHEDULES]
