@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.journal import StepTotals
 from dsim.engine.latency import LatencyModel
 from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
+from dsim.engine.step import StepOutcome, StepPlan
 from dsim.planner.scenario import Scenario
 from dsim.report.files import RunWriter
 from dsim.report.run import read_run
@@ -86,8 +88,15 @@ def test_an_executor_that_fails_at_its_nth_step_ends_its_clients_and_the_server(
 
 
 def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[..., Behind]) -> None:
-    with serving(failing(twin(SLOW, replicas=2), 1)) as server:
-        second = server.behind.fleet.engines[1]
+    behind = twin(SLOW, replicas=2)
+    second = behind.fleet.engines[1]
+
+    def fails(_plan: StepPlan) -> StepOutcome:
+        until(lambda: second.num_running == 1)  # or the server, which is idle then, ends
+        raise ValueError("a fault")
+
+    executors = [SimpleNamespace(step=fails), *behind.executors[1:]]
+    with serving(dataclasses.replace(behind, executors=executors)) as server:
         connections = [server.begin(prompt=[0], max_tokens=8) for _ in range(2)]  # round robin
         until(lambda: server.behind.fleet.failure is not None and second.num_running == 1)
         health = server.ask("GET", "/health")
