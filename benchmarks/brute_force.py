@@ -20,8 +20,9 @@ from dsim.planner.backend import Pool
 from dsim.planner.capacity import CapacitySearch, capacity, search_of
 from dsim.planner.ledger import Json, Ledger
 from dsim.planner.objective import Evaluator, Part
-from dsim.planner.plan import Planned, candidates_of, plan
+from dsim.planner.plan import candidates_of, plan
 from dsim.planner.plan_replays import fleet, severity_of
+from dsim.planner.planned import Planned
 from dsim.planner.replicate import to_judge
 from dsim.planner.scenario import Scenario
 from dsim.planner.space import Candidate, candidate_of, runs_on, space_of

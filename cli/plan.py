@@ -21,7 +21,7 @@ from .screen import Screen, say
 
 if TYPE_CHECKING:
     from ..planner.ledger import Ledger
-    from ..planner.plan import Planned
+    from ..planner.planned import Planned
     from ..profiler.profile import Profile
     from ..report.page import Page
 

@@ -27,9 +27,10 @@ from .grid import check_together
 from .imported import imported
 from .live_run import live_run
 from .objective import LATENCY_METRIC
-from .plan import Planned, candidates_of
+from .plan import candidates_of
 from .plan import plan as _plan
 from .plan_replays import Posed
+from .planned import Planned
 from .profiled import Profiled, derived, fitted, measured
 from .quality import load_table, parse_share
 from .record import in_twin, memory_of, record

@@ -17,8 +17,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.special import betaincinv
@@ -30,15 +30,13 @@ from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
 from ..report.digits import percent
-from ..report.metrics import no_nan
-from ..report.page import Page
-from ..report.shown import Showable, frame_of
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
-from .deploy import Deployment, deployment_of, engine_of_preset, engine_of_profile, times_another
+from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_another
 from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
-from .quality import Quality, QualityTable, quality_of
+from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk
+from .quality import QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .scenario import MAX_REPLICAS, Scenario, digest
@@ -46,138 +44,13 @@ from .settings import Tried, halve, settings_to_try
 from .space import candidate_of, searchable
 from .tuned import toml_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 DOUBT = 1.25  # a pilot may be wrong by so much, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of which each has its own capacity
 # Replays expected: of a candidate in the race, of one search for a capacity, of the risks.
 SETTLED, SEARCHED, RISKS = 7, 3, 8
-MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
 
 Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
-
-
-@dataclass(frozen=True)
-class PlanCandidate:
-    """A policy on a profile, and what a replica's hour costs: its price, or its GPUs where there is none."""
-
-    policy: str  # as it was given
-    profile: Profile
-    place: str  # as in Fleet
-    quality: Quality
-    price: float | None  # of a GPU for an hour
-    settings: tuple[str, ...] = ()  # SPECs of its engine's settings that are tried, its own first; empty: none
-
-    def __str__(self) -> str:
-        return f"{self.policy} on {self.place}" if self.place else self.policy
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of a replica."""
-        return self.profile.device.count
-
-    @property
-    def weight(self) -> float:
-        """The value that fleets are ranked by, for each replica."""
-        return self.gpus * (1.0 if self.price is None else self.price)
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A candidate's place in the ranking: the fewest replicas that meet the SLOs, or why there are none."""
-
-    policy: str
-    place: str  # the GPU or profile that tells it from the same policy elsewhere; empty where there is one profile
-    profile: str
-    device: str
-    model: str
-    estimated: bool
-    quality: Quality
-    gpus_per_replica: int
-    replicas: int | None = None
-    gpus: int | None = None
-    per_hour: float | None = None  # in the currency of the price
-    per_million_requests: float | None = None
-    values: Mapping[str, Interval] = field(default_factory=dict)  # of each criterion: s, or share of arrivals
-    attained: Mapping[str, float] = field(default_factory=dict)  # by SLO without a statistic: share of arrivals
-    replications: int = 0
-    judged: int = 0  # requests behind `values`, over all replications
-    headroom: Interval | None = None  # of the rate: how much more traffic until an SLO breaks; None: not searched
-    breaks_first: str = ""  # the criterion that breaks there, or "stability"; without a headroom the worst at the rate
-    limited_by: str = ""
-    limiting_setting: str = ""
-    latency_ms: Mapping[str, Any] = field(default_factory=dict)
-    tried: Tried | None = None  # the search over its engine's settings; None: it stands as it was given
-    about: int | None = None  # replicas that the pilot says, where it was dropped
-    dropped: str = ""  # why it is not in the ranking
-
-
-@dataclass(frozen=True)
-class Risk:
-    """The effect of a change of the world on the answer."""
-
-    change: str
-    values: Mapping[str, Interval]  # of the recommended fleet's criteria, as it is; empty where none is left
-    judged: int  # requests behind `values`
-    verdict: str  # whether it still meets the SLOs: MEETS, MISSES or UNSURE
-    stable: bool  # the queue stays bounded in every replay
-    needs: int | None  # replicas of the recommended policy; None: more than were allowed
-    per_hour: float | None
-    best: str  # the cheaper of recommendation and runner-up then
-
-
-@dataclass(frozen=True, repr=False)
-class Planned(Showable):
-    """The ranking, best first, and what it rests on."""
-
-    rate: float  # req/s
-    ranking: tuple[Fleet, ...]
-    left_out: tuple[Fleet, ...]  # dropped, or refused
-    tied: tuple[str, ...]  # policies that nothing tells from the recommendation
-    risks: tuple[Risk, ...]
-    criteria: tuple[str, ...]
-    bounds: Mapping[str, float]  # of each criterion: s, or share of arrivals
-    share_criteria: tuple[str, ...]
-    plan_toml: str
-    priced: bool
-    num_replays: int
-    num_requests: int  # of a replay
-    block: int
-    confidence: float = CONFIDENCE
-    notes: tuple[str, ...] = ()
-    deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
-
-    @property
-    def recommended(self) -> Fleet:
-        """The best fleet."""
-        return self.ranking[0]
-
-    @property
-    def runner_up(self) -> Fleet | None:
-        """The second best; None where only one meets the SLOs."""
-        return self.ranking[1] if len(self.ranking) > 1 else None
-
-    def page(self) -> Page:
-        from ..report.plan import words
-
-        return words(self.to_json())
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The ranking, a row a fleet, best first; the entries of plan.json, those within others as `outer_inner`."""
-        return frame_of(self.to_json()["ranking"])
-
-    def to_json(self) -> Json:
-        """The object that `--json` prints and plan.json holds."""
-        data: Json = no_nan(asdict(self))
-        data["deploy"] = None if self.deployment is None else self.deployment.to_json()
-        del data["deployment"]
-        out: Json = {"schema": SCHEMA, "version": 2, "recommended": data["ranking"][0]}
-        return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
-
-
-SCHEMA = "dsim-plan"
 
 
 def candidates_of(
@@ -500,7 +373,7 @@ class _Run:
             if lane.replicas is None:
                 what = "more than" if lane.dropped else "even"
                 said = f"{what} {lane.low} replicas: " + ("dearer than two others" if lane.dropped else "not enough")
-                rows.append(replace(self._row(lane.candidate), about=lane.low + 1, dropped=said))
+                rows.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
         return self._settled(lanes), rows
 
     def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
@@ -518,7 +391,7 @@ class _Run:
             for lane in self._race({x.candidate: x.high or 1 for x in take}):
                 if lane.replicas is None:
                     said = f"even {lane.low} replicas: not enough on the whole trace"
-                    failed.append(replace(self._row(lane.candidate), about=lane.low + 1, dropped=said))
+                    failed.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
                 else:
                     best.append(lane)
         first, tied = self.rank(self._settled(best))
@@ -782,5 +655,5 @@ def _row(candidate: PlanCandidate) -> Fleet:
     return Fleet(
         policy=candidate.policy, place=candidate.place, profile=profile.name, device=profile.device.name,
         model=profile.model.name, estimated=profile.is_estimate, quality=candidate.quality,
-        gpus_per_replica=candidate.gpus,
+        gpus_per_replica=candidate.gpus, price=candidate.price,
     )  # fmt: skip

@@ -7,9 +7,10 @@ from typing import Any
 
 from .capacity import money
 from .chart import COLOURS, Chart
-from .digits import outward, percent, percent_span, places_of, within
-from .metrics import ROUNDING
+from .digits import percent
+from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, time_of
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .purchase import by_gpu
 from .spread import of_spread
 from .story import front_end
 from .table import number
@@ -36,6 +37,7 @@ def plan_page(info: Json) -> Page:
         facts=tuple(_facts(info)),
         sections=(
             Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
+            *by_gpu(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             Section("What could change it", (_risks(info),), spoken=True),
             Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),
@@ -57,7 +59,7 @@ def answer(info: Json) -> str:
     """The recommendation and why the runner-up lost, in three sentences."""
     best, second = info["recommended"], info["runner_up"]
     slos = _and(info.get("slos") or info["criteria"])
-    told = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {_gpus(best)}"
+    told = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {gpus_of(best)}"
     if best["per_hour"] is not None:
         told += f", {money(best['per_hour'], info)} an hour"
     if not info["deploy"]:
@@ -71,14 +73,14 @@ def answer(info: Json) -> str:
 
 def why(info: Json, best: Json, second: Json) -> str:
     """The runner-up, and why it lost."""
-    name = _name(second)
+    name = name_of(second)
     if name in info["tied"]:
         return f"{name}, as dear, which these replays cannot tell from the best"
-    if math.isclose(_cost(info, best), _cost(info, second)):
-        gap = f"{_met_share(info, second)} against {_met_share(info, best)}"
+    if math.isclose(cost_of(info, best), cost_of(info, second)):
+        gap = f"{met_share(info, second)} against {met_share(info, best)}"
         return f"{name}, as dear, but nearer to the SLOs' bounds ({gap})"
     price = "" if second["per_hour"] is None else f", {money(second['per_hour'], info)} an hour"
-    return f"{name} needs {_gpus(second)}{price}"
+    return f"{name} needs {gpus_of(second)}{price}"
 
 
 def _met(info: Json, fleet: Json) -> str:
@@ -87,71 +89,19 @@ def _met(info: Json, fleet: Json) -> str:
     for text, value in fleet["values"].items():
         bound = info["bounds"][text]
         if text not in info["share_criteria"]:
-            shown = _time(value["value"], bound)
+            shown = time_of(value["value"], bound)
             parts.append(f"{text.partition('=')[0]} is {shown} ms ({number(1e3 * bound)} ms asked)")
         elif value["value"] == 1 and value["low"] is not None:
-            sure = f"at least {_floor(value['low'])} %"
+            sure = f"at least {floor_of(value['low'])} %"
             parts.append(f"All {fleet['judged']:,} requests judged meet the SLOs ({sure}; {100 * bound:g} % asked)")
         else:
             parts.append(f"{percent(value['value'], bound)} % of requests meet the SLOs ({100 * bound:g} % asked)")
     return " and ".join(parts)
 
 
-def _met_share(info: Json, fleet: Json) -> str:
-    """The value of each criterion, with its interval."""
-    return ", ".join(_value(info, fleet, text, value) for text, value in fleet["values"].items()) or "–"
-
-
-def _value(info: Json, fleet: Json, text: str, value: Json) -> str:
-    mean, low, high = value["value"], value["low"], value["high"]
-    bound = info["bounds"][text]
-    if text not in info["share_criteria"]:
-        ends = "" if low is None else f" ({number(1e3 * low)} to {number(1e3 * high)})"
-        return f"{text.partition('=')[0]} {_time(mean, bound)} ms{ends}"
-    if low is None:
-        return f"{percent(mean, bound)} %"
-    if mean == 1:
-        return f"100 % of {fleet['judged']:,}, at least {_floor(low)} %"
-    return percent_span(mean, low, high, bound)
-
-
-def _time(value: float, bound: float) -> str:
-    """Milliseconds, with as many digits as show on which side of its bound (both in seconds) a time is."""
-    shown = number(1e3 * value)
-    return within(1e3 * value, 1e3 * bound * ROUNDING, len(shown.partition(".")[2]))
-
-
-def _floor(share: float) -> str:
-    """A share in percent, rounded down to where its distance from 100 begins."""
-    if not 0 < share < 1:
-        return f"{100 * share:g}"
-    places = max(0, places_of(100 * (1 - share)) - 1)
-    return f"{outward(100 * share, places):.{places}f}"
-
-
 def _and(slos: Sequence[str]) -> str:
     plain = [slo.replace("norm_latency=", "") + "/token" if slo.startswith("norm_latency=") else slo for slo in slos]
     return " and ".join(plain)
-
-
-def _name(fleet: Json) -> str:
-    return f"{fleet['policy']} on {fleet['place']}" if fleet["place"] else str(fleet["policy"])
-
-
-def _gpus(fleet: Json) -> str:
-    count = fleet["gpus"]
-    replicas = (
-        f" ({fleet['replicas']} replicas of {fleet['gpus_per_replica']})" if fleet["gpus_per_replica"] > 1 else ""
-    )
-    return f"{count:,} {fleet['device']}{replicas}"
-
-
-def _count(gpus: int) -> str:
-    return f"{gpus:,} GPU" if gpus == 1 else f"{gpus:,} GPUs"
-
-
-def _cost(info: Json, fleet: Json) -> float:
-    return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])
 
 
 def _room(fleet: Json) -> str:
@@ -183,7 +133,7 @@ def _numbers(info: Json) -> tuple[Number, ...]:
         numbers.append(Number("an hour", ((None, money(best["per_hour"], info)),), cost))
     first = next(iter(best["values"]), None)
     if first is not None:
-        numbers.append(Number("at the rate asked for", ((None, _met_share(info, best)),), first))
+        numbers.append(Number("at the rate asked for", ((None, met_share(info, best)),), first))
     numbers.append(Number("headroom", ((None, _room(best)),), "more traffic until an SLO breaks, 95 %"))
     quality = best["quality"]["relative"]
     shown = "unknown" if quality is None else f"{100 * quality:.1f} %"
@@ -216,7 +166,7 @@ def _ranking(info: Json) -> Table:
         quality = fleet["quality"]["relative"]
         cells = [fleet["policy"], *([fleet["place"]] if several else []), f"{fleet['gpus']:,}"]
         cells += [money(fleet["per_hour"], info)] if info["priced"] else []
-        cells += [_met_share(info, fleet), _room(fleet), _binds(info, fleet), _limit(fleet)]
+        cells += [met_share(info, fleet), _room(fleet), _binds(info, fleet), _limit(fleet)]
         rows.append([*cells, "unknown" if quality is None else f"{100 * quality:.1f} %"])
     caption = (
         "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; as dear ones by how far they are "
@@ -244,7 +194,7 @@ def _limit(fleet: Json) -> str:
 def _left_out(info: Json) -> tuple[Table, ...]:
     if not info["left_out"]:
         return ()
-    rows = [[_name(f), f["dropped"]] for f in info["left_out"]]
+    rows = [[name_of(f), f["dropped"]] for f in info["left_out"]]
     return (table(["left out", "why"], rows, left=frozenset({0, 1})),)
 
 
@@ -253,15 +203,17 @@ def _risks(info: Json) -> Table:
     best = info["recommended"]
     rows = []
     for risk in info["risks"]:
-        met = _met_share(info, risk) if risk["values"] else "none is left"
+        met = met_share(info, risk) if risk["values"] else "none is left"
         verdict = VERDICTS[risk["verdict"]]
         if risk["values"] and not risk["stable"]:
             verdict += ": the queue grows without end"
-        needs = "more than were allowed" if risk["needs"] is None else _count(risk["needs"] * best["gpus_per_replica"])
+        needs = "more than were allowed"
+        if risk["needs"] is not None:
+            needs = count_of(risk["needs"] * best["gpus_per_replica"])
         if risk["per_hour"] is not None and info["priced"]:
             needs += f", {money(risk['per_hour'], info)} an hour"
         rows.append([risk["change"], f"{met}, {verdict}", needs, risk["best"] or "neither of the best two"])
-    caption = f"Of {best['policy']} on {_gpus(best)}; the last column compares it with the runner-up."
+    caption = f"Of {best['policy']} on {gpus_of(best)}; the last column compares it with the runner-up."
     head = ["with", f"{best['policy']} as planned", "it then needs", "cheapest then"]
     return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
 
@@ -317,7 +269,7 @@ def _costs(info: Json) -> Figure:
     fleets = list(info["ranking"])
     chart = Chart(unit, "", height=max(150, 70 + 34 * len(fleets)))
     chart.add(
-        "bar", x=[_cost(info, f) for f in fleets], y=[f"{_name(f)}: {_count(f['gpus'])}" for f in fleets],
+        "bar", x=[cost_of(info, f) for f in fleets], y=[f"{name_of(f)}: {count_of(f['gpus'])}" for f in fleets],
         orientation="h", showlegend=False, hovertemplate="%{y}, %{x:,.2f}<extra></extra>",
         marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(fleets) - 1)]},
     )  # fmt: skip

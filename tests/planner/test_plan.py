@@ -13,8 +13,9 @@ from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, name_of
 from dsim.planner.capacity import search_of
 from dsim.planner.ledger import Ledger
-from dsim.planner.plan import RISKS, PlanCandidate, Planned, _missed, _whole, candidates_of, fingerprint, plan
+from dsim.planner.plan import RISKS, _missed, _whole, candidates_of, fingerprint, plan
 from dsim.planner.plan_replays import entry_of
+from dsim.planner.planned import PlanCandidate, Planned
 from dsim.planner.scenario import Scenario
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model

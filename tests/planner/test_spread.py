@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from dsim.planner import spread
-from dsim.planner.plan import Planned, best_fleets, candidates_of
+from dsim.planner.plan import best_fleets, candidates_of
+from dsim.planner.planned import Planned
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario
 from dsim.planner.spread import beside_live, moved_by_spread

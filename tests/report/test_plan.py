@@ -24,7 +24,7 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
-        "tried": None,
+        "tried": None, "price": 2.0, "about": None, "least": None,
         **more,
     }  # fmt: skip
 
@@ -146,3 +146,35 @@ def test_the_search_over_settings_is_said_with_its_gain() -> None:
     assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%"]
     nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried | {"given_rate": 0.0, "rate": 0.0})))
     assert "vllm-diffusion 24 at no rate as given at no rate –" in [" ".join(line.split()) for line in nowhere]
+
+
+def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
+    lost: dict[str, Any] = {"replicas": None, "gpus": None, "per_hour": None, "values": {}}
+    ranked = (
+        fleet("optimus", 4, 0.994, place="H100", device="H100", per_hour=14.0),
+        fleet("lmdeploy-bd32", 5, 0.992, place="H100", device="H100", per_hour=17.5),
+        fleet("optimus", 10, 0.991, place="A100-80GB", per_hour=20.0),
+    )
+    left = [
+        fleet("chunk", 0, 0.0, device="B200", price=6.0, about=5, dropped="by the pilot") | lost,
+        fleet("optimus", 0, 0.0, device="B200", price=6.0, least=4, dropped="dearer than two others") | lost,
+        fleet("optimus", 0, 0.0, device="L4", dropped="misses even on 64 replicas") | lost,
+    ]
+    lines = [" ".join(line.split()) for line in text(info(*ranked, left_out=left))]
+    at = lines.index("The best of each GPU")
+    assert lines[at + 4 : at + 8] == [
+        "H100 optimus 4 14.00 USD 99.4 % (99.3 to 99.5) the recommendation",
+        "A100-80GB optimus 10 20.00 USD 99.1 % (99.0 to 99.2) costs 43 % more an hour",
+        "B200 optimus at least 4 at least 24.00 USD – dearer than two others",
+        "L4 optimus – – – misses even on 64 replicas",
+    ]
+    assert "The best of each GPU" not in text(info(ranked[0], ranked[1]))
+
+
+def test_replications_that_agree_show_no_interval_of_no_width() -> None:
+    slo = "p90:ttft=2s"
+    equal = fleet("optimus", 2, 0.0, values={slo: {"value": 1.5, "low": 1.5, "high": 1.5}}, breaks_first=slo)
+    lines = text(info(equal, criteria=[slo], bounds={slo: 2.0}, share_criteria=[], slos=[slo], risks=[]))
+    assert any("p90:ttft 1,500 ms in every replication" in line for line in lines)
+    every = {MET: {"value": 1.0, "low": None, "high": None}}
+    assert any("100 % of 2,550  " in line for line in text(info(fleet("optimus", 4, 1.0, values=every))))

@@ -1,0 +1,144 @@
+"""What a plan finds: the candidates, their fleets, what could change the answer, and the ranking."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..profiler.profile import Profile
+from ..report.metrics import no_nan
+from ..report.page import Page
+from ..report.shown import Showable, frame_of
+from .deploy import Deployment
+from .ledger import Json
+from .quality import Quality
+from .race import CONFIDENCE
+from .replicate import Interval
+from .settings import Tried
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
+
+
+@dataclass(frozen=True)
+class PlanCandidate:
+    """A policy on a profile, and what a replica's hour costs: its price, or its GPUs where there is none."""
+
+    policy: str  # as it was given
+    profile: Profile
+    place: str  # as in Fleet
+    quality: Quality
+    price: float | None  # of a GPU for an hour
+    settings: tuple[str, ...] = ()  # SPECs of its engine's settings that are tried, its own first; empty: none
+
+    def __str__(self) -> str:
+        return f"{self.policy} on {self.place}" if self.place else self.policy
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.profile.device.count
+
+    @property
+    def weight(self) -> float:
+        """The value that fleets are ranked by, for each replica."""
+        return self.gpus * (1.0 if self.price is None else self.price)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A candidate's place in the ranking: the fewest replicas that meet the SLOs, or why there are none."""
+
+    policy: str
+    place: str  # the GPU or profile that tells it from the same policy elsewhere; empty where there is one profile
+    profile: str
+    device: str
+    model: str
+    estimated: bool
+    quality: Quality
+    gpus_per_replica: int
+    replicas: int | None = None
+    gpus: int | None = None
+    per_hour: float | None = None  # in the currency of the price
+    per_million_requests: float | None = None
+    values: Mapping[str, Interval] = field(default_factory=dict)  # of each criterion: s, or share of arrivals
+    attained: Mapping[str, float] = field(default_factory=dict)  # by SLO without a statistic: share of arrivals
+    replications: int = 0
+    judged: int = 0  # requests behind `values`, over all replications
+    headroom: Interval | None = None  # of the rate: how much more traffic until an SLO breaks; None: not searched
+    breaks_first: str = ""  # the criterion that breaks there, or "stability"; without a headroom the worst at the rate
+    limited_by: str = ""
+    limiting_setting: str = ""
+    latency_ms: Mapping[str, Any] = field(default_factory=dict)
+    tried: Tried | None = None  # the search over its engine's settings; None: it stands as it was given
+    price: float | None = None  # of a GPU for an hour
+    about: int | None = None  # replicas that the pilot says, where it was dropped
+    least: int | None = None  # replicas that it takes at least, where the race dropped it
+    dropped: str = ""  # why it is not in the ranking
+
+
+@dataclass(frozen=True)
+class Risk:
+    """The effect of a change of the world on the answer."""
+
+    change: str
+    values: Mapping[str, Interval]  # of the recommended fleet's criteria, as it is; empty where none is left
+    judged: int  # requests behind `values`
+    verdict: str  # whether it still meets the SLOs: MEETS, MISSES or UNSURE
+    stable: bool  # the queue stays bounded in every replay
+    needs: int | None  # replicas of the recommended policy; None: more than were allowed
+    per_hour: float | None
+    best: str  # the cheaper of recommendation and runner-up then
+
+
+@dataclass(frozen=True, repr=False)
+class Planned(Showable):
+    """The ranking, best first, and what it rests on."""
+
+    rate: float  # req/s
+    ranking: tuple[Fleet, ...]
+    left_out: tuple[Fleet, ...]  # dropped, or refused
+    tied: tuple[str, ...]  # policies that nothing tells from the recommendation
+    risks: tuple[Risk, ...]
+    criteria: tuple[str, ...]
+    bounds: Mapping[str, float]  # of each criterion: s, or share of arrivals
+    share_criteria: tuple[str, ...]
+    plan_toml: str
+    priced: bool
+    num_replays: int
+    num_requests: int  # of a replay
+    block: int
+    confidence: float = CONFIDENCE
+    notes: tuple[str, ...] = ()
+    deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
+
+    @property
+    def recommended(self) -> Fleet:
+        """The best fleet."""
+        return self.ranking[0]
+
+    @property
+    def runner_up(self) -> Fleet | None:
+        """The second best; None where only one meets the SLOs."""
+        return self.ranking[1] if len(self.ranking) > 1 else None
+
+    def page(self) -> Page:
+        from ..report.plan import words
+
+        return words(self.to_json())
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The ranking, a row a fleet, best first; the entries of plan.json, those within others as `outer_inner`."""
+        return frame_of(self.to_json()["ranking"])
+
+    def to_json(self) -> Json:
+        """The object that `--json` prints and plan.json holds."""
+        data: Json = no_nan(asdict(self))
+        data["deploy"] = None if self.deployment is None else self.deployment.to_json()
+        del data["deployment"]
+        out: Json = {"schema": SCHEMA, "version": 2, "recommended": data["ranking"][0]}
+        return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
+
+
+SCHEMA = "dsim-plan"

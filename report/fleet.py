@@ -1,0 +1,70 @@
+"""A fleet in words: what it is made of, what it costs, and how it meets the SLOs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .digits import outward, percent, percent_span, places_of, within
+from .metrics import ROUNDING
+from .table import number
+
+Json = Mapping[str, Any]  # a fleet of a plan, and what `dsim plan --json` prints
+
+
+def met_share(info: Json, fleet: Json) -> str:
+    """The value of each criterion, with its interval."""
+    return ", ".join(value_of(info, fleet, text, value) for text, value in fleet["values"].items()) or "–"
+
+
+def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
+    """A criterion's value, with its interval; where all replications agree, over how much."""
+    mean, low, high = value["value"], value["low"], value["high"]
+    bound = info["bounds"][text]
+    if text not in info["share_criteria"]:
+        ends = "" if low is None else f" ({number(1e3 * low)} to {number(1e3 * high)})"
+        if low is not None and low == high:  # nothing was drawn: an interval of no width is sure of nothing
+            ends = " in every replication"
+        return f"{text.partition('=')[0]} {time_of(mean, bound)} ms{ends}"
+    if mean == 1:
+        sure = "" if low is None else f", at least {floor_of(low)} %"
+        return f"100 % of {fleet['judged']:,}{sure}"
+    if low is None:
+        return f"{percent(mean, bound)} %"
+    return percent_span(mean, low, high, bound)
+
+
+def time_of(value: float, bound: float) -> str:
+    """Milliseconds, with as many digits as show on which side of its bound (both in seconds) a time is."""
+    shown = number(1e3 * value)
+    return within(1e3 * value, 1e3 * bound * ROUNDING, len(shown.partition(".")[2]))
+
+
+def floor_of(share: float) -> str:
+    """A share in percent, rounded down to where its distance from 100 begins."""
+    if not 0 < share < 1:
+        return f"{100 * share:g}"
+    places = max(0, places_of(100 * (1 - share)) - 1)
+    return f"{outward(100 * share, places):.{places}f}"
+
+
+def name_of(fleet: Json) -> str:
+    """The policy, and where it runs if that tells it from others."""
+    return f"{fleet['policy']} on {fleet['place']}" if fleet["place"] else str(fleet["policy"])
+
+
+def gpus_of(fleet: Json) -> str:
+    """The fleet's GPUs, and how they make replicas."""
+    count = fleet["gpus"]
+    replicas = (
+        f" ({fleet['replicas']} replicas of {fleet['gpus_per_replica']})" if fleet["gpus_per_replica"] > 1 else ""
+    )
+    return f"{count:,} {fleet['device']}{replicas}"
+
+
+def count_of(gpus: int) -> str:
+    """A number of GPUs."""
+    return f"{gpus:,} GPU" if gpus == 1 else f"{gpus:,} GPUs"
+
+
+def cost_of(info: Json, fleet: Json) -> float:
+    """What fleets are ranked by: money an hour, or GPUs where no price is known."""
+    return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])
