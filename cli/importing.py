@@ -25,9 +25,8 @@ def import_command(
     ] = None,
     time_unit: options.TimeUnit = None,
     columns: options.Columns = None,
-    only: Annotated[
-        str | None, option("model=NAME", "Of a gateway's log with several models, this one's rows.", "--only")
-    ] = None,
+    only: options.Only = None,
+    skip_bad: options.SkipBad = False,
     policy: Annotated[
         str | None,
         option(
@@ -66,9 +65,9 @@ def import_command(
     from ..report.story import words
 
     run, doubts = imported(
-        file, trace=trace, time_unit=time_unit, columns=columns, only=only, policy=policy, log=log, metrics=metrics,
-        metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup, slos=slo or [],
-        missing_passes=not missing_fails, command=options.command(),
+        file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy,
+        log=log, metrics=metrics, metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup,
+        slos=slo or [], missing_passes=not missing_fails, command=options.command(),
     )  # fmt: skip
     screen = Screen()
     screen.warn(doubts)

@@ -172,6 +172,9 @@ Columns = Annotated[
     option("ours=C,...", "The trace's own columns, such as arrival=sent,input=num_in,output=num_out.", "--columns"
     ),
 ]  # fmt: skip
+Only = Annotated[
+    str | None, option("model=NAME", "Of a log of several models this one's rows, or COLUMN=VALUE.", "--only")
+]
 KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 
@@ -221,7 +224,8 @@ SCENARIO: dict[str, tuple[Any, Any]] = {
     "router": (Router, "round-robin"), "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None),
     "lengths": (Lengths, None),
     "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),
-    "columns": (Columns, None), "skip_bad": (SkipBad, False), "emit": (Emit, "block"), "eos": (Eos, False),
+    "columns": (Columns, None), "only": (Only, None), "skip_bad": (SkipBad, False), "emit": (Emit, "block"),
+    "eos": (Eos, False),
     "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
     "allow_code": (AllowCode, None),
 }  # fmt: skip

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,6 +100,7 @@ def plan_command(
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
     """
     from ..engine.policy import parse
+    from ..planner.measured_log import measured_log
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
@@ -172,6 +174,8 @@ def plan_command(
                 info.pop(name, None)
             firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
             info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
+            found = measured_log(replace(scenario, num_requests=None))
+            info |= {} if found is None else {"measured": found}
             ahead = best_fleets(scenario, candidates, planned)
             info["notes"] += profile_notes(list(ahead.values()))
             if out is not None:

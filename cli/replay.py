@@ -49,6 +49,7 @@ def replay(
     from ..planner.ensemble import check_num
     from ..planner.ensemble import ensemble as run_ensemble
     from ..planner.grid import check_together
+    from ..planner.measured_log import columns_of, measured_log
     from ..planner.record import in_twin, memory_of, record
     from ..planner.scenario import replicas_of
     from ..planner.spread import moved_by_spread
@@ -101,13 +102,15 @@ def replay(
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
         recorded = record(
             scenarios, requests, in_twin, out=out, force=force, watch=watch,
-            about=lambda results: {**known, "memory": memory_of(scenarios, requests, results)},
+            about=lambda results: {
+                **known, "memory": memory_of(scenarios, requests, results),
+                "measured": measured_log(first, columns_of(scenarios, results)),
+            },
         )  # fmt: skip
     results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
     interrupted = recorded.interrupted
     shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
-    if "ensemble" in manifest:
-        shown["ensemble"] = manifest["ensemble"]
+    shown |= {name: manifest[name] for name in ("measured", "ensemble") if name in manifest}
     say(lambda: words(manifest["policies"], manifest), shown, as_json)
     if interrupted:
         line = (

@@ -48,6 +48,7 @@ def info(
     keep_failed: options.KeepFailed = False,
     format: FormatOption = None,
     columns: options.Columns = None,
+    only: options.Only = None,
 ) -> None:
     """Show a trace's rate, burstiness and lengths.
 
@@ -56,7 +57,10 @@ def info(
     """
     from ..traces import describe, load
 
-    found = load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns)
+    found = load(
+        trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns,
+        only=only,
+    )  # fmt: skip
     facts = describe(found)
     if as_json:
         print_json(facts, indent=2)
@@ -73,6 +77,7 @@ def convert(
     keep_failed: options.KeepFailed = False,
     format: FormatOption = None,
     columns: options.Columns = None,
+    only: options.Only = None,
     hash_ids: Annotated[
         bool,
         typer.Option("--hash-ids", help="Give each request hash_ids of its own, which `vllm bench serve` needs."),
@@ -89,8 +94,9 @@ def convert(
 
     check_file(out, force=force)
     trace = load(
-        source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns
-    )
+        source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns,
+        only=only,
+    )  # fmt: skip
     if hash_ids:
         trace = with_hash_ids(trace)
     warn(trace.notes.warnings)

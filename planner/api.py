@@ -26,6 +26,7 @@ from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_
 from .grid import check_together
 from .imported import imported
 from .live_run import live_run
+from .measured_log import columns_of, measured_log
 from .objective import LATENCY_METRIC
 from .plan import candidates_of
 from .plan import plan as _plan
@@ -131,7 +132,10 @@ def replay(
     told = {} if folder is None else {"spread": moved_by_spread(scenarios, requests)}
     done = record(
         scenarios, requests, in_twin, out=folder, force=force,
-        about=lambda results: {**told, "memory": memory_of(scenarios, requests, results)},
+        about=lambda results: {
+            **told, "memory": memory_of(scenarios, requests, results),
+            "measured": measured_log(scenarios[0], columns_of(scenarios, results)),
+        },
     )  # fmt: skip
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)
 
@@ -488,6 +492,7 @@ def import_run(
     time_unit: str | None = None,
     columns: str | None = None,
     only: str | None = None,
+    skip_bad: bool = False,
     policy: str | None = None,
     log: str | Path | None = None,
     metrics: str | Path | None = None,
@@ -505,8 +510,8 @@ def import_run(
     log, metrics: what the server wrote meanwhile. What is doubtful is a Python warning. Raises DsimError.
     """
     run, doubts = imported(
-        file, trace=trace, time_unit=time_unit, columns=columns, only=only, policy=policy, log=log, metrics=metrics,
-        metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup,
+        file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy, log=log,
+        metrics=metrics, metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup,
         slos=_texts(slos), missing_passes=missing_passes,
     )  # fmt: skip
     for line in doubts:
@@ -575,7 +580,7 @@ def _posed(
     name = name_of_trace(trace if given is None else given)  # type: ignore[arg-type]
     fields = _fields(traffic, slos, [policy, *policies], **more)
     if given is not None:  # it was read, and what was kept is kept
-        fields = {n: value for n, value in fields.items() if n not in ("time_unit", "skip_bad", "columns")}
+        fields = {n: value for n, value in fields.items() if n not in ("time_unit", "skip_bad", "columns", "only")}
         fields["keep_failed"] = True
     scenario = Scenario(trace=name, policy=policy, profile=name_of_profile(profile), **fields)
     check_together(scenario)

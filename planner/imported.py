@@ -26,6 +26,7 @@ def imported(
     time_unit: str | None = None,
     columns: str | None = None,
     only: str | None = None,
+    skip_bad: bool = False,
     policy: str | None = None,
     log: str | Path | None = None,
     metrics: str | Path | None = None,
@@ -47,7 +48,7 @@ def imported(
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
     own = columns if trace is None else None  # of the log, where no other trace is named
-    client, told = read_measured(Path(file), own, only, time_unit if trace is None else None)
+    client, told = read_measured(Path(file), own, only, time_unit if trace is None else None, skip_bad)
     if log is not None and client.steps is not None:
         raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
     engine = client.steps if log is None else read_log(Path(log))

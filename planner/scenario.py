@@ -62,6 +62,7 @@ class Scenario:
     skip_bad: bool = False
     keep_failed: bool = False
     columns: str | None = None  # the names of the trace's own columns, as `dsim.traces.load` takes them
+    only: str | None = None  # which of its rows, as `model=NAME` or `COLUMN=VALUE`
     emit: str = "block"
     eos: bool = False
     drain: bool = True
@@ -112,7 +113,7 @@ class Scenario:
         """The trace as it is in its file."""
         path = Path(self.trace)
         changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
-        return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed, self.columns)
+        return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed, self.columns, self.only)
 
     def requests(self) -> Trace:
         """The requests to replay: the trace's, at this scenario's times and with its lengths.
@@ -318,6 +319,7 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
 
 @lru_cache(maxsize=8)
 def _load(
-    trace: str, _changed: int, time_unit: str | None, skip_bad: bool, keep_failed: bool, columns: str | None
-) -> Trace:
-    return load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, columns=columns)
+    trace: str, _changed: int, time_unit: str | None, skip_bad: bool, keep_failed: bool, columns: str | None,
+    only: str | None,
+) -> Trace:  # fmt: skip
+    return load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, columns=columns, only=only)

@@ -33,6 +33,7 @@ class Traffic(TypedDict, total=False):
     skip_bad: bool
     keep_failed: bool
     columns: str | None
+    only: str | None
     emit: str
     eos: bool
     drain: bool

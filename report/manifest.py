@@ -79,6 +79,7 @@ class Manifest(TypedDict, total=False):
     eos: bool  # requests ended at an EOS, which nobody foresaw
     seed: int
     slos: list[str]
+    measured: dict[str, Any]  # what the trace's own log measured, and beside it the predictions for the same requests
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency
     spread: dict[str, Any]  # 90th percentiles at other spreads between requests
     memory: list[MemoryInfo]  # of each policy's largest forward

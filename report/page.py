@@ -97,6 +97,7 @@ class Page:
     name: str  # of the page, in a browser's tab
     question: str
     answer: str = ""
+    verdict: str = ""  # beneath the answer: how it compares with what was measured
     alarms: tuple[str, ...] = ()  # words in capitals come first, and are loud
     cautions: tuple[tuple[str, str], ...] = ()  # (what, why)
     numbers: tuple[Number, ...] = ()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from . import measured
 from .capacity import money
 from .chart import COLOURS, Chart
 from .digits import percent
@@ -31,6 +32,7 @@ def plan_page(info: Json) -> Page:
         name=f"dsim plan: {info['trace']}",
         question=QUESTION,
         answer=answer(info),
+        verdict=measured.of_plan(info.get("measured")),
         cautions=tuple(cautions),
         numbers=_numbers(info),
         chart=_costs(info),

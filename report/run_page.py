@@ -11,6 +11,7 @@ from ..files.write import encoded
 from . import closeup, curves, figures
 from .html import to_html
 from .manifest import Manifest
+from .measured import TITLE
 from .memory import of_memory
 from .metrics import Floats, latencies
 from .page import Figure, Number, Page, Section, Widget, estimate
@@ -58,12 +59,13 @@ def run_page(run: Run) -> Page:
         Section("Which requests fared worst", (opened,) if slow["rows"] else ()),
         Section("What the engine did", tuple(engine)),
         Section("Steps", tuple(figures.by_chunk(steps))),
-        *(Section(s.title, s.blocks, fold=s.title) for s in (*said.sections, *more)),
+        *(Section(s.title, s.blocks, fold="" if s.title == TITLE else s.title) for s in (*said.sections, *more)),
     ]
     return Page(
         name=said.name,
         question=said.question,
         answer=said.answer,
+        verdict=said.verdict,
         alarms=said.alarms,
         cautions=(estimate(" and ".join(_estimates(info)) or "unnamed"),) if estimated(info) else (),
         numbers=_numbers(info["policies"]),

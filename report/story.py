@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from . import measured
 from .ensemble import of_ensemble
 from .manifest import CommitInfo, Manifest, ProfileInfo
 from .memory import shortages
@@ -21,10 +22,12 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
         name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
         question=info.get("question", QUESTION),
         answer=answer(policies),
+        verdict=measured.verdict(info.get("measured")),
         alarms=tuple(warnings(policies, info)),
         facts=tuple(setting(info)),
         sections=(
             *((Section("Every number", (_table(policies),)),) if policies else ()),
+            *measured.sections(info.get("measured")),
             *of_ensemble(info),
         ),
         notes=tuple(notes(info)),

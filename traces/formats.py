@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engine.errors import TraceError
-from ..files.read import cut, float_of, quoted
+from ..files.read import cut, did_you_mean, float_of, quoted
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
@@ -14,7 +14,10 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
+    "measured_ttft", "measured_e2el",
 )  # fmt: skip
+MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s: what a request's client waited, where a log says it
+ONLY = "only"  # the column that `--only` names, while a trace is read
 # What `--columns` names: the first three always.
 OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status")
 
@@ -33,6 +36,10 @@ class Format:
     doubtful: bool = False  # tools disagree about the unit of `time`
     count: str | None = None  # key of how many requests a row sums up, which arrive until `until`
     until: str = ""
+    first: str = ""  # keys of when the first token and the whole answer were there, in the unit of `time`
+    end: str = ""
+    own: bool = False  # a team's log, with other models, embeddings, and answers that failed or came from a cache
+    only: str = ""  # key of the column that `--only` names
 
     @property
     def keys(self) -> str:
@@ -47,9 +54,16 @@ class Format:
         return needed <= have and bool(have & {self.input, self.text})
 
     @property
+    def kept(self) -> list[tuple[str, str]]:
+        """The optional columns that are read: each one's key, and our name of it."""
+        return [*self.extras.items(), *([(self.only, ONLY)] if self.only else [])]
+
+    @property
     def nested(self) -> bool:
         """Whether a key is `outer.inner`, of an object within a row."""
-        return any("." in key for key in (self.time, self.input, self.output, *self.extras))
+        return any(
+            "." in key for key in (self.time, self.input, self.output, self.first, self.end, self.only, *self.extras)
+        )
 
 
 CANONICAL = {key: key for key in OPTIONAL}
@@ -86,7 +100,14 @@ FORMATS = {
         Format("weka", "t", "in", "out", "s", {"id": "id", "hash_ids": "hash_ids"}, doubtful=True),
         Format(
             "litellm", "startTime", "prompt_tokens", "completion_tokens", "datetime",
-            {key: key for key in ("session_id", "model", "status")} | {"request_id": "id"},
+            {key: key for key in ("session_id", "model", "status", "cache_hit")}
+            | {"request_id": "id", "call_type": "kind"},
+            first="completionStartTime", end="endTime", own=True,
+        ),
+        Format(
+            "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "ns",
+            {key: key for key in ("model", "id", "status")},
+            first="firstTimeUnixNano", end="endTimeUnixNano", own=True,
         ),
         Format(
             "openai-usage", "start_time", "input_tokens", "output_tokens", "s", {"model": "model"},
@@ -94,7 +115,7 @@ FORMATS = {
         ),
         Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
-            {"id": "id", "model": "model"},
+            {"id": "id", "model": "model"}, own=True,
         ),
         Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}),
     )
@@ -139,14 +160,22 @@ def own_format(place: str, text: str, keys: list[str], first: Callable[[str], ob
             raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
     for ours, theirs in given.items():
         if theirs not in keys:
-            had = f"expected one of: {shown_keys(keys)}"
-            raise TraceError(f"{place}: no column {cut(theirs)} (--columns {ours}={cut(theirs)}), {had}")
-    for ours in ("first", "end", "status"):  # a measured run's, which a trace does not hold
-        given.pop(ours, None)
+            asked = f"(--columns {ours}={cut(theirs)})"
+            raise TraceError(f"{place}: no column {cut(theirs)} {asked}{_meant(theirs, keys)}")
     time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
+    measured = {ours: given.pop(ours, "") for ours in ("first", "end")}
     unit = "s" if is_number(first(time)) else "datetime"
     extras = {theirs: ours for ours, theirs in given.items()}
-    return Format("own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s")
+    return Format("own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", own=True, **measured)
+
+
+def with_only(form: Format, place: str, column: str, keys: list[str]) -> Format:
+    """The format with the column that `--only` names kept: `model` is the format's own, whatever it is called."""
+    theirs = next((theirs for theirs, ours in form.extras.items() if ours == "model"), "model")
+    theirs = theirs if column == "model" else column
+    if theirs not in keys:
+        raise TraceError(f"{place}: no column {cut(theirs)} (--only){_meant(theirs, keys)}")
+    return replace(form, only=theirs)
 
 
 def is_number(value: object) -> bool:
@@ -154,6 +183,12 @@ def is_number(value: object) -> bool:
     if not isinstance(value, str):
         return value is None or isinstance(value, int | float)
     return value == "" or math.isfinite(float_of(value))
+
+
+def _meant(column: str, keys: list[str]) -> str:
+    """The column that was probably meant, and those that there are."""
+    hint = did_you_mean(column, (key for key in keys if len(key) <= 40), any_case=True)
+    return f"{hint}, expected one of: {shown_keys(keys)}"
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 
 from ..engine.errors import TraceError
-from .formats import Format, named, own_format, recognise, shown_keys
+from .chosen import column_of
+from .formats import Format, named, own_format, recognise, shown_keys, with_only
 from .parse import Columns, columns_of_frame
 from .rows import Rows
 
@@ -23,7 +24,9 @@ class FrameRows(Rows):
         return f"{FRAME}.iloc[{self.numbers[i]}]".removeprefix("the ")
 
 
-def table_of(frame: pd.DataFrame, format: str | None, own: str | None) -> tuple[pd.DataFrame, Format]:
+def table_of(
+    frame: pd.DataFrame, format: str | None, own: str | None, only: str | None = None
+) -> tuple[pd.DataFrame, Format]:
     """The columns of a frame that its format names, times as numbers or dates; TraceError where they are of none."""
     keys = [str(name) for name in frame.columns]
     if not len(frame):
@@ -40,7 +43,12 @@ def table_of(frame: pd.DataFrame, format: str | None, own: str | None) -> tuple[
         form = named(format)
         if not form.matches(keys):
             raise TraceError(f"{FRAME}: columns {shown_keys(keys)} lack those of {form.name}, expected {form.keys}")
-    wanted = {form.time, form.input, form.output, form.text, form.count, form.until, *form.extras}
+    if only is not None:
+        form = with_only(form, FRAME, column_of(only), keys)
+    wanted = {
+        form.time, form.input, form.output, form.text, form.count, form.until, form.first, form.end, form.only,
+        *form.extras,
+    }  # fmt: skip
     table = table[[key for key in keys if key in wanted]].reset_index(drop=True)
     if form.time not in table:
         return table, form

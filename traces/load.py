@@ -12,8 +12,21 @@ import pandas as pd
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
 from . import frames
-from .formats import OF_RUN, TICKS_PER_SECOND, Format, flat, named, own_format, recognise, shown_keys
-from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows
+from .chosen import chosen, column_of
+from .formats import (
+    MEASURED,
+    OF_RUN,
+    TICKS_PER_SECOND,
+    Format,
+    flat,
+    named,
+    own_format,
+    recognise,
+    shown_keys,
+    with_only,
+)
+from .otlp import OTLP, is_otlp, rows_of_spans
+from .parse import Columns, columns_of_frame, columns_of_good_rows, columns_of_rows, moments_in
 from .rows import (
     Rows,
     container,
@@ -46,12 +59,14 @@ def load(
     keep_failed: bool = False,
     format: str | None = None,
     columns: str | None = None,
+    only: str | None = None,
 ) -> Trace:
     """The trace in a file or a pandas frame, or a shipped one by its name.
 
     `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` counts bad rows and goes on; `keep_failed` keeps
     requests without output; `format` is told by the keys unless given; `columns` names a file's own, as
-    `arrival=created_at,input=prompt_tokens,output=completion_tokens`.
+    `arrival=created_at,input=prompt_tokens,output=completion_tokens`; `only`, as `model=NAME` or `COLUMN=VALUE`, takes
+    those rows and no others.
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
@@ -61,11 +76,11 @@ def load(
     form: Format | None
     if isinstance(path_or_name, pd.DataFrame):
         path, name = frames.FRAME, "frame"
-        found, form = read_frame(path_or_name, format, skip_bad, columns)
+        found, form = read_frame(path_or_name, format, skip_bad, columns, only)
     else:
         file, name = locate(path_or_name)
         path = str(file)
-        found, form = read(file, format, skip_bad, columns)
+        found, form = read(file, format, skip_bad, columns, only)
     has_arrivals = form is not None
     unit = time_unit or (form.unit if form else "s")
     if time_unit is not None and form is not None and form.unit == "datetime":
@@ -92,8 +107,28 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     )
 
 
-def read(path: Path, format: str | None, skip_bad: bool, own: str | None = None) -> tuple[Columns, Format | None]:
-    """A file's columns and its format, None for ShareGPT. own: the names of columns that are no known tool's."""
+def read(
+    path: Path, format: str | None, skip_bad: bool, own: str | None = None, only: str | None = None
+) -> tuple[Columns, Format | None]:
+    """A file's columns and its format, None for ShareGPT. own: the names of columns that are no known tool's.
+
+    only: of which rows, as `chosen` takes it.
+    """
+    found, form = _read_all(path, format, skip_bad, own, only)
+    return _chosen(found, form, str(path), only), form
+
+
+def _chosen(found: Columns, form: Format | None, path: str, only: str | None) -> Columns:
+    """The rows that were asked for, of a file that says which they are."""
+    if only is not None and (form is None or not form.only):
+        kind = "conversations" if form is None else form.name
+        raise TraceError(f"{path}: --only is {cut(only)}, and {kind} have no such column: expected another format")
+    return chosen(found, form, path, only) if form is not None and (form.own or only is not None) else found
+
+
+def _read_all(
+    path: Path, format: str | None, skip_bad: bool, own: str | None, only: str | None
+) -> tuple[Columns, Format | None]:
     data = read_bytes(path)
     where = str(path)
     wanted = named(format) if format and format != "sharegpt" else None
@@ -103,7 +138,7 @@ def read(path: Path, format: str | None, skip_bad: bool, own: str | None = None)
         if format is None and own is None and is_vllm_log(text):
             rows, warnings = rows_of_log(where, text)
             return with_warnings(columns_of_rows(rows, VLLM_LOG, skip_bad), warnings), VLLM_LOG
-        return read_csv(where, data, text, wanted, skip_bad, own)
+        return read_csv(where, data, text, wanted, skip_bad, own, only)
     if kind == "parquet":
         found = parquet_rows(where, data)
     elif kind == "json":
@@ -122,20 +157,25 @@ def read(path: Path, format: str | None, skip_bad: bool, own: str | None = None)
         return columns_of_good_rows(found.rows, wanted) or columns_of_rows(found, wanted, skip_bad), wanted
     if format == "sharegpt" or (format is None and own is None and is_sharegpt(first)):
         return columns_of_conversations(found), None
-    form = choose(found.place(whole), flat(first), wanted, own)
+    if format in (None, OTLP.name) and own is None and is_otlp(first):
+        found, warnings = rows_of_spans(found)
+        form = OTLP if only is None else with_only(OTLP, where, column_of(only), [*OTLP.extras])
+        return with_warnings(columns_of(found, form, skip_bad), warnings), form
+    form = choose(found.place(whole), flat(first), wanted, own, only)
     if form.nested:
         found = replace(found, rows=[row if isinstance(row, str) else flat(row) for row in found.rows])
     return columns_of(found, form, skip_bad), form
 
 
 def read_frame(
-    frame: pd.DataFrame, format: str | None, skip_bad: bool, own: str | None
+    frame: pd.DataFrame, format: str | None, skip_bad: bool, own: str | None, only: str | None = None
 ) -> tuple[Columns, Format | None]:
     """A frame's columns and its format, None for ShareGPT."""
     if format == "sharegpt" or (format is None and own is None and len(frame) and is_sharegpt(dict(frame.iloc[0]))):
-        return columns_of_conversations(frames.rows_of(frame)), None
-    table, form = frames.table_of(frame, format, own)
-    return frames.fast_columns(table, form) or columns_of(frames.rows_of(table), form, skip_bad), form
+        return _chosen(columns_of_conversations(frames.rows_of(frame)), None, frames.FRAME, only), None
+    table, form = frames.table_of(frame, format, own, only)
+    found = frames.fast_columns(table, form) or columns_of(frames.rows_of(table), form, skip_bad)
+    return _chosen(found, form, frames.FRAME, only), form
 
 
 def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
@@ -179,16 +219,17 @@ def requests_of_log(found: Rows) -> Rows:
 
 
 def read_csv(
-    where: str, data: bytes, text: str, wanted: Format | None, skip_bad: bool, own: str | None
+    where: str, data: bytes, text: str, wanted: Format | None, skip_bad: bool, own: str | None, only: str | None
 ) -> tuple[Columns, Format]:
     """A CSV file's columns and its format."""
     header = csv_header(where, text)
     slow = csv_rows(where, text) if own is not None else None
     first = next((row for row in slow.rows if isinstance(row, dict)), {}) if slow is not None else {}
-    form = choose(f"{where}:1", dict.fromkeys(header, None) | first, wanted, own)
+    form = choose(f"{where}:1", dict.fromkeys(header, None) | first, wanted, own, only)
     numeric = dict.fromkeys((form.input, form.output), None)
-    dtypes: dict[str, Any] = {name: str for name in form.extras if name in header}
-    dtypes |= numeric | {form.time: str if form.unit == "datetime" else None}
+    dtypes: dict[str, Any] = {name: str for name, _ in form.kept if name in header}
+    moments = [form.time, *moments_in(form, header)]
+    dtypes |= numeric | dict.fromkeys(moments, str if form.unit == "datetime" else None)
     frame = csv_frame(data, dtypes) if form.input in header and form.count is None else None
     columns = columns_of_frame(frame, form) if frame is not None and len(frame) else None
     if columns is not None:
@@ -199,16 +240,18 @@ def read_csv(
     return columns_of(found, form, skip_bad), form
 
 
-def choose(place: str, first: dict[str, Any], wanted: Format | None, own: str | None) -> Format:
+def choose(place: str, first: dict[str, Any], wanted: Format | None, own: str | None, only: str | None) -> Format:
     """The format asked for, if the first row's keys allow it, else the one that they tell."""
     keys = list(first)
     if own is not None:
-        return own_format(place, own, keys, first.get)
-    if wanted is None:
-        return recognise(place, keys)
-    if not wanted.matches(keys):
+        form = own_format(place, own, keys, first.get)
+    elif wanted is None:
+        form = recognise(place, keys)
+    elif wanted.matches(keys):
+        form = wanted
+    else:
         raise TraceError(f"{place}: keys {shown_keys(keys)} lack those of {wanted.name}, expected {wanted.keys}")
-    return wanted
+    return form if only is None else with_only(form, place, column_of(only), keys)
 
 
 def doubts(columns: Columns, form: Format) -> list[str]:
@@ -247,6 +290,9 @@ def finish(
         order = np.argsort(time, kind="stable")
         time, kept = time[order], kept[order]
     ticks = TICKS_PER_SECOND["ns" if unit == "datetime" else unit]
+    for metric, after in columns.waited.items():
+        if not np.isnan(after[kept]).all():
+            columns.extras[MEASURED[metric]] = [None if wait != wait else wait / ticks for wait in after.tolist()]
     rows = kept.tolist() if columns.extras else []
     notes = TraceNotes(
         path=path,

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,9 +14,9 @@ import pandas as pd
 
 from ..engine.errors import TraceError
 from ..files.read import json_of
-from .formats import TICKS_PER_SECOND, Format
+from .formats import MEASURED, TICKS_PER_SECOND, Format
 from .rows import Row, Rows
-from .trace import MAX_LENGTH, Ints
+from .trace import MAX_LENGTH, Floats, Ints
 
 Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
@@ -35,6 +36,8 @@ class Columns:
     input_length: Ints
     output_length: Ints
     extras: dict[str, list[Any]] = field(default_factory=dict)
+    # Ticks from the arrival to the first token and to the end, by MEASURED's keys; NaN where a row does not say.
+    waited: dict[str, Floats] = field(default_factory=dict)
     num_rows: int = 0
     num_skipped: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -49,13 +52,12 @@ def columns_of_frame(frame: pd.DataFrame, form: Format) -> Columns | None:
     try:
         time = whole_ns(frame[form.time]) if form.unit == "datetime" else frame[form.time].to_numpy()
         extras = {
-            ours: read_extras(ours, frame[theirs].tolist())
-            for theirs, ours in form.extras.items()
-            if theirs in frame.columns
+            ours: read_extras(ours, frame[theirs].tolist()) for theirs, ours in form.kept if theirs in frame.columns
         }
-    except (ValueError, OverflowError, BadRowError):
+        found = good_columns(time, frame[form.input].to_numpy(), frame[form.output].to_numpy(), extras)
+        return found and with_waits(found, form, {key: frame[key].tolist() for key in moments_in(form, frame.columns)})
+    except (ValueError, OverflowError, TypeError, BadRowError):
         return None
-    return good_columns(time, frame[form.input].to_numpy(), frame[form.output].to_numpy(), extras)
 
 
 def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
@@ -76,12 +78,14 @@ def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
         present = set().union(*(row.keys() for row in whole))
         extras = {
             ours: read_extras(ours, [row.get(theirs) for row in whole])
-            for theirs, ours in form.extras.items()
+            for theirs, ours in form.kept
             if theirs in present
         }
+        found = good_columns(time, input_length, output_length, extras)
+        waits = {key: [row.get(key) for row in whole] for key in moments_in(form, present)}
+        return found and with_waits(found, form, waits)
     except (ValueError, OverflowError, TypeError, BadRowError):
         return None
-    return good_columns(time, input_length, output_length, extras)
 
 
 def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
@@ -89,7 +93,8 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
     time: list[int | float] = []
     input_length: list[int] = []
     output_length: list[int] = []
-    names = {ours: theirs for theirs, ours in form.extras.items()}
+    names = {ours: theirs for theirs, ours in form.kept}
+    waited: dict[str, list[float]] = {name: [] for name in MEASURED}
     extras: dict[str, list[Any]] = {ours: [] for ours in names}
     last: dict[Any, int | float] = {}  # session -> its latest turn
     num_skipped = num_text = num_delayed = 0
@@ -104,6 +109,7 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
             if num_input < 1 and num_output > 0:
                 raise BadRowError(f"{form.input} is {num_input}, expected at least 1")
             more = {ours: read_extra(ours, row.get(theirs)) for ours, theirs in names.items()}
+            waits = read_waits(row, form, tick, num_output)
         except BadRowError as complaint:
             if not skip_bad:
                 # A complaint may quote a key or a column name with a line end in it.
@@ -118,10 +124,13 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
         output_length.append(num_output)
         for ours, value in more.items():
             extras[ours].append(value)
+        for name, wait in zip(MEASURED, waits, strict=True):
+            waited[name].append(wait)
         if (session := session_of(row)) is not None:
             last[session] = tick
     lengths = np.array(input_length, np.int64), np.array(output_length, np.int64)
-    columns = Columns(np.array(time), *lengths, held(extras), len(found.rows), num_skipped)
+    waits_known = {name: np.array(column) for name, column in waited.items()} if form.end else {}
+    columns = Columns(np.array(time), *lengths, held(extras), waits_known, len(found.rows), num_skipped)
     if num_text:
         columns.warnings.append(
             f"{num_text} rows have a text in place of an input length: counted as {BYTES_PER_TOKEN} bytes a token"
@@ -131,6 +140,61 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
             f"{num_delayed} rows have a delay in place of a time: they arrive that long after their session's last turn"
         )
     return columns
+
+
+def moments_in(form: Format, keys: Iterable[str]) -> list[str]:
+    """The keys of when an answer began and ended, as far as a log has them."""
+    return [key for key in (form.first, form.end) if key and key in keys]
+
+
+def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> Columns | None:
+    """The columns with what each client waited, or None where a moment needs a closer look."""
+    if not form.end:
+        return found
+    first, end = (_ticks_after(found.time, moments.get(key, []), form.unit) for key in (form.first, form.end))
+    unknown = (first == end) & (found.output_length > 1)  # not streamed
+    first = np.where(unknown, np.nan, first)
+    if (first < 0).any() or (end < 0).any() or (first > end).any():
+        return None
+    return replace(found, waited=dict(zip(MEASURED, (first, end), strict=True)))
+
+
+def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
+    """Ticks from the arrivals to these moments; NaN where a row has none."""
+    after = np.full(len(time), np.nan)
+    rows = [i for i, value in enumerate(values) if not is_missing(value)]
+    if rows:
+        some = [values[i] for i in rows]
+        if unit == "datetime":
+            moments = whole_ns(pd.Series(some, dtype=str))
+        else:
+            moments = np.array([read_number("a moment", value, 0) for value in some])
+        if (moments < 0).any():
+            raise ValueError("no time at all")
+        after[rows] = moments - time[rows]
+    return after
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a table's cell holds nothing."""
+    return value is None or value == "" or value != value
+
+
+def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) -> tuple[float, float]:
+    """Ticks from a row's arrival to its first token and to its end; NaN where it does not say."""
+    waits = []
+    for key in (form.first, form.end):
+        waits.append(math.nan if not key or is_missing(row.get(key)) else read_moment(row, form, key) - arrival)
+    first, end = waits
+    if num_output == 0:  # it failed: what it has are no times of an answer
+        return math.nan, math.nan
+    if first < 0 or end < 0 or first > end:
+        ticks = TICKS_PER_SECOND["ns" if form.unit == "datetime" else form.unit]
+        told = " and ".join(
+            f"{key} is {wait / ticks:g} s" for key, wait in ((form.first, first), (form.end, end)) if wait == wait
+        )
+        raise BadRowError(f"{told} after {form.time}, expected the first token from there on and the end after it")
+    return (math.nan if first == end and num_output > 1 else first), end
 
 
 def num_tokens(text: str) -> int:
@@ -170,15 +234,21 @@ def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int
     if value in (None, "") and row.get("delay") is not None and (session := session_of(row)) in last:
         delay = read_number("delay", row["delay"], 0) * TICKS_PER_SECOND[form.unit] / 1e3
         return read_number(form.time, last[session] + delay, 0), True
+    return read_moment(row, form, form.time), False
+
+
+def read_moment(row: Row, form: Format, key: str) -> int | float:
+    """One of a row's moments, in ticks of its format's unit; ns where that is a date."""
+    value = row.get(key)
     if form.unit != "datetime":
-        return read_number(form.time, value, 0), False
+        return read_number(key, value, 0)
     try:
         tick = int(whole_ns(pd.Series([value], dtype=str))[0])
     except (ValueError, OverflowError, TypeError) as error:
-        raise BadRowError(f"{form.time} is {shown(value)}, expected a date and time") from error
+        raise BadRowError(f"{key} is {shown(value)}, expected a date and time") from error
     if not 0 <= tick <= MAX_TICK:  # below: no time at all, as pandas says it, or before 1970
-        raise BadRowError(f"{form.time} is {shown(value)}, expected a date and time from 1970 to 2116")
-    return tick, False
+        raise BadRowError(f"{key} is {shown(value)}, expected a date and time from 1970 to 2116")
+    return tick
 
 
 def session_of(row: Row) -> str | int | None:
@@ -257,8 +327,13 @@ def count_reader(name: str) -> Callable[[Any], int]:
     return lambda value: read_count({name: value}, name, 1)
 
 
+def _read_wait(name: str, value: Any) -> float:
+    return float(read_number(name, value, 0))
+
+
 CHECKED: dict[str, Callable[[Any], Any]] = {
     **{name: count_reader(name) for name in COUNTS},
     "delay": lambda value: read_number("delay", value, 0),
+    **{name: partial(_read_wait, name) for name in MEASURED.values()},
     "hash_ids": read_hash_ids,
 }

@@ -57,13 +57,34 @@ def read_client(path: str | Path) -> ClientLog:
     return _reader(str(path), text)(str(path), text)
 
 
+def is_client(data: bytes) -> bool:
+    """Whether a file's first object is a load generator's, or an engine's own log: other files have rows."""
+    whole = _first(data.decode("utf-8", "replace").removeprefix("\ufeff"))
+    return whole is not None and ("aiperf_version" in whole or _kind(whole) is not None)
+
+
 def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
     """The client that wrote the file, by the keys of its first object."""
-    head, _, rest = text.strip().partition("\n")
-    whole = _object(head) if rest.strip() else None
-    whole = _object(text) if whole is None else whole
+    whole = _first(text)
     if whole is None:
         raise DsimError(f"{path}: is no JSON object, expected {_expected()}")
+    found = _kind(whole)
+    if found is not None:
+        return found
+    if "aiperf_version" in whole:
+        raise DsimError(f"{path}: is aiperf's summary, expected its requests: profile_export.jsonl beside it")
+    raise DsimError(f"{path}: holds {cut(', '.join(list(whole)[:4])) or 'nothing'}, expected {_expected()}")
+
+
+def _first(text: str) -> Json | None:
+    """The object of a file's first line, or else of the whole file."""
+    head, _, rest = text.strip().partition("\n")
+    whole = _object(head) if rest.strip() else None
+    return _object(text) if whole is None and text.lstrip().startswith("{") else whole
+
+
+def _kind(whole: Json) -> Callable[[str, str], ClientLog] | None:
+    """Who reads a file of such an object; None where nobody does."""
     if whole.get("schema") == steplog.SCHEMA:
         return _engine
     if isinstance(whole.get("benchmarks"), list):
@@ -72,9 +93,7 @@ def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
         return _aiperf
     if {"completed", "total_output_tokens"} <= set(whole):
         return _vllm
-    if "aiperf_version" in whole:
-        raise DsimError(f"{path}: is aiperf's summary, expected its requests: profile_export.jsonl beside it")
-    raise DsimError(f"{path}: holds {cut(', '.join(list(whole)[:4])) or 'nothing'}, expected {_expected()}")
+    return None
 
 
 def _expected() -> str:

@@ -54,7 +54,7 @@ def test_mixed_models_and_answers_that_were_not_streamed_are_warned_of(tmp_path:
     log, warnings = read_measured(spend(tmp_path))
     assert warnings[1:] == [
         "the log mixes 2 models (sdar-8b: 3, other: 1): --only model=NAME takes one",
-        "1 of 4 answers were not streamed: their ttft and tpot are missing",
+        "1 of 4 answers have no time of their first token: their ttft and tpot are missing",
     ]
     assert [math.isnan(sent.first) for sent in log.requests] == [False, True, True, False]
 
@@ -72,17 +72,28 @@ def test_any_log_is_read_by_its_own_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "columns", "only", "says"),
     [
-        (CSV, None, None, "keys at, first, end, in, out are of no known log with start, first token and end"),
-        (CSV, "arrival=at,first=first", None, "lacks input, expected arrival=START"),
-        (CSV, OWN.replace("=in", "=inn"), None, "no column inn (--columns input=inn), expected one of: at, first"),
+        (CSV, None, None, "keys at, first, end, in, out are of no known trace, expected one of: "),
+        (CSV, "arrival=at,first=first", None, "lacks end, expected arrival=START,first=FIRST_TOKEN,end=END"),
+        (
+            CSV,
+            OWN.replace("=in", "=inn"),
+            None,
+            "no column inn (--columns input=inn) (did you mean in?), expected one of: at",
+        ),
         (CSV, OWN + ",colour=in", None, "--columns has 'colour=in', expected"),
-        (CSV.replace("12.5", "9"), OWN, None, "csv:3: first is -3 s and end 1 s after at, expected them in this"),
-        (CSV.replace("12,12.5", "12,"), OWN.replace("arrival=at", "arrival=first"), None, "first is '', expected a ti"),
-        (CSV.replace("12.5", "soon"), OWN, None, "csv:3: first is 'soon', expected a time"),
-        (CSV.replace("12.5", "nan"), OWN, None, "csv:3: first is 'nan', expected a time"),
-        (CSV.replace(",30,6", ",-1,6"), OWN, None, "csv:3: in is '-1', expected a whole number from 0 to"),
-        (CSV, OWN, "model=a", "no row is of model a, expected one of without a name: 2"),
+        (CSV.replace("12.5", "9"), OWN, None, "csv:3: first is -3 s and end is 1 s after at, expected the first"),
+        (
+            CSV.replace("12,12.5", "12,"),
+            OWN.replace("arrival=at", "arrival=first"),
+            None,
+            "first is missing, expected a num",
+        ),
+        (CSV.replace("12.5", "soon"), OWN, None, 'csv:3: first is "soon", expected a number'),
+        (CSV.replace("12.5", "nan"), OWN, None, 'csv:3: first is "nan", expected a finite number'),
+        (CSV.replace(",30,6", ",-1,6"), OWN, None, 'csv:3: in is "-1", expected at least 0'),
+        (CSV, OWN, "model=a", "no column model (--only), expected one of: at, first, end, in, out"),
         (CSV, OWN, "a", "--only is 'a', expected model=NAME"),
+        (CSV, OWN, "in=21", "no row is of in 21, expected one of 20: 1, 30: 1"),
     ],
 )
 def test_a_wrong_log_is_told_what_was_expected(
@@ -100,5 +111,5 @@ def test_a_wrong_log_is_told_what_was_expected(
 def test_a_number_of_hundreds_of_digits_is_refused_by_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / "spend.json"
     path.write_text(json.dumps([SPEND[0] | {name: 10**400}]))
-    with pytest.raises(DsimError, match=f"{name} is '1000"):
+    with pytest.raises(DsimError, match=f"{name} is 1000"):
         read_measured(path, None, None)

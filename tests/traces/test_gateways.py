@@ -124,7 +124,7 @@ def test_a_column_may_lie_within_an_object(tmp_path: Path) -> None:
     [
         (
             "arrival=created,input=prompt_tokens,output=completion_tokens",
-            "{path}:1: no column created (--columns arrival=created), expected one of: "
+            "{path}:1: no column created (--columns arrival=created) (did you mean created_at?), expected one of: "
             "created_at, prompt_tokens, completion_tokens, tenant",
         ),
         ("arrival=created_at,input=prompt_tokens",

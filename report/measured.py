@@ -1,0 +1,88 @@
+"""What a trace's own log measured, beside what is predicted: the answer's second line, and a table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .digits import percent
+from .page import Section, table
+from .table import number
+
+Json = Mapping[str, Any]
+
+TITLE = "Measured beside predicted"
+TIMES = ("ttft", "e2el")
+STATS = ("p50", "p90", "p99")
+
+
+def verdict(measured: Json | None) -> str:
+    """How far the prediction is from what the log measured, in a sentence; empty where nothing was measured."""
+    if not measured:
+        return ""
+    policies = _policies(measured)
+    if not policies:
+        return f"{_log(measured)}. This traffic is another than the log's: its times are no test of the prediction."
+    told = ", ".join(f"{policy} {_furthest(measured, policy)}" for policy in policies)
+    return f"{_log(measured)}. Predicted for the same requests, at most so far from it: {told}."
+
+
+def of_plan(measured: Json | None) -> str:
+    """What the log's own server attained, before what a fleet is predicted to."""
+    if not measured:
+        return ""
+    attained = measured["summary"]["slo_attainment"]
+    met = "" if attained is None else f" and met the SLOs for {percent(attained, None)} %"
+    return f"{_log(measured)}{met}; the fleet's figures are predictions, and not of that server."
+
+
+def sections(measured: Json | None) -> tuple[Section, ...]:
+    """A row a statistic, with what was measured and each policy's prediction."""
+    if not measured:
+        return ()
+    policies = _policies(measured)
+    if not policies:
+        return ()
+    rows = []
+    for row in measured["beside"]:
+        pairs = [row["measured_predicted_ms"].get(policy) for policy in policies]
+        known = next((pair for pair in pairs if pair), None)
+        if known is not None:
+            cells = [_cell(pair) for pair in pairs]
+            rows.append((f"{row['metric']} {row['stat']}", f"{number(known[0])} ms", *cells))
+    head = ("", "measured", *policies)
+    about = f"Of the {measured['requests']:,} of {measured['of']:,} requests that the log has times of."
+    return (Section(TITLE, (table(head, rows, caption=about),), spoken=True),)
+
+
+def _policies(measured: Json) -> list[str]:
+    return list(dict.fromkeys(policy for row in measured["beside"] for policy in row["measured_predicted_ms"]))
+
+
+def _log(measured: Json) -> str:
+    """The log's own times, in a sentence."""
+    summary, parts = measured["summary"], []
+    for name in TIMES:
+        times = summary[f"{name}_ms"]
+        if times["p50"] is not None:
+            parts.append(f"{name} p50 {number(times['p50'])} ms, p99 {number(times['p99'])} ms")
+    rate = "" if measured["rate"] is None else f" at {number(measured['rate'])} req/s"
+    return f"The log measured{rate} {'; '.join(parts)}"
+
+
+def _furthest(measured: Json, policy: str) -> str:
+    """The largest difference of any statistic, and which it is."""
+    found = [
+        (pair[1] / pair[0] - 1, f"{row['metric']} {row['stat']}")
+        for row in measured["beside"]
+        if (pair := row["measured_predicted_ms"].get(policy)) and pair[0] > 0
+    ]
+    if not found:
+        return "has none of them"
+    off, where = max(found, key=lambda item: abs(item[0]))
+    return f"{off:+.1%} ({where})".replace("%", " %")
+
+
+def _cell(pair: list[float] | None) -> str:
+    if pair is None:
+        return "–"
+    off = "" if pair[0] <= 0 else f" ({pair[1] / pair[0] - 1:+.1%})".replace("%", " %")
+    return f"{number(pair[1])} ms{off}"

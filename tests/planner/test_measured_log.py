@@ -1,0 +1,79 @@
+"""A trace that says what its clients waited: measured beside predicted, unasked."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsim.planner.measured_log import is_as_logged, measured_log
+from dsim.planner.scenario import Scenario, arrived
+from dsim.report.measured import of_plan, sections, verdict
+from dsim.report.metrics import latencies
+from dsim.traces import load, write
+
+from ..cli.command import dsim
+
+POLICY = "lmdeploy-bd32:4"
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Scenario:
+    """Forty requests whose log says twice the times of dsim's own replay, but for one that it says nothing of."""
+    source = load("azure-conv").head(40).time_scaled(8.0)
+    plain = Scenario(str(tmp_path / "plain.jsonl"), POLICY)
+    write(source, plain.trace)
+    found = latencies(plain.simulate(plain.requests()).table.columns)
+    waited = {f"measured_{name}": [None, *(2 * found[name][1:]).tolist()] for name in ("ttft", "e2el")}
+    trace = tmp_path / "log.jsonl"
+    write(replace(load(plain.trace), extras=waited), trace)
+    return replace(plain, trace=str(trace), slos=("ttft=1s",))
+
+
+def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests(logged: Scenario) -> None:
+    found = measured_log(logged, {POLICY: arrived(logged.simulate())})
+    assert found is not None
+    assert (found["requests"], found["of"], found["same_traffic"]) == (39, 40, True)
+    for row in found["beside"]:
+        measured, predicted = row["measured_predicted_ms"][POLICY]
+        assert measured == pytest.approx(2 * predicted, rel=1e-6)
+    assert [(row["metric"], row["stat"]) for row in found["beside"]][:2] == [("ttft", "p50"), ("ttft", "p90")]
+    waited = np.array(load(logged.trace).extras["measured_ttft"][1:])
+    assert found["summary"]["slo_attainment"] == pytest.approx((waited <= 1).mean())
+    assert f"Predicted for the same requests, at most so far from it: {POLICY} -50.0 % (ttft p50)." in verdict(found)
+    (section,) = sections(found)
+    assert section.blocks[0].rows[0].cells[2].endswith(" ms (-50.0 %)")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "other", [{"rate": 2.0}, {"arrival": "poisson", "rate": 2.0}, {"lengths": "fixed:8,8"}, {"time_scale": 2.0},
+              {"concurrency": 2}, {"num_requests": 41}, {"jitter": 1.0}]
+)  # fmt: skip
+def test_other_traffic_than_the_logs_is_compared_with_nothing(logged: Scenario, other: dict[str, object]) -> None:
+    asked = replace(logged, **other)  # type: ignore[arg-type]
+    assert is_as_logged(logged)
+    assert not is_as_logged(asked)
+    found = measured_log(asked, {POLICY: arrived(logged.simulate())})
+    assert found is not None
+    assert (found["beside"], sections(found)) == ([], ())
+    assert verdict(found).endswith("This traffic is another than the log's: its times are no test of the prediction.")
+
+
+def test_a_trace_without_times_is_compared_with_nothing() -> None:
+    assert measured_log(Scenario("azure-conv")) is None
+    assert (verdict(None), of_plan(None), sections(None)) == ("", "", ())
+
+
+def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: Scenario, tmp_path: Path) -> None:
+    ran = dsim("replay", logged.trace, "--policy", POLICY, "--slo", "ttft=1s", "-o", str(tmp_path / "run"))
+    assert ran.code == 0, ran.err
+    first, second, *rest = ran.out.splitlines()
+    assert first.startswith(f"{POLICY} meets the SLOs for ")
+    assert second.startswith("The log measured at ")
+    assert "Measured beside predicted" in rest
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())["measured"]
+    assert kept["requests"] == 39
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Predicted for the same requests" in page
+    assert "<h2>Measured beside predicted</h2>" in page

@@ -1,0 +1,168 @@
+"""A team's own log: rows of other models, embeddings, failures, cached answers, and what its clients waited."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dsim.engine.errors import DsimError, TraceError
+from dsim.traces import Trace, load
+
+DAY = "2026-03-01T10:00:{}Z"
+
+
+def row(start: str, first: str, end: str, **more: Any) -> dict[str, Any]:
+    """As LiteLLM's /spend/logs answers."""
+    return {
+        "call_type": "acompletion", "prompt_tokens": 20, "completion_tokens": 11, "startTime": DAY.format(start),
+        "completionStartTime": DAY.format(first), "endTime": DAY.format(end), "model": "sdar-8b", "status": "success",
+        "cache_hit": "False", "metadata": {},
+    } | more  # fmt: skip
+
+
+ROWS = [
+    row("00.000", "00.300", "01.300"),
+    row("00.500", "00.500", "00.501", cache_hit="True"),
+    row("00.700", "00.800", "00.800", call_type="aembedding", model="embed", completion_tokens=0),
+    row("01.000", "01.200", "01.400", status="failure", completion_tokens=3),
+    row("02.000", "03.900", "03.900", model="other"),
+    row("03.000", "03.500", "04.500"),
+]
+
+
+def of(folder: Path, rows: list[dict[str, Any]], lines: bool) -> Path:
+    path = folder / "spend.json"
+    path.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows))
+    return path
+
+
+def waits(trace: Trace) -> list[tuple[float | None, float | None]]:
+    return list(zip(trace.extras["measured_ttft"], trace.extras["measured_e2el"], strict=True))
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_log_is_of_the_requests_that_its_server_answered(tmp_path: Path, lines: bool) -> None:
+    found = load(of(tmp_path, ROWS, lines))
+    assert (found.name, found.arrival.tolist()) == ("spend", [0, 2, 3])
+    assert found.notes.failed_in_trace == 1
+    assert found.notes.warnings == (
+        "1 of 6 rows are embeddings, and left out",
+        "1 of 6 rows were answered from the gateway's cache, and not by the server, and left out",
+        "the log mixes 2 models (sdar-8b: 3, other: 1): --only model=NAME takes one",
+    )
+    assert waits(found) == [(0.3, 1.3), (None, 1.9), (0.5, 1.5)]
+
+
+def test_a_csv_a_parquet_and_a_frame_are_the_same_log(tmp_path: Path) -> None:
+    table = pd.DataFrame(ROWS).drop(columns="metadata")
+    table.to_csv(tmp_path / "spend.csv", index=False)
+    table.to_parquet(tmp_path / "spend.parquet")
+    expected = waits(load(of(tmp_path, ROWS, False), only="model=sdar-8b"))
+    for given in (tmp_path / "spend.csv", tmp_path / "spend.parquet", table):
+        assert waits(load(given, only="model=sdar-8b")) == expected
+
+
+@pytest.mark.parametrize(
+    ("only", "arrivals"), [("model=sdar-8b", [0, 3]), ("model = other", [0]), ("status=success", [0, 2, 3])]
+)
+def test_rows_are_taken_by_any_column(tmp_path: Path, only: str, arrivals: list[float]) -> None:
+    assert load(of(tmp_path, ROWS, True), only=only).arrival.tolist() == arrivals
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        ("model=SDAR-8", "no row is of model SDAR-8 (did you mean sdar-8b?), expected one of sdar-8b: 3, other: 1"),
+        ("modle=other", "no column modle (--only) (did you mean model?), expected one of: "),
+        ("model", "--only is 'model', expected model=NAME or COLUMN=VALUE"),
+        ("=other", "--only is '=other', expected model=NAME or COLUMN=VALUE"),
+    ],
+)
+def test_rows_that_are_not_there_are_told_with_those_that_are(tmp_path: Path, only: str, says: str) -> None:
+    with pytest.raises(DsimError) as error:
+        load(of(tmp_path, ROWS, False), only=only)
+    assert says in str(error.value)
+
+
+def test_a_published_trace_keeps_its_models_unless_one_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "b.csv"
+    path.write_text("Timestamp,Model,Request tokens,Response tokens\n0,ChatGPT,4,5\n1,GPT-4,6,7\n")
+    assert (len(load(path)), load(path).notes.warnings) == (2, ())
+    assert load(path, only="model=GPT-4").input_length.tolist() == [6]
+    with pytest.raises(TraceError, match="--only is model=a, and conversations have no such column"):
+        load(of(tmp_path, [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}], False),
+             only="model=a")  # fmt: skip
+
+
+def test_times_in_another_order_than_they_can_come_in_are_a_bad_row(tmp_path: Path) -> None:
+    rows = [ROWS[0], row("02.000", "01.000", "03.000")]
+    with pytest.raises(TraceError, match=r"row 2: completionStartTime is -1 s and endTime is 1 s after startTime, exp"):
+        load(of(tmp_path, rows, False))
+    found = load(of(tmp_path, rows, False), skip_bad=True)
+    assert (len(found), found.notes.num_skipped) == (1, 1)
+
+
+# ---- spans ------------------------------------------------------------------------------------------------------
+
+
+def span(start: int, end: int, **attributes: Any) -> dict[str, Any]:
+    """As a collector writes it: whole numbers are text."""
+    values = {
+        name: {"stringValue": value} if isinstance(value, str)
+        else {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
+        for name, value in attributes.items()
+    }  # fmt: skip
+    return {
+        "name": "llm_request", "startTimeUnixNano": str(start), "endTimeUnixNano": str(end),
+        "attributes": [{"key": name, "value": value} for name, value in values.items()],
+    }  # fmt: skip
+
+
+BEGIN = 1_772_359_200_000_000_123
+OF_VLLM = {
+    "gen_ai.response.model": "sdar-8b", "gen_ai.request.id": "a", "gen_ai.usage.prompt_tokens": 20,
+    "gen_ai.usage.completion_tokens": 10, "gen_ai.latency.time_to_first_token": 0.25,
+}  # fmt: skip
+OF_THE_CONVENTIONS = {
+    "gen_ai.request.model": "sdar-8b", "gen_ai.usage.input_tokens": 30, "gen_ai.usage.output_tokens": 5,
+    "gen_ai.response.time_to_first_chunk": 0.5,
+}  # fmt: skip
+
+
+def exports(*each: list[dict[str, Any]]) -> list[str]:
+    return [json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}) for spans in each]
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_spans_of_requests_are_a_trace_with_its_times(tmp_path: Path, lines: int) -> None:
+    first = [span(BEGIN, BEGIN + 10**9, **OF_VLLM), span(BEGIN, BEGIN + 5, **{"http.method": "POST"})]
+    second = [span(BEGIN + 2 * 10**9, BEGIN + 4 * 10**9, **OF_THE_CONVENTIONS)]
+    path = tmp_path / "spans.json"
+    path.write_text("\n".join(exports(first, second) if lines == 2 else exports(first + second)))
+    found = load(path)
+    assert [c.tolist() for c in (found.arrival, found.input_length, found.output_length)] == [[0, 2], [20, 30], [10, 5]]
+    assert waits(found) == [(0.25, 1.0), (0.5, 2.0)]
+    assert found.extras["model"] == ["sdar-8b"] * 2
+    assert found.notes.warnings == ("1 spans without counts of tokens are no requests, and left out",)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"startTimeUnixNano": "x"}, 'startTimeUnixNano is "x", expected a number of at least 0'),
+        ({"startTimeUnixNano": "9" * 30}, "startTimeUnixNano is"),
+        ({"endTimeUnixNano": str(BEGIN - 10**9)}, "is -1 s after startTimeUnixNano, expected the first token"),
+        ({"attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "-3"}}]}, "is \"-3\", expected at"),
+        ({"attributes": 7}, "none of 0 rows is a request"),
+        ({"startTimeUnixNano": {"a": [1]}}, "startTimeUnixNano is"),
+    ],
+)  # fmt: skip
+def test_a_bad_span_is_told_in_one_line(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    path = tmp_path / "spans.json"
+    path.write_text(exports([span(BEGIN, BEGIN + 10**9, **OF_VLLM) | changed])[0])
+    with pytest.raises(TraceError) as error:
+        load(path)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
