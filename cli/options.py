@@ -38,7 +38,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "What to do": "--roofline --from-log --client --list --fields --agreement --as-logged --across --parts "
         "--published --seeds --version",
         "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
-        "--num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
+        "--oracle-lengths --num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
         "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --ensemble --commits "
         "--allow-code",
@@ -192,6 +192,12 @@ Emit = Annotated[
 Eos = Annotated[
     bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
 ]
+OracleLengths = Annotated[
+    bool,
+    typer.Option(
+        "--oracle-lengths", help="Show policies of your own and routers true lengths of answers, not estimates."
+    ),
+]
 MissingFails = Annotated[
     bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
 ]
@@ -224,8 +230,8 @@ SCENARIO: dict[str, tuple[Any, Any]] = {
     "router": (Router, "round-robin"), "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None),
     "lengths": (Lengths, None),
     "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),
-    "columns": (Columns, None), "only": (Only, None), "skip_bad": (SkipBad, False), "emit": (Emit, "block"),
-    "eos": (Eos, False),
+    "columns": (Columns, None), "only": (Only, None), "skip_bad": (SkipBad, False),
+    "oracle_lengths": (OracleLengths, False), "emit": (Emit, "block"), "eos": (Eos, False),
     "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
     "allow_code": (AllowCode, None),
 }  # fmt: skip

@@ -323,9 +323,12 @@ def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], N
         return False
     if slot < 0:
         c["outstanding_tokens"] -= int(w.asked.input_length[request]) + int(w.asked.output_length[request])
+        c["expected_tokens"] -= int(w.asked.input_length[request]) + int(w.asked.estimate[request])
         return True
     q = w.q[slot]
-    c["outstanding_tokens"] -= (0 if q["prefilled"] else q["prompt"]) + q["answer"] - q["prompt"] - q["emitted"]
+    unread = 0 if q["prefilled"] else q["prompt"]
+    c["outstanding_tokens"] -= unread + q["answer"] - q["prompt"] - q["emitted"]
+    c["expected_tokens"] -= unread + max(0, int(w.asked.estimate[request]) - int(q["emitted"]))
     stays = idles_finished and c["next_kind"] != NOTHING and slot in w.lists[NEXT, : int(c["num_next"])]
     for which, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
         if which != NEXT or not stays:

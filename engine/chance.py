@@ -11,7 +11,9 @@ import numpy.typing as npt
 from .jit import plain, rule
 
 # Purposes: one stream of draws for each thing that is drawn.
-COMMIT, STEP_FACTOR, BLOCK_FACTOR, REQUEST_FACTOR, PADDING, ARRIVAL, LENGTH, PROMPT, IMPORTANCE, TOKEN = range(1, 11)
+COMMIT, STEP_FACTOR, BLOCK_FACTOR, REQUEST_FACTOR, PADDING, ARRIVAL, LENGTH, PROMPT, IMPORTANCE, TOKEN, ESTIMATE = (
+    range(1, 12)
+)
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX1 = 0xBF58476D1CE4E5B9

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from .hooks import (
     select,
     step_over,
 )
-from .jit import JIT, bind, called_by, entry, in_python, is_kept, is_ours, rule, uncompiled
+from .jit import JIT, bind, called_by, entry, fields_read, in_python, is_kept, is_ours, rule, uncompiled
 from .journal import record_step
 from .latency import price
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
@@ -108,6 +109,7 @@ def commit(w: Any, x: Any, now: Any) -> None:
         if not q.prefilled and q.left == 0:
             q.prefilled = True
             c.outstanding_tokens -= q.prompt
+            c.expected_tokens -= q.prompt
             prompts += 1
     note_progress(w, committed + c.num_done, prompts)
     if c.kind == PREFILL_STEP:
@@ -315,6 +317,7 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
             answering[placeholder] = part
         answers.update(given)
     questions = questions_of(answers)
+    _check_lengths(policy, answers)
     for placeholder, part in answering.items():
         if placeholder not in questions:
             raise PolicyError(_unasked(policy, part, placeholder.__name__, questions))
@@ -342,6 +345,27 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
 def _unasked(policy: "Policy", part: Any, name: str, asked: frozenset[Any]) -> str:
     questions = ", ".join(sorted(placeholder.__name__ for placeholder in asked))
     return f"policy {policy.name}: {type(part).__name__} answers {name}, and this policy asks only: {questions}"
+
+
+# What the state holds of the true lengths of answers, where requests set no limit.
+TRUE_LENGTHS = frozenset({"answer", "end", "stop", "max_tokens", "output_length", "outstanding_tokens"})
+
+
+def _check_lengths(policy: "Policy", answers: Mapping[Any, Any]) -> None:
+    """PolicyError where a rule from outside reads how long an answer truly is."""
+    if all(map(is_ours, answers.values())):
+        return
+    # Fields of the policy's own may have any name.
+    own = {f.name for part in policy.parts() for f in fields(part)}.union(  # type: ignore[arg-type]
+        *({*part.numbers(policy), *part.record(policy), *(name for name, _ in part.columns)} for part in policy.parts())
+    )
+    for found in {*answers.values(), *called_by(answers.values(), answers)}:
+        read = (fields_read(found) & TRUE_LENGTHS) - own
+        if read and not is_ours(found):
+            raise PolicyError(
+                f"policy {policy.name}: rule {found.__name__} reads {', '.join(sorted(read))}, the true length of an "
+                "answer: expected w.asked.estimate, which a scheduler may know"
+            )
 
 
 def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:

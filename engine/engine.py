@@ -147,6 +147,11 @@ class Engine:
         return int(self._c["outstanding_tokens"])
 
     @property
+    def expected_tokens(self) -> int:
+        """The same as far as a router knows, which is told the estimated lengths of answers."""
+        return int(self._c["expected_tokens"])
+
+    @property
     def pages_held(self) -> int:
         """KV pages held by sequences."""
         return int(self._c["pages_held"])
@@ -225,6 +230,7 @@ class Engine:
         queue[end, 0], queue[end, 1] = i, -1
         c["num_waiting"] = waiting + 1
         c["outstanding_tokens"] += request.input_length + request.output_length
+        c["expected_tokens"] += request.input_length + request.expected
         return True
 
     def cancel(self, request: int, now: float) -> bool:
@@ -368,9 +374,9 @@ class Engine:
         reach = np.full(len(slots), policy.width)
         if policy.obs:
             reach[q["start"] + policy.block_length >= q["end"]] = policy.block_length
-        rows = Rows(
-            w.status[slots], reach, q["request"], q["start"], q["end"], int(c["num_waiting"]), int(c["num_running"])
-        )
+        # The estimate, never the true length: a row goes on for a token at least.
+        end = np.maximum(q["prompt"] + w.asked.estimate[q["request"]], q["start"] + 1).astype(np.int32)
+        rows = Rows(w.status[slots], reach, q["request"], q["start"], end, int(c["num_waiting"]), int(c["num_running"]))
         window = np.asarray(policy.granularity.select_rows(rows))
         where = f"policy {policy.name}: {type(policy.granularity).__name__}.select_rows returned"
         if window.shape != rows.status.shape or window.dtype != np.bool_:

@@ -7,6 +7,7 @@ Compiled code is kept on disk in a folder named by a hash of the sources it was 
 yesterday's code, and two processes may share it.
 """
 
+import dis
 import gc
 import hashlib
 import itertools
@@ -182,6 +183,17 @@ def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
                 found[id(value)] = value
                 waiting.append(by_id.get(id(value), value))
     return list(found.values())
+
+
+def fields_read(function: Any) -> set[str]:
+    """The names of fields that a rule reads or writes, as `q.end` or as `q["end"]`."""
+    found: set[str] = set()
+    codes = [getattr(function, "py_func", function).__code__]
+    for code in codes:
+        found.update(i.argval for i in dis.get_instructions(code) if i.opname.endswith("_ATTR"))
+        found.update(constant for constant in code.co_consts if isinstance(constant, str))
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return found
 
 
 def _globals(plain: Any) -> dict[str, Any]:

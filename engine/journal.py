@@ -28,6 +28,7 @@ REQUEST_COLUMNS: dict[str, str] = {
     "output_length": "int32",  # tokens of the answer
     "max_tokens": "int32",  # tokens asked for at most
     "limited": "bool",  # ... by the request itself; otherwise they are the answer's, which no scheduler knows
+    "estimate": "int32",  # tokens of the answer that routers and policies of a user's own expected
     "canvas_length": "int32",  # positions of its canvases, where it asks for narrower ones; 0: the policy's
     "scheduled": "float64",  # start of its first prefill
     "first_commit": "float64",  # end of the step that first committed one of its positions
@@ -194,6 +195,7 @@ class RequestTable:
             self._asked.input_length[i] = request.input_length
             self._asked.output_length[i] = request.output_length
             self._asked.max_tokens[i] = request.limit
+            self._asked.estimate[i] = request.expected
 
 
 def _read_only(column: "npt.NDArray[Any]") -> "npt.NDArray[Any]":

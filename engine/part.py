@@ -147,7 +147,7 @@ class Rows(NamedTuple):
     reach: npt.NDArray[np.int64]  # [rows] positions from the left that may be computed
     requests: npt.NDArray[np.int32]  # [rows] index in the trace
     start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
-    end: npt.NDArray[np.int32]  # [rows] prompt + output tokens
+    end: npt.NDArray[np.int32]  # [rows] prompt + estimated output tokens: the limit, where the request sets one
     waiting: int  # requests in the queue
     running: int  # requests admitted
 

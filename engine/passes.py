@@ -218,6 +218,7 @@ def commit_passes(w: Any, x: Any, now: Any) -> None:
         if not q.prefilled:
             q.prefilled = True
             c.outstanding_tokens -= q.prompt
+            c.expected_tokens -= q.prompt
         for k in range(w.window.shape[1]):
             if w.window[slot, k] and w.status[slot, k] == MASKED:
                 w.evaluations[slot, k] += 1

@@ -17,23 +17,30 @@ class Request:
     output_length: int  # tokens of the answer, its EOS included: exactly so many are returned
     max_tokens: int = 0  # that the request asks for at most; 0: as many as its answer has
     canvas_length: int = 0  # that it asks for where a policy lets it; 0, or more than the policy's: the policy's
+    estimate: int = 0  # tokens of its answer as somebody estimates them; 0: as many as its limit
 
     @property
     def limit(self) -> int:
-        """Tokens after which it ends whatever they are; what a scheduler knows of its length."""
+        """Tokens after which it ends whatever they are; an engine reserves memory for them."""
         return max(self.output_length, self.max_tokens)
+
+    @property
+    def expected(self) -> int:
+        """Tokens of its answer that a router, or a policy that goes by length, expects."""
+        return self.estimate or self.limit
 
 
 def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
     """The requests of a journal's columns, those of the rows `order`.
 
-    Older journals lack max_tokens, `limited` or canvas_length. Without `limited`, limits were known if one exceeds its
-    answer.
+    Older journals lack max_tokens, `limited`, canvas_length or estimate. Without `limited`, limits were known if one
+    exceeds its answer.
     """
     most = columns.get("max_tokens", columns["output_length"])
     limited = columns.get("limited", np.full(len(most), (most > columns["output_length"]).any()))
     widths = columns.get("canvas_length", np.zeros(len(most), np.int32))
+    estimates = columns.get("estimate", most)
     names = ("request", "arrival", "input_length", "output_length")
-    held = [*(columns[name] for name in names), np.where(limited, most, 0), widths]
+    held = [*(columns[name] for name in names), np.where(limited, most, 0), widths, estimates]
     for values in zip(*(column[order].tolist() for column in held), strict=True):
         yield Request(*values)

@@ -66,6 +66,7 @@ COUNTERS = np.dtype(
         ("loops_left", "i8"),  # steps of the frozen group
         ("pages_held", "i8"),
         ("outstanding_tokens", "i8"),  # still to prefill or to return, of every request not finished
+        ("expected_tokens", "i8"),  # ... as far as the answers' lengths are estimated
         ("submitted", "i8"),
         ("num_steps", "i8"),
         ("completed", "i8"),  # requests
@@ -120,7 +121,8 @@ class Asked(NamedTuple):
 
     input_length: Any  # [requests] int64: of the prompt
     output_length: Any  # ... of the answer
-    max_tokens: Any  # ... of the answer at most, as far as a scheduler knows
+    max_tokens: Any  # ... of the answer at most: where no request sets a limit, its true length
+    estimate: Any  # ... of the answer, as far as a router or a policy of a user's own knows
 
 
 class World(NamedTuple):

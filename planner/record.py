@@ -12,7 +12,7 @@ import numpy as np
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.journal import CACHED_COLUMNS
-from ..engine.policy import Policy
+from ..engine.policy import Policy, is_shipped
 from ..engine.prefix import caches_prefixes
 from ..profiler.known import calibrated_under, drafted, unknown_host
 from ..profiler.profile import Profile
@@ -21,8 +21,11 @@ from ..report.manifest import CommitInfo, Manifest, ProfileInfo
 from ..report.metrics import Summary
 from ..report.story import notes_on
 from ..sim.memory import StepMemory
+from ..sim.router import BY_TOKENS
 from ..sim.twin import Append, Progress, Result, drawn_from
 from ..traces import Trace
+from ..traces.estimates import SPREAD
+from ..traces.trace import ESTIMATE
 from .scenario import Scenario, arrived
 
 AR_EMITS = "an autoregressive policy token by token"
@@ -156,6 +159,7 @@ def manifest_of(
         replicas=scenario.replicas,
         router=scenario.router,
         emit=emit,
+        **_lengths_told(scenario, source, requests, results),
         eos=scenario.eos,
         seed=scenario.seed,
         slos=list(scenario.slos),
@@ -166,6 +170,19 @@ def manifest_of(
         limits=[{"policy": result.policy.name, **asdict(result.limits)} for result in results],
         policies=[summary.to_json() for summary in summaries],
     )
+
+
+def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
+    """What the router, or a policy from outside, was told of answers' lengths, where one of them may go by that."""
+    from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
+    if not from_outside and not (scenario.replicas > 1 and scenario.router in BY_TOKENS):
+        return {}
+    if scenario.oracle_lengths:
+        return {"lengths": {"oracle": True}}
+    guessed = int((requests.max_tokens == 0).sum())
+    if guessed == 0 or (scenario.lengths is None and ESTIMATE in source.extras):
+        return {}
+    return {"lengths": {"guessed": guessed, "spread": SPREAD}}
 
 
 def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:

@@ -27,6 +27,7 @@ from ..report.slo import Slo
 from ..sim.twin import Append, Progress, Result, drawn_from, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
+from ..traces.estimates import with_estimates
 from ..traces.lengths import without_limit
 
 MAX_REPLICAS = 4096
@@ -63,6 +64,7 @@ class Scenario:
     keep_failed: bool = False
     columns: str | None = None  # the names of the trace's own columns, as `dsim.traces.load` takes them
     only: str | None = None  # which of its rows, as `model=NAME` or `COLUMN=VALUE`
+    oracle_lengths: bool = False  # routers and policies of a user's own see true lengths, in place of estimates
     emit: str = "block"
     eos: bool = False
     drain: bool = True
@@ -137,7 +139,7 @@ class Scenario:
         )
         for text in self.slos:
             Slo.parse(text).check_class(classes(ready))
-        return ready
+        return with_estimates(ready, self.seed, self.oracle_lengths)
 
     def parsed_policy(self) -> Policy:
         """The policy that the SPEC names."""

@@ -32,6 +32,7 @@ class Traffic(TypedDict, total=False):
     time_unit: str | None
     skip_bad: bool
     keep_failed: bool
+    oracle_lengths: bool
     columns: str | None
     only: str | None
     emit: str

@@ -55,6 +55,14 @@ class MemoryInfo(TypedDict, total=False):
     shortage: str | None  # which tensor is the one too many; null: it fits
 
 
+class LengthsInfo(TypedDict, total=False):
+    """What routers and policies from outside were told of answers' lengths."""
+
+    oracle: bool  # the true lengths
+    guessed: int  # requests whose length was estimated, for they set no limit
+    spread: float  # ... standard deviation of the logarithm of estimate over truth
+
+
 class Manifest(TypedDict, total=False):
     """run.json without its format's name and version. Times are seconds."""
 
@@ -75,6 +83,7 @@ class Manifest(TypedDict, total=False):
     limits: list[dict[str, Any]]  # what a replica of each policy could hold: `policy`, and Limits' fields
     replicas: int
     router: str
+    lengths: LengthsInfo  # what its router, or a policy from outside, was told of answers' lengths
     emit: str
     eos: bool  # requests ended at an EOS, which nobody foresaw
     seed: int

@@ -1,5 +1,6 @@
 """A report in words: its warnings first, then its answer, where its numbers come from, and what they omit."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,6 +114,8 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         serving.append(f"{count} replica" + ("s" if count != 1 else ""))
     if "router" in manifest and manifest.get("replicas", 1) > 1:
         serving.append(f"router {manifest['router']}")
+    if lengths := lengths_told(manifest):
+        lines.append(("Lengths", lengths))
     if "emit" in manifest:
         serving.append(f"emits by {manifest['emit']}")
     if "seed" in manifest:
@@ -124,6 +127,20 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
     if "cost" in manifest:
         lines.append(("Cost", _cost(manifest)))
     return lines
+
+
+def lengths_told(manifest: Manifest) -> str:
+    """What routers and policies from outside knew of answers' lengths; empty where it made no difference."""
+    told = manifest.get("lengths")
+    if told is None:
+        return ""
+    if told.get("oracle"):
+        return "true lengths, as --oracle-lengths asks: no real scheduler knows them"
+    factor = number(math.exp(told.get("spread", 0.0)))
+    return (
+        f"{told.get('guessed', 0):,} requests set no limit: the router or policy saw estimates, two of three within a "
+        f"factor of {factor} of the truth"
+    )
 
 
 def estimated(manifest: Manifest) -> bool:

@@ -31,8 +31,8 @@ def round_robin(prefixes: Prefixes | None = None) -> Router:
 
 
 def least_outstanding_tokens(prefixes: Prefixes | None = None) -> Router:
-    """The replica with the fewest tokens still to prefill or return; the first of equals."""
-    return lambda engines, request: min(range(len(engines)), key=lambda i: engines[i].outstanding_tokens)
+    """The replica with the fewest tokens still to prefill or expected to be returned; the first of equals."""
+    return lambda engines, request: min(range(len(engines)), key=lambda i: engines[i].expected_tokens)
 
 
 def join_shortest_queue(prefixes: Prefixes | None = None) -> Router:
@@ -45,7 +45,7 @@ def longest_prefix(prefixes: Prefixes | None = None) -> Router:
 
     It knows what it has sent where, not what a replica has evicted. While queues differ by more than two thresholds it
     joins the shortest. Where no replica was sent enough of the prompt, and of equals, it is the one with the fewest
-    outstanding tokens (SGLang: with the least remembered).
+    tokens expected (SGLang: with the least remembered).
     """
     if prefixes is None:
         raise PolicyError("router is prefix, and nothing says what requests begin with: expected a trace")
@@ -63,7 +63,7 @@ def longest_prefix(prefixes: Prefixes | None = None) -> Router:
             known = [_known(names, held) * block for held in seen]
             longest = max(known) if max(known) > CACHE_THRESHOLD * request.input_length else 0
             equals = [i for i, tokens in enumerate(known) if tokens == longest or longest == 0]
-            chosen = min(equals, key=lambda i: engines[i].outstanding_tokens)
+            chosen = min(equals, key=lambda i: engines[i].expected_tokens)
         held = seen[chosen]
         for name in reversed(names):  # a prefix outlives what follows it
             held[name] = None
@@ -84,6 +84,7 @@ def _known(names: Sequence[int], held: OrderedDict[int, None]) -> int:
     return next((i for i, name in enumerate(names) if name not in held), len(names))
 
 
+BY_TOKENS = ("least-tokens", "prefix")  # routers that compare what replicas have left to do
 ROUTERS: dict[str, Callable[[Prefixes | None], Router]] = {
     "round-robin": round_robin,
     "least-tokens": least_outstanding_tokens,

@@ -14,7 +14,7 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
-    "measured_ttft", "measured_e2el",
+    "measured_ttft", "measured_e2el", "estimated_length",
 )  # fmt: skip
 MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s: what a request's client waited, where a log says it
 ONLY = "only"  # the column that `--only` names, while a trace is read

@@ -24,6 +24,7 @@ MAX_TICK = 2**62  # ns: year 2116
 # Extras that are counts of at least 1.
 COUNTS = (
     "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
+    "estimated_length",
 )  # fmt: skip
 BYTES_PER_TOKEN = 4  # a rule of thumb for English text
 

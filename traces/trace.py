@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+ESTIMATE = "estimated_length"  # the optional column of an answer's length as somebody estimates it
 CANVAS = "diffusion_canvas_length"  # the optional column of a request that asks for narrower canvases
 MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
 
@@ -78,33 +79,42 @@ class Trace:
 
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
-        limit, canvas = (self.extras[name][i] if name in self.extras else None for name in ("max_tokens", CANVAS))
+        held = (self.extras[name][i] if name in self.extras else None for name in ("max_tokens", CANVAS, ESTIMATE))
         lengths = int(self.input_length[i]), int(self.output_length[i])
-        return Request(i, float(self.arrival[i]), *lengths, limit or 0, canvas or 0)
+        return Request(i, float(self.arrival[i]), *lengths, *(number or 0 for number in held))
 
     @property
     def max_tokens(self) -> Ints:
         """Tokens that each request asks for at most; 0 where nobody says."""
-        return self._numbers("max_tokens")
+        return self.numbers("max_tokens")
 
     @property
     def canvas_length(self) -> Ints:
         """Positions of the canvases that each request asks for; 0 where nobody says."""
-        return self._numbers(CANVAS)
+        return self.numbers(CANVAS)
 
-    def _numbers(self, name: str) -> Ints:
+    def numbers(self, name: str) -> Ints:
+        """An optional column of counts; 0 where a row lacks it."""
         said = self.extras.get(name, [None] * len(self))
         return np.array([number or 0 for number in said], np.int64)
 
     @property
     def limit(self) -> Ints:
-        """The same, where nobody says the length of the answer: what a scheduler knows of a request's length."""
+        """Tokens after which each request ends: its own limit, or where it sets none the length of its answer."""
         return np.maximum(self.output_length, self.max_tokens) if "max_tokens" in self.extras else self.output_length
 
     @property
-    def lengths(self) -> tuple[Ints, Ints, Ints]:
-        """What each request asks for: input_length, output_length and limit."""
-        return self.input_length, self.output_length, self.limit
+    def expected(self) -> Ints:
+        """Tokens of each answer that routers, and policies that go by lengths, expect (Request.expected)."""
+        if ESTIMATE not in self.extras:
+            return self.limit
+        estimate = self.numbers(ESTIMATE)
+        return np.where(estimate > 0, estimate, self.limit)
+
+    @property
+    def lengths(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """What each request asks for (state.Asked): input_length, output_length, limit and expected."""
+        return self.input_length, self.output_length, self.limit, self.expected
 
     def to_frame(self) -> "pd.DataFrame":
         """A row a request: arrival (s), input_length and output_length (tokens), and the optional columns."""

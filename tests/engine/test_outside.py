@@ -1,7 +1,9 @@
 """Policies from outside: named, filled in, written down, and refused in one line where they cannot be."""
 
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +14,23 @@ from dsim.engine.cache_overhead import table_of
 from dsim.engine.core import core_of
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
+from dsim.engine.hooks import select
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import CacheOverhead, LatencyModel
-from dsim.engine.part import Policy
+from dsim.engine.part import Policy, Rows
+from dsim.engine.policies.chunk import FixedChunk
+from dsim.engine.policies.delayed_cache import DelayedCache
+from dsim.engine.policies.lmdeploy import EVERY_STEP
 from dsim.engine.policy import PRESETS, file_of, name_of, named_file, preset_of, settings_of, to_toml
 from dsim.engine.policy import parse as parse_given
 from dsim.engine.request import Request
-from dsim.engine.state import REUSE
+from dsim.engine.state import CACHED, REUSE
 from dsim.engine.step import StepOutcome
+from dsim.profiler.profile import load
+from dsim.sim.twin import simulate
+from dsim.traces import synth
+from dsim.traces.estimates import with_estimates
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 COMPILED = f"{EXAMPLES / 'compiled_rule.py'}:POLICY"
@@ -348,3 +358,47 @@ def test_an_entry_point_is_a_preset_by_its_name(tmp_path: Path, monkeypatch: pyt
     assert policies.known_presets()[-2:] == ["broken", "queue-chunk"]
     assert "policy 'broken': queue_chunk_of_a_package:NOTHING cannot be loaded: " in refused("broken")
     assert "no preset is named 'queue-chunks' (did you mean queue-chunk?)" in refused("queue-chunks")
+
+
+def test_a_rule_in_numpy_sees_estimates_and_never_true_lengths() -> None:
+    seen = []
+
+    @dataclass(frozen=True)
+    class Looks(FixedChunk):
+        def select_rows(self, rows: Rows) -> Any:
+            seen.append(dict(zip(rows.requests.tolist(), rows.end.tolist(), strict=True)))
+            return (rows.status != CACHED) & (np.arange(rows.status.shape[1]) < rows.reach[:, None])
+
+        def answers(self, policy: Policy) -> Any:
+            return {k: v for k, v in super().answers(policy).items() if k is not select}
+
+    trace = synth("poisson", 1000.0, lengths="fixed:32,200", num_requests=5)
+    for oracle in (False, True):
+        seen.clear()
+        asked = with_estimates(trace, 0, oracle)
+        simulate(asked, load("a100-sdar-8b"), Policy("looks", EVERY_STEP, Looks(), DelayedCache()))
+        assert {request: end for rows in reversed(seen) for request, end in rows.items()} == {
+            i: 32 + (200 if oracle else int(asked.expected[i])) for i in range(5)
+        }
+    assert 200 not in with_estimates(trace, 0).expected
+
+
+@pytest.mark.parametrize("field", ["w.q[0].end", "w.q[0].answer", "w.asked.max_tokens[0]", "w.c[0].outstanding_tokens"])
+def test_a_compiled_rule_that_reads_a_true_length_is_refused_with_the_estimate(field: str) -> None:
+    name = field.split(".")[-1].split("[")[0]
+    peeks = f"@rule\ndef peeks(w, x):\n    return {field}\n"
+    # A policy's own fields may have any name, and Mine has one called answer.
+    text = OTHER if name == "answer" else f"CHOOSE = peeks\n{POLICY}"
+    assert f"rule peeks reads {name}, the true length of an answer: expected w.asked.estimate" in refused(
+        write(peeks + text)
+    )
+
+
+OTHER = """
+@dataclass(frozen=True)
+class Other(FixedChunk):
+    def answers(self, policy):
+        return {**super().answers(policy), choose: peeks}
+
+POLICY = Policy("mine", EVERY_STEP, Other(), DelayedCache())
+"""

@@ -1,15 +1,18 @@
 """Routers by hand: which replica takes the next request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 
-from dsim.engine.engine import Engine
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
+from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.prefix import Prefixes
 from dsim.engine.request import Request
+from dsim.engine.state import MASKED, Asked
+from dsim.engine.step import StepOutcome
 from dsim.sim.router import Router, router
 from dsim.sim.twin import simulate
 
@@ -20,7 +23,7 @@ from ..worlds import SECOND, toy_profile, toy_trace
 class Load:
     """What a router may look at."""
 
-    outstanding_tokens: int
+    expected_tokens: int
     num_waiting: int
     num_running: int
 
@@ -144,3 +147,37 @@ def test_a_router_sees_what_has_ended_and_what_has_been_served() -> None:
     assert replicas("least-tokens", [0.0, 0.0, 5.5, 5.5], [9, 3, 1, 1]) == [0, 1, 1, 0]
     # With 10 + 1 tokens on replica 1, the fourth request goes to 0; a fifth finds 15 there and 11 on 1.
     assert replicas("least-tokens", [0.0, 0.0, 5.5, 5.5, 5.5], [9, 3, 1, 1, 1]) == [0, 1, 1, 0, 1]
+
+
+def test_least_tokens_goes_by_estimates_and_never_by_true_lengths() -> None:
+    """Three at once: by the truth the third joins the second, by the estimates the first."""
+    trace = toy_trace([0, 0, 0], [8, 8, 8], [400, 8, 8])
+    told = replace(trace, extras={"estimated_length": [8, 400, 8]})
+    profile = toy_profile()
+    by = {
+        name: simulate(asked, profile, parse("ar"), replicas=2, router="least-tokens").table["replica"].tolist()
+        for name, asked in (("truth", trace), ("estimates", told))
+    }
+    assert by == {"truth": [0, 1, 1], "estimates": [0, 1, 0]}
+
+
+@pytest.mark.parametrize("spec", ["ar", "chunk:4", "lmdeploy-bd32,num_pages=11", "vllm-ar", "sglang-fdfo"])
+@pytest.mark.parametrize("emit", ["step", "end"])
+def test_nothing_is_expected_once_all_is_served_whatever_the_estimates_were(spec: str, emit: str) -> None:
+    trace = toy_trace(range(12), [40] * 12, [100] * 12)
+    told = replace(trace, extras={"estimated_length": [20, 500, 100] * 4})
+    policy = parse(spec)
+    engine = Engine(policy, Limits(11, 4096, 8), RequestTable(12, trace.arrival, Asked(*told.lengths)), emit=emit)
+    for i in range(12):
+        engine.submit(told.request(i))
+    assert (engine.outstanding_tokens, engine.expected_tokens) == (12 * 140, 12 * 40 + 4 * 620)
+    engine.cancel(11, 0.0)
+    assert engine.expected_tokens == 11 * 40 + 4 * 620 - 100
+    now = 0.0
+    while (plan := engine.schedule(now)) is not None:
+        now += 1.0
+        engine.commit(
+            StepOutcome(1.0, plan.window & (plan.status == MASKED) | policy.autoregressive & plan.window), now
+        )
+        assert engine.expected_tokens >= 0
+    assert (engine.outstanding_tokens, engine.expected_tokens) == (0, 0)

@@ -1,0 +1,34 @@
+"""Estimated lengths of answers: what routers and policies of a user's own go by where a request sets no limit."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..engine import chance
+from .trace import ESTIMATE, Trace
+
+# Standard deviation of the logarithm of estimate over truth: two estimates of three lie within a factor of 1.65.
+SPREAD = 0.5
+
+
+def with_estimates(trace: Trace, seed: int, oracle: bool = False) -> Trace:
+    """The trace with an estimate of every answer's length: its file's, the request's limit, or a log-normal guess.
+
+    A guess is the true length times a factor of its own, keyed by seed and row. oracle: the true lengths instead.
+    """
+    truth = trace.output_length
+    if oracle:
+        return _with(trace, truth.tolist())
+    if ESTIMATE not in trace.extras and "max_tokens" in trace.extras and (trace.max_tokens > 0).all():
+        return trace  # as many as the limit
+    u = chance.uniform(chance.key(seed, chance.ESTIMATE, np.arange(2)[:, None], np.arange(len(trace))))
+    normal = np.sqrt(-2.0 * np.log(u[0])) * np.cos(2.0 * np.pi * u[1])  # Box and Muller
+    guess = np.maximum(1, np.rint(truth * np.exp(SPREAD * normal))).astype(np.int64)
+    limit = trace.max_tokens
+    known = trace.numbers(ESTIMATE)
+    known = np.where((known > 0) & (limit > 0), np.minimum(known, limit), known)
+    return _with(trace, np.where(known > 0, known, np.where(limit > 0, limit, guess)).tolist())
+
+
+def _with(trace: Trace, estimates: list[int]) -> Trace:
+    return replace(trace, extras={**trace.extras, ESTIMATE: estimates})
