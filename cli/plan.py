@@ -73,6 +73,13 @@ def plan_command(
         str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
     ] = "99%",
     max_replicas: Annotated[int, option("N", "Try at most N replicas.")] = 64,
+    spare: Annotated[
+        int,
+        option("N", "Replicas that stand by (N+1): in the cost and the launch files; the SLOs are met without them."),
+    ] = 0,
+    growth: Annotated[
+        str | None, option("X%/year", "How fast traffic grows, also /month or /week: says how long the fleet lasts.")
+    ] = None,
     min_quality: Annotated[str | None, option("Q", "Least quality beside the full cache, such as 98%.")] = None,
     quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
     as_given: Annotated[
@@ -102,9 +109,10 @@ def plan_command(
     from ..engine.policy import parse
     from ..planner.measured_log import measured_log
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
+    from ..planner.purchase import check_growth
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
-    from ..planner.scenario import Scenario, asked
+    from ..planner.scenario import MAX_REPLICAS, Scenario, asked
     from ..planner.spread import moved_by_spread
     from ..profiler.placed import placed
     from ..profiler.profile import load
@@ -117,6 +125,10 @@ def plan_command(
             raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
     if not given["slo"]:
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
+    if not 0 <= spare <= MAX_REPLICAS:
+        raise DsimError(f"--spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
+    if growth is not None:
+        check_growth(growth)
     specs = options.different(policy or [])
     sheets = [] if gpu is None else _from_sheets(gpu.split(","), model or "SDAR-8B", tp, yields)
     at_home = bool(specs) and all(placed(spec)[1] is not None for spec in specs)
@@ -165,7 +177,7 @@ def plan_command(
 
             planned = plan(
                 scenario, candidates, left_out, rate=wanted, jobs=jobs, backend=backend, address=address,
-                ledger=ledger, progress=show, **options_asked,
+                spare=spare, growth=growth, ledger=ledger, progress=show, **options_asked,
             )  # fmt: skip
             info = {**asked(scenario, options.command(options.SPEED), None, currency), **planned.to_json()}
             info |= {"gpu_hour": gpu_hour, "attainment": options_asked["attainment"]}

@@ -208,6 +208,9 @@ def table(facts: dict[str, Any]) -> str:
         rows.append(("gap CV", f"{facts['cv']:.2f}{burst}"))
         fanos = "   ".join(f"{w} s {f:.3g}" for w, f in facts["fano"].items() if f is not None)
         rows.append(("Fano factor", fanos or "too short to say"))
+        rows += [
+            (f"by {name}", by_window(facts[f"by_{name}"], name)) for name in ("minute", "hour") if facts[f"by_{name}"]
+        ]
         rows.append(("longest gap", f"{facts['longest_gap']:.1f} s"))
     if facts["zero_gaps"]:
         hint = "  (batched: a replay may want --jitter)" if facts["zero_gaps"] > 0.5 else ""
@@ -226,6 +229,25 @@ def table(facts: dict[str, Any]) -> str:
     if facts["warnings"]:
         out += [""] + [f"  warning: {text}" for text in facts["warnings"]]
     return "\n".join(out)
+
+
+BARS = "▁▂▃▄▅▆▇█"
+MOST_BARS = 60
+
+
+def by_window(found: dict[str, Any], name: str) -> str:
+    """The rate by minute or hour: usual, busiest and when, and as bars from nothing to the peak."""
+    if found["num"] == 1:
+        return f"{found['peak']:.3g} req/s in the only whole {name}"
+    told = f"p50 {found['p50']:.3g}   p90 {found['p90']:.3g}   peak {found['peak']:.3g} req/s"
+    times = f"{found['peak'] / found['mean']:.2f} x mean"
+    told += f", {times}, {name} {found['peak_at'] + 1} of {found['num']:,}"
+    if found["rates"] is None:
+        return told
+    group = -(-found["num"] // MOST_BARS)  # of windows in a bar, which is as high as the busiest of them
+    highs = [max(found["rates"][i : i + group]) for i in range(0, found["num"], group)]
+    bars = "".join(BARS[min(len(BARS) - 1, int(len(BARS) * high / found["peak"]))] for high in highs)
+    return f"{told}\n{'':15}{bars}"
 
 
 def fit_line(trace: "Trace", found: "GammaFit") -> str:

@@ -186,6 +186,8 @@ def plan(
     gpu_hour: float | Mapping[str, float] | None = None,
     attainment: float = 0.99,
     max_replicas: int = 64,
+    spare: int = 0,
+    growth: str | None = None,
     as_given: bool = False,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
@@ -199,7 +201,7 @@ def plan(
 
     policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
     commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
-    search no settings of the engines. Raises DsimError.
+    search no settings of the engines. spare: replicas that stand by. growth: such as 30%/year. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     if profiles is None:
@@ -214,8 +216,8 @@ def plan(
         as_given=as_given,
     )  # fmt: skip
     return _plan(
-        scenario, candidates, left_out, rate=rate, attainment=attainment, max_replicas=max_replicas,
-        num_requests=num_requests, jobs=jobs, backend=backend, address=address,
+        scenario, candidates, left_out, rate=rate, attainment=attainment, max_replicas=max_replicas, spare=spare,
+        growth=growth, num_requests=num_requests, jobs=jobs, backend=backend, address=address,
     )  # fmt: skip
 
 

@@ -82,13 +82,14 @@ class Deployment:
     image: str
     model: str  # its name on Hugging Face
     weights: str  # bf16, fp8, or what a parameter takes
-    replicas: int
+    replicas: int  # the spare ones included
     gpus: int  # of a replica
     command: tuple[str, ...]  # words; without the port
     port_flag: str
     everywhere: str  # as Engine has it
     config: Mapping[str, Any]  # of the file CONFIG; empty where there is none
     unsaid: tuple[str, ...]  # what no flag says
+    spare: int = 0  # replicas without which the SLOs are met
 
     @property
     def shell(self) -> str:
@@ -123,6 +124,7 @@ class Deployment:
 
     def _head(self) -> str:
         lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {_gpus(self.gpus)}"]
+        lines += [f"the SLOs are met without the spare: {self.spare} of the replicas"] if self.spare else []
         lines += [f"not said by a flag: {text}" for text in self.unsaid]
         # One line each, whatever a profile calls its model: the files are run.
         return "".join(f"# {' '.join(line.split())}\n" for line in lines)
@@ -209,11 +211,17 @@ spec:
 
 
 def deployment_of(
-    spec: str, profile: Profile, replicas: int = 1, router: str = "", allow_code: AllowedCode = NO_CODE
+    spec: str,
+    profile: Profile,
+    replicas: int = 1,
+    router: str = "",
+    allow_code: AllowedCode = NO_CODE,
+    spare: int = 0,
 ) -> Deployment | None:
     """The launch of a SPEC's policy on a profile's device; None where no released engine is known to serve it so.
 
     A field that is none is left to the engine's default, as in the twin. router: of the plan, where replicas are many.
+    spare: of the replicas, how many stand by.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     engine = ENGINES.get(preset.engine)  # a preset from outside may name an engine that is none of these
@@ -239,7 +247,7 @@ def deployment_of(
     return Deployment(
         f"{engine.name} {engine.version}", engine.image, model or "MODEL", weights, replicas, profile.device.count,
         (*engine.command, model or "MODEL", *preset.serve.split(), *words), engine.port, engine.everywhere, config,
-        tuple(unsaid),
+        tuple(unsaid), spare,
     )  # fmt: skip
 
 

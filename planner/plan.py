@@ -36,6 +36,7 @@ from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_an
 from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
 from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk
+from .purchase import check_growth, growth_of, peak_of
 from .quality import QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
@@ -158,6 +159,8 @@ def plan(
     *,
     rate: float | None = None,
     max_replicas: int = 64,
+    spare: int = 0,
+    growth: str | None = None,
     attainment: float = 0.99,
     num_requests: int | None = None,
     jobs: int | None = None,
@@ -169,11 +172,17 @@ def plan(
     """The candidates ranked by what their smallest fleets cost that meet the scenario's `slos` at `rate` (req/s).
 
     Without a rate: the trace's own. An SLO without a statistic must be met by a share `attainment` of arrivals, as in
-    `capacity`. The scenario's own policy, profile and replicas are not used. `jobs`, `backend` and `address`, for which
-    see `Pool`, and what the ledger holds change no result. A DsimError where no candidate meets the SLOs.
+    `capacity`. `spare` replicas stand by in each fleet, and count in its cost; the SLOs are met without them. `growth`
+    (30%/year) asks how long the recommendation lasts. The scenario's own policy, profile and replicas are not used.
+    `jobs`, `backend` and `address`, for which see `Pool`, and what the ledger holds change no result. A DsimError where
+    no candidate meets the SLOs.
     """
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
+    if not 0 <= spare <= MAX_REPLICAS:
+        raise DsimError(f"spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
+    if growth is not None:
+        check_growth(growth)
     rate = own_rate(scenario) if rate is None else rate
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
@@ -181,7 +190,7 @@ def plan(
     searches = [search_of(_posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
     whole = [_whole(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
-        run = _Run(candidates, groups, searches, whole, rate, max_replicas, pool, ledger, progress)
+        run = _Run(candidates, groups, searches, whole, rate, max_replicas, spare, pool, ledger, progress)
         run.choose_settings()
         lanes, dropped = run.settle()
         order, tied, failed = run.decide(lanes)
@@ -192,7 +201,8 @@ def plan(
     criteria = search.criteria
     recommended = ranking[0]
     assert recommended.replicas is not None
-    deployment = deployment_of(best.policy, best.profile, recommended.replicas, scenario.router, scenario.allow_code)
+    bought = recommended.replicas + spare
+    deployment = deployment_of(best.policy, best.profile, bought, scenario.router, scenario.allow_code, spare)
     return Planned(
         rate=rate,
         ranking=tuple(ranking),
@@ -202,13 +212,16 @@ def plan(
         criteria=tuple(c.text for c in criteria),
         bounds={c.text: c.bound for c in criteria},
         share_criteria=tuple(c.text for c in criteria if c.share is not None),
-        plan_toml=toml_of(candidate_of(best.policy, recommended.replicas, scenario.allow_code))
+        plan_toml=(f"# The SLOs are met without the spare: {spare} of the replicas.\n" if spare else "")
+        + toml_of(candidate_of(best.policy, bought, scenario.allow_code))
         + ("" if deployment is None else deployment.toml()),
         priced=all(c.price is not None for c in candidates),
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
         notes=_missed(search, whole[0], min(2, len(order))),
+        peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
+        growth=None if growth is None else growth_of(growth, recommended),
         deployment=deployment,
     )
 
@@ -288,11 +301,12 @@ class _Run:
         whole: Sequence[CapacitySearch],
         rate: float,
         most: int,
+        spare: int,
         pool: Pool,
         ledger: Ledger | None,
         progress: Progress | None,
     ) -> None:
-        self.candidates, self.searches, self.rate, self.most = candidates, searches, rate, most
+        self.candidates, self.searches, self.rate, self.most, self.spare = candidates, searches, rate, most, spare
         self.replays = Replays(searches, whole, pool, ledger, self._tell)
         self.shortened = searches[0] is not whole[0]
         self.whole: set[int] = set()  # candidates that are replayed on the whole trace from now on
@@ -354,7 +368,7 @@ class _Run:
             said = f"no fleet of up to {self.most} replicas meets the SLOs at {self.rate:g} req/s"
             raise DsimError(f"{said}; {next(iter(cannot.values()))}")
         guesses = {i: int(p["replicas"]) for i, p in pilots.items() if i not in cannot}
-        costs = {i: self.candidates[i].weight * n for i, n in guesses.items()}
+        costs = {i: self.candidates[i].weight * (n + self.spare) for i, n in guesses.items()}
         second = sorted(costs.values())[:2][-1]
         # Wrong by as much as a pilot may be, in its favour, and the other two in their disfavour.
         dear = {i for i, cost in costs.items() if cost / DOUBT > second * DOUBT}
@@ -476,7 +490,8 @@ class _Run:
             said = "" if cheapest is None else str(self.candidates[cheapest.candidate])
             found.append(self._risk(change, after[i], mine.replicas, rate, slower, spread, after[i].replicas, said))
         same = str(self.candidates[mine.candidate])
-        lost = self._risk("a replica lost", mine, mine.replicas - 1, self.rate, 1.0, spread, mine.replicas, same)
+        left = mine.replicas - (0 if self.spare else 1)
+        lost = self._risk("a replica lost", mine, left, self.rate, 1.0, spread, mine.replicas, same)
         if lost.verdict != MEETS:
             lost = replace(lost, needs=None if mine.replicas == self.most else mine.replicas + 1)
         return [found[0], self._charged(lost, mine.candidate), found[1]]
@@ -486,7 +501,8 @@ class _Run:
         candidate, replicas = self.candidates[lane.candidate], lane.replicas
         assert replicas is not None
         price = candidate.price
-        hourly = None if price is None else replicas * candidate.gpus * price
+        gpus = (replicas + self.spare) * candidate.gpus
+        hourly = None if price is None else gpus * price
         seen = self._seen(lane, replicas, self.rate)
         criteria = self.searches[lane.candidate].criteria
         room = None
@@ -500,7 +516,8 @@ class _Run:
         return replace(
             self._row(lane.candidate),
             replicas=replicas,
-            gpus=replicas * candidate.gpus,
+            spare=self.spare,
+            gpus=gpus,
             per_hour=hourly,
             per_million_requests=None if hourly is None else hourly / (3600 * self.rate) * 1e6,
             values=values,
@@ -541,7 +558,9 @@ class _Run:
             return [LIMIT if "error" in found else float(found["severity"]) for found in self.replays(tasks)]
 
         prices = [self.candidates[i].weight for i, _, _ in worlds]
-        lanes = race(prices, starts, self.most, severities, drop=drop, spread=spread, patience=patience)
+        lanes = race(
+            prices, starts, self.most, severities, drop=drop, spread=spread, patience=patience, spare=self.spare
+        )
         for lane in lanes:
             lane.candidate = worlds[lane.candidate][0]
         return lanes
@@ -602,7 +621,7 @@ class _Run:
     def _charged(self, risk: Risk, candidate: int) -> Risk:
         """A risk with the price of what is then needed."""
         who = self.candidates[candidate]
-        hourly = None if who.price is None or risk.needs is None else risk.needs * who.gpus * who.price
+        hourly = None if who.price is None or risk.needs is None else (risk.needs + self.spare) * who.gpus * who.price
         return replace(risk, per_hour=hourly)
 
     def _refusal(self, candidate: int, pilot: Json) -> str:
@@ -623,7 +642,7 @@ class _Run:
         return replace(_row(self.candidates[candidate]), tried=self.tried.get(candidate))
 
     def _cost(self, lane: Lane) -> float:
-        return self.candidates[lane.candidate].weight * (lane.replicas or 0)
+        return self.candidates[lane.candidate].weight * ((lane.replicas or 0) + self.spare)
 
     def _tell(self) -> None:
         if self._progress is not None:

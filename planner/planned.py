@@ -58,8 +58,9 @@ class Fleet:
     estimated: bool
     quality: Quality
     gpus_per_replica: int
-    replicas: int | None = None
-    gpus: int | None = None
+    replicas: int | None = None  # that meet the SLOs
+    spare: int = 0  # replicas beyond those, for when some fail
+    gpus: int | None = None  # of all replicas, the spare ones included, as the costs are
     per_hour: float | None = None  # in the currency of the price
     per_million_requests: float | None = None
     values: Mapping[str, Interval] = field(default_factory=dict)  # of each criterion: s, or share of arrivals
@@ -92,6 +93,28 @@ class Risk:
     best: str  # the cheaper of recommendation and runner-up then
 
 
+@dataclass(frozen=True)
+class Growth:
+    """How long the recommended fleet lasts, without its spare replicas, as the traffic grows; by its headroom."""
+
+    text: str  # as it was given
+    share: float  # of the traffic, in each
+    per: str  # year, month or week
+    low: float  # years until more traffic comes than the fleet surely serves
+    high: float  # years until more comes than it may serve at the very most
+    replicas_ahead: tuple[int, ...]  # about how many meet the SLOs after one year, two and three
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The busiest hour or minute of the trace, and about what it would need if it lasted; by the headroom."""
+
+    window: str  # hour or minute
+    times: float  # the mean rate
+    rate: float  # req/s, at the plan's rate
+    replicas: int
+
+
 @dataclass(frozen=True, repr=False)
 class Planned(Showable):
     """The ranking, best first, and what it rests on."""
@@ -111,6 +134,8 @@ class Planned(Showable):
     block: int
     confidence: float = CONFIDENCE
     notes: tuple[str, ...] = ()
+    peak: Peak | None = None  # None: the times are not the trace's, or it is too short
+    growth: Growth | None = None  # None: not asked for
     deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
 
     @property

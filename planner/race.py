@@ -49,6 +49,11 @@ class Lane:
     high: int | None = None  # the fewest that are enough
     dropped: bool = False  # it can be neither first nor second
     step: float = 1.0
+    spare: int = 0  # replicas beyond those that are looked at, which cost as much
+
+    def cost(self, replicas: int) -> float:
+        """The cost of so many replicas, with the spare ones."""
+        return self.price * (replicas + self.spare)
 
     @property
     def replicas(self) -> int | None:
@@ -91,16 +96,19 @@ def race(
     drop: bool = True,
     spread: float | None = None,
     patience: int = MOST,
+    spare: int = 0,
 ) -> list[Lane]:
     """For each candidate the fewest replicas that meet the SLOs, by the price of a replica and a first guess.
 
     A fleet is enough where the interval of its severity lies below 0; one that is still undecided after `patience`
     replications counts as too little. More than FIRST are spent only on what may still be first or second. drop: no
     longer look at a candidate that can be neither. spread: the standard deviation between replications, where it is
-    known of like fleets: then a single replay may decide.
+    known of like fleets: then a single replay may decide. spare: replicas beyond these
+    in every fleet, which cost as much.
     """
     lanes = [
-        Lane(i, price, min(start, most), most) for i, (price, start) in enumerate(zip(prices, starts, strict=True))
+        Lane(i, price, min(start, most), most, spare=spare)
+        for i, (price, start) in enumerate(zip(prices, starts, strict=True))
     ]
     while True:
         bar = _second_price(lanes)
@@ -108,14 +116,14 @@ def race(
         for lane in lanes:
             while lane.open:
                 seen = lane.severities.setdefault(lane.at, [])
-                matters = lane.price * lane.at <= bar
+                matters = lane.cost(lane.at) <= bar
                 said = verdict(seen, patience if matters else FIRST, spread)
                 if said is None:
                     wanted = 1 if not seen else len(seen) + 1 if spread is not None else max(FIRST, len(seen) + 1)
                     entries += [Entry(lane.candidate, lane.at, i) for i in range(len(seen), wanted)]
                     break
                 lane.decide(said)
-                if drop and lane.price * (lane.low + 1) > bar:
+                if drop and lane.cost(lane.low + 1) > bar:
                     lane.dropped = lane.replicas is None
         if not entries:
             return lanes
@@ -156,5 +164,5 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
 
 def _second_price(lanes: Sequence[Lane]) -> float:
     """The cost of the second cheapest fleet that is known to be enough; infinite while there are fewer."""
-    known = sorted(lane.price * lane.high for lane in lanes if lane.high is not None)
+    known = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
     return known[1] if len(known) > 1 else math.inf

@@ -54,9 +54,11 @@ def name_of(fleet: Json) -> str:
 def gpus_of(fleet: Json) -> str:
     """The fleet's GPUs, and how they make replicas."""
     count = fleet["gpus"]
-    replicas = (
-        f" ({fleet['replicas']} replicas of {fleet['gpus_per_replica']})" if fleet["gpus_per_replica"] > 1 else ""
-    )
+    of_each = f" of {fleet['gpus_per_replica']}" if fleet["gpus_per_replica"] > 1 else ""
+    if fleet["spare"]:
+        many = "replica" if fleet["replicas"] == 1 else "replicas"
+        return f"{count:,} {fleet['device']} ({fleet['replicas']} {many}{of_each} and {fleet['spare']} spare)"
+    replicas = f" ({fleet['replicas']} replicas{of_each})" if of_each else ""
     return f"{count:,} {fleet['device']}{replicas}"
 
 

@@ -11,7 +11,7 @@ from .chart import COLOURS, Chart
 from .digits import percent
 from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, time_of
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
-from .purchase import by_gpu
+from .purchase import by_gpu, grown, lasting
 from .spread import of_spread
 from .story import front_end
 from .table import number
@@ -41,7 +41,7 @@ def plan_page(info: Json) -> Page:
             Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
             *by_gpu(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
-            Section("What could change it", (_risks(info),), spoken=True),
+            Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),
             *of_spread(info.get("spread")),
         ),
@@ -67,10 +67,12 @@ def answer(info: Json) -> str:
     if not info["deploy"]:
         told += "; no released engine is known to run this policy"
     told += f". {_met(info, best)}, {_room_sentence(best)}."
+    tail = " All this is of the fleet without its spare." if best["spare"] else ""
+    tail += lasting(info)
     if second is None:
         others = "; no other meets the SLOs" if info["left_out"] else ""
-        return f"{told[:-1]}{others}."
-    return f"{told} Runner-up: {why(info, best, second)}."
+        return f"{told[:-1]}{others}.{tail}"
+    return f"{told} Runner-up: {why(info, best, second)}.{tail}"
 
 
 def why(info: Json, best: Json, second: Json) -> str:
@@ -211,11 +213,12 @@ def _risks(info: Json) -> Table:
             verdict += ": the queue grows without end"
         needs = "more than were allowed"
         if risk["needs"] is not None:
-            needs = count_of(risk["needs"] * best["gpus_per_replica"])
+            needs = count_of((risk["needs"] + best["spare"]) * best["gpus_per_replica"])
         if risk["per_hour"] is not None and info["priced"]:
             needs += f", {money(risk['per_hour'], info)} an hour"
         rows.append([risk["change"], f"{met}, {verdict}", needs, risk["best"] or "neither of the best two"])
-    caption = f"Of {best['policy']} on {gpus_of(best)}; the last column compares it with the runner-up."
+    without = ", without its spare but for the replica lost" if best["spare"] else ""
+    caption = f"Of {best['policy']} on {gpus_of(best)}{without}; the last column compares it with the runner-up."
     head = ["with", f"{best['policy']} as planned", "it then needs", "cheapest then"]
     return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
 
@@ -228,6 +231,7 @@ def _deploy(info: Json) -> list[str]:
     if not found:
         return [*lines, "No released engine is known to run this policy as it is: the file is for dsim's own."]
     many = "once" if found["replicas"] == 1 else f"{found['replicas']} times, one for each replica"
+    many += f" ({found['spare']} of them spare)" if found["spare"] else ""
     gpus = "1 GPU" if found["gpus"] == 1 else f"{found['gpus']} GPUs"
     lines += [f"{found['engine']} ({found['image']}), {found['weights']} weights, {gpus} a replica; {many}:"]
     lines.append(f"  {found['shell']}")

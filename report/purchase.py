@@ -1,14 +1,16 @@
-"""What a buyer asks of a plan: the best that each GPU can do, and why the others lost."""
+"""What a buyer asks of a plan: the best of each GPU and why others lost, how long it lasts, and what the peak needs."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from .capacity import money
-from .fleet import cost_of, met_share, name_of
-from .page import Section, table
+from .fleet import cost_of, count_of, met_share, name_of
+from .page import Section, Words, table
 
 Json = Mapping[str, Any]  # what `dsim plan --json` prints
+# A unit of time, how many make a year, and from how many on it is used.
+UNITS = (("year", 1.0, 3.0), ("month", 12.0, 3.0), ("week", 365.25 / 7, 3.0), ("day", 365.25, 0.0))
 
 
 def by_gpu(info: Json) -> tuple[Section, ...]:
@@ -76,3 +78,61 @@ def _why(info: Json, fleet: Json) -> str:
         tied = name_of(fleet) in info["tied"]
         return "costs the same, and nothing tells it from the best" if tied else "costs the same, nearer to the bounds"
     return f"costs {100 * more:.0f} % more an hour" if info["priced"] else f"needs {100 * more:.0f} % more GPUs"
+
+
+def lasting(info: Json) -> str:
+    """How long the fleet lasts as the traffic grows, as a sentence of the answer; empty where nobody asked."""
+    growth = info["growth"]
+    if growth is None:
+        return ""
+    low, high = growth["low"], growth["high"]
+    if high <= 0:
+        when = "there is no room to grow"
+    elif low <= 0:
+        when = f"it may run out at once, and does within {_span(high, up=True)}"
+    else:
+        when = f"it runs out after {_between(low, high)}"
+    return f" Where traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}."
+
+
+def grown(info: Json) -> tuple[Words, ...]:
+    """What growth and the busiest time would need, a sentence each."""
+    lines = []
+    best, growth, peak = info["recommended"], info["growth"], info["peak"]
+    if growth is not None:
+        ahead = [_fleet(info, best, replicas) for replicas in growth["replicas_ahead"]]
+        years = ("one year", "two", "three")
+        needs = "; ".join(f"after {year} about {fleet}" for year, fleet in zip(years, ahead, strict=True))
+        lines.append(f"With {100 * growth['share']:g} % more traffic each {growth['per']}: {needs}.")
+    if peak is not None:
+        lines.append(
+            f"The trace's busiest {peak['window']} has {peak['times']:.2f} times its mean rate: {peak['rate']:.3g} "
+            f"req/s where {info['rate']:.4g} are planned for. If it lasted, it would need about "
+            f"{_fleet(info, best, peak['replicas'])}. The plan's own replays hold the trace's busy times as they come."
+        )
+    if lines:
+        lines.append("These fleets are derived from the low end of the headroom, not replayed.")
+    return (Words(tuple(lines), loud=True),) if lines else ()
+
+
+def _fleet(info: Json, best: Json, replicas: int) -> str:
+    """So many of the recommended replicas, with the spare, and their cost."""
+    gpus = (replicas + best["spare"]) * best["gpus_per_replica"]
+    cost = f", {money(gpus * best['price'], info)} an hour" if info["priced"] else ""
+    return f"{count_of(gpus)}{cost}"
+
+
+def _between(low: float, high: float) -> str:
+    """Two spans of time in years as one: `5 to 8 months`."""
+    first, last = _span(low), _span(high, up=True)
+    if first == last:
+        return first
+    number, unit = first.split()
+    return f"{number} to {last}" if unit.rstrip("s") == last.split()[1].rstrip("s") else f"{first} to {last}"
+
+
+def _span(years: float, *, up: bool = False) -> str:
+    """A span of time in weeks, months or years, rounded down, or up."""
+    unit, of_year = next((u, n) for u, n, least in UNITS if years * n >= least)
+    count = math.ceil(years * of_year) if up else math.floor(years * of_year)
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"

@@ -1,12 +1,15 @@
 """A trace in numbers: its rate, how bursty it is, how long its requests are."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .trace import Floats, Ints, Trace
 
+MINUTE, HOUR = 60.0, 3600.0  # s
+MOST_LISTED = 1440  # rates in a list: a day of minutes
 FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 
 
@@ -31,6 +34,8 @@ def describe(trace: Trace) -> dict[str, Any]:
         "zero_gaps": float((gaps == 0).mean()) if has_arrivals else None,
         "longest_gap": float(gaps.max()) if has_arrivals else None,
         "fano": {f"{w:g}": fano(trace.arrival, w) if has_arrivals else None for w in FANO_WINDOWS},
+        "by_minute": rates(trace.arrival, MINUTE) if has_arrivals else None,
+        "by_hour": rates(trace.arrival, HOUR) if has_arrivals else None,
         "input_length": describe_lengths(trace.input_length),
         "output_length": describe_lengths(trace.output_length),
         "repeated_hash_ids": repeated_hash_ids(trace),
@@ -72,6 +77,58 @@ def fano(arrival: Floats, window: float) -> float | None:
     _, counts = np.unique(np.floor(arrival[arrival < num_windows * window] / window), return_counts=True)
     mean = float(counts.sum()) / num_windows
     return float((counts.astype(np.float64) ** 2).sum() / num_windows - mean**2) / mean
+
+
+@dataclass(frozen=True)
+class Busiest:
+    """Arrivals in whole windows from the first arrival on, and the busiest of them; rates in req/s."""
+
+    window: float  # s
+    num_windows: int
+    mean: float
+    peak: float
+    peak_at: int  # the window's number, from 0
+    windows: Ints  # the numbers of those with arrivals
+    counts: Ints  # of arrivals in these
+
+
+def busiest(arrival: Floats, window: float) -> Busiest | None:
+    """The arrivals by windows of `window` s, of whole ones; None where there is none."""
+    num_windows = math.floor(float(arrival[-1] - arrival[0]) / window) if len(arrival) else 0
+    if not num_windows:
+        return None
+    number = np.floor((arrival - arrival[0]) / window)
+    windows, counts = np.unique(number[number < num_windows].astype(np.int64), return_counts=True)
+    at = int(np.argmax(counts))
+    mean = float(counts.sum()) / (num_windows * window)
+    return Busiest(window, num_windows, mean, float(counts[at]) / window, int(windows[at]), windows, counts)
+
+
+def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
+    """The rate (req/s) in windows of `window` s as a plain dict; None where the trace is shorter than one.
+
+    `rates` is every window's in order, or None where there are more than MOST_LISTED.
+    """
+    found = busiest(arrival, window)
+    if found is None:
+        return None
+    # Only windows with arrivals are counted: a trace may be long and almost empty.
+    empty = found.num_windows - len(found.counts)
+    ordered = np.sort(found.counts)
+
+    def quantile(share: float) -> float:
+        at = max(0, math.ceil(share * found.num_windows) - 1)  # the nearest rank, the empty ones first
+        return 0.0 if at < empty else float(ordered[at - empty]) / window
+
+    listed = None
+    if found.num_windows <= MOST_LISTED:
+        every = np.zeros(found.num_windows)
+        every[found.windows] = found.counts / window
+        listed = every.tolist()
+    return {
+        "num": found.num_windows, "mean": found.mean, "min": quantile(0), "p50": quantile(0.5), "p90": quantile(0.9),
+        "peak": found.peak, "peak_at": found.peak_at, "rates": listed,
+    }  # fmt: skip
 
 
 def repeated_hash_ids(trace: Trace) -> float | None:

@@ -161,6 +161,24 @@ def test_plan_toml_and_the_profiles_of_data_sheets_are_what_other_commands_take(
     assert f"{ran.json['recommended']['replicas']} replica" in again.out
 
 
+def test_spare_replicas_are_bought_and_growth_has_an_end() -> None:
+    plain = dsim(*QUEUE, "--gpu-hour", 2, "--jobs", 1, "--json", "-o", "out").json
+    asked = [*QUEUE, "--gpu-hour", 2, "--jobs", 1, "--spare", 1, "--growth", "30%/year", "-o", "out"]
+    ran = dsim(*asked, "--json")
+    found, before = ran.json["recommended"], plain["recommended"]
+    assert (found["replicas"], found["spare"]) == (before["replicas"], 1)
+    assert found["per_hour"] == 2.0 * found["gpus"] == before["per_hour"] + 2.0
+    assert (found["values"], found["headroom"]) == (before["values"], before["headroom"])  # of the fleet without it
+    toml = Path("out/plan.toml").read_text(encoding="utf-8")
+    assert toml.startswith("# The SLOs are met without the spare: 1 of the replicas.\npolicy = ")
+    assert f"replicas = {found['replicas'] + 1}\n" in toml
+    lost = next(risk for risk in ran.json["risks"] if risk["change"] == "a replica lost")
+    assert lost["verdict"] == "meets"
+    assert ran.json["growth"]["low"] < ran.json["growth"]["high"]
+    assert plain["growth"] is None
+    assert " Where traffic grows by 30 % a year, " in dsim(*asked, "--force").out.splitlines()[0]
+
+
 def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
     ran = dsim(*QUEUE, "--slo", "p90:200ms/token", "--jobs", 1, "--json")
     assert ran.json["slos"] == ["mean:e2el=150ms", "p90:norm_latency=200ms"]
@@ -177,6 +195,8 @@ def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
         (["--gpu-hour", "0"], "--gpu-hour is 0, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"),
         (["--gpu-hour", "h100=3"], "--gpu-hour is h100=3, which has no price for A100-80GB"),
         (["--gpu-hour", "2,3"], "--gpu-hour is 2,3, expected a price above 0"),
+        (["--spare", "-1"], "--spare is -1, expected 0 to 4096 replicas"),
+        (["--growth", "30"], "growth is 30, expected a percentage above 0 and up to 1000 for each year, month or week"),
         (["--rate", "-1"], "rate is -1.0 req/s, expected above 0 and finite"),
         (["--max-replicas", "0"], "max replicas is 0, expected 1 to 4096"),
         (["--slo", "50ms/tok"], "SLO '50ms/tok': expected [stat:]metric=bound, such as ttft=2s or 50ms/token"),

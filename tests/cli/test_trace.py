@@ -48,6 +48,7 @@ BurstGPT  (burstgpt)
   rate         0.0177 req/s
   gap CV       0.29  (burstiness 11.73)
   Fano factor  1 s 0.982   10 s 0.818
+  by minute    0.0333 req/s in the only whole minute
   longest gap  73.0 s
 
   tokens            mean      std      p50      p90      p99      max          total
@@ -66,6 +67,30 @@ def test_info_of_the_shipped_traces_fits_a_terminal() -> None:
         assert max(map(len, lines)) <= 85
     assert "  gaps of 0    89.5%  (batched: a replay may want --jitter)" in lines
     assert "  prefix reuse 34.1% of prompt blocks come again" in lines
+    assert "  by minute    p50 3.1   p90 3.63   peak 4 req/s, 1.26 x mean, minute 26 of 29" in lines
+
+
+def test_info_shows_the_rate_by_minute_and_by_hour_and_when_the_peak_is(tmp_path: Path) -> None:
+    # One request a minute for three hours, and five more in the second minute of the second hour.
+    at = sorted([60.0 * k for k in range(181)] + [3661.0 + k for k in range(5)])
+    rows = [json.dumps({"timestamp": 1e3 * t, "input_length": 5, "output_length": 5}) for t in at]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
+    lines = run("info", tmp_path / "t.jsonl").output.splitlines()
+    i = next(i for i, line in enumerate(lines) if "by minute" in line)
+    assert lines[i].split(maxsplit=2)[2] == "p50 0.0167   p90 0.0167   peak 0.1 req/s, 5.84 x mean, minute 62 of 180"
+    assert lines[i + 1].strip() == "▂" * 20 + "█" + "▂" * 39  # three minutes a bar, as high as the busiest of them
+    assert lines[i + 2].endswith("p50 0.0167   p90 0.0181   peak 0.0181 req/s, 1.05 x mean, hour 2 of 3")
+    facts = json.loads(run("info", tmp_path / "t.jsonl", "--json").output)
+    assert facts["by_hour"]["rates"] == pytest.approx([60 / 3600, 65 / 3600, 60 / 3600])
+    assert facts["by_minute"]["peak_at"] == 61
+
+
+def test_info_of_a_long_and_empty_trace_lists_no_windows(tmp_path: Path) -> None:
+    rows = [{"timestamp": 1e3 * t, "input_length": 5, "output_length": 5} for t in (0.0, 1.0, 3e9)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    found = json.loads(run("info", tmp_path / "t.jsonl", "--json").output)["by_minute"]
+    assert (found["num"], found["min"], found["p90"], found["rates"]) == (50_000_000, 0.0, 0.0, None)
+    assert found["peak"] == pytest.approx(2 / 60)
 
 
 def test_info_as_json_is_one_object(burstgpt: Path) -> None:

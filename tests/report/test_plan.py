@@ -24,7 +24,7 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
-        "tried": None, "price": 2.0, "about": None, "least": None,
+        "tried": None, "spare": 0, "price": 2.0, "about": None, "least": None,
         **more,
     }  # fmt: skip
 
@@ -37,6 +37,7 @@ def info(*ranking: dict[str, Any], **more: Any) -> dict[str, Any]:
         "slos": ["ttft=2s", "norm_latency=50ms"], "plan_toml": 'policy = "optimus"\nreplicas = 4\n', "deploy": None,
         "priced": True, "currency": "USD", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "profile": "p",
         "estimated": True, "gpu_hour": "2", "num_replays": 9, "num_requests": 100, "block": 25, "seed": 0, "notes": [],
+        "growth": None, "peak": None,
         **more,
     }  # fmt: skip
 
@@ -125,7 +126,7 @@ def test_what_was_left_out_and_what_is_unknown_is_said() -> None:
 
 def test_the_launch_is_said_with_what_it_cannot_say() -> None:
     deploy = {
-        "engine": "vLLM 0.32.0", "image": "vllm:v0", "weights": "fp8", "gpus": 2, "replicas": 4,
+        "engine": "vLLM 0.32.0", "image": "vllm:v0", "weights": "fp8", "gpus": 2, "replicas": 4, "spare": 0,
         "shell": "serve M --x 1", "config": {"threshold": 0.9}, "unsaid": ["num_loops=4"],
     }  # fmt: skip
     plan_toml = 'policy = "vllm"\nreplicas = 4\n\n[deploy]\nengine = "vLLM 0.32.0"\n'
@@ -178,3 +179,38 @@ def test_replications_that_agree_show_no_interval_of_no_width() -> None:
     assert any("p90:ttft 1,500 ms in every replication" in line for line in lines)
     every = {MET: {"value": 1.0, "low": None, "high": None}}
     assert any("100 % of 2,550  " in line for line in text(info(fleet("optimus", 4, 1.0, values=every))))
+
+
+def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() -> None:
+    best = fleet("optimus", 4, 0.994, spare=1, gpus=5, per_hour=10.0)
+    said = answer(info(best))
+    assert "optimus on 5 A100-80GB (4 replicas and 1 spare), 10.00 USD an hour" in said
+    assert said.endswith("All this is of the fleet without its spare.")
+    pairs = fleet("vllm", 1, 0.994, spare=2, gpus=6, gpus_per_replica=2)
+    assert "6 A100-80GB (1 replica of 2 and 2 spare)" in answer(info(pairs))
+    assert any("it   6 GPUs, 12.00" not in line and "6 GPUs, 10.00 USD" in line for line in text(info(best)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [
+        (0.42, 0.71, "it runs out after 5 to 9 months."),
+        (0.3, 5.2, "it runs out after 3 months to 6 years."),
+        (0.02, 0.05, "it runs out after 7 to 19 days."),
+        (-0.1, 0.2, "it may run out at once, and does within 11 weeks."),
+        (-0.2, 0.0, "there is no room to grow."),
+    ],
+)
+def test_growth_says_how_long_the_fleet_lasts_and_what_it_then_takes(low: float, high: float, says: str) -> None:
+    growth = {"text": "30%/year", "share": 0.3, "per": "year", "low": low, "high": high, "replicas_ahead": [5, 6, 8]}
+    assert answer(info(growth=growth)).endswith(f" Where traffic grows by 30 % a year, {says}")
+    needs = "after one year about 5 GPUs, 10.00 USD an hour; after two about 6 GPUs, 12.00 USD an hour; after three"
+    assert any(needs in line for line in text(info(growth=growth)))
+
+
+def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_derived() -> None:
+    lines = text(info(peak={"window": "minute", "times": 1.523, "rate": 18.28, "replicas": 6}))
+    at = next(i for i, line in enumerate(lines) if line.startswith("The trace's busiest minute"))
+    assert "1.52 times its mean rate: 18.3 req/s where 12 are planned for" in lines[at]
+    assert "about 6 GPUs, 12.00 USD an hour" in lines[at]
+    assert lines[at + 1] == "These fleets are derived from the low end of the headroom, not replayed."

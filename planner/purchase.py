@@ -1,0 +1,64 @@
+"""What a buyer asks beyond a plan: how long its fleet lasts as traffic grows, and what the busiest time would need.
+
+Both are derived from the plan's headroom: no replay is added.
+"""
+
+import math
+import re
+
+from ..engine.errors import DsimError
+from ..traces import Trace
+from ..traces.stats import HOUR, MINUTE, busiest
+from .planned import Fleet, Growth, Peak
+
+PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # how many there are in a year
+MOST_GROWTH = 10.0  # of the traffic, for each period
+AHEAD = (1, 2, 3)  # years
+
+
+def growth_of(text: str, fleet: Fleet) -> Growth:
+    """How long a fleet with a known headroom lasts where traffic grows as `30%/year` says."""
+    share, per = _parsed(text)
+    yearly = (1 + share) ** PERIODS[per]
+    room = fleet.headroom
+    assert room is not None
+    lasts = [math.log(1 + end) / math.log(yearly) if end > 0 else 0.0 for end in (room.low, room.high)]
+    later = tuple(_fleet_at(fleet, yearly**year) for year in AHEAD)
+    return Growth(text, share, per, lasts[0], lasts[1], later)
+
+
+def check_growth(text: str) -> None:
+    """DsimError unless the text is a growth such as `30%/year`."""
+    _parsed(text)
+
+
+def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
+    """The busiest hour of a trace, or minute where it has fewer than two hours; None where it has no two of these."""
+    if not trace.notes.has_arrivals:
+        return None
+    for name, window in (("hour", HOUR), ("minute", MINUTE)):
+        found = busiest(trace.arrival, window)
+        if found is not None and found.num_windows > 1:
+            times = found.peak / found.mean
+            return Peak(name, times, rate * times, _fleet_at(fleet, times))
+    return None
+
+
+def _parsed(text: str) -> tuple[float, str]:
+    """The growth as a share of the traffic, and the period in which it grows so."""
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
+    share = 0.0 if found is None else float(found[1]) / 100
+    if found is None or not 0 < share <= MOST_GROWTH:
+        raise DsimError(
+            f"growth is {text}, expected a percentage above 0 and up to {100 * MOST_GROWTH:g} for each "
+            f"{', '.join(PERIODS)}, such as 30%/year".replace(", week", " or week")
+        )
+    return share, found[2]
+
+
+def _fleet_at(fleet: Fleet, times: float) -> int:
+    """The replicas for `times` the traffic, if each serves what it surely serves in the fleet."""
+    assert fleet.headroom is not None
+    assert fleet.replicas is not None
+    sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet was found to meet the SLOs at the rate asked for
+    return max(fleet.replicas, math.ceil(fleet.replicas * times / sure - 1e-9))

@@ -1,0 +1,69 @@
+"""Growth and the busiest time, by a headroom that is known; and what spare replicas do to a race."""
+
+import numpy as np
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.planner.planned import Fleet
+from dsim.planner.purchase import check_growth, growth_of, peak_of
+from dsim.planner.quality import Quality
+from dsim.planner.race import Entry, race
+from dsim.planner.replicate import Interval
+from dsim.traces import Trace, load
+
+FLEET = Fleet(
+    "optimus", "", "p", "A100-80GB", "SDAR-8B", True, Quality(1.0, "published"), 1, replicas=4,
+    headroom=Interval(0.2, 0.1, 0.3),
+)  # fmt: skip
+
+
+def test_a_fleet_lasts_until_compound_growth_has_used_its_headroom() -> None:
+    found = growth_of("10%/year", FLEET)
+    assert found.low == pytest.approx(1.0)  # 1.1 times as much after one year
+    assert 1.1**found.high == pytest.approx(1.3)
+    # A replica surely serves 1.1 / 4 of the rate: 4 are enough for 1.1 times as much, 5 for 1.21 and 1.331.
+    assert found.replicas_ahead == (4, 5, 5)
+    monthly = growth_of("2 %/month", FLEET)
+    assert monthly.low == pytest.approx(np.log(1.1) / np.log(1.02) / 12)
+    none = growth_of("10%/week", Fleet(**{**vars(FLEET), "headroom": Interval(-0.1, -0.2, 0.0)}))
+    assert (none.low, none.high) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("text", ["30", "30%", "0%/year", "-5%/year", "30%/day", "1001%/year", "nan%/year", "30/year"])
+def test_a_growth_that_is_none_is_refused_with_what_was_expected(text: str) -> None:
+    with pytest.raises(DsimError, match=r"growth is .*, expected a percentage above 0 .* such as 30%/year"):
+        check_growth(text)
+
+
+def at(seconds: list[float]) -> Trace:
+    known = load("azure-conv").head(len(seconds))
+    return Trace(known.name, np.sort(seconds), known.input_length, known.output_length, known.extras, known.notes)
+
+
+def test_the_peak_is_the_busiest_hour_or_else_minute_of_the_trace() -> None:
+    quiet = [60.0 * k for k in range(5)]  # one a minute
+    found = peak_of(at([*quiet, 65.0, 70.0, 75.0, 241.0]), 2.0, FLEET)
+    assert found is not None
+    # 8 in four whole minutes, of which the second has four: twice the mean.
+    assert (found.window, found.times, found.rate) == ("minute", pytest.approx(16 / 7), pytest.approx(32 / 7))
+    assert found.replicas == 9  # 4 x 16/7 / 1.1 is 8.3
+    hours = peak_of(at([0.0, 10.0, 3700.0, 7201.0]), 1.0, FLEET)
+    assert hours is not None
+    assert (hours.window, hours.times) == ("hour", pytest.approx(4 / 3))
+    assert peak_of(at([0.0, 59.0]), 1.0, FLEET) is None
+
+
+def test_a_spare_is_charged_in_the_race_and_stays_out_of_what_is_judged() -> None:
+    # By price alone the first is cheaper (4 x 2 against 1 x 9): with a spare of each it is not (10 against 18).
+    seen: list[int] = []
+
+    def severities(entries: list[Entry]) -> list[float]:
+        seen.extend(entry.replicas for entry in entries)
+        return [-1.0 if entry.replicas >= (4, 1)[entry.candidate] else 1.0 for entry in entries]
+
+    plain = race((2.0, 9.0), (4, 1), 8, severities)  # type: ignore[arg-type]
+    spared = race((2.0, 9.0), (4, 1), 8, severities, spare=1)  # type: ignore[arg-type]
+    assert [lane.replicas for lane in plain] == [lane.replicas for lane in spared] == [4, 1]
+    assert [lane.cost(lane.replicas or 0) for lane in plain] == [8.0, 9.0]
+    assert [lane.cost(lane.replicas or 0) for lane in spared] == [10.0, 18.0]
+    assert max(seen) == 4
