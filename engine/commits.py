@@ -151,6 +151,24 @@ class CanvasLaw:
     histogram: tuple[tuple[int, float], ...] = ()  # most forwards of each bucket, rising to `most`, and its share
     by_canvas: tuple[float, ...] = ()  # standard deviations: a request's first canvas, its next ..., all later ones
 
+    def of_length(self, canvas_length: int) -> "CanvasLaw":
+        """The law for canvases of another length, of which nobody counted the forwards: never the flattering guess.
+
+        A wider canvas takes more, in proportion to its length, so that a forward settles no more tokens than it did; a
+        narrower one takes as many.
+        """
+        if canvas_length == self.canvas_length:
+            return self
+        times = min(max(1.0, canvas_length / self.canvas_length), MOST_STEPS / self.most)
+        return replace(
+            self,
+            canvas_length=canvas_length,
+            median=self.median * times,
+            most=round(self.most * times),
+            histogram=tuple((round(most * times), share) for most, share in self.histogram),
+            source=f"{self.source}; of canvases of {self.canvas_length}, {times:g} times as many forwards",
+        )
+
     def forwards(self) -> npt.NDArray[np.float64]:
         """[CELLS] Forwards of a histogram's canvas, by its normal quantile (draw.py). A bucket's are equally likely."""
         return _forwards(self.histogram, self.least)

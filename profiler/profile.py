@@ -231,7 +231,8 @@ class Profile:
         """The law of steps a canvas for a run, or a ProfileError that lists what the profile holds.
 
         Of several for a workload, one that was counted on this profile's engine goes before others, and then one whose
-        canvases might take as many steps as the run allows, its `cap`.
+        canvases might take as many steps as the run allows, its `cap`. For canvases of a length that nobody counted,
+        the law of the nearest one stands in (`CanvasLaw.of_length`).
         """
         if not self.canvas_laws:
             raise ProfileError(
@@ -239,15 +240,23 @@ class Profile:
                 f"of a file or shipped: {', '.join(name for name in _shipped_files() if load(name).canvas_laws)}"
             )
         wanted = workload or self.canvas_laws[0].workload
-        found = [law for law in self.canvas_laws if (law.workload, law.canvas_length) == (wanted, canvas_length)]
+        found = [law for law in self.canvas_laws if law.workload == wanted]
+        if not found:
+            held = ", ".join(dict.fromkeys(law.workload for law in self.canvas_laws))
+            hint = did_you_mean(wanted, (law.workload for law in self.canvas_laws), any_case=True)
+            raise ProfileError(
+                f"profile {self.name} holds laws of steps a canvas for {held}; this run asks for {cut(wanted)}{hint}"
+            )
+        counted = self.counted_length(wanted, canvas_length)
+        found = [law for law in found if law.canvas_length == counted]
         found = [law for law in found if law.engine and law.engine in self.implementation] or found
-        if found:
-            return min(found, key=lambda law: 0 if cap is None else (law.most < cap) * 10**9 + abs(law.most - cap))
-        held = ", ".join(f"{law.workload} of {law.canvas_length}" for law in self.canvas_laws)
-        raise ProfileError(
-            f"profile {self.name} holds laws of steps a canvas for {held}; this run asks for {wanted} of "
-            f"{canvas_length}"
-        )
+        best = min(found, key=lambda law: 0 if cap is None else (law.most < cap) * 10**9 + abs(law.most - cap))
+        return best.of_length(canvas_length)
+
+    def counted_length(self, workload: str, canvas_length: int) -> int:
+        """The length of the canvases whose forwards somebody counted for a workload that is nearest to this one."""
+        held = {law.canvas_length for law in self.canvas_laws if law.workload == workload}
+        return min(held, key=lambda length: (abs(math.log(length / canvas_length)), length))
 
     @property
     def default_max_batch(self) -> int:
@@ -528,6 +537,11 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def of_family(family: str) -> list[str]:
+    """The shipped profiles of models of a family."""
+    return [name for name in _shipped_files() if load(name).family == family]
 
 
 def _shipped_files() -> dict[str, Path]:

@@ -330,7 +330,8 @@ def _commit(commit: CommitInfo) -> str:
     if "asked_threshold" in commit:
         text += f" in place of the policy's {commit['asked_threshold']:g}"
     fitted = commit.get("extrapolated_from")
-    return text + (f": extrapolated from block {fitted}, nothing was fitted here" if fitted else "")
+    kind = "canvas" if "canvas_length" in commit else "block"
+    return text + (f": extrapolated from {kind} {fitted}, nothing was fitted here" if fitted else "")
 
 
 def _percent(policy: Json) -> str:

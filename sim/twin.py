@@ -32,7 +32,7 @@ from ..engine.request import Request
 from ..engine.state import UNFINISHED, Asked
 from ..files.interrupt import asked_to_stop
 from ..profiler.hardware import default_max_batch
-from ..profiler.profile import Device, MemoryModel, Profile
+from ..profiler.profile import Device, MemoryModel, Profile, of_family
 from ..traces import Trace
 from ..traces.prefixes import prefixes_of
 from .clock import Clock
@@ -118,10 +118,12 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
     """
     if policy.full_sequence != (profile.family == "full-sequence"):
         wanted = "full-sequence" if policy.full_sequence else "block-diffusion"
+        shipped = ", ".join(of_family(wanted))
         does = "approximates the cache of a full-sequence model"
         raise ProfileError(
             f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
-            f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: expected a {wanted} profile"
+            f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: "
+            f"expected a {wanted} profile, of a file or shipped: {shipped}"
         )
     unmasking = policy.unmasking
     if policy.autoregressive or unmasking.scheduled(policy):
@@ -170,6 +172,13 @@ def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests
                 f"{policy.name}: {' and '.join(asked)} change nothing here: the law of {profile.name} for "
                 f"{law.workload} says how many forwards a block takes"
             )
+    if law is not None and (counted := profile.counted_length(law.workload, law.canvas_length)) != law.canvas_length:
+        times = law.canvas_length / counted
+        more = f"{times:g} times as many" if times > 1 else "as many"
+        found.append(
+            f"{policy.name}: nobody counted the forwards of canvases of {law.canvas_length}; they take {more} here as "
+            f"those of {counted}, by which {profile.name} knows {law.workload}"
+        )
     if requests is None:
         return found
     narrow = requests.canvas_length

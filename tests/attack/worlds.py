@@ -154,7 +154,9 @@ def check(world: RandomWorld) -> Result:
     policy, trace, replicas = result.policy, world.trace, world.options["replicas"]
     status = t["status"]
     engine = Engine(policy, limits, RequestTable(0), latency=world.profile.latency)
-    fits = np.array([engine.fits(trace.request(i)) for i in range(len(trace))])
+    # As they were served: an answer that ends in its prompt's block goes on behind it (`_past_eos` of the twin).
+    served = [replace(trace.request(i), output_length=int(n)) for i, n in enumerate(t["output_length"])]
+    fits = np.array([engine.fits(request) for request in served])
     assert ((status == REJECTED) == (~fits & (t["replica"] >= 0))).all(), "rejected are those that never fit"
     if drained:
         assert (status != UNFINISHED).all(), f"unfinished: {np.flatnonzero(status == UNFINISHED)}"

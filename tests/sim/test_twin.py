@@ -456,3 +456,22 @@ def test_a_refusal_quotes_a_policy_of_many_settings_in_part() -> None:
     many = "lmdeploy-bd32,strategy=sequential,threshold=0.9,max_batch=8,max_prefill_tokens=4096,num_pages=100,eos=token"
     with pytest.raises(PolicyError, match=r"^lmdeploy-bd32,strategy=sequential,\S{,60}\.\.\.: strategy is sequential"):
         commit_model_of(parse(many), load("a100-sdar-8b"), None)
+
+
+@pytest.mark.parametrize(("length", "most", "median"), [(320, 60, 28.75), (128, 48, 23.0), (256, 48, 23.0)])
+def test_canvases_whose_forwards_nobody_counted_take_no_fewer_than_those_of_another_length(
+    length: int, most: int, median: float
+) -> None:
+    profile = load("h200x2-diffusiongemma-vllm")
+    policy = parse(f"vllm-diffusion,canvas_length={length}")
+    counted, law = profile.canvas_law(None, 256), profile.canvas_law(None, length)
+    assert (law.canvas_length, law.most, law.median) == (length, most, median)
+    times = np.mean(law.forwards()) / np.mean(counted.forwards())
+    assert times == pytest.approx(max(1, length / 256), rel=0.02)
+    said = [line for line in warnings_of(policy, profile, None, None) if f"canvases of {length}" in line]
+    assert bool(said) == (length != 256)
+
+
+def test_a_law_of_another_workload_names_the_nearest() -> None:
+    with pytest.raises(ProfileError, match=r"this run asks for evaluatoin \(did you mean evaluation\?\)"):
+        load("h200x2-diffusiongemma-vllm").canvas_law("evaluatoin", 320)
