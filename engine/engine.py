@@ -1,5 +1,6 @@
 """The serving engine, with neither clock nor device: it decides what runs next and keeps account of what ran."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,12 +10,12 @@ import numpy.typing as npt
 from . import core
 from .admission import withdraw
 from .draw import Draws
-from .errors import DsimError, PolicyError
+from .errors import DsimError, PolicyError, cut
 from .histogram import CountHistogram, TimeHistogram
 from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
-from .part import Policy, Rows, numbers_of, with_canvas
+from .part import Policy, Rows, Waiting, numbers_of, with_canvas
 from .prefix import Prefixes, caches_prefixes
 from .request import Request
 from .state import (
@@ -108,6 +109,8 @@ class Engine:
         self.replica = replica
         self.emit = emit
         self._narrows = policy.batching.narrows_canvases
+        self._asks_python = policy.granularity.given or policy.batching.orders
+        self._classes: dict[int, str] = {}  # of requests that have one, where the policy may go by it
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
         if caches_prefixes(policy):  # pages that requests share are whole
@@ -215,6 +218,11 @@ class Engine:
         self.table.enter(request, self.replica)
         self.table.rows["canvas_length"][i] = request.canvas_length if self._narrows else 0
         self.table.rows["limited"][i] = request.max_tokens > 0
+        self.table.rows["priority"][i] = request.priority
+        if request.deadline < math.inf:
+            self.table.rows["deadline"][i] = request.deadline
+        if request.slo_class and self.policy.batching.orders:
+            self._classes[i] = request.slo_class
         c["submitted"] += 1
         if not self.fits(request):
             self.table["status"][i] = REJECTED
@@ -345,6 +353,8 @@ class Engine:
     def _schedule(self, now: float) -> int:
         core, w, x = self._core, self._w, self._x
         self._c["clock"] = float(now)
+        if self.policy.batching.orders and self._c["num_waiting"] > 1:
+            self._order(float(now))
         if not self.policy.granularity.given:
             kind = int(core.schedule(w, x, float(now)))
             self._check_chunk()
@@ -365,6 +375,29 @@ class Engine:
             raise PolicyError(
                 f"policy {policy.name}: {kind} answers choose with {c['chunk']}, expected 1 to {policy.width}"
             )
+
+    def _order(self, now: float) -> None:
+        """Have a scheduler in plain Python put the queue in order."""
+        w, policy = self._w, self.policy
+        n, queue = int(self._c["num_waiting"]), w.queue
+        places = (int(self._c["queue_head"]) + np.arange(n)) % len(queue)
+        requests, slots = queue[places, 0].copy(), queue[places, 1]
+        arrival, deadline = w.arrival[requests], w.r["deadline"][requests]
+        waiting = Waiting(
+            requests, arrival, now - arrival,
+            np.array([self._classes.get(i, "") for i in requests.tolist()], dtype=object),
+            np.where(np.isnan(deadline), np.inf, arrival + deadline), w.r["priority"][requests],
+            w.asked.input_length[requests].astype(np.int64), w.asked.estimate[requests].astype(np.int64),
+            np.where(slots >= 0, w.q["emitted"][slots], 0).astype(np.int64),
+        )  # fmt: skip
+        order = np.asarray(policy.batching.order(waiting, now))
+        where = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
+        if order.shape != (n,) or order.dtype.kind not in "iu":
+            raise PolicyError(f"{where} {order.dtype} {list(order.shape)}, expected whole numbers [{n}]")
+        if not np.array_equal(np.sort(order), np.arange(n)):
+            wrong = cut(sorted(set(range(n)) ^ set(order.tolist())) or "a row twice")
+            raise PolicyError(f"{where} other rows than 0 to {n - 1}, each once: see {wrong}")
+        queue[places] = queue[places[order]]
 
     def _select_rows(self) -> None:
         """Have a rule in plain NumPy choose the windows of the coming step."""
@@ -464,7 +497,7 @@ class Engine:
         now, horizon = float(now), float(horizon)  # a whole number would be compiled for anew
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
-            run = self._run_plain if self.policy.granularity.given else self._entry(draws, cost, journal)
+            run = self._run_plain if self._asks_python else self._entry(draws, cost, journal)
             why = run(self._w, self._x, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if why == core.IN_FLIGHT:
                 return float(c["now"] + c["latency"])
@@ -496,7 +529,7 @@ class Engine:
         self, w: Any, x: Any, draws: Draws, cost: Cost, journal: Any, now: float, horizon: float, most: int,
         until_finish: bool,
     ) -> int:  # fmt: skip
-        """core.run for a policy that is asked for windows in plain NumPy: step by step."""
+        """core.run for a policy that is asked in plain Python: step by step."""
         c = self._c
         c["clock"] = now
         for _ in range(most):

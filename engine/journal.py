@@ -30,6 +30,8 @@ REQUEST_COLUMNS: dict[str, str] = {
     "limited": "bool",  # ... by the request itself; otherwise they are the answer's, which no scheduler knows
     "estimate": "int32",  # tokens of the answer that routers and policies of a user's own expected
     "canvas_length": "int32",  # positions of its canvases, where it asks for narrower ones; 0: the policy's
+    "priority": "int32",  # that it came with; the lower, the sooner
+    "deadline": "float64",  # s after its arrival by which its answer is wanted; NaN: none
     "scheduled": "float64",  # start of its first prefill
     "first_commit": "float64",  # end of the step that first committed one of its positions
     "first_block": "float64",  # first whole block ready

@@ -139,6 +139,35 @@ class Scheduler(Part):
         """Whether it could ever run a request of so many tokens, its output in whole blocks."""
         return True
 
+    def order(self, waiting: "Waiting", now: float) -> npt.NDArray[np.int64]:
+        """The order in which waiting requests are considered, as rows of `waiting`: asked in plain Python, each step.
+
+        It says who is next, and no more: how many are let in, and what runs, stays this scheduler's.
+        """
+        raise NotImplementedError  # `orders` says whether there is one
+
+    @property
+    def orders(self) -> bool:
+        """Whether the queue is in the order of `order`, and not first come first served."""
+        return type(self).order is not Scheduler.order
+
+
+class Waiting(NamedTuple):
+    """The requests of a replica's queue, in its order, as a scheduler in plain Python sees them. Arrays are [waiting].
+
+    A preempted request waits again. Lengths of answers are estimates: the limit, where the request sets one.
+    """
+
+    requests: npt.NDArray[np.int32]  # index in the trace
+    arrival: npt.NDArray[np.float64]  # s
+    age: npt.NDArray[np.float64]  # s since its arrival
+    slo_class: npt.NDArray[np.object_]  # a text, empty where it has none
+    deadline: npt.NDArray[np.float64]  # s, when its answer is wanted whole; infinity: never
+    priority: npt.NDArray[np.int32]  # the lower, the sooner
+    prompt: npt.NDArray[np.int64]  # tokens
+    output: npt.NDArray[np.int64]  # tokens of its answer, estimated
+    emitted: npt.NDArray[np.int64]  # tokens of its answer that its client has: of a preempted one
+
 
 class Rows(NamedTuple):
     """The rows of a decode step that is being planned, as a rule in plain NumPy sees them."""

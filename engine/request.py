@@ -1,5 +1,6 @@
 """A request as the engine sees it: what arrives, when, and how long it is."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ class Request:
     max_tokens: int = 0  # that the request asks for at most; 0: as many as its answer has
     canvas_length: int = 0  # that it asks for where a policy lets it; 0, or more than the policy's: the policy's
     estimate: int = 0  # tokens of its answer as somebody estimates them; 0: as many as its limit
+    priority: int = 0  # as vLLM has it: the lower, the sooner
+    deadline: float = math.inf  # s after its arrival by which its answer is wanted whole
+    slo_class: str = ""
 
     @property
     def limit(self) -> int:
@@ -33,14 +37,16 @@ class Request:
 def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
     """The requests of a journal's columns, those of the rows `order`.
 
-    Older journals lack max_tokens, `limited`, canvas_length or estimate. Without `limited`, limits were known if one
-    exceeds its answer.
+    A journal keeps no slo_class. Older ones lack max_tokens, `limited` and what stands after it. Without `limited`,
+    limits were known if one exceeds its answer.
     """
     most = columns.get("max_tokens", columns["output_length"])
     limited = columns.get("limited", np.full(len(most), (most > columns["output_length"]).any()))
     widths = columns.get("canvas_length", np.zeros(len(most), np.int32))
     estimates = columns.get("estimate", most)
+    deadline = columns.get("deadline", np.full(len(most), math.nan))
+    wishes = columns.get("priority", np.zeros(len(most), np.int32)), np.where(np.isnan(deadline), math.inf, deadline)
     names = ("request", "arrival", "input_length", "output_length")
-    held = [*(columns[name] for name in names), np.where(limited, most, 0), widths, estimates]
+    held = [*(columns[name] for name in names), np.where(limited, most, 0), widths, estimates, *wishes]
     for values in zip(*(column[order].tolist() for column in held), strict=True):
         yield Request(*values)

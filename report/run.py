@@ -31,7 +31,8 @@ MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any 
 LARGEST = 1e100  # a time; squares and sums of such are numbers still
 # Columns that a run of before they were kept lacks.
 LATER = (
-    "max_tokens", "limited", "canvas_length", "estimate", "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv",
+    "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
+    "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv",
     "evicted_sampled",
 )  # fmt: skip
 
@@ -74,7 +75,7 @@ class Run:
         names = list(columns or REQUEST_COLUMNS)
         with _opened(self.folder / "requests.parquet") as file:
             # A run of before limits were kept asked for as many tokens as it got.
-            lacks = {"limited", "canvas_length", "estimate"} - {
+            lacks = {"limited", "canvas_length", "estimate", "priority", "deadline"} - {
                 *file.schema_arrow.names
             }  # requests_of does without them
             held = {name: name for name in names if name not in lacks}

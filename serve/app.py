@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..engine.errors import cut
+from ..engine.errors import SHOWN, cut
 from ..files.read import json_of
 from . import metrics
 from .fleet import BusyError, ClosedError, Emission, Fleet, Stream, UnservableError
@@ -203,11 +203,11 @@ class _Routes:
         raise RefusedError(400, "prompt is missing or several, expected one text or one list of token ids")
 
     async def _answer(self, request: Request, body: dict[str, Any], prompt: list[int], kind: str) -> Response:
-        most = _max_tokens(body, kind)
+        most, wishes = _max_tokens(body, kind), _wishes(body)
         if not prompt:
             raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
         try:
-            stream = self._fleet.submit(prompt, most)
+            stream = self._fleet.submit(prompt, most, **wishes)
         except UnservableError as error:
             raise RefusedError(400, str(error)) from None
         except ClosedError as error:
@@ -319,6 +319,19 @@ def _max_tokens(body: Mapping[str, Any], kind: str) -> int:
                 raise RefusedError(400, f"{name} is {str(most)[:40]}, expected a whole number of at least 1")
             return most
     return DEFAULT_MAX_TOKENS[kind]
+
+
+def _wishes(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheduler may go by, as far as the request says: priority (vLLM's field), deadline (s) and slo_class."""
+    found = {name: body[name] for name in ("priority", "deadline", "slo_class") if body.get(name) is not None}
+    priority, deadline, slo_class = (found.get(name) for name in ("priority", "deadline", "slo_class"))
+    if priority is not None and (type(priority) is not int or abs(priority) >= 2**31):
+        raise RefusedError(400, f"priority is {cut(priority, 40)}, expected a whole number below 2147483648")
+    if deadline is not None and (type(deadline) not in (int, float) or not 0 < deadline < 1e9):
+        raise RefusedError(400, f"deadline is {cut(deadline, 40)}, expected seconds above 0 and below 1000000000")
+    if slo_class is not None and (not isinstance(slo_class, str) or len(slo_class) > SHOWN):
+        raise RefusedError(400, f"slo_class is {cut(slo_class, 40)}, expected a text of at most {SHOWN} characters")
+    return found
 
 
 def _conversation(body: Mapping[str, Any]) -> str:

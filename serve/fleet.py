@@ -147,10 +147,13 @@ class Fleet:
         stream = self._streams.get(request)
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
-    def submit(self, prompt: Sequence[int], output_length: int) -> Stream:
-        """Accept a request. Raises UnservableError, BusyError or ClosedError where it does not."""
+    def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
+        """Accept a request. Raises UnservableError, BusyError or ClosedError where it does not.
+
+        wishes: priority, deadline and slo_class, as Request has them.
+        """
         index = self.num_requests
-        request = Request(index, self._clock(), len(prompt), output_length, output_length)
+        request = Request(index, self._clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
             raise UnservableError(

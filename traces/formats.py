@@ -15,6 +15,7 @@ OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
     "measured_ttft", "measured_e2el", "estimated_length",
+    "priority", "deadline",
 )  # fmt: skip
 MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s: what a request's client waited, where a log says it
 ONLY = "only"  # the column that `--only` names, while a trace is read

@@ -20,6 +20,7 @@ from .trace import MAX_LENGTH, Floats, Ints
 
 Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
+MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
 # Extras that are counts of at least 1.
 COUNTS = (
@@ -266,6 +267,14 @@ def read_count(row: Row, key: str, least: int) -> int:
     return int(number)
 
 
+def read_whole(key: str, value: Any) -> int:
+    """A whole number of either sign."""
+    number = read_number(key, value, -MAX_WHOLE, MAX_WHOLE)
+    if number % 1 != 0:
+        raise BadRowError(f"{key} is {shown(value)}, expected a whole number")
+    return int(number)
+
+
 def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int | float:
     """A number from `least` to `most`, whether the file wrote it as a number or as text."""
     if value is None or value == "":
@@ -335,6 +344,8 @@ def _read_wait(name: str, value: Any) -> float:
 CHECKED: dict[str, Callable[[Any], Any]] = {
     **{name: count_reader(name) for name in COUNTS},
     "delay": lambda value: read_number("delay", value, 0),
+    "deadline": lambda value: read_number("deadline", value, 0),
+    "priority": lambda value: read_whole("priority", value),
     **{name: partial(_read_wait, name) for name in MEASURED.values()},
     "hash_ids": read_hash_ids,
 }

@@ -18,6 +18,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 ESTIMATE = "estimated_length"  # the optional column of an answer's length as somebody estimates it
 CANVAS = "diffusion_canvas_length"  # the optional column of a request that asks for narrower canvases
+# Optional columns of what schedulers may go by: Request's fields of that name.
+WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
 MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
 
 
@@ -79,9 +81,14 @@ class Trace:
 
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
-        held = (self.extras[name][i] if name in self.extras else None for name in ("max_tokens", CANVAS, ESTIMATE))
+        names = "max_tokens", CANVAS, ESTIMATE
+        limit, canvas, estimate = (self.extras[name][i] if name in self.extras else None for name in names)
         lengths = int(self.input_length[i]), int(self.output_length[i])
-        return Request(i, float(self.arrival[i]), *lengths, *(number or 0 for number in held))
+        asked = Request(i, float(self.arrival[i]), *lengths, limit or 0, canvas or 0, estimate or 0)
+        if not WISHES.keys() & self.extras.keys():
+            return asked
+        wishes = {name: column[i] for name, column in self.extras.items() if name in WISHES and column[i] is not None}
+        return replace(asked, **{name: WISHES[name](value) for name, value in wishes.items()})
 
     @property
     def max_tokens(self) -> Ints:

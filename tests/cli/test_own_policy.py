@@ -1,5 +1,6 @@
 """The tutorial, command by command as it is written, on less traffic; and `dsim policies --fields`."""
 
+import shutil
 from pathlib import Path
 
 from . import pages
@@ -16,9 +17,10 @@ def test_every_command_of_the_tutorial_runs() -> None:
     [code] = blocks("python")
     assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text(encoding="utf-8")
     Path("mine.py").write_text(code)
+    shutil.copytree(ROOT / "examples" / "policies", "examples/policies")
     Path("space.toml").write_text(blocks("toml")[0])
     commands = [pages.shrunk(line) for block in blocks("sh") for line in block.splitlines()]
-    assert [command[0] for command in commands] == ["policies", "replay", "tune", "replay", "live"]
+    assert [command[0] for command in commands] == ["policies", "replay", "tune", "replay", "live", "replay"]
     for command in commands:
         ran = dsim(*command)
         assert ran.code == 0, (command, ran.err)

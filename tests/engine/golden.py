@@ -143,7 +143,14 @@ def digest(result: Result, batches: list[Any]) -> str:
     """The hash of a run: table, journal, totals and end."""
     h = hashlib.sha256()
     for name, column in result.table.columns.items():
-        if name in ("max_tokens", "limited", "canvas_length", "estimate"):  # younger than the hashes
+        if name in (
+            "max_tokens",
+            "limited",
+            "canvas_length",
+            "estimate",
+            "priority",
+            "deadline",
+        ):  # younger than the hashes
             continue
         h.update(name.encode() + column.tobytes())
     columns = {name: np.concatenate([c[name] for c, _ in batches]) for name in batches[0][0]}

@@ -1,0 +1,29 @@
+"""Shortest remaining blocks first, with ageing (DWS, arXiv 2610.00499): a scheduler in plain Python."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from dsim.engine.part import Policy, Preset, Range, Waiting
+from dsim.engine.policies.lmdeploy import Continuous
+
+
+@dataclass(frozen=True)
+class ShortestFirst(Continuous):
+    """LMDeploy's scheduler, whose queue is in the order of the blocks that each answer is expected to take.
+
+    A request that has waited for `patience` stands as high as one that is a block shorter, so that none starves.
+    """
+
+    num_loops: Annotated[int | None, Range(1, 16), "steps that a batch is frozen for"] = 1
+    patience: Annotated[float, Range(0.05, 60), "s of waiting that weigh as much as a block"] = 2.0
+    size: Annotated[int, Range(1, 64), "tokens of a block, as lengths are counted"] = 32
+
+    def order(self, waiting: Waiting, now: float) -> npt.NDArray[np.int64]:
+        blocks = -(-np.maximum(waiting.output - waiting.emitted, 1) // self.size)
+        return np.argsort(blocks - waiting.age / self.patience, kind="stable")
+
+
+POLICY = Preset(Policy("dws", ShortestFirst()), main="patience", summary="shortest remaining blocks first, with ageing")

@@ -1,0 +1,119 @@
+"""A scheduler in plain Python: what it sees of the requests that wait, and the order in which they are let in."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.allowed_code import allowed
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import PolicyError
+from dsim.engine.journal import RequestTable
+from dsim.engine.part import Policy, Waiting
+from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.sim.twin import simulate
+
+from ..worlds import Collector, toy_profile, toy_trace
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "dws.py"
+DWS = f"{EXAMPLE}:POLICY,max_batch=1,num_pages=64,block_length=4,size=4"
+ONE = Limits(64, 4096, 1)
+
+
+@dataclass(frozen=True)
+class Asked(Continuous):
+    """A scheduler that a test answers for."""
+
+    num_loops: int | None = 1
+
+    def order(self, waiting: Waiting, now: float) -> Any:
+        return ANSWER[0](waiting, now)
+
+
+ANSWER: list[Any] = [None]
+
+
+def test_a_scheduler_sees_all_that_is_known_of_a_request_that_waits() -> None:
+    seen: list[tuple[float, dict[str, Any]]] = []
+
+    def looks(waiting: Waiting, now: float) -> Any:
+        seen.append((now, {name: column.tolist() for name, column in waiting._asdict().items()}))
+        return np.arange(len(waiting.requests))
+
+    ANSWER[0] = looks
+    engine = Engine(Policy("asked", Asked()), ONE, RequestTable(2))
+    engine.submit(Request(0, 1.0, 30, 40, 64, priority=3, slo_class="chat"))
+    engine.submit(Request(1, 2.5, 20, 40, estimate=70, deadline=9.0))
+    engine.schedule(4.0)
+    assert seen == [
+        (4.0, {
+            "requests": [0, 1], "arrival": [1.0, 2.5], "age": [3.0, 1.5], "slo_class": ["chat", ""],
+            "deadline": [float("inf"), 11.5], "priority": [3, 0], "prompt": [30, 20], "output": [64, 70],
+            "emitted": [0, 0],
+        })
+    ]  # fmt: skip
+
+
+def begun(trace: Any, spec: str = DWS, **how: Any) -> list[int]:
+    """The requests of a run in the order in which they began."""
+    profile = toy_profile()
+    policy = parse(spec, allowed([EXAMPLE])) if isinstance(spec, str) else spec
+    table = simulate(trace, profile, policy, **how).table
+    return np.argsort(table["scheduled"], kind="stable").tolist()
+
+
+def test_the_shortest_waits_least_until_the_long_one_has_waited_long_enough() -> None:
+    trace = toy_trace([0.0, 1.0, 2.0, 3.0, 300.0], [8] * 5, [8, 40, 16, 4, 4])
+    assert begun(trace) == [0, 3, 2, 1, 4]
+    assert begun(trace, DWS.replace("max_batch", "patience=0.05,max_batch")) == [0, 1, 2, 3, 4]  # first come
+    guess = replace(trace, extras={"estimated_length": [8, 4, 16, 40, 4]})
+    assert begun(guess) == [0, 1, 2, 3, 4]  # by the estimate, whatever the truth is
+
+
+def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal_replays() -> None:
+    wishes = {"priority": [0, 2, None, -1, 1], "deadline": [None, 3.0, 90.0, 50.0, 4.0]}
+    trace = replace(toy_trace([0.0] * 5, [8] * 5, [8] * 5), extras=wishes)
+    policy = Policy("asked", replace(Asked(), max_batch=1))
+    for name, order in (("priority", [3, 0, 2, 4, 1]), ("deadline", [1, 4, 3, 2, 0])):
+        ANSWER[0] = lambda waiting, now, name=name: np.argsort(getattr(waiting, name), kind="stable")
+        profile, journal = toy_profile(), Collector()
+        result = simulate(trace, profile, policy, append=journal)
+        assert np.argsort(result.table["scheduled"], kind="stable").tolist() == order
+        engine = Engine(policy, result.limits, RequestTable(5), latency=profile.latency)
+        assert list(replay(engine, 0, result.table.columns, journal.steps, journal.lists)) == []
+
+
+def test_an_order_of_arrival_is_first_come_first_served_bit_for_bit() -> None:
+    ANSWER[0] = lambda waiting, now: np.argsort(waiting.requests, kind="stable")
+    trace = toy_trace(np.arange(20) * 0.7, [40] * 20, [30] * 20)
+    runs = []
+    for batching in (EVERY_STEP, Asked()):
+        journal = Collector()
+        policy = Policy("asked", replace(batching, max_batch=4))
+        simulate(trace, toy_profile(), policy, append=journal)
+        runs.append({name: column.tobytes() for name, column in journal.steps.items()})
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ([0], "order returned int64 [1], expected whole numbers [2]"),
+        ([0.0, 1.0], "order returned float64 [2], expected whole numbers [2]"),
+        ([1, 1], "order returned other rows than 0 to 1, each once: see [0]"),
+        ([0, 2], "order returned other rows than 0 to 1, each once: see [1, 2]"),
+    ],
+)
+def test_an_order_that_is_none_is_one_line_with_both(answer: list[float], says: str) -> None:
+    ANSWER[0] = lambda waiting, now: np.array(answer)
+    engine = Engine(Policy("asked", Asked()), ONE, RequestTable(2))
+    for i in range(2):
+        engine.submit(Request(i, 0.0, 8, 8))
+    with pytest.raises(PolicyError) as caught:
+        engine.schedule(0.0)
+    assert str(caught.value) == f"policy asked: Asked.{says}"
