@@ -35,9 +35,7 @@ PLAN = Kind(
 )
 
 
-@options.of_scenario(
-    "profile", "yields", "ensemble", "replicas", "rate", "num_requests", "time_scale", "eos", "drop_warmup"
-)
+@options.of_scenario("profile", "yields", "replicas", "rate", "num_requests", "time_scale", "eos", "drop_warmup")
 def plan_command(
     trace: options.TraceName,
     rate: Annotated[float | None, option("R", "Requests per second to serve; the trace's own by default.")] = None,
@@ -107,6 +105,7 @@ def plan_command(
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
     """
     from ..engine.policy import parse
+    from ..planner.ensemble import check_num
     from ..planner.measured_log import measured_log
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
     from ..planner.purchase import check_growth
@@ -114,6 +113,7 @@ def plan_command(
     from ..planner.record import profile_notes
     from ..planner.scenario import MAX_REPLICAS, Scenario, asked
     from ..planner.spread import moved_by_spread
+    from ..planner.uncertain_fleet import uncertain_fleet
     from ..profiler.placed import placed
     from ..profiler.profile import load
     from ..report.plan import plan_page
@@ -129,6 +129,8 @@ def plan_command(
         raise DsimError(f"--spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
     if growth is not None:
         check_growth(growth)
+    if given["ensemble"] is not None:
+        check_num(given["ensemble"])
     specs = options.different(policy or [])
     sheets = [] if gpu is None else _from_sheets(gpu.split(","), model or "SDAR-8B", tp, yields)
     at_home = bool(specs) and all(placed(spec)[1] is not None for spec in specs)
@@ -190,6 +192,13 @@ def plan_command(
             info |= {} if found is None else {"measured": found}
             ahead = best_fleets(scenario, candidates, planned)
             info["notes"] += profile_notes(list(ahead.values()))
+            if given["ensemble"] is not None:
+                told = uncertain_fleet(
+                    next(iter(ahead.values())), given["ensemble"], attainment=options_asked["attainment"],
+                    num_requests=planned.num_requests, jobs=jobs,
+                    progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
+                )  # fmt: skip
+                info["ensemble"] = told.to_json()
             if out is not None:
                 with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
                     info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead))

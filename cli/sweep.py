@@ -21,6 +21,7 @@ def sweep(
         Path,
         typer.Option("-o", "--out", metavar="DIR", help="Where results go; what is there already is not run again."),
     ],
+    ensemble: options.Ensemble = None,
     allow_code: options.AllowCode = None,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
@@ -35,18 +36,22 @@ def sweep(
     """
     from ..planner.sweep import FILES
     from ..planner.sweep import sweep as run_sweep
+    from ..report.ensemble import sentences
 
     screen = Screen()
     with Bar(screen, "sweep", "cells") as bar:
         done = run_sweep(
             config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update,
             command=options.command(options.SPEED), allow_code=allow_code or [],
+            ensemble=ensemble,
         )  # fmt: skip
     failed = done.table[done.table["error"].notna()]
     if as_json:
         print_json(done.to_json())
     else:
         print(_account(done))
+        for line in [] if done.ensemble is None else sentences(done.ensemble.to_json()):
+            print(line)
     screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
     if len(failed) > 3:
         screen.warn([f"{len(failed) - 3} more cells failed: column error"])

@@ -112,13 +112,33 @@ def ensemble(
     Ctrl-C is passed on: half an ensemble has no level.
     """
     metric, higher = judged or deciding(scenarios[0])
-    drawn_values, effects = _ask(partial(_replay, requests, metric), _called(scenarios), num, metric, jobs, progress)
-    winners = [_best({p: v[i][metric] for p, v in drawn_values.items()}, higher) for i in range(num + 1)]
-    several = len(scenarios) > 1
-    held = next(iter(drawn_values)) if recommended else winners[0]
+    drawn_values, effects = ask(partial(_replay, requests, metric), _called(scenarios), num, metric, jobs, progress)
+    return _compared(num, (metric, higher), drawn_values, effects, recommended)
+
+
+def of_cells(
+    cells: Mapping[str, Scenario], num: int, metric: str, *, jobs: int | None = None, progress: Progress | None = None
+) -> Uncertain:
+    """The same of the cells of a sweep by their names, the best first: each is replayed on requests of its own.
+
+    metric: of which more is better.
+    """
+    values, effects = ask(partial(_replay, None, metric), cells, num, metric, jobs, progress)
+    return _compared(num, (metric, True), values, effects)
+
+
+def _compared(
+    num: int, judged: tuple[str, bool], values: dict[str, list[Values]], effects: dict[str, tuple[Effect, ...]],
+    recommended: bool = False,
+) -> Uncertain:  # fmt: skip
+    """Whether the best as predicted, or the first where it is recommended, is the best in each draw."""
+    metric, higher = judged
+    winners = [_best({p: v[i][metric] for p, v in values.items()}, higher) for i in range(num + 1)]
+    several = len(values) > 1
+    held = next(iter(values)) if recommended else winners[0]
     answer = f"{held}{', the recommendation,' if recommended else ''} is the best by {metric}"
     return Uncertain(
-        num, level(num), metric, higher, _intervals(drawn_values), effects,
+        num, level(num), metric, higher, intervals(values), effects,
         answer if several else "",
         sum(w == held for w in winners[1:]) / num if several else None,
     )  # fmt: skip
@@ -140,11 +160,11 @@ def capacities(
     without end, the rate at which it does.
     """
     of = partial(_capacity, attainment, num_requests)
-    values, effects = _ask(of, _called([scenario]), num, CAPACITY, jobs, progress)
+    values, effects = ask(of, _called([scenario]), num, CAPACITY, jobs, progress)
     fleet = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''}"
     [own] = values.values()
     return Uncertain(
-        num, level(num), CAPACITY, True, _intervals(values), effects,
+        num, level(num), CAPACITY, True, intervals(values), effects,
         "" if rate is None else f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s",
         None if rate is None else sum(v[CAPACITY] >= rate for v in own[1:]) / num,
     )  # fmt: skip
@@ -173,11 +193,14 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
     }  # fmt: skip
 
 
-def _ask(
+def ask(
     evaluate: Callable[[Scenario], Values], scenarios: Mapping[str, Scenario], num: int, metric: str, jobs: int | None,
-    progress: Progress | None,
+    progress: Progress | None, luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
-    """By policy: the values as predicted and of each draw, and what each cause alone does to the metric."""
+    """By policy: the values as predicted and of each draw, and what each cause alone does to the metric.
+
+    luck: the scenario of draw i, where it is to differ in more than its profile.
+    """
     check_num(num)
     known = {name: known_causes(s) for name, s in scenarios.items()}
     work: dict[str, Scenario] = {}
@@ -185,7 +208,7 @@ def _ask(
         own = known[policy]
         work[f"{policy}|0"] = scenario
         for i in range(1, num + 1):
-            work[f"{policy}|{i}"] = replace(scenario, variation=drawn(own, i, scenario.seed))
+            work[f"{policy}|{i}"] = replace(luck(scenario, i), variation=drawn(own, i, scenario.seed))
         for cause in own:
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = replace(scenario, variation=((cause.name, float(sign)),))
@@ -209,7 +232,8 @@ def _ask(
     return values, effects
 
 
-def _intervals(values: Mapping[str, Sequence[Values]]) -> dict[str, dict[str, Spread]]:
+def intervals(values: Mapping[str, Sequence[Values]]) -> dict[str, dict[str, Spread]]:
+    """By policy and metric, the value as predicted and the interval of the draws."""
     return {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
 
 
@@ -255,8 +279,8 @@ def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
     }[objective]  # fmt: skip
 
 
-def _replay(requests: Trace, metric: str, scenario: Scenario) -> Values:
-    """One draw, wherever it runs."""
+def _replay(requests: Trace | None, metric: str, scenario: Scenario) -> Values:
+    """One draw, wherever it runs; without requests on the scenario's own."""
     summary = scenario.run(requests)
     names = [name for name in dict.fromkeys((metric, *TOLD)) if name != A_REPLICA]
     values = {name: float(attrgetter(name)(summary)) for name in names}

@@ -188,7 +188,7 @@ def plan(
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
     groups, candidates = _spread_out(candidates)
     searches = [search_of(_posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
-    whole = [_whole(search, attainment) for search in searches]
+    whole = [whole_search(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
         run = _Run(candidates, groups, searches, whole, rate, max_replicas, spare, pool, ledger, progress)
         run.choose_settings()
@@ -237,7 +237,7 @@ def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], l
     return groups, found
 
 
-def _whole(search: CapacitySearch, attainment: float) -> CapacitySearch:
+def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
     """The search with replays that judge the whole trace, or as much of it as WHOLE; itself where its replays do."""
     scenario = search.scenario
     if scenario.arrival != "trace" and scenario.lengths is not None:  # nothing is the trace's own
@@ -273,7 +273,7 @@ def own_rate(scenario: Scenario) -> float:
     return source.rate
 
 
-def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Scenario]:
+def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Posed]:
     """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called."""
     on = {c.profile.name: c for c in candidates}
     best = [(replace(on[f.profile], policy=f.policy), f.replicas) for f in planned.ranking[:2]]

@@ -19,6 +19,7 @@ from ..report.page import Figure, Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
 from .backend import Outcome, Pool
+from .ensemble import Uncertain, check_num, of_cells
 from .grid import Plan, read_plan
 from .ledger import Json, LedgerFolder
 from .record import profile_notes
@@ -35,6 +36,7 @@ Quality = Callable[[Scenario], float | None]
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
 KEPT = "cells.jsonl"
+MOST_ASKED = 3  # cells that are replayed under drawn profiles
 MOST_MOVED = 8  # policies that are replayed at other spreads, for the page
 SWEEP = Kind("a sweep", FILES, "sweep.json", has_schema(SCHEMA), kept=KEPT)
 # Of a cell's metrics, those that are shown where nobody chose.
@@ -52,6 +54,7 @@ class Sweep(Showable):
     num_run: int
     num_reused: int  # finished by an earlier run into the same folder
     interrupted: bool
+    ensemble: Uncertain | None  # of the best cells under drawn profiles; None: not asked for
     first: Mapping[str, Scenario]  # the first finished cell of each policy, profile and yield, by what they are called
 
     @property
@@ -79,7 +82,8 @@ class Sweep(Showable):
     def to_json(self) -> Json:
         """The object that `--json` prints."""
         rows: list[Json] = no_nan(self.table.to_dict("records"))
-        return {
+        told = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
+        return told | {
             "title": self.plan.title,
             "num_cells": self.num_cells,
             "num_run": self.num_run,
@@ -104,6 +108,7 @@ def sweep(
     progress: Callable[[int, int], None] | None = None,
     command: str = "",
     allow_code: Iterable[str | Path] = (),
+    ensemble: int | None = None,
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
@@ -111,8 +116,11 @@ def sweep(
     only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `Pool`; the results do not depend on
     them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
     Ctrl-C ends the sweep early, with what is done. `command` is what the report says it was made with. allow_code: the
-    files of code that the configuration's policies may name.
+    files of code that the configuration's policies may name. ensemble: draws of the profile under which the best stable
+    cells are replayed once more.
     """
+    if ensemble is not None:
+        check_num(ensemble)
     plan = read_plan(config, allowed(allow_code))
     with Pool(backend, jobs, address) as pool, _Journal(None if out is None else Path(out), force) as journal:
         wanted = {cell.key: cell.scenario for cell in plan.cells}
@@ -141,13 +149,17 @@ def sweep(
         finally:
             outcomes.close()
         columns = _columns(plan, done, quality)
-        spread, first = None, _of_each_policy(plan, done)
+        spread, uncertain, first = None, None, _of_each_policy(plan, done)
+        if ensemble is not None and not interrupted:
+            with suppress(KeyboardInterrupt):
+                uncertain = _under_drawn_profiles(plan, done, ensemble, jobs, progress)
         if out is not None and not interrupted:
             with suppress(KeyboardInterrupt):  # the cells are finished, and are written all the same
                 spread = _moved_by_spread(first)
         told = {(own.profile, own.workload, own.yields): own for own in first.values()}
-        journal.finish(plan, columns, interrupted, command, spread, profile_notes(list(told.values())))
-    return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, first)
+        swept = _swept(plan, columns, interrupted, command, spread, profile_notes(list(told.values())), uncertain)
+        journal.finish(plan, columns, interrupted, swept)
+    return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, uncertain, first)
 
 
 def _run(scenario: Scenario) -> Json:
@@ -173,6 +185,29 @@ def _moved_by_spread(first: Mapping[str, Scenario]) -> Json | None:
     return None if found is None else found | {"which": f" of the first cell of {cells}"}
 
 
+def _under_drawn_profiles(
+    plan: Plan, done: Mapping[str, Json], num: int, jobs: int | None, progress: Callable[[int, int], None] | None
+) -> Uncertain | None:
+    """The best stable cells under drawn profiles, cells that differ in their seed alone once; None without any."""
+    scored: dict[str, tuple[float, Scenario]] = {}
+    metric = "goodput" if any(_summary(done, cell.key).get("goodput") for cell in plan.cells) else "output_throughput"
+    for cell in plan.cells:
+        summary = _summary(done, cell.key)
+        value = summary.get(metric)
+        if summary.get("stable") and value is not None:
+            name = ", ".join(f"{field}={cut(at, 40)}" for field, at in cell.varied.items() if field != "seed")
+            scored.setdefault(name or plan.title, (float(value), cell.scenario))
+    best = sorted(scored, key=lambda name: -scored[name][0])[:MOST_ASKED]
+    if not best:
+        return None
+    return of_cells({name: scored[name][1] for name in best}, num, metric, jobs=jobs, progress=progress)
+
+
+def _summary(done: Mapping[str, Json], key: str) -> Json:
+    found: Json = done.get(key, {}).get("summary") or {}
+    return found
+
+
 def _entry(outcome: Outcome[Json], varied: Mapping[str, Any]) -> Json:
     """A cell's line in the journal. An error that may pass, such as want of memory, is tried again next time."""
     entry: Json = {"key": outcome.key, "cell": dict(varied)}
@@ -195,10 +230,7 @@ class _Journal(LedgerFolder):
         if self.folder is not None:
             write_whole(self.folder / "sweep.json", _manifest(plan, False))
 
-    def finish(
-        self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str, spread: Json | None,
-        notes: Sequence[str],
-    ) -> None:  # fmt: skip
+    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, swept: "Swept") -> None:
         """Write the results, each file whole or not at all; the same cells give the same bytes."""
         if self.folder is None or not self.is_settled:
             return  # stopped before a cell was finished
@@ -206,7 +238,6 @@ class _Journal(LedgerFolder):
         from ..report.html import to_html
         from ..report.sweep import sweep_page
 
-        swept = _swept(plan, columns, interrupted, command, spread, notes)
         write_whole(self.folder / "results.csv", _csv(columns))
         write_whole(self.folder / "results.parquet", _parquet(columns))
         write_whole(self.folder / "report.html", to_html(sweep_page(swept)))
@@ -273,7 +304,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 def _swept(
     plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "", spread: Json | None = None,
-    notes: Sequence[str] = (),
+    notes: Sequence[str] = (), ensemble: Uncertain | None = None,
 ) -> "Swept":  # fmt: skip
     """The data of the sweep's page."""
     from ..report.sweep import Swept
@@ -281,7 +312,7 @@ def _swept(
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return Swept(
         plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
-        command, __version__, spread, tuple(notes),
+        command, __version__, spread, tuple(notes), None if ensemble is None else ensemble.to_json(),
     )  # fmt: skip
 
 

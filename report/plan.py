@@ -9,6 +9,7 @@ from . import measured
 from .capacity import money
 from .chart import COLOURS, Chart
 from .digits import percent
+from .ensemble import of_ensemble, sentences
 from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, time_of
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
 from .purchase import by_gpu, grown, lasting
@@ -43,6 +44,7 @@ def plan_page(info: Json) -> Page:
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),
+            *of_ensemble(info),
             *of_spread(info.get("spread")),
         ),
         notes=(*_notes(info), *info["notes"]),
@@ -69,6 +71,8 @@ def answer(info: Json) -> str:
     told += f". {_met(info, best)}, {_room_sentence(best)}."
     tail = " All this is of the fleet without its spare." if best["spare"] else ""
     tail += lasting(info)
+    if info.get("ensemble"):
+        tail += " " + " ".join(line for line in sentences(info["ensemble"]) if "drawn profiles" in line)
     if second is None:
         others = "; no other meets the SLOs" if info["left_out"] else ""
         return f"{told[:-1]}{others}.{tail}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .chart import COLOURS, LINES, Chart, colour, logarithmic
+from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, estimate
 from .spread import of_spread
 from .table import number
@@ -37,6 +38,7 @@ class Swept:
     version: str = ""
     spread: Mapping[str, Any] | None = None  # planner/spread.py
     notes: tuple[str, ...] = ()  # on the cells' profiles
+    ensemble: Mapping[str, Any] | None = None  # the best cells under drawn profiles: planner/ensemble.py
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def sweep_page(sweep: Swept) -> Page:
         sections=(
             *(Section(title, shown) for title, shown in found.items() if shown),
             Section("Cells", (_cells(sweep),)),
+            *of_ensemble({"ensemble": sweep.ensemble}),
             *of_spread(sweep.spread),
         ),
         notes=(

@@ -179,6 +179,20 @@ def test_spare_replicas_are_bought_and_growth_has_an_end() -> None:
     assert " Where traffic grows by 30 % a year, " in dsim(*asked, "--force").out.splitlines()[0]
 
 
+def test_an_ensemble_says_under_which_share_of_the_profiles_the_fleet_holds() -> None:
+    plain = dsim(*QUEUE, "--gpu-hour", 2, "--jobs", 1, "-o", "out")
+    ran = dsim(*QUEUE, "--gpu-hour", 2, "--jobs", 1, "--ensemble", 3, "--json", "-o", "out")
+    assert "drawn profiles" not in plain.out
+    told = ran.json["ensemble"]
+    assert (told["num"], told["metric"], told["level"]) == (3, "mean:e2el (ms)", 0.5)
+    [values] = told["intervals"].values()
+    assert values["mean:e2el (ms)"]["low"] < values["mean:e2el (ms)"]["high"]
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    said = f"meets the SLOs at 30 req/s under {100 * told['survives']:.0f} % of 3 drawn profiles."
+    assert said.replace("meets", "meet") in page or said in page
+    assert "What the answer hangs on" in page
+
+
 def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
     ran = dsim(*QUEUE, "--slo", "p90:200ms/token", "--jobs", 1, "--json")
     assert ran.json["slos"] == ["mean:e2el=150ms", "p90:norm_latency=200ms"]
@@ -195,6 +209,7 @@ def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
         (["--gpu-hour", "0"], "--gpu-hour is 0, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"),
         (["--gpu-hour", "h100=3"], "--gpu-hour is h100=3, which has no price for A100-80GB"),
         (["--gpu-hour", "2,3"], "--gpu-hour is 2,3, expected a price above 0"),
+        (["--ensemble", "1"], "ensemble is 1, expected 2 to 1000 draws"),
         (["--spare", "-1"], "--spare is -1, expected 0 to 4096 replicas"),
         (["--growth", "30"], "growth is 30, expected a percentage above 0 and up to 1000 for each year, month or week"),
         (["--rate", "-1"], "rate is -1.0 req/s, expected above 0 and finite"),

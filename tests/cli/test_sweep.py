@@ -48,6 +48,22 @@ def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_row
     ]  # fmt: skip
 
 
+def test_an_ensemble_asks_drawn_profiles_of_the_best_cells_alone() -> None:
+    plain = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json")
+    assert "ensemble" not in plain.json
+    ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--ensemble", 2, "--json")
+    told = ran.json["ensemble"]
+    best = max(plain.json["results"], key=lambda row: row["output_throughput"])
+    name = f"rate={best['rate']}, policy.chunk={best['policy.chunk']}"
+    assert next(iter(told["intervals"])) == name
+    assert len(told["intervals"]) == 3
+    assert told["intervals"][name]["output_throughput"]["value"] == best["output_throughput"]
+    assert "is the best by output_throughput under " in Path("out/report.html").read_text(encoding="utf-8")
+    text = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--ensemble", 2).out
+    assert f"{name} is the best by output_throughput under " in text
+    assert dsim("sweep", "c.toml", "-o", "out", "--ensemble", 0).refusal == "ensemble is 0, expected 2 to 1000 draws"
+
+
 def test_policies_that_commit_at_another_threshold_than_theirs_are_told_of_the_first_eight_by_name() -> None:
     rows = list(range(1, 11))
     Path("c.toml").write_text(f"""

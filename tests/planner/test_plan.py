@@ -13,7 +13,7 @@ from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, name_of
 from dsim.planner.capacity import search_of
 from dsim.planner.ledger import Ledger
-from dsim.planner.plan import RISKS, _missed, _whole, candidates_of, fingerprint, plan
+from dsim.planner.plan import RISKS, _missed, candidates_of, fingerprint, plan, whole_search
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.planned import PlanCandidate, Planned
 from dsim.planner.scenario import Scenario
@@ -225,7 +225,7 @@ def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(n
     trace = load_trace("azure-conv").head(600)
     with mock.patch.object(Scenario, "source", return_value=trace):
         search = search_of(scenario, 0.02, 0.99, num, None)
-        whole = _whole(search, 0.99)
+        whole = whole_search(search, 0.99)
         said = _missed(search, whole, 2)
     assert (whole is search) == (says is None)
     assert [line.startswith(says or "") for line in said] == [True] * (says is not None)

@@ -1,0 +1,78 @@
+"""Whether a plan's fleet still meets its SLOs under profiles drawn from what its profile does not know."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from .capacity import search_of
+from .ensemble import Progress, Uncertain, Values, ask, intervals, level
+from .plan import whole_search
+from .plan_replays import Posed, fleet
+from .replicate import Criterion, judge, replication
+from .scenario import Scenario
+
+HOLDS = "holds"  # of a draw's values: 1 where the fleet meets the SLOs
+
+
+@dataclass(frozen=True)
+class Lucky(Posed):
+    """A fleet at a rate, in one replication."""
+
+    at: float = 1.0  # req/s
+    index: int = 0
+
+
+def uncertain_fleet(
+    scenario: Posed,
+    num: int,
+    *,
+    attainment: float,
+    num_requests: int,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Uncertain:
+    """Replay a fleet at its rate under `num` drawn profiles, each in a replication of its own, and each cause at ±1.
+
+    So the intervals hold both what the profile does not know and the luck of a replay. The first criterion decides.
+    """
+    assert scenario.rate is not None
+    short = search_of(replace(scenario, rate=None), 0.02, attainment, num_requests, None)
+    search = fleet(whole_search(short, attainment), scenario.replicas)
+    fields = {name: getattr(search.scenario, name) for name in Posed.__dataclass_fields__}
+    own = Lucky(**fields, at=scenario.rate)
+    name = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''} of {scenario.policy}"
+    metric = _metric(search.criteria[0])
+    replay = partial(_replay, search.criteria, search.num_requests, search.block)
+    values, effects = ask(replay, {name: own}, num, metric, jobs, progress, _in_replication)
+    [found] = values.values()
+    held = sum(v[HOLDS] for v in found[1:]) / num
+    shown = {name: [{k: x for k, x in v.items() if k != HOLDS} for v in found]}
+    verb = "meet" if scenario.replicas > 1 else "meets"
+    answer = f"{name} {verb} the SLOs at {scenario.rate:g} req/s"
+    return Uncertain(num, level(num), metric, False, intervals(shown), effects, answer, held)
+
+
+def _in_replication(scenario: Scenario, index: int) -> Scenario:
+    assert isinstance(scenario, Lucky)
+    return replace(scenario, index=index)
+
+
+def _metric(criterion: Criterion) -> str:
+    """A criterion as a metric of which less is better."""
+    if criterion.share is None:
+        return f"{criterion.text.partition('=')[0]} (ms)"
+    return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
+
+
+def _replay(criteria: Sequence[Criterion], num_requests: int, block: int, scenario: Scenario) -> Values:
+    """One draw, wherever it runs."""
+    assert isinstance(scenario, Lucky)
+    own, requests = replication(scenario, scenario.index, num_requests, block)
+    timed = requests.time_scaled(1 / scenario.at)
+    reading = judge(criteria, timed, own.simulate_whole(timed, None), scenario.at, own.missing_passes)
+    shown = [
+        math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
+        for criterion, value in zip(criteria, reading.values, strict=True)
+    ]
+    return {**dict(zip(map(_metric, criteria), shown, strict=True)), HOLDS: float(reading.holds)}
