@@ -7,7 +7,7 @@ log-normal) and of how full the block is. The left-hand side plays the confidenc
 greatest commits (at least one commit whenever a mask is computed; LMDeploy's low_confidence_dynamic).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -253,13 +253,16 @@ class TokenDraws:
         return committed
 
 
+NO_OTHERS: Mapping[float, CommitModel] = {}
+
+
 class CommitDraws:
     """A commit model and a seed, ready to say which masks of a plan commit.
 
     What belongs to a request is drawn once, from `input_length`, `output_length` and `max_tokens` [requests], 20 bytes
     each. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. `deltas` is needed by a
     policy that evicts by importance alone. sub_block: of a block's parts of so many positions the first with a mask
-    commits alone; None: a block is not cut.
+    commits alone; None: a block is not cut. others: models by threshold, for steps whose plans name one of these.
     """
 
     def __init__(
@@ -273,6 +276,7 @@ class CommitDraws:
         max_tokens: npt.NDArray[np.int64] | None = None,
         on_a_grid: bool = True,
         sub_block: int | None = None,
+        others: Mapping[float, CommitModel] = NO_OTHERS,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
@@ -281,6 +285,8 @@ class CommitDraws:
         d.requests["factor"] = np.exp(model.request_effects())[pick]
         self._padding = model.padding_share, seed
         self._on_a_grid = on_a_grid
+        self._model = model
+        self._others: dict[float, CommitDraws] = {}
         self.seat(index, input_length, output_length, max_tokens)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         chance = np.array(model.for_block(width).pass_probability)
@@ -293,12 +299,28 @@ class CommitDraws:
         self._evicts = deltas is not None
         if deltas is not None:
             d.deltas[:] = astuple(deltas)
+        self._others = {
+            threshold: CommitDraws(
+                other, seed, input_length, output_length, width, deltas, max_tokens, on_a_grid, sub_block
+            )
+            for threshold, other in others.items()
+        }
+
+    @property
+    def by_threshold(self) -> Mapping[float, Draws]:
+        """The arrays of each threshold."""
+        return {self._model.threshold: self.arrays} | {t: draws.arrays for t, draws in self._others.items()}
 
     @property
     def num_padding(self) -> npt.NDArray[np.int32]:
         """Blocks of each request, its last ones, that are padding."""
         padding: npt.NDArray[np.int32] = self.arrays.requests["num_padding"]
         return padding
+
+    def miss_eos(self, missed: npt.NDArray[np.bool_], limited: npt.NDArray[np.bool_]) -> None:
+        """The block behind the EOS's of these requests is padding, beside those behind it of a known limit."""
+        for draws in (self, *self._others.values()):
+            draws.num_padding[missed] = np.where(limited, draws.num_padding + 1, 1)[missed]
 
     def seat(
         self,
@@ -323,6 +345,8 @@ class CommitDraws:
             padding = np.where(max_tokens > 0, last - input_length // block - (begin + answer - 1) // block, padding)
         self.arrays.requests["last_block"][index] = last
         self.arrays.requests["num_padding"][index] = padding
+        for other in self._others.values():
+            other.seat(index, input_length, output_length, max_tokens)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
         """The masks that commit when all of the window goes through all layers, [rows, width]."""
@@ -341,9 +365,12 @@ class CommitDraws:
     def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The masks of a plan that commit when `window` [rows, width] is computed."""
         committed: npt.NDArray[np.bool_] = draw_plan(
-            plan.status, plan.evaluations, window, plan.block_start, plan.requests, self.arrays
+            plan.status, plan.evaluations, window, plan.block_start, plan.requests, self._of(plan).arrays
         )
         return committed
+
+    def _of(self, plan: StepPlan) -> "CommitDraws":
+        return self if plan.threshold is None else self._others.get(plan.threshold, self)
 
 
 Commits = CommitDraws | LawDraws | ScheduledCommits | TokenDraws

@@ -1,6 +1,7 @@
 """The serving engine, with neither clock nor device: it decides what runs next and keeps account of what ran."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,7 +110,9 @@ class Engine:
         self.replica = replica
         self.emit = emit
         self._narrows = policy.batching.narrows_canvases
-        self._asks_python = policy.granularity.given or policy.batching.orders
+        self._asks_python = policy.granularity.given or policy.batching.orders or policy.unmasking.varies
+        self._goes_by_class = policy.batching.orders or policy.unmasking.varies
+        self._threshold: float | None = None  # of the step in flight, where each has its own
         self._classes: dict[int, str] = {}  # of requests that have one, where the policy may go by it
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
@@ -221,7 +224,7 @@ class Engine:
         self.table.rows["priority"][i] = request.priority
         if request.deadline < math.inf:
             self.table.rows["deadline"][i] = request.deadline
-        if request.slo_class and self.policy.batching.orders:
+        if request.slo_class and self._goes_by_class:
             self._classes[i] = request.slo_class
         c["submitted"] += 1
         if not self.fits(request):
@@ -307,7 +310,8 @@ class Engine:
         kind, slots = int(c["next_kind"]), w.lists[NEXT, : int(c["num_next"])].copy()
         if kind == NOTHING and c["num_group"] > 0 and c["loops_left"] > 1:
             kind, slots = DECODE_STEP, w.lists[GROUP, : int(c["num_group"])].copy()
-        if c["kind"] == NOTHING or kind == NOTHING or self.policy.granularity.given:
+        unknown = self.policy.granularity.given or self.policy.unmasking.varies
+        if c["kind"] == NOTHING or kind == NOTHING or unknown:
             return None
         in_flight = np.isin(slots, w.lists[ROWS, : int(c["num_rows"])])
         if in_flight.any():
@@ -351,6 +355,12 @@ class Engine:
         self._core.make_ready("plan", self._w, self._x, NOTHING, 0.0)
 
     def _schedule(self, now: float) -> int:
+        kind = self._choose_and_plan(now)
+        if kind != NOTHING and self.policy.unmasking.varies:
+            self._threshold = self._threshold_now(float(now))
+        return kind
+
+    def _choose_and_plan(self, now: float) -> int:
         core, w, x = self._core, self._w, self._x
         self._c["clock"] = float(now)
         if self.policy.batching.orders and self._c["num_waiting"] > 1:
@@ -376,21 +386,46 @@ class Engine:
                 f"policy {policy.name}: {kind} answers choose with {c['chunk']}, expected 1 to {policy.width}"
             )
 
-    def _order(self, now: float) -> None:
-        """Have a scheduler in plain Python put the queue in order."""
-        w, policy = self._w, self.policy
-        n, queue = int(self._c["num_waiting"]), w.queue
-        places = (int(self._c["queue_head"]) + np.arange(n)) % len(queue)
-        requests, slots = queue[places, 0].copy(), queue[places, 1]
+    def _threshold_now(self, now: float) -> float:
+        """Have a rule in plain Python choose the threshold of the step that begins."""
+        rule = self.policy.unmasking
+        threshold = rule.threshold_now(self._waiting(now), int(self._c["num_running"]), now)
+        if threshold not in rule.thresholds:
+            raise PolicyError(
+                f"policy {self.policy.name}: {type(rule).__name__}.threshold_now returned {cut(threshold)}, expected "
+                f"one of its thresholds: {', '.join(f'{t:g}' for t in rule.thresholds)}"
+            )
+        return float(threshold)
+
+    def _places(self) -> npt.NDArray[np.int64]:
+        """Where in the ring of the queue the requests stand that wait, the next one first."""
+        n, head = int(self._c["num_waiting"]), int(self._c["queue_head"])
+        places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._w.queue)
+        return places
+
+    def _waiting(self, now: float) -> Waiting:
+        """The queue as policies in plain Python see it."""
+        w, places = self._w, self._places()
+        requests, slots = w.queue[places, 0].copy(), w.queue[places, 1]
         arrival, deadline = w.arrival[requests], w.r["deadline"][requests]
-        waiting = Waiting(
+        return Waiting(
             requests, arrival, now - arrival,
-            np.array([self._classes.get(i, "") for i in requests.tolist()], dtype=object),
+            self._classes_of(requests),
             np.where(np.isnan(deadline), np.inf, arrival + deadline), w.r["priority"][requests],
             w.asked.input_length[requests].astype(np.int64), w.asked.estimate[requests].astype(np.int64),
             np.where(slots >= 0, w.q["emitted"][slots], 0).astype(np.int64),
         )  # fmt: skip
-        order = np.asarray(policy.batching.order(waiting, now))
+
+    def _classes_of(self, requests: Ints) -> npt.NDArray[np.object_]:
+        if not self._classes:
+            return np.full(len(requests), "", dtype=object)
+        return np.array([self._classes.get(i, "") for i in requests.tolist()], dtype=object)
+
+    def _order(self, now: float) -> None:
+        """Have a scheduler in plain Python put the queue in order."""
+        policy, queue, places = self.policy, self._w.queue, self._places()
+        n = len(places)
+        order = np.asarray(policy.batching.order(self._waiting(now), now))
         where = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
         if order.shape != (n,) or order.dtype.kind not in "iu":
             raise PolicyError(f"{where} {order.dtype} {list(order.shape)}, expected whole numbers [{n}]")
@@ -479,16 +514,18 @@ class Engine:
             w.evaluations[slots], q["start"].copy(), q["prompt"].copy(), q["end"].copy(), int(c["chunk"]), features,
             slots, int(c["waiting"]), int(c["running"]), int(c["pages"]), int(c["submitted_then"]),
             tuple(w.lists[PREEMPTED, : int(c["num_preempted"])].tolist()),
-            tuple(w.lists[FREED, : int(c["num_freed"])].tolist()), evicting, first,
+            tuple(w.lists[FREED, : int(c["num_freed"])].tolist()), evicting, first, self._threshold,
         )  # fmt: skip
 
     # ---- many steps ------------------------------------------------------------------------------------------
 
     def run(
-        self, now: float, horizon: float, draws: Draws, cost: Cost, recorder: StepRecorder | None = None,
-        until_finish: bool = False,
+        self, now: float, horizon: float, draws: Draws | Mapping[float, Draws], cost: Cost,
+        recorder: StepRecorder | None = None, until_finish: bool = False,
     ) -> float:  # fmt: skip
         """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
+
+        draws: by threshold, where each step has one of its own.
 
         Returns the time at which to call again: the end of the step in flight, or where it stopped. until_finish: it
         stops where requests finish. The same, bit for bit, as one `schedule`, step model and `commit` after another.
@@ -516,7 +553,7 @@ class Engine:
                 return float(c["clock"])
             now = float(c["clock"])
 
-    def _entry(self, draws: Draws, cost: Cost, journal: Any) -> Any:
+    def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
         """core.run for these arguments, whose types stay the same from one call to the next."""
         if self._core.is_young(len(self.table.rows)):
             return self._core.run_young
@@ -526,7 +563,7 @@ class Engine:
         return self._run[2]
 
     def _run_plain(
-        self, w: Any, x: Any, draws: Draws, cost: Cost, journal: Any, now: float, horizon: float, most: int,
+        self, w: Any, x: Any, draws: Any, cost: Cost, journal: Any, now: float, horizon: float, most: int,
         until_finish: bool,
     ) -> int:  # fmt: skip
         """core.run for a policy that is asked in plain Python: step by step."""
@@ -539,7 +576,7 @@ class Engine:
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
-                self._core.predict(w, x, draws, cost)
+                self._core.predict(w, x, draws if self._threshold is None else draws[self._threshold], cost)
                 if not now + c["latency"] < horizon:
                     return core.IN_FLIGHT
             if not self._core.end_step(w, x, journal):

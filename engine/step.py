@@ -68,6 +68,7 @@ class StepPlan:
     freed: tuple[int, ...] = ()  # requests whose pages came free since the last plan, the preempted ones included
     evicting: Evicting | None = None  # None: every position goes through all layers
     first: Features | None = None  # what the first layer computes; None: as the others
+    threshold: float | None = None  # confidence at which its masks commit; None: the policy's
 
 
 @dataclass(frozen=True, slots=True, eq=False)

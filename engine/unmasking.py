@@ -10,7 +10,7 @@ from .block import HEADS
 from .draw import draw_block, draw_by_law, draw_scheduled
 from .errors import PolicyError
 from .hooks import draw_rows
-from .part import Answers, Choice, Part, Policy, Range
+from .part import Answers, Choice, Part, Policy, Range, Waiting
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
@@ -53,6 +53,20 @@ class Unmasking(Part):
     # The engine's own threshold: a run at it takes the nearest yield that a profile has, and says so.
     own_threshold: ClassVar[float | None] = None
 
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Every threshold that `threshold_now` may answer with: a twin needs a yield of the profile at each."""
+        return (self.threshold,)
+
+    def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
+        """The threshold of the step that begins: asked in plain Python, each step. `running`: requests admitted."""
+        raise NotImplementedError  # `varies` says whether there is one
+
+    @property
+    def varies(self) -> bool:
+        """Whether each step has a threshold of its own, from `threshold_now`."""
+        return type(self).threshold_now is not Unmasking.threshold_now
+
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
             raise PolicyError(f"threshold is {self.threshold}, expected more than 0 and at most 1")
@@ -79,6 +93,12 @@ class Unmasking(Part):
             or self.strategy == "law" or not policy.granularity.on_a_grid
         ):  # fmt: skip
             raise PolicyError(f"{policy.name}: head is masks, expected all where a step's other rows are asked, too")
+        if self.varies and (policy.autoregressive or self.strategy != "low_confidence_dynamic"):
+            goes_by = "autoregressive" if policy.autoregressive else f"strategy {self.strategy}"
+            raise PolicyError(
+                f"{policy.name}: {type(self).__name__} answers threshold_now, and {goes_by} goes by no threshold: "
+                "expected low_confidence_dynamic"
+            )
         if self.sub_block is not None and policy.block_length % self.sub_block:
             raise PolicyError(
                 f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "
@@ -150,11 +170,13 @@ def unmask(
     block_length: int,
     step: npt.NDArray[np.int64] | None = None,
     first_token: bool = False,
+    threshold: float | None = None,
 ) -> npt.NDArray[np.bool_]:
     """The masks that commit, of the computed ones `masked` [rows, width]; of equal confidences the leftmost wins.
 
     step [rows]: steps that each row's block has had, by LLaDA's schedule; None: n is the same in all of them.
-    first_token: a block that has had none commits its first token, and others as far as n goes.
+    first_token: a block that has had none commits its first token, and others as far as n goes. threshold: of this
+    step; None: the rule's.
     """
     if not masked.size:
         return masked.copy()
@@ -179,7 +201,7 @@ def unmask(
         best: npt.NDArray[np.bool_] = masked & (rank < num)
         return best
     # A threshold is a number of the confidences' own kind, or 0.9 would be missed by the float32 nearest to it.
-    bound = confidence.dtype.type(rule.threshold)
+    bound = confidence.dtype.type(rule.threshold if threshold is None else threshold)
     chosen = masked & (confidence > bound if rule.strict else confidence >= bound)
     rows = np.arange(len(masked))
     chosen[rows, np.argmax(score, axis=1)] = True

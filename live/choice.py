@@ -13,14 +13,15 @@ Floats = npt.NDArray[np.float32]
 def choose(
     rule: Unmasking, tokens: Ints, confidence: Floats, masked: Bools, block_length: int, mask_token: int, step: Ints,
     *, scheduled: bool, known: Bools | None = None, first: Bools | None = None, first_token: bool = False,
-    by_entropy: bool = False,
+    by_entropy: bool = False, threshold: float | None = None,
 ) -> tuple[Bools, Ints]:  # fmt: skip
     """The masks that commit, of the computed ones `masked`, and all positions' tokens, both [rows, width].
 
     step [rows]: steps that each row's block has had. scheduled: a full-sequence model, whose block is over after its
     steps. known: masks whose token is known without this step. first: rows whose block's first position commits, and
     nothing else; where it is given a block's last step commits all of it (Dream). first_token: see `unmask`.
-    by_entropy: as many commit as Dream's schedule says, and all that are left in a block's last step.
+    threshold: see `unmask`. by_entropy: as many commit as Dream's schedule says, and in a block's last step all that
+    are left.
 
     A mask whose likeliest token is the mask stays one (LLaDA's loop; errata 8). So that a block ends, it counts as a
     token in the last of the block's steps: what is left of the masks then is the answer's, as in LLaDA's.
@@ -31,7 +32,7 @@ def choose(
     if by_entropy:
         chosen = np.where(last, masked, surest(confidence, left, dreams_share(left.sum(axis=1), step, steps)))
     else:
-        chosen = unmask(rule, confidence, left, block_length, step if scheduled else None, first_token)
+        chosen = unmask(rule, confidence, left, block_length, step if scheduled else None, first_token, threshold)
     chosen |= masked & ~left
     quota = scheduled and rule.strategy != "low_confidence_dynamic"
     if first is not None:

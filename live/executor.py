@@ -366,7 +366,7 @@ class ModelExecutor(Texts):
             known = (np.arange(shape[1]) == 0) & (plan.block_start > 0)[:, None]
         committed, said = choose(
             self._policy.unmasking, said, sure, masked, self._block, self._mask, steps_of(plan, masked),
-            scheduled=False, known=known,
+            scheduled=False, known=known, threshold=plan.threshold,
         )  # fmt: skip
         return committed, said[rows, columns]
 

@@ -348,7 +348,7 @@ class FullSequenceExecutor(ModelExecutor):
             committed, tokens = choose(
                 self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, step, scheduled=True,
                 first=first, first_token=self._policy.batching.first_token,
-                by_entropy=self._forward.by_entropy,
+                by_entropy=self._forward.by_entropy, threshold=plan.threshold,
             )  # fmt: skip
         rows, columns = np.nonzero(committed)
         self._tokens[plan.slots[rows], plan.block_start[rows] + columns] = tokens[rows, columns]

@@ -22,7 +22,7 @@ from ..report.metrics import Summary
 from ..report.story import notes_on
 from ..sim.memory import StepMemory
 from ..sim.router import BY_TOKENS
-from ..sim.twin import Append, Progress, Result, drawn_from
+from ..sim.twin import Append, Progress, Result, drawn_from, other_models
 from ..traces import Trace
 from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
@@ -140,6 +140,15 @@ def manifest_of(
         for result, profile in zip(results, profiles, strict=True)
         if result.commit_model is not None
     ]
+    commits += [
+        {
+            "policy": result.policy.name, "workload": model.workload, "block_length": model.block_length,
+            "threshold": model.threshold, "source": model.source, "extrapolated_from": model.extrapolated_from,
+        }
+        for result, profile in zip(results, profiles, strict=True)
+        if result.commit_model is not None
+        for model in other_models(result.policy, profile, result.commit_model).values()
+    ]  # fmt: skip
     return Manifest(
         question="Which scheduler settings serve this traffic best?",
         dsim=__version__,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .. import __version__
 from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
+from ..engine.commits import CommitModel
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
@@ -24,7 +25,7 @@ from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
-from ..sim.twin import Append, Progress, Result, drawn_from, simulate
+from ..sim.twin import Append, Progress, Result, drawn_from, other_models, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
@@ -160,7 +161,10 @@ class Scenario:
             return profile
         from ..profiler.uncertainty import varied
 
-        return varied(profile, self.variation, drawn_from(self.parsed_policy(), profile, self.workload))
+        policy = self.parsed_policy()
+        model = drawn_from(policy, profile, self.workload)
+        others = other_models(policy, profile, model) if isinstance(model, CommitModel) else {}
+        return varied(profile, self.variation, model, tuple(others.values()))
 
     def base_profile(self) -> Profile:
         """The profile as its file has it: the policy's own, or else the scenario's."""

@@ -79,8 +79,13 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     return tuple(found)
 
 
-def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding | None) -> Profile:
-    """The profile with causes moved by their scores. model: the one that the run draws from, as `causes` has it."""
+def varied(
+    profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding | None, others: Sequence[CommitModel] = ()
+) -> Profile:
+    """The profile with causes moved by their scores. model: the one that the run draws from, as `causes` has it.
+
+    others: those that it draws from at other thresholds, which move with it.
+    """
     scores = dict(moved)
     known = {cause.name for cause in causes(profile, model)}
     for name in scores:
@@ -106,9 +111,12 @@ def varied(profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding
         return found
     if isinstance(model, CanvasLaw):
         return replace(found, canvas_laws=(_varied_law(model, scores.get(YIELD, 0.0), scores.get(SPREAD)),))
-    of_fit = _fit_of(profile, model)
-    errors = None if of_fit is None else of_fit.standard_errors
-    return replace(found, commits=(_varied_commits(model, scores.get(YIELD, 0.0), scores.get(SPREAD), _plain(errors)),))
+    moved_models = []
+    for own in (model, *others):
+        of_fit = _fit_of(profile, own)
+        errors = _plain(None if of_fit is None else of_fit.standard_errors)
+        moved_models.append(_varied_commits(own, scores.get(YIELD, 0.0), scores.get(SPREAD), errors))
+    return replace(found, commits=tuple(moved_models))
 
 
 def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLaw:

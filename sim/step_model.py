@@ -1,7 +1,10 @@
 """The step model: what a plan would cost and yield, predicted from a profile."""
 
+from collections.abc import Mapping
+
 from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
+from ..engine.draw import Draws
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.part import Cache
@@ -27,7 +30,9 @@ class StepModel:
         self.cache_overhead = cache_overhead.table_of(latency, cache)
         self.draws = draws
         self.cost = latency.arrays(self.cache_overhead)
-        self.arrays = NO_DRAWS if draws is None else draws.arrays
+        self.arrays: Draws | Mapping[float, Draws] = NO_DRAWS if draws is None else draws.arrays
+        if isinstance(draws, CommitDraws) and len(draws.by_threshold) > 1:
+            self.arrays = draws.by_threshold
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """The predicted outcome of a plan."""

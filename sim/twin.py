@@ -137,7 +137,26 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
         )
     deltas_of(policy, profile)
     threshold = fitted_threshold(policy, profile, workload)
-    return profile.commit_model(workload, policy.block_length, threshold, unmasking.temperature)
+    found = profile.commit_model(workload, policy.block_length, threshold, unmasking.temperature)
+    other_models(policy, profile, found)
+    return found
+
+
+def other_models(policy: Policy, profile: Profile, commits: CommitModel) -> dict[float, CommitModel]:
+    """The commit models of a policy's other thresholds, where each step has one of its own.
+
+    ProfileError where the profile lacks one.
+    """
+    unmasking = policy.unmasking
+    asked = set(unmasking.thresholds) - {commits.threshold} if unmasking.varies else set()
+    try:
+        return {
+            threshold: profile.commit_model(commits.workload, policy.block_length, threshold, unmasking.temperature)
+            for threshold in sorted(asked)
+        }
+    except ProfileError as error:
+        known = ", ".join(f"{threshold:g}" for threshold in unmasking.thresholds)
+        raise ProfileError(f"{cut(policy.name)} may choose thresholds {known}: {error}") from None
 
 
 def fitted_threshold(policy: Policy, profile: Profile, workload: str | None) -> float:
@@ -250,6 +269,7 @@ def draws_of(
     return CommitDraws(
         commits, seed, requests.input_length, requests.output_length, policy.width, deltas_of(policy, profile),
         requests.max_tokens, not policy.full_sequence, policy.unmasking.sub_block,
+        other_models(policy, profile, commits),
     )  # fmt: skip
 
 
@@ -307,8 +327,7 @@ def simulate(
     check_fit(trace, limits, policy)
     draws = draws_of(policy, profile, commits, seed, trace, workload)
     if isinstance(draws, CommitDraws):
-        # The block behind the EOS's is padding, beside those behind it of a known limit.
-        draws.num_padding[missed] = np.where(trace.max_tokens > 0, draws.num_padding + 1, 1)[missed]
+        draws.miss_eos(missed, trace.max_tokens > 0)
     step_model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
     closed = concurrency is not None or sessions  # requests come when others have ended
     table = RequestTable(len(trace), None if closed else trace.arrival, Asked(*trace.lengths))

@@ -26,4 +26,9 @@ class ShortestFirst(Continuous):
         return np.argsort(blocks - waiting.age / self.patience, kind="stable")
 
 
-POLICY = Preset(Policy("dws", ShortestFirst()), main="patience", summary="shortest remaining blocks first, with ageing")
+POLICY = Preset(
+    Policy("dws", ShortestFirst()),
+    main="patience",
+    summary="shortest remaining blocks first, with ageing",
+    space={"patience": [0.2, 1.0, 5.0, 25.0]},
+)

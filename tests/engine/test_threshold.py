@@ -1,0 +1,150 @@
+"""A threshold of each step's own: asked in plain Python, drawn from the profile's yield at it, and used by a model."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.allowed_code import allowed
+from dsim.engine.commits import CommitDraws
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.errors import PolicyError, ProfileError
+from dsim.engine.journal import RequestTable
+from dsim.engine.part import Policy, Waiting
+from dsim.engine.policies.lmdeploy import EVERY_STEP
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.engine.request import Request
+from dsim.engine.unmasking import Unmasking, unmask
+from dsim.profiler.profile import load
+from dsim.sim.step_model import StepModel
+from dsim.sim.twin import draws_of, simulate
+from dsim.traces import synth
+
+from ..worlds import TOY_MODEL, Collector, journal_bytes, toy_profile, toy_trace
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "dilaserve.py"
+BLOCK4 = ",block_length=4,max_batch=2"
+LOOSE = replace(TOY_MODEL, threshold=0.5, pass_probability=(0.99, 0.97, 0.95, 0.9))
+PROFILE = replace(toy_profile(), commits=(TOY_MODEL, LOOSE))
+
+
+@dataclass(frozen=True)
+class Chosen(Unmasking):
+    """A rule that a test answers for."""
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        return (0.9, 0.5)
+
+    def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
+        return ANSWER[0](waiting, running, now)
+
+
+ANSWER: list[Any] = [None]
+
+
+def dilaserve(fields: str = "") -> Policy:
+    return parse(f"{EXAMPLE}:POLICY{fields}", allowed([EXAMPLE]))
+
+
+def chosen(**batching: Any) -> Policy:
+    block: Any = parse("lmdeploy-bd32:4").granularity
+    return Policy("chosen", replace(EVERY_STEP, max_batch=2, **batching), block, unmasking=Chosen())
+
+
+TRACE = toy_trace(np.arange(12) * 0.5, [10] * 12, [30] * 12)
+
+
+@pytest.mark.parametrize(("answer", "model"), [(0.9, TOY_MODEL), (0.5, LOOSE)])
+def test_a_threshold_that_never_changes_is_the_policy_at_that_threshold_bit_for_bit(answer: float, model: Any) -> None:
+    ANSWER[0] = lambda waiting, running, now: answer
+    journals = Collector(), Collector()
+    simulate(TRACE, PROFILE, chosen(), append=journals[0], seed=4)
+    plain = replace(chosen(), unmasking=Unmasking(threshold=answer))
+    simulate(TRACE, replace(PROFILE, commits=(model,)), plain, append=journals[1], seed=4)
+    assert journal_bytes(journals[0]) == journal_bytes(journals[1])
+
+
+def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_step_by_step() -> None:
+    asked: list[tuple[int, float]] = []
+
+    def by_queue(waiting: Waiting, running: int, now: float) -> float:
+        asked.append((len(waiting.requests), now))
+        return 0.5 if len(waiting.requests) > 3 else 0.9
+
+    ANSWER[0] = by_queue
+    policy, journal = chosen(), Collector()
+    result = simulate(TRACE, PROFILE, policy, append=journal, seed=4)
+    assert [n for n, _ in asked] == journal.steps["waiting"].tolist()
+    assert {n > 3 for n, _ in asked} == {True, False}
+    engine = Engine(policy, result.limits, RequestTable(12), latency=PROFILE.latency)
+    draws = draws_of(policy, PROFILE, TOY_MODEL, 4, TRACE)
+    assert isinstance(draws, CommitDraws)
+    model, i = StepModel(PROFILE.latency, draws), 0
+    strict = CommitDraws(TOY_MODEL, 4, *TRACE.lengths[:2], 4, max_tokens=TRACE.max_tokens)
+    loose = CommitDraws(LOOSE, 4, *TRACE.lengths[:2], 4, max_tokens=TRACE.max_tokens)
+
+    def check(plan: Any, outcome: Any) -> None:
+        nonlocal i
+        assert plan.threshold == (0.5 if plan.waiting > 3 else 0.9)
+        own = (loose if plan.waiting > 3 else strict).draw(replace(plan, threshold=None))
+        assert np.array_equal(outcome.committed, own)
+        assert np.array_equal(model.step(plan).committed, own)
+        i += 1
+
+    columns = result.table.columns
+    assert list(replay(engine, 0, columns, journal.steps, journal.lists, check)) == []
+    assert i == len(journal.steps["step"])
+
+
+def test_a_looser_threshold_commits_more_of_the_same_confidences() -> None:
+    confidence = np.array([[0.95, 0.7, 0.55, 0.2]], np.float32)
+    masked = np.ones((1, 4), np.bool_)
+    found = [unmask(Chosen(), confidence, masked, 4, threshold=t).sum() for t in (None, 0.9, 0.6, 0.5)]
+    assert found == [1, 1, 2, 3]
+
+
+def test_the_example_loosens_a_step_for_every_few_that_wait_and_no_further() -> None:
+    policy = dilaserve(":2,loosest=0.6")
+    rule = policy.unmasking
+    assert rule.thresholds == (0.9, 0.8, 0.7, 0.6)
+    nothing = {name: np.zeros(0) for name in Waiting._fields}
+    found = [rule.threshold_now(Waiting(**nothing | {"requests": np.zeros(n)}), 0, 0.0) for n in (0, 1, 2, 5, 6, 99)]
+    assert found == [0.9, 0.9, 0.8, 0.7, 0.6, 0.6]
+
+
+def test_under_load_the_example_serves_sooner_than_the_strict_threshold() -> None:
+    trace = synth("poisson", 40.0, lengths="fixed:64,128", num_requests=60)
+    profile = load("a100-sdar-8b")
+    loose = dilaserve(",max_batch=8")
+    strict = replace(loose, unmasking=Unmasking())
+    assert simulate(trace, profile, loose).end < 0.97 * simulate(trace, profile, strict).end
+
+
+def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -> None:
+    with pytest.raises(ProfileError) as caught:
+        simulate(TRACE, load("a100-sdar-8b"), dilaserve(",loosest=0.6"))
+    assert str(caught.value).endswith(
+        ":POLICY,loosest=0.6 may choose thresholds 0.9, 0.8, 0.7, 0.6: profile a100-sdar-8b holds commit models for "
+        "sharegpt-focus at thresholds 0.80, 0.90; this run asks for 0.60"
+    )
+
+
+def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both() -> None:
+    ANSWER[0] = lambda waiting, running, now: 0.7
+    engine = Engine(chosen(), Limits(100, 4096, 2), RequestTable(1))
+    engine.submit(Request(0, 0.0, 10, 10))
+    with pytest.raises(PolicyError) as caught:
+        engine.schedule(0.0)
+    said = "policy chosen: Chosen.threshold_now returned 0.7, expected one of its thresholds: 0.9, 0.5"
+    assert str(caught.value) == said
+
+
+def test_a_policy_that_goes_by_no_threshold_can_have_none_of_each_step() -> None:
+    with pytest.raises(PolicyError, match="Chosen answers threshold_now, and autoregressive goes by no threshold"):
+        replace(parse("ar"), unmasking=Chosen())
+    with pytest.raises(PolicyError, match="and strategy sequential goes by no threshold: expected low_confidence"):
+        replace(chosen(), unmasking=Chosen(strategy="sequential"))
