@@ -22,6 +22,8 @@ from ..traces import Trace
 from ..traces import load as _load_trace
 from .capacity import MOST, Capacity, question_of
 from .compared import Compared, RunLike, compared
+from .ensemble import check_num
+from .ensemble import ensemble as run_ensemble
 from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_trace, spec_of, trace_of
 from .grid import check_together
 from .imported import imported
@@ -114,6 +116,7 @@ def replay(
     rate: float | None = None,
     num_requests: int | None = None,
     replicas: int | None = None,
+    ensemble: int | None = None,
     out: str | Path | None = None,
     force: bool = False,
     **traffic: Unpack[Traffic],
@@ -121,15 +124,20 @@ def replay(
     """Replay a trace in the twin under one or several policies.
 
     trace, profile, policy: names, files and SPECs as on the command line, a pandas frame of requests, or what
-    `load_trace`, `load_profile` and `parse_policy` return. out: a folder for the run's files and report, as
-    `dsim replay -o`. Raises DsimError.
+    `load_trace`, `load_profile` and `parse_policy` return. ensemble: ask so many profiles drawn from what is not known
+    of this one, too; 19 or more give intervals. out: a folder for the run's files and report, as `dsim replay -o`.
+    Raises DsimError.
     """
+    if ensemble is not None:
+        check_num(ensemble)
     scenarios = _given(trace, policy, profile, slos, traffic, rate=rate, num_requests=num_requests, replicas=replicas)
     for scenario in scenarios:
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)
-    told = {} if folder is None else {"spread": moved_by_spread(scenarios, requests)}
+    told: dict[str, Any] = {} if folder is None else {"spread": moved_by_spread(scenarios, requests)}
+    if ensemble is not None:
+        told["ensemble"] = run_ensemble(scenarios, requests, ensemble).to_json()
     done = record(
         scenarios, requests, in_twin, out=folder, force=force,
         about=lambda results: {

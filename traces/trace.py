@@ -133,6 +133,16 @@ class Trace:
         columns = {"arrival": self.arrival, "input_length": self.input_length, "output_length": self.output_length}
         return pd.DataFrame({**columns, **extras})
 
+    def plot(self) -> Any:
+        """Requests a minute over the trace, as a Plotly figure; `to_frame().plot` draws whatever else."""
+        import pandas as pd  # imported here, as above
+
+        width = max(1.0, self.duration / 60 / 500)  # minutes a bar: some hundreds of bars at most
+        counts = np.bincount((self.arrival / 60 / width).astype(np.int64))
+        rate = pd.Series(counts / width, index=pd.Index(width * np.arange(len(counts)), name="minutes"))
+        title = f"{self.name}: {len(self):,} requests"
+        return rate.rename("requests a minute").plot.bar(backend="plotly", title=title)
+
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
         """The trace of these rows, in this order, at their own times or at others (s), shifted to start at 0."""
         index = np.asarray(rows, np.int64)
