@@ -122,6 +122,7 @@ def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
             w.status[slot, p] = PENDING if p < known else MASKED
             w.evaluations[slot, p] = 0
         q.emitted = 0
+        q.expected = w.asked.estimate[request]
         q.fruitless = 0
         q.steps = 0
         q.block_steps = 0
@@ -328,7 +329,7 @@ def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], N
     q = w.q[slot]
     unread = 0 if q["prefilled"] else q["prompt"]
     c["outstanding_tokens"] -= unread + q["answer"] - q["prompt"] - q["emitted"]
-    c["expected_tokens"] -= unread + max(0, int(w.asked.estimate[request]) - int(q["emitted"]))
+    c["expected_tokens"] -= unread + max(0, int(q["expected"]) - int(q["emitted"]))
     stays = idles_finished and c["next_kind"] != NOTHING and slot in w.lists[NEXT, : int(c["num_next"])]
     for which, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
         if which != NEXT or not stays:

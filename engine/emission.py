@@ -51,18 +51,11 @@ def emit(w: Any, slot: Any, tokens: Any, now: Any) -> Any:
     r.last_emission = now
     r.num_emissions += 1
     r.num_tokens += tokens
-    left = expected_left(w, slot)
+    # A sequence that has returned as many tokens as were expected is expected to return no more.
+    c.expected_tokens -= min(tokens, max(0, q.expected - q.emitted))
     q.emitted += tokens
     c.outstanding_tokens -= tokens
-    c.expected_tokens -= left - expected_left(w, slot)
     return gap
-
-
-@rule
-def expected_left(w: Any, slot: Any) -> Any:
-    """Tokens that a sequence is still expected to return: none once it has returned as many as were estimated."""
-    q = w.q[slot]
-    return max(0, int(w.asked.estimate[q.request]) - int(q.emitted))
 
 
 @rule
@@ -72,7 +65,7 @@ def finish(w: Any, slot: Any, now: Any) -> None:
     if w.f[0].emit == EMIT_END and q.answer > q.prompt:
         emit(w, slot, int(q.answer) - int(q.prompt), now)
     q.finished = True
-    c.expected_tokens -= expected_left(w, slot)
+    c.expected_tokens -= max(0, q.expected - q.emitted)
     r = w.r[q.request]
     r.finish = now
     r.status = COMPLETED

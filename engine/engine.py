@@ -126,6 +126,8 @@ class Engine:
             EOS.index(policy.unmasking.eos), MOST_FRUITLESS,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked, table.arrival)
+        # As arrays, which are quicker to add to than a record's fields.
+        self._outstanding, self._expected = (self._w.c[name] for name in ("outstanding_tokens", "expected_tokens"))
         self._x = Own(
             numbers_of(policy), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
             policy.memory.cache(limits.num_pages, prefixes),
@@ -219,9 +221,12 @@ class Engine:
         """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""
         i, c = request.index, self._c
         self.table.enter(request, self.replica)
-        self.table.rows["canvas_length"][i] = request.canvas_length if self._narrows else 0
-        self.table.rows["limited"][i] = request.max_tokens > 0
-        self.table.rows["priority"][i] = request.priority
+        if self._narrows:
+            self.table.rows["canvas_length"][i] = request.canvas_length
+        if request.max_tokens:
+            self.table.rows["limited"][i] = True
+        if request.priority:
+            self.table.rows["priority"][i] = request.priority
         if request.deadline < math.inf:
             self.table.rows["deadline"][i] = request.deadline
         if request.slo_class and self._goes_by_class:
@@ -240,8 +245,9 @@ class Engine:
         end = (int(c["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
         c["num_waiting"] = waiting + 1
-        c["outstanding_tokens"] += request.input_length + request.output_length
-        c["expected_tokens"] += request.input_length + request.expected
+        length = request.input_length
+        self._outstanding[0] += length + request.output_length
+        self._expected[0] += length + (request.estimate or request.limit)
         return True
 
     def cancel(self, request: int, now: float) -> bool:

@@ -34,6 +34,7 @@ SEQUENCE = np.dtype(
         ("pages", "i4"),  # KV pages held
         ("window_pages", "i4"),  # ... and those that layers with a window hold beside them (windows.py)
         ("emitted", "i4"),  # tokens handed out
+        ("expected", "i4"),  # tokens of its answer, as somebody estimates them
         ("steps", "i4"),  # of a full-sequence model: steps taken
         ("block_steps", "i4"),  # ... and of those in the current block
         ("num_tokens", "i4"),  # of the step in flight: positions computed

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -81,14 +82,19 @@ class Trace:
 
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
-        names = "max_tokens", CANVAS, ESTIMATE
-        limit, canvas, estimate = (self.extras[name][i] if name in self.extras else None for name in names)
-        lengths = int(self.input_length[i]), int(self.output_length[i])
-        asked = Request(i, float(self.arrival[i]), *lengths, limit or 0, canvas or 0, estimate or 0)
-        if not WISHES.keys() & self.extras.keys():
-            return asked
-        wishes = {name: column[i] for name, column in self.extras.items() if name in WISHES and column[i] is not None}
-        return replace(asked, **{name: WISHES[name](value) for name, value in wishes.items()})
+        (limits, canvases, estimates), wishes = self._asked
+        asked = Request(
+            i, float(self.arrival[i]), int(self.input_length[i]), int(self.output_length[i]),
+            (limits and limits[i]) or 0, (canvases and canvases[i]) or 0, (estimates and estimates[i]) or 0,
+        )  # fmt: skip
+        known = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
+        return replace(asked, **known) if known else asked
+
+    @cached_property
+    def _asked(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
+        """The optional columns that a request is made of: counts, and those of WISHES that there are."""
+        counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE)]
+        return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property
     def max_tokens(self) -> Ints:
