@@ -69,7 +69,7 @@ def _tornados(found: Json) -> list[Block]:
             )  # fmt: skip
         chart.layout["barmode"] = "overlay"
         caption = "Each cause alone, one standard deviation less and more of it than the profile says."
-        rows = [Row((e["cause"], number(e["low"]), number(e["high"]), e["why"]), about=e["why"]) for e in moved]
+        rows = [Row((e["cause"], number(e["low"]), number(e["high"]), e["why"])) for e in moved]
         head = (f"cause, {policy}", f"{found['metric']}, one less", "one more", "how wide, and who says so")
         blocks += [
             Figure(f"tornado-{i}", f"What moves {found['metric']} of {policy}", caption, chart),

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..files.place import Kind, write_folder
 from .chart import colour, dashed, script_json
+from .described import described
 from .page import Page
 
 
@@ -33,6 +34,7 @@ def to_html(page: Page) -> str:
         figures=script_json(figures),
         data=script_json(page.data),
         swatch=_swatch,
+        described=described,
         loud=_loud,
     )
 

@@ -66,7 +66,7 @@ def _section(e: Json, rows: Sequence[Json]) -> Section:
         published = "" if r["published"] is None else f"{number(r['published'])} {r['unit']}"
         error = "" if r["error"] is None else f"{100 * r['error']:+.1f} %"
         cells = (r["series"], r["at"], r["measure"], published, _predicted(r), error, r["status"])
-        shown.append(Row(cells, group=r["series"], about=r["note"]))
+        shown.append(Row(cells, group=r["series"]))
     notes = [f"{e['system']}. {e['citation']}", e["conditions"]]
     for name, of_it in groupby(rows, key=lambda r: r["series"]):
         note = next(of_it)["note"]

@@ -115,6 +115,12 @@ class Browser:
         """The page as it would be printed."""
         return base64.b64decode(self._ask("Page.printToPDF")["data"])
 
+    def print_view(self) -> None:
+        """Lay the open page out as on A4: its style and its script's answer to printing, in a window as wide."""
+        self._ask("Emulation.setDeviceMetricsOverride", width=703, height=1000, deviceScaleFactor=1, mobile=False)
+        self._ask("Emulation.setEmulatedMedia", media="print")
+        self.js("dispatchEvent(new Event('beforeprint'))")
+
     def close(self) -> None:
         """End the browser."""
         self._process.terminate()

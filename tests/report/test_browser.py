@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +180,57 @@ def test_what_the_engine_did_is_drawn_row_by_row_and_zooms(browser: Browser, fol
     browser.wait(f"document.getElementById('engine-1').layout.xaxis.range[0] > {before[0]}")
     after = browser.js("document.getElementById('engine-1').layout.xaxis.range")
     assert after[1] - after[0] == pytest.approx(0.2 * (before[1] - before[0]), rel=0.1)
+
+
+def test_every_chart_has_its_words_and_a_legend_that_leaves_it_free(browser: Browser, folder: Path) -> None:
+    for name in COMMANDS:
+        browser.open(folder / name / "report.html", width=400)
+        said = browser.js("[...document.querySelectorAll('.plot')].map(p => [p.getAttribute('role'), p.ariaLabel])")
+        for role, words in said:
+            assert role == "img", name
+            assert re.match(r"Chart: .*\d", words), words
+        assert browser.js("document.querySelectorAll('.plot .legend').length") == 0  # Plotly's own
+
+
+def test_a_click_on_a_head_sorts_a_table_within_its_groups_and_back(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "sweep" / "report.html")
+    cells = (
+        "[...document.querySelector('section.table table').tBodies[0].rows].map(r => r.cells[{}].textContent.trim())"
+    )
+    heads = browser.js("[...document.querySelectorAll('section.table th button.sort')].map(b => b.textContent.trim())")
+    column = heads.index("policy.chunk")
+    before = browser.js(cells.format(column))
+    assert before == ["4", "8", "4", "8"]
+    click = f"document.querySelectorAll('section.table th button.sort')[{column}].click()"
+    found = []
+    for _ in range(3):
+        browser.js(click)
+        found.append(browser.js(cells.format(column)))
+    assert found == [["4", "4", "8", "8"], ["8", "8", "4", "4"], before]
+    browser.open(folder / "replay" / "report.html")
+    groups = "[...document.querySelectorAll('section.table tr.group')].map(r => r.textContent.trim())"
+    first = browser.js(groups)
+    assert len(first) > 1
+    browser.js("document.querySelectorAll('section.table th button.sort')[1].click()")
+    assert browser.js(groups) == first
+    assert browser.js("document.querySelectorAll('th[aria-sort=ascending]').length") == 1
+
+
+def test_no_table_is_cut_on_a_telephone_nor_on_paper(browser: Browser, folder: Path) -> None:
+    scrolls = "[...document.querySelectorAll('section.table > .scroll')].filter(s => s.checkVisibility())"
+    wider = f"{scrolls}.filter(s => s.scrollWidth > s.clientWidth).length"
+    for name in COMMANDS:
+        browser.open(folder / name / "report.html", width=400)
+        assert browser.js(wider) == 0, name
+    browser.open(folder / "plan" / "report.html", width=400)
+    risk = "getComputedStyle(document.querySelectorAll('.stacked td')[0], '::before').content"
+    assert browser.js(risk) == 'attr(data-head) ": "' or ": " in browser.js(risk)
+    browser.print_view()
+    assert browser.js(wider) == 0
+    inside = (
+        "[...document.querySelectorAll('.plot .main-svg')].every(s => s.getBoundingClientRect().right <= innerWidth)"
+    )
+    assert browser.js(inside)
 
 
 def test_a_printed_page_is_light_and_unfolded(browser: Browser, folder: Path) -> None:
