@@ -120,11 +120,13 @@ def refused(spec: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("name", ["combination", "numpy_rule", "compiled_rule"])
-def test_each_example_holds_a_policy_called_policy(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_each_example_holds_a_policy_called_policy_in_fewer_than_60_lines(name: str) -> None:
     policy = parse(f"{EXAMPLES / name}.py:POLICY")
     assert core_of(policy) is core_of(policy)
-    assert policy.granularity.given == (name == "numpy_rule")
+    asked = policy.granularity.given, policy.batching.orders, policy.unmasking.varies
+    assert asked == (name == "numpy_rule", name == "dws", name == "dilaserve")
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
 def test_a_policy_of_a_file_takes_its_fields_from_the_spec_as_a_preset_does() -> None:
