@@ -253,7 +253,7 @@ class TokenDraws:
         return committed
 
 
-NO_OTHERS: Mapping[float, CommitModel] = {}
+NO_MODELS: Mapping[float, CommitModel] = {}
 
 
 class CommitDraws:
@@ -262,7 +262,8 @@ class CommitDraws:
     What belongs to a request is drawn once, from `input_length`, `output_length` and `max_tokens` [requests], 20 bytes
     each. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. `deltas` is needed by a
     policy that evicts by importance alone. sub_block: of a block's parts of so many positions the first with a mask
-    commits alone; None: a block is not cut. others: models by threshold, for steps whose plans name one of these.
+    commits alone; None: a block is not cut. models: by threshold, for steps that have one of
+    their own.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class CommitDraws:
         max_tokens: npt.NDArray[np.int64] | None = None,
         on_a_grid: bool = True,
         sub_block: int | None = None,
-        others: Mapping[float, CommitModel] = NO_OTHERS,
+        models: Mapping[float, CommitModel] = NO_MODELS,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
@@ -285,8 +286,7 @@ class CommitDraws:
         d.requests["factor"] = np.exp(model.request_effects())[pick]
         self._padding = model.padding_share, seed
         self._on_a_grid = on_a_grid
-        self._model = model
-        self._others: dict[float, CommitDraws] = {}
+        self._levels: dict[float, CommitDraws] = {}  # by threshold; this may be one of them
         self.seat(index, input_length, output_length, max_tokens)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         chance = np.array(model.for_block(width).pass_probability)
@@ -299,17 +299,22 @@ class CommitDraws:
         self._evicts = deltas is not None
         if deltas is not None:
             d.deltas[:] = astuple(deltas)
-        self._others = {
-            threshold: CommitDraws(
-                other, seed, input_length, output_length, width, deltas, max_tokens, on_a_grid, sub_block
+        for threshold, own in models.items():
+            self._levels[threshold] = (
+                self
+                if own is model or own == model
+                else CommitDraws(
+                    own, seed, input_length, output_length, width, deltas, max_tokens, on_a_grid, sub_block
+                )
             )
-            for threshold, other in others.items()
-        }
 
     @property
-    def by_threshold(self) -> Mapping[float, Draws]:
-        """The arrays of each threshold."""
-        return {self._model.threshold: self.arrays} | {t: draws.arrays for t, draws in self._others.items()}
+    def of_run(self) -> Draws | tuple[Draws, ...]:
+        """The arrays as a run takes them: of each threshold, where steps have one of their own."""
+        return tuple(draws.arrays for draws in self._levels.values()) or self.arrays
+
+    def _others(self) -> "list[CommitDraws]":
+        return [draws for draws in self._levels.values() if draws is not self]
 
     @property
     def num_padding(self) -> npt.NDArray[np.int32]:
@@ -319,7 +324,7 @@ class CommitDraws:
 
     def miss_eos(self, missed: npt.NDArray[np.bool_], limited: npt.NDArray[np.bool_]) -> None:
         """The block behind the EOS's of these requests is padding, beside those behind it of a known limit."""
-        for draws in (self, *self._others.values()):
+        for draws in (self, *self._others()):
             draws.num_padding[missed] = np.where(limited, draws.num_padding + 1, 1)[missed]
 
     def seat(
@@ -345,7 +350,7 @@ class CommitDraws:
             padding = np.where(max_tokens > 0, last - input_length // block - (begin + answer - 1) // block, padding)
         self.arrays.requests["last_block"][index] = last
         self.arrays.requests["num_padding"][index] = padding
-        for other in self._others.values():
+        for other in self._others():
             other.seat(index, input_length, output_length, max_tokens)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
@@ -370,7 +375,7 @@ class CommitDraws:
         return committed
 
     def _of(self, plan: StepPlan) -> "CommitDraws":
-        return self if plan.threshold is None else self._others.get(plan.threshold, self)
+        return self if plan.threshold is None else self._levels.get(plan.threshold, self)
 
 
 Commits = CommitDraws | LawDraws | ScheduledCommits | TokenDraws

@@ -18,6 +18,7 @@ from .hooks import (
     commit_rows,
     decide,
     draw_rows,
+    draws_of_step,
     give_back,
     plan_prompts,
     plan_rows,
@@ -25,6 +26,7 @@ from .hooks import (
     rows_updated,
     select,
     step_over,
+    threshold,
 )
 from .jit import JIT, bind, called_by, entry, fields_read, in_python, is_kept, is_ours, rule, uncompiled
 from .journal import record_step
@@ -44,6 +46,7 @@ JOURNAL_FULL = 3  # the step in flight has no room in the journal
 NO_SLOTS = 4  # a decision could let in more requests than there are slots
 PAUSED = 5  # as many steps as were asked for are done, at clock
 BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
+BAD_THRESHOLD = 8  # a step was given a threshold that is none of its policy's
 STALLED = 7  # nothing more will come of the steps, or of one of their rows, at clock
 
 
@@ -91,7 +94,7 @@ def schedule(w: Any, x: Any, now: Any) -> int:
 @rule
 def predict(w: Any, x: Any, d: Any, k: Any) -> None:
     """Predict the outcome of the step in flight: its commits and its latency (s)."""
-    draw_rows(w, x, d)
+    draw_rows(w, x, draws_of_step(w, x, d))
     w.c[0].latency = price(w, k)
 
 
@@ -139,7 +142,8 @@ def end_step(w: Any, x: Any, j: Any) -> bool:
 def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: Any, until_finish: Any) -> int:
     """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
 
-    d: draw.Draws. k: latency.Cost. j: journal.Journal. most: steps. until_finish: return as soon as a request finishes.
+    d: draw.Draws, or of a policy of several thresholds a tuple of them. k: latency.Cost. j: journal.Journal.
+    most: steps. until_finish: return as soon as a request finishes.
     The same, bit for bit, as one `schedule`, prediction and `commit` after another.
     """
     c = w.c[0]
@@ -154,6 +158,8 @@ def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: An
             if c.kind == DECODE_STEP and not 1 <= c.chunk <= w.f[0].width:
                 return BAD_CHUNK
             predict(w, x, d, k)
+            if not 0 <= c.threshold < w.f[0].num_thresholds:
+                return BAD_THRESHOLD
             if not now + c.latency < horizon:
                 return IN_FLIGHT
         if not end_step(w, x, j):
@@ -169,6 +175,12 @@ def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: An
 def let_go(w: Any, x: Any, slot: Any) -> None:
     """A sequence that is cancelled gives back its pages."""
     give_back(w, x, slot)
+
+
+@rule
+def choose_threshold(w: Any, x: Any) -> int:
+    """The place of the step's threshold, for who runs a step without predicting it."""
+    return threshold(w, x)
 
 
 class Core:
@@ -206,11 +218,11 @@ class Core:
         return why
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _ENTRIES:
+        if name not in _RULES:
             raise AttributeError(name)
         if name != "run" and self._stays_in_python(name, STEPS_PATIENCE):
             return self._in_python(name)
-        made = bind(_ENTRIES[name], self._answers, self._say, self._kinds)
+        made = bind(_RULES[name], self._answers, self._say, self._kinds)
         setattr(self, name, self._reporting(made) if JIT else made)
         return getattr(self, name)
 
@@ -219,12 +231,12 @@ class Core:
         if self._spent >= patience:
             return False
         if name not in self._kept:
-            self._kept[name] = is_kept(_ENTRIES[name], self._answers, self._kinds)
+            self._kept[name] = is_kept(_RULES[name], self._answers, self._kinds)
         return not self._kept[name]
 
     def _in_python(self, name: str) -> Callable[..., Any]:
         if name not in self._made:
-            made = in_python(_ENTRIES[name], self._answers)
+            made = in_python(_RULES[name], self._answers)
 
             @wraps(made)
             def counting(w: Any, *arguments: Any) -> Any:
@@ -271,6 +283,7 @@ _ENTRIES: dict[str, Any] = {
     "schedule": schedule, "commit": commit, "run": run, "choose_rows": choose_rows, "plan": plan, "predict": predict,
     "end_step": end_step, "let_go": let_go,
 }  # fmt: skip
+_RULES = {**_ENTRIES, "choose_threshold": choose_threshold}  # asked of policies that answer it alone
 
 
 def core_of(policy: "Policy", x: Own | None = None) -> Core:
@@ -321,6 +334,7 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
     for placeholder, part in answering.items():
         if placeholder not in questions:
             raise PolicyError(_unasked(policy, part, placeholder.__name__, questions))
+    _check_threshold(policy, threshold in answering)
     granularity = policy.granularity
     if granularity.given and (select not in questions or select in answering):
         if select not in questions:
@@ -345,6 +359,15 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
 def _unasked(policy: "Policy", part: Any, name: str, asked: frozenset[Any]) -> str:
     questions = ", ".join(sorted(placeholder.__name__ for placeholder in asked))
     return f"policy {policy.name}: {type(part).__name__} answers {name}, and this policy asks only: {questions}"
+
+
+def _check_threshold(policy: "Policy", answered: bool) -> None:
+    """PolicyError unless one of two chooses among a policy's thresholds, where there are several."""
+    rule, name = policy.unmasking, type(policy.unmasking).__name__
+    if len(rule.thresholds) > 1 and answered == rule.given:
+        does = "and has threshold_now" if answered else "and has no threshold_now"
+        other = "answers threshold" if answered else "answers no threshold"
+        raise PolicyError(f"policy {policy.name}: {name} {other} {does}: expected one of them")
 
 
 # What the state holds of the true lengths of answers, where requests set no limit.

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .chance import draw64, key64, pick64, uniform64
-from .jit import outer, rule
+from .hooks import threshold
+from .jit import outer, rule, whole
 from .state import MASKED, ROWS
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
@@ -199,6 +200,17 @@ def draw_block(w: Any, x: Any, d: Any) -> None:
     for i in range(w.c[0].num_rows):
         slot = w.lists[ROWS, i]
         draw_slot(w, slot, w.window[slot], w.committed[slot], d)
+
+
+_place = whole("threshold")
+
+
+@rule
+def draws_at_threshold(w: Any, x: Any, d: Any) -> Any:
+    """The draws of the step's threshold, of those `d` of all thresholds; run refuses a place beyond them."""
+    c = w.c[0]
+    c.threshold = _place(threshold(w, x))
+    return d[min(max(int(c.threshold), 0), len(d) - 1)]
 
 
 @rule

@@ -1,7 +1,6 @@
 """The serving engine, with neither clock nor device: it decides what runs next and keeps account of what ran."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,9 +109,10 @@ class Engine:
         self.replica = replica
         self.emit = emit
         self._narrows = policy.batching.narrows_canvases
-        self._asks_python = policy.granularity.given or policy.batching.orders or policy.unmasking.varies
-        self._goes_by_class = policy.batching.orders or policy.unmasking.varies
-        self._threshold: float | None = None  # of the step in flight, where each has its own
+        # Whether the threshold of each step is asked in plain Python.
+        self._given_threshold = policy.unmasking.varies and policy.unmasking.given
+        self._goes_by_class = policy.batching.orders or self._given_threshold
+        self._asks_python = policy.granularity.given or self._goes_by_class
         self._classes: dict[int, str] = {}  # of requests that have one, where the policy may go by it
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
@@ -123,7 +123,7 @@ class Engine:
             policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
-            EOS.index(policy.unmasking.eos), MOST_FRUITLESS,
+            EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked, table.arrival)
         # As arrays, which are quicker to add to than a record's fields.
@@ -303,6 +303,9 @@ class Engine:
         if self._schedule(now) == NOTHING:
             self._check_idle()
             return None
+        if self.policy.unmasking.varies and not self._given_threshold:
+            self._c["threshold"] = int(self._core.choose_threshold(self._w, self._x))
+            self._check_threshold()
         return self._plan()
 
     def ahead(self) -> StepPlan | None:
@@ -362,8 +365,8 @@ class Engine:
 
     def _schedule(self, now: float) -> int:
         kind = self._choose_and_plan(now)
-        if kind != NOTHING and self.policy.unmasking.varies:
-            self._threshold = self._threshold_now(float(now))
+        if kind != NOTHING and self._given_threshold:
+            self._c["threshold"] = self._threshold_now(float(now))
         return kind
 
     def _choose_and_plan(self, now: float) -> int:
@@ -392,8 +395,17 @@ class Engine:
                 f"policy {policy.name}: {kind} answers choose with {c['chunk']}, expected 1 to {policy.width}"
             )
 
-    def _threshold_now(self, now: float) -> float:
-        """Have a rule in plain Python choose the threshold of the step that begins."""
+    def _check_threshold(self) -> None:
+        """PolicyError where a rule chose a threshold that is none of its policy's."""
+        place, num = int(self._c["threshold"]), len(self.policy.unmasking.thresholds)
+        if not 0 <= place < num:
+            name = type(self.policy.unmasking).__name__
+            raise PolicyError(
+                f"policy {self.policy.name}: {name} answers threshold with {place}, expected 0 to {num - 1}"
+            )
+
+    def _threshold_now(self, now: float) -> int:
+        """Have a rule in plain Python choose the threshold of the step that begins; its place."""
         rule = self.policy.unmasking
         threshold = rule.threshold_now(self._waiting(now), int(self._c["num_running"]), now)
         if threshold not in rule.thresholds:
@@ -401,7 +413,7 @@ class Engine:
                 f"policy {self.policy.name}: {type(rule).__name__}.threshold_now returned {cut(threshold)}, expected "
                 f"one of its thresholds: {', '.join(f'{t:g}' for t in rule.thresholds)}"
             )
-        return float(threshold)
+        return rule.thresholds.index(threshold)
 
     def _places(self) -> npt.NDArray[np.int64]:
         """Where in the ring of the queue the requests stand that wait, the next one first."""
@@ -520,18 +532,23 @@ class Engine:
             w.evaluations[slots], q["start"].copy(), q["prompt"].copy(), q["end"].copy(), int(c["chunk"]), features,
             slots, int(c["waiting"]), int(c["running"]), int(c["pages"]), int(c["submitted_then"]),
             tuple(w.lists[PREEMPTED, : int(c["num_preempted"])].tolist()),
-            tuple(w.lists[FREED, : int(c["num_freed"])].tolist()), evicting, first, self._threshold,
+            tuple(w.lists[FREED, : int(c["num_freed"])].tolist()), evicting, first, self._threshold(),
         )  # fmt: skip
+
+    def _threshold(self) -> float | None:
+        """The threshold of the step in flight; None where all steps have the policy's."""
+        rule = self.policy.unmasking
+        return float(rule.thresholds[self._c["threshold"]]) if rule.varies else None
 
     # ---- many steps ------------------------------------------------------------------------------------------
 
     def run(
-        self, now: float, horizon: float, draws: Draws | Mapping[float, Draws], cost: Cost,
+        self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost,
         recorder: StepRecorder | None = None, until_finish: bool = False,
     ) -> float:  # fmt: skip
         """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
 
-        draws: by threshold, where each step has one of its own.
+        draws: of each threshold, where steps have one of their own.
 
         Returns the time at which to call again: the end of the step in flight, or where it stopped. until_finish: it
         stops where requests finish. The same, bit for bit, as one `schedule`, step model and `commit` after another.
@@ -551,6 +568,8 @@ class Engine:
                 self._make_slots()
             elif why == core.BAD_CHUNK:
                 self._check_chunk()
+            elif why == core.BAD_THRESHOLD:
+                self._check_threshold()
             elif why == core.IDLE_NOW:
                 self._check_idle()
                 return float(c["clock"])
@@ -582,7 +601,8 @@ class Engine:
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
-                self._core.predict(w, x, draws if self._threshold is None else draws[self._threshold], cost)
+                self._core.predict(w, x, draws, cost)
+                self._check_threshold()
                 if not now + c["latency"] < horizon:
                     return core.IN_FLIGHT
             if not self._core.end_step(w, x, journal):

@@ -126,6 +126,18 @@ def draw_rows(w: Any, x: Any, d: Any) -> None:
     """Predict which computed positions of the step in flight commit, and which are retained where some are evicted."""
 
 
+@rule
+def draws_of_step(w: Any, x: Any, d: Any) -> Any:
+    """The draws that the step in flight commits by, of those of a run."""
+    return d
+
+
+@rule
+def threshold(w: Any, x: Any) -> int:
+    """The place of this step's threshold among the `thresholds` of the policy's unmasking."""
+    return int(w.c[0].threshold)  # as `threshold_now` chose it in plain Python
+
+
 # ---- positions of a block ----------------------------------------------------------------------------------------
 
 

@@ -81,6 +81,7 @@ COUNTERS = np.dtype(
         ("now", "f8"),
         ("latency", "f8"),
         ("chunk", "i8"),
+        ("threshold", "i8"),  # its place among the policy's thresholds
         ("waiting", "i8"), ("running", "i8"), ("pages", "i8"), ("submitted_then", "i8"),
         *((name, "i8") for name in _FEATURES),
         ("continues", "?"),
@@ -108,6 +109,7 @@ REPLICA = np.dtype(
         # Tokens that keep their pages in such layers, 0: all do; bytes of a token there, and in all other layers.
         ("keeps", "i8"), ("window_bytes", "i8"), ("kv_bytes", "i8"),
         ("stops", "i8"),  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
+        ("num_thresholds", "i8"),  # that a step may have
         ("most_fruitless", "i8"),  # steps in a row without a commit that end a run
     ],
     align=True,

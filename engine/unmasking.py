@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .block import HEADS
-from .draw import draw_block, draw_by_law, draw_scheduled
+from .draw import draw_block, draw_by_law, draw_scheduled, draws_at_threshold
 from .errors import PolicyError
-from .hooks import draw_rows
+from .hooks import draw_rows, draws_of_step
 from .part import Answers, Choice, Part, Policy, Range, Waiting
 
 EOS = ("block", "token", "ignored")
@@ -55,7 +55,7 @@ class Unmasking(Part):
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Every threshold that `threshold_now` may answer with: a twin needs a yield of the profile at each."""
+        """Every threshold that a step may have: a twin needs a yield of the profile at each."""
         return (self.threshold,)
 
     def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
@@ -63,9 +63,14 @@ class Unmasking(Part):
         raise NotImplementedError  # `varies` says whether there is one
 
     @property
-    def varies(self) -> bool:
-        """Whether each step has a threshold of its own, from `threshold_now`."""
+    def given(self) -> bool:
+        """Whether thresholds come from `threshold_now`."""
         return type(self).threshold_now is not Unmasking.threshold_now
+
+    @property
+    def varies(self) -> bool:
+        """Whether each step has a threshold of its own: of `threshold_now`, or of a rule that answers `threshold`."""
+        return len(self.thresholds) > 1
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -96,9 +101,12 @@ class Unmasking(Part):
         if self.varies and (policy.autoregressive or self.strategy != "low_confidence_dynamic"):
             goes_by = "autoregressive" if policy.autoregressive else f"strategy {self.strategy}"
             raise PolicyError(
-                f"{policy.name}: {type(self).__name__} answers threshold_now, and {goes_by} goes by no threshold: "
-                "expected low_confidence_dynamic"
+                f"{policy.name}: {type(self).__name__} has thresholds, and {goes_by} goes by none: expected "
+                "low_confidence_dynamic"
             )
+        if self.threshold not in self.thresholds:
+            known = ", ".join(f"{threshold:g}" for threshold in self.thresholds)
+            raise PolicyError(f"{policy.name}: threshold is {self.threshold:g}, expected one of its thresholds {known}")
         if self.sub_block is not None and policy.block_length % self.sub_block:
             raise PolicyError(
                 f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "
@@ -114,7 +122,8 @@ class Unmasking(Part):
         """How the twin draws commits."""
         if self.strategy == "law":
             return {draw_rows: draw_by_law}
-        return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block}
+        own: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}
+        return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block, **own}
 
     def most_steps(self, block_length: int) -> int | None:
         """Steps of a block at most, whatever a law says; None: the law says."""

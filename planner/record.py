@@ -22,7 +22,7 @@ from ..report.metrics import Summary
 from ..report.story import notes_on
 from ..sim.memory import StepMemory
 from ..sim.router import BY_TOKENS
-from ..sim.twin import Append, Progress, Result, drawn_from, other_models
+from ..sim.twin import Append, Progress, Result, drawn_from, models_by_threshold
 from ..traces import Trace
 from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
@@ -147,7 +147,8 @@ def manifest_of(
         }
         for result, profile in zip(results, profiles, strict=True)
         if result.commit_model is not None
-        for model in other_models(result.policy, profile, result.commit_model).values()
+        for model in models_by_threshold(result.policy, profile, result.commit_model).values()
+        if model != result.commit_model
     ]  # fmt: skip
     return Manifest(
         question="Which scheduler settings serve this traffic best?",

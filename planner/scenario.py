@@ -25,7 +25,7 @@ from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
-from ..sim.twin import Append, Progress, Result, drawn_from, other_models, simulate
+from ..sim.twin import Append, Progress, Result, drawn_from, models_by_threshold, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
@@ -163,8 +163,8 @@ class Scenario:
 
         policy = self.parsed_policy()
         model = drawn_from(policy, profile, self.workload)
-        others = other_models(policy, profile, model) if isinstance(model, CommitModel) else {}
-        return varied(profile, self.variation, model, tuple(others.values()))
+        held = models_by_threshold(policy, profile, model) if isinstance(model, CommitModel) else {}
+        return varied(profile, self.variation, model, [own for own in held.values() if own != model])
 
     def base_profile(self) -> Profile:
         """The profile as its file has it: the policy's own, or else the scenario's."""

@@ -1,7 +1,5 @@
 """The step model: what a plan would cost and yield, predicted from a profile."""
 
-from collections.abc import Mapping
-
 from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.draw import Draws
@@ -30,9 +28,9 @@ class StepModel:
         self.cache_overhead = cache_overhead.table_of(latency, cache)
         self.draws = draws
         self.cost = latency.arrays(self.cache_overhead)
-        self.arrays: Draws | Mapping[float, Draws] = NO_DRAWS if draws is None else draws.arrays
-        if isinstance(draws, CommitDraws) and len(draws.by_threshold) > 1:
-            self.arrays = draws.by_threshold
+        self.arrays: Draws | tuple[Draws, ...] = NO_DRAWS if draws is None else draws.arrays
+        if isinstance(draws, CommitDraws):
+            self.arrays = draws.of_run
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """The predicted outcome of a plan."""

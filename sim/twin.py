@@ -138,21 +138,22 @@ def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> C
     deltas_of(policy, profile)
     threshold = fitted_threshold(policy, profile, workload)
     found = profile.commit_model(workload, policy.block_length, threshold, unmasking.temperature)
-    other_models(policy, profile, found)
+    models_by_threshold(policy, profile, found)
     return found
 
 
-def other_models(policy: Policy, profile: Profile, commits: CommitModel) -> dict[float, CommitModel]:
-    """The commit models of a policy's other thresholds, where each step has one of its own.
+def models_by_threshold(policy: Policy, profile: Profile, commits: CommitModel) -> dict[float, CommitModel]:
+    """The commit model of each of a policy's thresholds, where steps have one of their own; empty where they have not.
 
     ProfileError where the profile lacks one.
     """
     unmasking = policy.unmasking
-    asked = set(unmasking.thresholds) - {commits.threshold} if unmasking.varies else set()
+    if not unmasking.varies:
+        return {}
     try:
         return {
             threshold: profile.commit_model(commits.workload, policy.block_length, threshold, unmasking.temperature)
-            for threshold in sorted(asked)
+            for threshold in unmasking.thresholds
         }
     except ProfileError as error:
         known = ", ".join(f"{threshold:g}" for threshold in unmasking.thresholds)
@@ -269,7 +270,7 @@ def draws_of(
     return CommitDraws(
         commits, seed, requests.input_length, requests.output_length, policy.width, deltas_of(policy, profile),
         requests.max_tokens, not policy.full_sequence, policy.unmasking.sub_block,
-        other_models(policy, profile, commits),
+        models_by_threshold(policy, profile, commits),
     )  # fmt: skip
 
 

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.engine import hooks
 from dsim.engine.allowed_code import allowed
 from dsim.engine.commits import CommitDraws
+from dsim.engine.core import core_of
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError, ProfileError
+from dsim.engine.jit import rule
 from dsim.engine.journal import RequestTable
-from dsim.engine.part import Policy, Waiting
+from dsim.engine.part import Answers, Policy, Waiting
 from dsim.engine.policies.lmdeploy import EVERY_STEP
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
@@ -100,6 +103,68 @@ def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_ste
     assert i == len(journal.steps["step"])
 
 
+@rule
+def loose_in_a_queue(w: Any, x: Any) -> int:
+    """Loose while more than three wait; a place that there is not where a test asks for it."""
+    return 7 if x.p[0].wrong else int(w.c[0].num_waiting > 3)
+
+
+@dataclass(frozen=True)
+class Compiled(Unmasking):
+    wrong: bool = False
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        return (0.9, 0.5)
+
+    def answers(self, policy: Policy) -> Answers:
+        return {**super().answers(policy), hooks.threshold: loose_in_a_queue}
+
+
+def test_a_compiled_rule_and_plain_python_commit_alike_bit_for_bit() -> None:
+    ANSWER[0] = lambda waiting, running, now: 0.5 if len(waiting.requests) > 3 else 0.9
+    found = []
+    for unmasking in (Chosen(), Compiled()):
+        policy, journal = replace(chosen(), unmasking=unmasking), Collector()
+        result = simulate(TRACE, PROFILE, policy, append=journal, seed=4)
+        found.append(journal_bytes(journal))
+    assert found[0] == found[1]
+    plans: list[Any] = []
+    engine = Engine(policy, result.limits, RequestTable(12), latency=PROFILE.latency)
+    held = journal.steps, journal.lists, lambda plan, outcome: plans.append(plan)
+    assert list(replay(engine, 0, result.table.columns, *held)) == []
+    assert [plan.threshold for plan in plans] == [0.5 if plan.waiting > 3 else 0.9 for plan in plans]
+
+
+def test_a_compiled_rule_s_place_beyond_its_thresholds_is_refused_with_both_however_it_runs() -> None:
+    policy = replace(chosen(), unmasking=Compiled(wrong=True))
+    engine = Engine(policy, Limits(100, 4096, 2), RequestTable(1))
+    engine.submit(Request(0, 0.0, 10, 10))
+    for run in (lambda: engine.schedule(0.0), lambda: simulate(TRACE, PROFILE, policy)):
+        with pytest.raises(PolicyError) as caught:
+            run()
+        assert str(caught.value) == "policy chosen: Compiled answers threshold with 7, expected 0 to 1"
+
+
+def test_one_of_two_chooses_among_thresholds_and_the_policy_s_own_is_among_them() -> None:
+    @dataclass(frozen=True)
+    class Neither(Unmasking):
+        thresholds = (0.9, 0.5)
+
+    @dataclass(frozen=True)
+    class Both(Compiled):
+        def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
+            return 0.9
+
+    for unmasking, says in ((Neither(), "answers no threshold and has no"), (Both(), "answers threshold and has")):
+        with pytest.raises(PolicyError) as caught:
+            core_of(replace(chosen(), unmasking=unmasking))
+        name = type(unmasking).__name__
+        assert str(caught.value) == f"policy chosen: {name} {says} threshold_now: expected one of them"
+    with pytest.raises(PolicyError, match=r"threshold is 0\.7, expected one of its thresholds 0\.9, 0\.5"):
+        replace(chosen(), unmasking=Chosen(threshold=0.7))
+
+
 def test_a_looser_threshold_commits_more_of_the_same_confidences() -> None:
     confidence = np.array([[0.95, 0.7, 0.55, 0.2]], np.float32)
     masked = np.ones((1, 4), np.bool_)
@@ -129,7 +194,7 @@ def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -
         simulate(TRACE, load("a100-sdar-8b"), dilaserve(",loosest=0.6"))
     assert str(caught.value).endswith(
         ":POLICY,loosest=0.6 may choose thresholds 0.9, 0.8, 0.7, 0.6: profile a100-sdar-8b holds commit models for "
-        "sharegpt-focus at thresholds 0.80, 0.90; this run asks for 0.60"
+        "sharegpt-focus at thresholds 0.80, 0.90; this run asks for 0.70"
     )
 
 
@@ -144,7 +209,9 @@ def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both() -> None
 
 
 def test_a_policy_that_goes_by_no_threshold_can_have_none_of_each_step() -> None:
-    with pytest.raises(PolicyError, match="Chosen answers threshold_now, and autoregressive goes by no threshold"):
+    with pytest.raises(
+        PolicyError, match="Chosen has thresholds, and autoregressive goes by none: expected low_confidence"
+    ):
         replace(parse("ar"), unmasking=Chosen())
-    with pytest.raises(PolicyError, match="and strategy sequential goes by no threshold: expected low_confidence"):
+    with pytest.raises(PolicyError, match="and strategy sequential goes by none: expected low_confidence"):
         replace(chosen(), unmasking=Chosen(strategy="sequential"))

@@ -67,7 +67,7 @@ def test_a_model_commits_by_the_threshold_of_each_step(model: Decoder) -> None:
 
 def test_a_profile_s_draws_commit_by_the_threshold_of_each_step(model: Decoder) -> None:
     lengths = np.full(2, 32), np.full(2, 64)
-    both = CommitDraws(STRICT, 0, *lengths, 32, others={0.5: LOOSE})
+    both = CommitDraws(STRICT, 0, *lengths, 32, models={0.9: STRICT, 0.5: LOOSE})
     apart = CommitDraws(STRICT, 0, *lengths, 32), CommitDraws(LOOSE, 0, *lengths, 32)
     mixed = steps(model, Alternating(), both)
     strict, loose = (steps(model, Unmasking(), draws) for draws in apart)
