@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_another
 from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
-from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk
+from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk, Size
 from .purchase import check_growth, growth_of, peak_of
 from .quality import QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
@@ -381,12 +381,12 @@ class _Run:
             if i in cannot:
                 rows.append(replace(self._row(i), dropped=cannot[i]))
             elif i in dear:
-                said = f"about {guesses[i]} replicas by the pilot: far dearer than the best two"
+                said = f"about {_replicas(guesses[i])} by the pilot: far dearer than the best two"
                 rows.append(replace(self._row(i), about=guesses[i], dropped=said))
         for lane in lanes:
             if lane.replicas is None:
                 what = "more than" if lane.dropped else "even"
-                said = f"{what} {lane.low} replicas: " + ("dearer than two others" if lane.dropped else "not enough")
+                said = f"{what} {_replicas(lane.low)}: " + ("dearer than two others" if lane.dropped else "not enough")
                 rows.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
         return self._settled(lanes), rows
 
@@ -404,7 +404,7 @@ class _Run:
             self.whole |= {lane.candidate for lane in take}
             for lane in self._race({x.candidate: x.high or 1 for x in take}):
                 if lane.replicas is None:
-                    said = f"even {lane.low} replicas: not enough on the whole trace"
+                    said = f"even {_replicas(lane.low)}: not enough on the whole trace"
                     failed.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
                 else:
                     best.append(lane)
@@ -500,9 +500,7 @@ class _Run:
         """A settled lane's row; own: the capacities of its fleet, where they were searched."""
         candidate, replicas = self.candidates[lane.candidate], lane.replicas
         assert replicas is not None
-        price = candidate.price
-        gpus = (replicas + self.spare) * candidate.gpus
-        hourly = None if price is None else gpus * price
+        gpus, hourly = self._charge(replicas, candidate)
         seen = self._seen(lane, replicas, self.rate)
         criteria = self.searches[lane.candidate].criteria
         room = None
@@ -529,7 +527,21 @@ class _Run:
             limited_by=seen[0]["limited_by"],
             limiting_setting=seen[0]["limiting_setting"],
             latency_ms=seen[0]["latency_ms"],
+            sizes=tuple(self._sizes(lane, candidate)),
         )
+
+    def _charge(self, replicas: int, candidate: PlanCandidate) -> tuple[int, float | None]:
+        """The GPUs of so many replicas and the spare ones, and what these cost an hour."""
+        gpus = (replicas + self.spare) * candidate.gpus
+        return gpus, None if candidate.price is None else gpus * candidate.price
+
+    def _sizes(self, lane: Lane, candidate: PlanCandidate) -> Iterator[Size]:
+        """The fleets that a settled lane has tried, as its first replication saw them."""
+        for replicas in sorted(replicas for replicas, own in lane.severities.items() if own):
+            [first] = self.replays([self._replay(lane.candidate, self.rate, replicas, 1.0, 0)])
+            if "error" not in first and first["stable"]:
+                p90 = {metric: values["p90"] for metric, values in first["latency_ms"].items() if values}
+                yield Size(replicas, *self._charge(replicas, candidate), p90, replicas > lane.low)
 
     def _race(self, starts: Mapping[int, int]) -> list[Lane]:
         """A race of candidates at the plan's rate, each from so many replicas on."""
@@ -621,8 +633,7 @@ class _Run:
     def _charged(self, risk: Risk, candidate: int) -> Risk:
         """A risk with the price of what is then needed."""
         who = self.candidates[candidate]
-        hourly = None if who.price is None or risk.needs is None else (risk.needs + self.spare) * who.gpus * who.price
-        return replace(risk, per_hour=hourly)
+        return replace(risk, per_hour=None if risk.needs is None else self._charge(risk.needs, who)[1])
 
     def _refusal(self, candidate: int, pilot: Json) -> str:
         if "error" in pilot:
@@ -662,6 +673,10 @@ def _of_count(share: float, num: int) -> tuple[float, float]:
     low = float(betaincinv(good, num - good + 1, 1 - CONFIDENCE)) if good else 0.0
     high = float(betaincinv(good + 1, num - good, CONFIDENCE)) if good < num else 1.0
     return low, high
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _judged(seen: Sequence[Json]) -> int:

@@ -47,6 +47,17 @@ class PlanCandidate:
 
 
 @dataclass(frozen=True)
+class Size:
+    """A number of replicas that the race tried of a candidate, stable in its first replication."""
+
+    replicas: int
+    gpus: int  # the spare ones included, as the cost is
+    per_hour: float | None
+    p90_ms: Mapping[str, float]  # by metric, of the first replication
+    meets: bool  # the SLOs
+
+
+@dataclass(frozen=True)
 class Fleet:
     """A candidate's place in the ranking: the fewest replicas that meet the SLOs, or why there are none."""
 
@@ -72,6 +83,7 @@ class Fleet:
     limited_by: str = ""
     limiting_setting: str = ""
     latency_ms: Mapping[str, Any] = field(default_factory=dict)
+    sizes: tuple[Size, ...] = ()  # by replicas
     tried: Tried | None = None  # the search over its engine's settings; None: it stands as it was given
     price: float | None = None  # of a GPU for an hour
     about: int | None = None  # replicas that the pilot says, where it was dropped

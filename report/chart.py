@@ -65,9 +65,10 @@ class Chart:
             self._note(x=at, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
 
     def hline(self, at: float, label: str = "", dash: str = "dash") -> None:
-        """A horizontal line."""
+        """A horizontal line with what it stands for; `at` is a value, also on a logarithmic axis."""
         self._shape(y0=at, y1=at, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
+            at = math.log10(at) if self.y.get("type") == "log" else at
             self._note(y=at, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
 
     def band(self, low: float, high: float) -> None:

@@ -12,6 +12,7 @@ from .digits import percent
 from .ensemble import of_ensemble, sentences
 from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, time_of
 from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
 from .spread import of_spread
 from .story import front_end
@@ -41,6 +42,7 @@ def plan_page(info: Json) -> Page:
         sections=(
             Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
             *by_gpu(info),
+            *pareto(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),

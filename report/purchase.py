@@ -53,7 +53,7 @@ def _cost(info: Json, fleet: Json) -> float:
     _, replicas = _replicas(fleet)
     if replicas is None:
         return math.inf
-    gpus = replicas * fleet["gpus_per_replica"]
+    gpus = (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
     return float(gpus * fleet["price"] if info["priced"] else gpus)
 
 
@@ -62,7 +62,7 @@ def _estimate(info: Json, fleet: Json) -> tuple[str, str]:
     sure, replicas = _replicas(fleet)
     if replicas is None:
         return "–", "–"
-    gpus = fleet["gpus"] if fleet["gpus"] is not None else replicas * fleet["gpus_per_replica"]
+    gpus = (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
     return f"{sure}{gpus:,}", f"{sure}{money(_cost(info, fleet), info)}" if info["priced"] else ""
 
 

@@ -64,9 +64,16 @@ for (const plot of all(".plot")) draw(plot);
 for (const fold of all("details")) fold.addEventListener("toggle", () => all(".plot", fold).forEach(draw));
 addEventListener("beforeprint", () => {
   for (const fold of all("details")) fold.open = true;
+  document.documentElement.classList.add("paper");  // as wide as A4, to see which tables are wider
+  for (const table of all("section.table table")) {
+    const room = table.parentElement.clientWidth;
+    if (table.scrollWidth > room) table.style.zoom = room / table.scrollWidth;
+  }
   for (const plot of all(".plot")) { draw(plot); if (plot.data) Plotly.relayout(plot, {width: PRINTED}); }
 });
 addEventListener("afterprint", () => {
+  document.documentElement.classList.remove("paper");
+  for (const table of all("section.table table")) table.style.zoom = "";
   for (const plot of all(".plot")) if (plot.data) Plotly.relayout(plot, {width: null, autosize: true});
 });
 

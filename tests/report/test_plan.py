@@ -24,7 +24,7 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
-        "tried": None, "spare": 0, "price": 2.0, "about": None, "least": None,
+        "tried": None, "sizes": [], "spare": 0, "price": 2.0, "about": None, "least": None,
         **more,
     }  # fmt: skip
 
@@ -188,7 +188,11 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     assert said.endswith("All this is of the fleet without its spare.")
     pairs = fleet("vllm", 1, 0.994, spare=2, gpus=6, gpus_per_replica=2)
     assert "6 A100-80GB (1 replica of 2 and 2 spare)" in answer(info(pairs))
-    assert any("it   6 GPUs, 12.00" not in line and "6 GPUs, 10.00 USD" in line for line in text(info(best)))
+    assert any("6 GPUs, 10.00 USD an hour" in line for line in text(info(best)))
+    lost = fleet("optimus", 0, 0.0, device="B200", price=6.0, about=1, dropped="by the pilot")
+    lost |= {"replicas": None, "gpus": None, "per_hour": None, "values": {}}
+    rows = [" ".join(line.split()) for line in text(info(best, left_out=[lost]))]
+    assert "B200 optimus about 2 about 12.00 USD – by the pilot" in rows
 
 
 @pytest.mark.parametrize(
@@ -214,3 +218,22 @@ def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_deriv
     assert "1.52 times its mean rate: 18.3 req/s where 12 are planned for" in lines[at]
     assert "about 6 GPUs, 12.00 USD an hour" in lines[at]
     assert lines[at + 1] == "These fleets are derived from the low end of the headroom, not replayed."
+
+
+def test_cost_against_latency_shows_each_size_and_the_frontier() -> None:
+    def size(replicas: int, ttft: float, *, meets: bool) -> dict[str, Any]:
+        cost = {"replicas": replicas, "gpus": replicas, "per_hour": 2.0 * replicas}
+        return cost | {"p90_ms": {"ttft": ttft, "norm_latency": 20.0}, "meets": meets}
+
+    best = fleet("optimus", 4, 0.994, sizes=[size(3, 9000.0, meets=False), size(4, 900.0, meets=True)])
+    second = fleet("focus", 5, 0.994, sizes=[size(5, 950.0, meets=True), size(6, 300.0, meets=True)])
+    [section] = [s for s in plan_page(info(best, second)).sections if s.title == "Cost against latency"]
+    first, other = section.blocks
+    assert (first.name, other.name) == ("pareto-ttft", "pareto-norm_latency")
+    front, own, its = first.chart.data
+    assert (front["x"], front["y"]) == ([8.0, 12.0], [900.0, 300.0])  # 950 ms for 10 is beaten by 900 for 8
+    assert own["marker"]["symbol"] == ["circle-open", "circle"]
+    assert (its["x"], its["y"]) == ([10.0, 12.0], [950.0, 300.0])
+    assert first.chart.y["type"] == "log"
+    assert "Cost against latency" not in text(info(best, second))  # a picture is for the page
+    assert all(s.title != "Cost against latency" for s in plan_page(info()).sections)
