@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepTotals
 from dsim.engine.latency import LatencyModel
@@ -37,6 +38,7 @@ from dsim.serve.replica import Replica
 from dsim.serve.server import Server
 
 from ..cli.command import dsim
+from ..held_up import PATIENCE
 from ..worlds import TOY_MODEL, Collector, toy_profile
 from .serving import Running, serving
 
@@ -523,3 +525,42 @@ def test_openais_own_client_gets_what_the_journal_says(twin: Callable[..., Behin
         stream.close()
         until(lambda: behind.columns()["status"].tolist() == [COMPLETED, COMPLETED, CANCELLED])
     assert behind.columns()["num_tokens"][:2].tolist() == [10, 6]
+
+
+ORDERED = """
+from dataclasses import dataclass
+import numpy as np
+from dsim.engine.part import Policy
+from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policy import parse
+
+@dataclass(frozen=True)
+class Ordered(Continuous):
+    def order(self, waiting, now):
+        return np.lexsort((waiting.deadline, waiting.slo_class == "batch", waiting.priority))
+
+POLICY = Policy("ordered", Ordered(num_loops=1), parse("lmdeploy-bd32:4").granularity)
+"""
+
+
+def test_a_scheduler_in_plain_python_is_told_what_requests_say_of_themselves(
+    twin: Callable[..., Behind], tmp_path: Path
+) -> None:
+    path = tmp_path / "ordered.py"
+    path.write_text(ORDERED)
+    spec = f"{path}:POLICY,max_batch=1,num_pages=64"
+    behind = twin(LatencyModel(((0.0, 0.03), (16.0, 0.03), (32.0, 0.03)), 0.0), policy=spec, allow_code=allowed([path]))
+    chat = {"slo_class": "chat", "prompt": "a", "max_tokens": 4}
+    with serving(behind) as server:
+        asked = [{"prompt": "a", "max_tokens": 48}, {**chat, "priority": 5}, {**chat, "slo_class": "batch"}, chat]
+        clients = []
+        for i, body in enumerate([*asked, {**chat, "deadline": 2.5}]):
+            clients.append(server.begin(**body))
+            until = time.monotonic() + PATIENCE
+            while behind.fleet.num_requests <= i and time.monotonic() < until:
+                time.sleep(0.01)
+        assert [client.getresponse().status for client in clients] == [200] * 5
+        table = behind.columns()
+    assert table["priority"].tolist() == [0, 5, 0, 0, 0]
+    assert np.nan_to_num(table["deadline"]).tolist() == [0, 0, 0, 0, 2.5]
+    assert np.argsort(table["scheduled"]).tolist() == [0, 4, 3, 2, 1]
