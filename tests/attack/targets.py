@@ -22,6 +22,8 @@ from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.files.duration import seconds_of
 from dsim.planner import grid, quality, space
+from dsim.planner.imported import imported
+from dsim.planner.measured_log import measured_log
 from dsim.planner.record import in_twin, record
 from dsim.planner.scenario import Scenario, replicas_of
 from dsim.profiler import profile, steplog
@@ -128,12 +130,27 @@ SPENT = [
         "completion_tokens": 10,
         "startTime": f"2026-03-01T10:00:0{i}.000Z",
         "endTime": "2026-03-01T10:00:09Z",
+        "completionStartTime": f"2026-03-01T10:00:0{i + 1}.500Z",
         "model": "m",
         "status": "success",
+        "call_type": "acompletion",
+        "cache_hit": "False",
         "metadata": {"user_api_key": "88dc"},
     }
     for i in range(4)
 ]
+BEGIN = 1_772_359_200_000_000_000
+SPANS = [
+    {"resourceSpans": [{"scopeSpans": [{"spans": [{
+        "name": "llm_request", "startTimeUnixNano": str(BEGIN + i * 10**9), "endTimeUnixNano": str(BEGIN + 9 * 10**9),
+        "status": {"code": 1}, "attributes": [
+            {"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "20"}},
+            {"key": "gen_ai.usage.output_tokens", "value": {"intValue": 10}},
+            {"key": "gen_ai.request.model", "value": {"stringValue": "m"}},
+            {"key": "gen_ai.latency.time_to_first_token", "value": {"doubleValue": 0.25}},
+        ],
+    }]}]}]} for i in range(4)
+]  # fmt: skip
 USAGE = {
     "object": "page",
     "has_more": False,
@@ -183,6 +200,8 @@ TRACES: dict[str, Callable[[Random], bytes]] = {
     "burstgpt": lambda c: mutate.table(BURST, [[str(5 * i), "ChatGPT", "47", "18", "65", "x"] for i in range(5)], c),
     "vidur": lambda c: mutate.table(VIDUR, [[str(0.5 * i), "9", "4", "a"] for i in range(5)], c),
     "litellm": lambda c: mutate.json_text(SPENT, c),
+    "spans": lambda c: mutate.json_lines(SPANS, c),
+    "spans in one": lambda c: mutate.json_text(SPANS[0], c),
     "usage": lambda c: mutate.json_text(USAGE, c),
     "usage table": lambda c: mutate.table(
         SUMS, [[str(60 * i), str(60 * i + 60), "3", "m", "9", "4"] for i in range(4)], c
@@ -233,8 +252,11 @@ def _parquet(columns: pa.Table) -> bytes:
 
 def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     """Read it, prepare it, write it, and read that again."""
+    only = chance.choice((None, None, None, "model=m", "status=success", "x=y"))
+    with contextlib.suppress(DsimError):  # as a client's measured run
+        imported(path, columns=columns, only=only, skip_bad=chance.random() < 0.5)
     trace = load(
-        path, skip_bad=chance.random() < 0.5, keep_failed=chance.random() < 0.2,
+        path, skip_bad=chance.random() < 0.5, keep_failed=chance.random() < 0.2, only=only,
         time_unit=chance.choice((None, None, None, "s", "ns")),
         format=None if columns else chance.choice((None, None, None, None, "guidellm", "mooncake", "sharegpt")),
         columns=columns,
@@ -243,6 +265,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     with contextlib.suppress(DsimError):  # hash ids that do not fit their prompts, as the trace's name says
         prefixes_of(trace)
     copy = write(trace, path.with_suffix(".out"), force=True)
+    measured_log(Scenario(str(copy), slos=("ttft=1s",)))
     with contextlib.suppress(DsimError):  # a kept request without output is read back as it is asked for
         again = load(copy, keep_failed=True)
         assert len(again) == len(trace)

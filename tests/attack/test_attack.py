@@ -15,7 +15,8 @@ from .targets import Target, targets
 
 NAMES: tuple[str, ...] = (
     "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace sharegpt", "trace azure",
-    "trace burstgpt", "trace vidur", "trace litellm", "trace usage", "trace usage table", "trace responses",
+    "trace burstgpt", "trace vidur", "trace litellm", "trace spans", "trace spans in one",
+    "trace usage", "trace usage table", "trace responses",
     "trace server's log", "trace own columns", "trace engine's log",
     "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
     "space file", "quality table", "run.json", "run's Parquet", "cells.jsonl", "validation.json", "load generator",
