@@ -16,6 +16,7 @@ from ..report.slo import Slo
 from ..sim.twin import Append, Result
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
+from ..traces.estimates import with_estimates
 from ..traces.prefixes import COPY
 from .scenario import Scenario, class_column
 
@@ -128,6 +129,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
         lengths=scenario.lengths,
         parameters=parameters,
     )
+    ready = with_estimates(ready, seed, scenario.oracle_lengths)
     if scenario.arrival != "trace":
         return own, ready
     # Warm-up and cool-down come from other minutes, which may be calmer or busier than the trace.

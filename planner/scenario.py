@@ -239,6 +239,8 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
         trace += f", arrivals: {scenario.arrival}"
     if scenario.lengths is not None:
         trace += f", lengths: {scenario.lengths}"
+    if scenario.oracle_lengths:
+        trace += ", true lengths of answers told (--oracle-lengths)"
     return {
         "dsim": __version__,
         "command": command,

@@ -172,3 +172,10 @@ def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> 
     places = [shape["x0"] for shape in chart["layout"]["shapes"] if shape.get("yref") == "paper"]
     assert 20 in places
     assert pytest.approx(found["rate"]["value"]) in places
+
+
+def test_a_page_says_that_true_lengths_were_told_where_the_oracle_was_asked() -> None:
+    ran = dsim(*QUEUE, "--oracle-lengths", "--jobs", 1, "--json", "-o", "runs/oracle")
+    said = "true lengths of answers told (--oracle-lengths)"
+    assert ran.json["traffic"].endswith(said)
+    assert said in html.unescape(Path("runs/oracle/report.html").read_text(encoding="utf-8"))

@@ -1,11 +1,13 @@
 """Estimated lengths: what routers and policies of a user's own are told where a request sets no limit."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dsim.planner.replicate import replication
 from dsim.planner.scenario import Scenario
 from dsim.traces import Trace, load, synth
 from dsim.traces.estimates import SPREAD, with_estimates
@@ -36,3 +38,12 @@ def test_a_limit_or_an_estimate_of_the_trace_is_taken_as_it_is_and_the_oracle_kn
     assert with_estimates(again, 0).expected.tolist() == [64, 33, 50]  # no answer is longer than its limit
     assert with_estimates(again, 0, oracle=True).expected.tolist() == [40, 40, 40]
     assert [again.request(i).expected for i in range(3)] == [64, 33, 90]
+
+
+@pytest.mark.parametrize("arrival", ["trace", "poisson"])
+def test_a_search_s_replications_are_estimated_too_unless_the_oracle_is_asked(arrival: str) -> None:
+    scenario = Scenario("azure-conv", arrival=arrival)
+    blind, told = (replication(replace(scenario, oracle_lengths=oracle), 0, 100, 10)[1] for oracle in (False, True))
+    assert blind.output_length.tolist() == told.output_length.tolist() == told.expected.tolist()
+    errors = np.log(blind.expected / blind.output_length)
+    assert 0.3 < errors.std() < 0.7
