@@ -36,6 +36,8 @@ LATER = (
     "evicted_sampled",
 )  # fmt: skip
 
+WISHED = {"limited", "canvas_length", "estimate", "priority", "deadline"}  # requests_of does without them
+
 MOST_REQUESTS = (
     2**25
 )  # requests are numbered as in their trace: no file that is read has so many, and arrays go by number
@@ -75,9 +77,7 @@ class Run:
         names = list(columns or REQUEST_COLUMNS)
         with _opened(self.folder / "requests.parquet") as file:
             # A run of before limits were kept asked for as many tokens as it got.
-            lacks = {"limited", "canvas_length", "estimate", "priority", "deadline"} - {
-                *file.schema_arrow.names
-            }  # requests_of does without them
+            lacks = WISHED - {*file.schema_arrow.names}
             held = {name: name for name in names if name not in lacks}
             if "max_tokens" in held and "max_tokens" not in file.schema_arrow.names:
                 held["max_tokens"] = "output_length"

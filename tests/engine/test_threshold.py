@@ -26,6 +26,7 @@ from dsim.sim.step_model import StepModel
 from dsim.sim.twin import draws_of, simulate
 from dsim.traces import synth
 
+from ..serving import serving_profile
 from ..worlds import TOY_MODEL, Collector, journal_bytes, toy_profile, toy_trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "dilaserve.py"
@@ -179,6 +180,16 @@ def test_the_example_loosens_a_step_for_every_few_that_wait_and_no_further() -> 
     nothing = {name: np.zeros(0) for name in Waiting._fields}
     found = [rule.threshold_now(Waiting(**nothing | {"requests": np.zeros(n)}), 0, 0.0) for n in (0, 1, 2, 5, 6, 99)]
     assert found == [0.9, 0.9, 0.8, 0.7, 0.6, 0.6]
+
+
+def test_a_full_sequence_model_s_steps_have_thresholds_of_their_own_too() -> None:
+    ANSWER[0] = lambda waiting, running, now: 0.5 if len(waiting.requests) else 0.9
+    rule = Chosen(eos="ignored")
+    policy = replace(parse("vanilla,block_length=4"), name="chosen", unmasking=rule)
+    profile, journal = replace(serving_profile(), commits=(TOY_MODEL, LOOSE)), Collector()
+    simulate(TRACE, profile, policy, append=journal, seed=4)
+    queued, steps = journal.steps["waiting"] > 0, journal.steps["committed"]
+    assert steps[queued].mean() > 1.3 * steps[~queued].mean()
 
 
 def test_under_load_the_example_serves_sooner_than_the_strict_threshold() -> None:
