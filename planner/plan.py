@@ -274,7 +274,12 @@ def own_rate(scenario: Scenario) -> float:
 
 
 def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Posed]:
-    """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called."""
+    """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called.
+
+    Each is one replay, without resampling: of no more requests than the trace has.
+    """
+    if scenario.arrival == "trace" and (scenario.num_requests or 0) > len(scenario.source()):
+        scenario = replace(scenario, num_requests=None)
     on = {c.profile.name: c for c in candidates}
     best = [(replace(on[f.profile], policy=f.policy), f.replicas) for f in planned.ranking[:2]]
     ahead = {str(candidate): (candidate, replicas) for candidate, replicas in best}

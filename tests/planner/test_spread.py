@@ -92,6 +92,16 @@ def test_a_plan_s_best_fleets_are_moved_on_their_own_profiles() -> None:
     assert low < as_it_is < high
 
 
+def test_a_plan_s_best_fleets_replay_no_more_requests_than_the_trace_has() -> None:
+    asked, _ = candidates_of(ASKED, ["ar"], [load("h100-qwen3-8b-ar")], lambda profile: None)
+    ahead = cast(
+        Planned,
+        SimpleNamespace(rate=0.05, ranking=(SimpleNamespace(profile=asked[0].profile.name, policy="ar", replicas=1),)),
+    )
+    found = best_fleets(replace(ASKED, arrival="trace", lengths=None, num_requests=10**6), asked, ahead)
+    assert [len(scenario.requests()) for scenario in found.values()] == [len(ASKED.source())]
+
+
 def test_a_sweep_tells_it_of_the_first_cell_of_each_policy(tmp_path: Path) -> None:
     base = {"trace": "azure-conv", "lengths": "fixed:64,64", "num_requests": 8}
     grid = {"policy": ["ar", "lmdeploy-bd32", "optimus"], "rate": [0.5, 1.0]}
