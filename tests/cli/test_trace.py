@@ -86,11 +86,11 @@ def test_info_shows_the_rate_by_minute_and_by_hour_and_when_the_peak_is(tmp_path
 
 
 def test_info_of_a_long_and_empty_trace_lists_no_windows(tmp_path: Path) -> None:
-    rows = [{"timestamp": 1e3 * t, "input_length": 5, "output_length": 5} for t in (0.0, 1.0, 3e9)]
+    rows = [{"timestamp": 1e3 * t, "input_length": 5, "output_length": 5} for t in (0.0, 2.4e9, 2.4e9 + 1, 3e9)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     found = json.loads(run("info", tmp_path / "t.jsonl", "--json").output)["by_minute"]
     assert (found["num"], found["min"], found["p90"], found["rates"]) == (50_000_000, 0.0, 0.0, None)
-    assert found["peak"] == pytest.approx(2 / 60)
+    assert (found["peak"], found["peak_at"]) == (pytest.approx(2 / 60), 40_000_000)
 
 
 def test_info_as_json_is_one_object(burstgpt: Path) -> None:

@@ -149,3 +149,14 @@ def test_a_profiles_words_cannot_become_commands() -> None:
 
 def test_every_known_model_has_its_checkpoints_name() -> None:
     assert set(CHECKPOINTS) == set(MODELS)
+
+
+def test_the_files_start_the_spare_replicas_too_and_say_that_they_are_spare() -> None:
+    found = deployment_of("vllm-diffusion", load("h200x2-diffusiongemma-vllm"), 5, spare=1)
+    assert found is not None
+    for name, text in found.files().items():
+        assert "# the SLOs are met without the spare: 1 of the replicas\n" in text, name
+    assert "  replicas: 5\n" in found.files()["kubernetes.yaml"]
+    plain = deployment_of("vllm-diffusion", load("h200x2-diffusiongemma-vllm"), 5)
+    assert plain is not None
+    assert "spare" not in "".join(plain.files().values())

@@ -208,7 +208,10 @@ def test_a_click_on_a_head_sorts_a_table_within_its_groups_and_back(browser: Bro
         found.append(browser.js(cells.format(column)))
     assert found == [["4", "4", "8", "8"], ["8", "8", "4", "4"], before]
     browser.open(folder / "replay" / "report.html")
-    groups = "[...document.querySelectorAll('section.table tr.group')].map(r => r.textContent.trim())"
+    groups = (
+        "[...document.querySelectorAll('section.table tr')].map((r, i) => [i, r.className, r.textContent.trim()])"
+        ".filter(row => row[1] === 'group')"
+    )
     first = browser.js(groups)
     assert len(first) > 1
     browser.js("document.querySelectorAll('section.table th button.sort')[1].click()")
