@@ -6,7 +6,7 @@ tests/cli/test_start.py holds each to the part that it is copied from.
 TRACES = ("azure-conv", "mooncake-conv")
 TRACE_FORMATS = (
     "mooncake", "guidellm", "azure", "burstgpt", "vidur", "splitwise", "llmservingsim", "blis", "baseten", "weka",
-    "litellm", "otlp", "openai-usage", "openai", "dsim",
+    "litellm", "sglang", "otlp", "openai-usage", "openai", "dsim",
 )  # fmt: skip
 TIME_UNITS = ("s", "ms", "us", "ns")
 ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant", "burstgpt-like")

@@ -18,7 +18,7 @@ from ..traces.load import read
 from ..traces.rows import read_bytes
 
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
-TOOLS = {"litellm": "LiteLLM", "otlp": "OpenTelemetry"}
+TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang", "otlp": "OpenTelemetry"}
 
 
 def read_measured(
@@ -41,7 +41,7 @@ def read_measured(
             raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
     found, form = read(path, None, skip_bad, columns, only)
     if form is None or not form.end or not found.waited:
-        known = "; ".join(f"{f.name} ({f.keys}, {f.first}, {f.end})" for f in FORMATS.values() if f.end)
+        known = "; ".join(f"{f.name} ({f.keys}, {f.wait or f.first}, {f.end})" for f in FORMATS.values() if f.end)
         kind = "conversations" if form is None else f"a log of {form.name}"
         raise TraceError(
             f"{path}: {kind} says not when answers began and ended, expected one of: {known}; or --columns {EXAMPLE}"

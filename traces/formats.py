@@ -39,6 +39,7 @@ class Format:
     until: str = ""
     first: str = ""  # keys of when the first token and the whole answer were there, in the unit of `time`
     end: str = ""
+    wait: str = ""  # key of the s from arrival to the first token, where a log has that in place of `first`
     own: bool = False  # a team's log, with other models, embeddings, and answers that failed or came from a cache
     only: str = ""  # key of the column that `--only` names
 
@@ -62,9 +63,8 @@ class Format:
     @property
     def nested(self) -> bool:
         """Whether a key is `outer.inner`, of an object within a row."""
-        return any(
-            "." in key for key in (self.time, self.input, self.output, self.first, self.end, self.only, *self.extras)
-        )
+        keys = (self.time, self.input, self.output, self.first, self.end, self.wait, self.only, *self.extras)
+        return any("." in key for key in keys)
 
 
 CANONICAL = {key: key for key in OPTIONAL}
@@ -104,6 +104,10 @@ FORMATS = {
             {key: key for key in ("session_id", "model", "status", "cache_hit")}
             | {"request_id": "id", "call_type": "kind"},
             first="completionStartTime", end="endTime", own=True,
+        ),
+        Format(
+            "sglang", "request_received_ts", "prompt_tokens", "completion_tokens", "s", {"id": "id"},
+            end="request_finished_ts", wait="first_token_latency", own=True,
         ),
         Format(
             "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "ns",

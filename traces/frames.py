@@ -46,8 +46,8 @@ def table_of(
     if only is not None:
         form = with_only(form, FRAME, column_of(only), keys)
     wanted = {
-        form.time, form.input, form.output, form.text, form.count, form.until, form.first, form.end, form.only,
-        *form.extras,
+        form.time, form.input, form.output, form.text, form.count, form.until, form.first, form.end,
+        form.wait, form.only, *form.extras,
     }  # fmt: skip
     table = table[[key for key in keys if key in wanted]].reset_index(drop=True)
     if form.time not in table:

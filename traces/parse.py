@@ -146,7 +146,7 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
 
 def moments_in(form: Format, keys: Iterable[str]) -> list[str]:
     """The keys of when an answer began and ended, as far as a log has them."""
-    return [key for key in (form.first, form.end) if key and key in keys]
+    return [key for key in (form.first, form.end, form.wait) if key and key in keys]
 
 
 def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> Columns | None:
@@ -154,6 +154,8 @@ def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> C
     if not form.end:
         return found
     first, end = (_ticks_after(found.time, moments.get(key, []), form.unit) for key in (form.first, form.end))
+    if form.wait:
+        first = TICKS_PER_SECOND[form.unit] * _ticks_after(np.zeros(len(found.time)), moments.get(form.wait, []), "s")
     unknown = (first == end) & (found.output_length > 1)  # not streamed
     first = np.where(unknown, np.nan, first)
     if (first < 0).any() or (end < 0).any() or (first > end).any():
@@ -188,12 +190,16 @@ def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) ->
     for key in (form.first, form.end):
         waits.append(math.nan if not key or is_missing(row.get(key)) else read_moment(row, form, key) - arrival)
     first, end = waits
+    if form.wait and not is_missing(row.get(form.wait)):
+        first = TICKS_PER_SECOND[form.unit] * read_number(form.wait, row[form.wait], 0)
     if num_output == 0:  # it failed: what it has are no times of an answer
         return math.nan, math.nan
     if first < 0 or end < 0 or first > end:
         ticks = TICKS_PER_SECOND["ns" if form.unit == "datetime" else form.unit]
         told = " and ".join(
-            f"{key} is {wait / ticks:g} s" for key, wait in ((form.first, first), (form.end, end)) if wait == wait
+            f"{key} is {wait / ticks:g} s"
+            for key, wait in ((form.wait or form.first, first), (form.end, end))
+            if wait == wait
         )
         raise BadRowError(f"{told} after {form.time}, expected the first token from there on and the end after it")
     return (math.nan if first == end and num_output > 1 else first), end

@@ -166,3 +166,21 @@ def test_a_bad_span_is_told_in_one_line(tmp_path: Path, changed: dict[str, Any],
         load(path)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_sglangs_own_record_says_how_long_its_first_tokens_took(tmp_path: Path) -> None:
+    path = tmp_path / "sglang-request-metrics-20260301_10.log"
+    record = {
+        "request_parameters": "{}", "id": "a", "finish_reason": {"type": "length", "length": 11}, "prompt_tokens": 20,
+        "completion_tokens": 11, "cached_tokens": 0, "e2e_latency": 1.5, "request_received_ts": 1772359200.25,
+        "first_token_latency": 0.5, "request_finished_ts": 1772359201.75,
+    }  # fmt: skip
+    later = record | {"id": "b", "request_received_ts": 1772359202.25, "request_finished_ts": 1772359205.25}
+    path.write_text("\n".join(map(json.dumps, (record, later))))
+    found = load(path)
+    assert (found.notes.format, found.arrival.tolist(), waits(found)) == ("sglang", [0, 2], [(0.5, 1.5), (0.5, 3.0)])
+    path.write_text(json.dumps(later | {"first_token_latency": 4.0}))
+    with pytest.raises(
+        TraceError, match=r"first_token_latency is 4 s and request_finished_ts is 3 s after request_rec"
+    ):
+        load(path)
