@@ -204,7 +204,8 @@ def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[Co
         told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
         told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
         counted = profile.counted_length(law.workload, law.canvas_length)
-        told["extrapolated_from"] = None if counted == law.canvas_length else counted
+        if counted != law.canvas_length:
+            told["extrapolated_from"] = counted
         yield {**told, **_under(profile, policy, law)}
 
 

@@ -254,8 +254,11 @@ class Profile:
         return best.of_length(canvas_length)
 
     def counted_length(self, workload: str, canvas_length: int) -> int:
-        """The length of the canvases whose forwards somebody counted for a workload that is nearest to this one."""
-        held = {law.canvas_length for law in self.canvas_laws if law.workload == workload}
+        """The length of the canvases whose forwards somebody counted for a workload that is nearest to this one.
+
+        It is this one where the profile holds no law of the workload: a run's law may be another's.
+        """
+        held = {law.canvas_length for law in self.canvas_laws if law.workload == workload} or {canvas_length}
         return min(held, key=lambda length: (abs(math.log(length / canvas_length)), length))
 
     @property

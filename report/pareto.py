@@ -16,7 +16,7 @@ WIDE = 8.0  # times from the least to the most latency, above which the axis is 
 
 def pareto(info: Json) -> tuple[Section, ...]:
     """A picture for each metric of the SLOs, at most two; nothing where a plan tried one fleet alone."""
-    slos = [Slo.parse(text) for text in info["slos"]]
+    slos = [Slo.parse(text) for text in info.get("slos", [])]  # a plan from Python has none
     metrics = [m for m in dict.fromkeys(slo.metric for slo in slos) if m in METRICS] or ["norm_latency"]
     drawn = (_picture(info, metric, [slo for slo in slos if slo.metric == metric]) for metric in metrics[:2])
     figures = tuple(figure for figure in drawn if figure is not None)

@@ -74,11 +74,11 @@ ALONE = "lmdeploy-bd32,num_loops=1,decide_ahead=false"
 def one(
     spec: str, input_length: int, answer: int, limit: int | None, profile: Profile = PROFILE, **how: Any
 ) -> dict[str, Any]:
-    """What becomes of a request that is alone."""
+    """What becomes of a request that is alone; not what it told a scheduler of its wishes and its length."""
     extras = {} if limit is None else {"max_tokens": [limit]}
     trace = Trace("one", np.zeros(1), np.array([input_length]), np.array([answer]), extras)
     table = simulate(trace, profile, parse(spec), **how).table
-    return {name: column[0].item() for name, column in table.columns.items()}
+    return {name: column[0].item() for name, column in table.columns.items() if name not in ("estimate", "deadline")}
 
 
 def test_a_canvas_is_denoised_to_its_limit_and_its_tokens_count_up_to_the_eos() -> None:
