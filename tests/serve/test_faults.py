@@ -154,7 +154,9 @@ def test_a_request_that_its_policy_leaves_behind_is_named_while_later_ones_are_s
     assert [reply.status for reply in replies] == [200] * 9 + [503] + [200] * 20
     assert b"Skips runs nothing and never will: 0 run and 1 wait (request 9)" in ended  # once nothing else is left
     (said,) = [record.getMessage() for record in caplog.records if "behind" in record.getMessage()]
-    assert re.match(r"policy .*skips.py:POLICY leaves a request behind: request 9 was in none of the last 2\d ", said)
+    told = re.match(r"policy .*skips.py:POLICY leaves a request behind: request 9 was in none of the last (\d+) ", said)
+    assert told is not None
+    assert int(told[1]) >= 20  # as soon as somebody looks: a busy machine does later
 
 
 def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., Behind]) -> None:
