@@ -48,13 +48,13 @@ from .state import (
 )
 from .step import StepOutcome, StepPlan
 from .unmasking import EOS
-from .windows import most_in_sight
+from .windows import have_room, most_in_sight
 
 EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be stopped
 
 Ints = npt.NDArray[np.int32]
-_most_in_sight = plain(most_in_sight)  # for one request at a time
+_most_in_sight, _have_room = plain(most_in_sight), plain(have_room)  # for one request at a time
 # Steps in a row without a commit that end a run: no model's block takes as many (MOST_STEPS), and no frozen group
 # (MAX_LOOPS). At 40 ms a step a server ends after 40 s; what its policy leaves behind it names before (serve/fleet.py).
 MOST_FRUITLESS = 1000
@@ -118,12 +118,15 @@ class Engine:
         window_bytes = limits.window_bytes
         if caches_prefixes(policy):  # pages that requests share are whole
             window_bytes = -(-window_bytes // limits.kv_bytes) * limits.kv_bytes
+        num_pages, window_pool = limits.num_pages, 0
+        if limits.window:
+            num_pages, window_pool = policy.memory.pools(num_pages, window_bytes, limits.kv_bytes)
         fixed = np.zeros(1, REPLICA)
         fixed[0] = (
-            policy.block_length, policy.width, policy.memory.page_size, limits.num_pages, limits.max_batch,
+            policy.block_length, policy.width, policy.memory.page_size, num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
-            EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
+            window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
         )  # fmt: skip
         self._w = new_world(fixed, table.rows, table.asked, table.arrival)
         # As arrays, which are quicker to add to than a record's fields.
@@ -274,22 +277,27 @@ class Engine:
             length = request.input_length + -(-request.limit // policy.block_length) * policy.block_length
         if not policy.batching.fits(policy, length):
             return False
-        return self.most_pages(request) <= limits.num_pages and length <= limits.context_limit
+        return bool(_have_room(self._fixed, *self.most_pages(request))) and length <= limits.context_limit
 
-    def most_pages(self, request: Request) -> int:
-        """Pages of the pool that a request may come to hold."""
+    def most_pages(self, request: Request) -> tuple[int, int]:
+        """Pages that a request may come to hold in the layers that see all tokens, and in those with a window."""
         policy, prompt = self.policy, request.input_length
         block, page = policy.block_length, policy.memory.page_size
         if policy.full_sequence:
             length = prompt + -(-request.limit // block) * block
             cache: Any = policy.cache  # of such a policy it is an ApproximateCache
-            return -(-int(cache.held(np.array([prompt]), np.array([length]), self.limits.state_tokens)[0]) // page)
+            return -(-int(cache.held(np.array([prompt]), np.array([length]), self.limits.state_tokens)[0]) // page), 0
         own = with_canvas(policy, request.canvas_length if self._narrows else 0)
         tokens = int(policy.batching.reserved(own, prompt, request.limit))
         if not self.limits.window:
-            return -(-tokens // page)
+            return -(-tokens // page), 0
         at_once = policy.batching.at_once(policy, prompt, request.limit)
-        return -(-tokens // page) + int(_most_in_sight(self._w.f.view(np.recarray)[0], tokens, at_once))
+        return -(-tokens // page), int(_most_in_sight(self._fixed, tokens, at_once))
+
+    @property
+    def _fixed(self) -> Any:
+        """state.REPLICA as the rules have it."""
+        return self._w.f.view(np.recarray)[0]
 
     # ---- step by step ----------------------------------------------------------------------------------------
 

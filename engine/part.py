@@ -262,6 +262,13 @@ class PagedMemory(Part):
         if self.num_pages is not None and self.num_pages < 1:
             raise PolicyError(f"num_pages is {self.num_pages}, expected at least 1")
 
+    def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
+        """Pages that a replica uses of so many, and how many of them only layers with a window use; 0: one pool.
+
+        The bytes are of a token, in those layers and in all others, which a page is made for.
+        """
+        return num_pages, 0
+
     def cache(self, num_pages: int, prefixes: Any) -> Any:
         """x.c of a replica with so many pages: a prefix.Cache for these prefix.Prefixes, or () for none."""
         return ()

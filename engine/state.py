@@ -108,6 +108,7 @@ REPLICA = np.dtype(
         ("window", "i8"),  # tokens that a layer with a window sees; 0: the model has none, or nobody asks
         # Tokens that keep their pages in such layers, 0: all do; bytes of a token there, and in all other layers.
         ("keeps", "i8"), ("window_bytes", "i8"), ("kv_bytes", "i8"),
+        ("window_pool", "i8"),  # of num_pages, those that only such layers use; 0: all layers share one pool
         ("stops", "i8"),  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
         ("num_thresholds", "i8"),  # that a step may have
         ("most_fruitless", "i8"),  # steps in a row without a commit that end a run

@@ -3,7 +3,7 @@
 Such layers hold the tokens that a step computes and those in sight of its first. What has left the window comes free as
 the next step is decided on, as in vLLM's hybrid manager (`remove_skipped_blocks`), which keeps one pool of equal pages
 for all groups of layers. A page is `page_size` tokens in the layers that see all; as many tokens of the others take
-`window_bytes / kv_bytes` of one.
+`window_bytes / kv_bytes` of one. SGLang divides the pages at the start instead (`window_pool`).
 """
 
 from typing import Any
@@ -19,7 +19,15 @@ def in_sight(f: Any, start: Any, end: Any) -> Any:
     """
     if f.keeps == 0:
         return 0
-    return _shared(f, -(-int(end) // int(f.page)) - num_left(f, start))
+    return shared(f, -(-int(end) // int(f.page)) - num_left(f, start))
+
+
+@rule
+def have_room(f: Any, pages: Any, seen: Any) -> bool:
+    """Whether so many pages fit, `seen` of layers with a window and `pages` of the others: in one pool or in two."""
+    if f.window_pool > 0:
+        return bool(pages <= f.num_pages - f.window_pool and seen <= f.window_pool)
+    return bool(pages + seen <= f.num_pages)
 
 
 @rule
@@ -40,10 +48,10 @@ def most_in_sight(f: Any, end: Any, at_once: Any) -> Any:
     if f.keeps == 0:
         return 0
     # A window may begin within a page.
-    return _shared(f, min(-(-int(end) // int(f.page)), -(-(int(f.keeps) - 1 + int(at_once)) // int(f.page)) + 1))
+    return shared(f, min(-(-int(end) // int(f.page)), -(-(int(f.keeps) - 1 + int(at_once)) // int(f.page)) + 1))
 
 
 @rule
-def _shared(f: Any, pages: Any) -> Any:
+def shared(f: Any, pages: Any) -> Any:
     """Pages of the pool that so many of a window's take."""
     return -(-pages * int(f.window_bytes) // int(f.kv_bytes))

@@ -16,13 +16,14 @@ ROWS, TOKENS = "max rows", "tokens of a prefill"  # what binds where it is a set
 def parts(policy: Policy, profile: Profile, limits: Limits, in_windows: float = 0.0) -> dict[str, int]:
     """Bytes of a replica's memory, by what they hold, where as many rows run as may; parts of nothing are left out.
 
-    in_windows: the share of the pool that layers with a window hold, which is by need (Shares.in_windows). KV pages are
-    of the layers that see all tokens, but for those of scratch slots: what rows hold behind the tokens that they have
-    committed. The sampler's workspace has the logits of a step in it.
+    in_windows: the share of the pages that layers with a window hold, by need (Shares.in_windows), unless the policy
+    gives them a pool of their own. KV pages are of the layers that see all tokens, but for those of scratch slots: what
+    rows hold behind the tokens that they have committed. The sampler's workspace has the logits of a step in it.
     """
     memory = memory_of(policy, profile.memory)
     pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
-    windowed = round(in_windows * pool)
+    of_windows = policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]
+    windowed = of_windows * policy.memory.page_size * memory.kv_bytes_per_token or round(in_windows * pool)
     scratch = min(pool - windowed, limits.max_batch * scratch_tokens(policy) * memory.kv_bytes_per_token)
     logits = memory.logit_bytes(
         limits.max_batch,

@@ -558,6 +558,6 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     i = int(np.argmin(length))
     raise TraceError(
         f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
-        f"({engine.most_pages(trace.request(i))} pages), expected at most {limits.context_limit} tokens (context) and "
-        f"{limits.num_pages} pages of {policy.memory.page_size}"
+        f"({sum(engine.most_pages(trace.request(i)))} pages), expected at most {limits.context_limit} tokens (context) "
+        f"and {limits.num_pages} pages of {policy.memory.page_size}"
     )

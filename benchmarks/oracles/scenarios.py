@@ -9,6 +9,7 @@ Nearly every fault of a preset shows only where pages are short. An engine's fam
 
 import json
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -48,17 +49,21 @@ def pages_for(scenario: Scenario, r: Random) -> int:
 
 
 def least_pages(scenario: Scenario) -> int:
-    """Pages that the largest of a scenario's requests may come to hold."""
-    limits = Limits(**{**scenario["limits"], "num_pages": 1 << 16})
-    asked = scenario["requests"]
-    engine = Engine(parse(scenario["policy"]), limits, RequestTable(len(asked)))
-    return max(
-        engine.most_pages(
-            Request(i, 0.0, len(q["prompt"]), q["output"], max_tokens=q["max_tokens"],
-                    canvas_length=q.get("canvas_length", 0))
-        )
-        for i, q in enumerate(asked)
-    )  # fmt: skip
+    """The fewest pages with which each of a scenario's requests fits alone."""
+    asked, policy = scenario["requests"], parse(scenario["policy"])
+
+    def all_fit(num_pages: int) -> bool:
+        limits = Limits(**{**scenario["limits"], "num_pages": num_pages})
+        engine = Engine(policy, limits, RequestTable(len(asked)))
+        return all(
+            engine.fits(
+                Request(i, 0.0, len(q["prompt"]), q["output"], max_tokens=q["max_tokens"],
+                        canvas_length=q.get("canvas_length", 0))
+            )
+            for i, q in enumerate(asked)
+        )  # fmt: skip
+
+    return bisect_left(range(1 << 16), True, key=all_fit)
 
 
 # ---- vLLM ----------------------------------------------------------------------------------------------------------
@@ -209,13 +214,14 @@ def sglang(family: str, seed: int) -> Scenario:
 
 
 def with_windows(scenario: Scenario, r: Random) -> None:
-    """Give a scenario layers with a window. SGLang divides their memory (0.8 to 1 by default) and dsim does not."""
-    window = r.choice([8, 40, 100])
+    """Give a scenario layers with a window, and them a share of its pages, as HybridSWAPoolConfigurator does."""
+    window, ratio, page = r.choice([8, 40, 100]), r.choice([0.3, 0.8, 0.8, 1.0]), scenario["page_size"]
+    scenario["policy"] += f",swa_full_tokens_ratio={ratio}"
     scenario["limits"].update(window=window, window_bytes=1, kv_bytes=1)
     pages, least = pages_for(scenario, r), least_pages(scenario)
-    full = round(pages / 1.8)
+    full = int(pages / (1 + ratio))
     scenario["limits"]["num_pages"] = pages
-    scenario["settings"].update(window=window, num_pages=full, window_pages=pages - full)
+    scenario["settings"].update(window=window, num_pages=full, window_pages=int(full * page * ratio) // page)
     scenario["variation"] += f", windows, {'few' if pages < 10 * least else 'many'} pages"
 
 

@@ -41,18 +41,40 @@ from ..state import (
     RUNNING,
 )
 from ..unmasking import Unmasking
-from ..windows import in_sight, most_in_sight
+from ..windows import have_room, in_sight, most_in_sight, shared
 from .canvas import BY_LAW, Canvas
 from .lmdeploy import decide_continuous, end_group, pages_of_prefill
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
 CLIP_MAX_NEW_TOKENS = 4096  # tokens of an answer that are promised room at most
+UNBOUNDED = 1 << 40  # tokens: the room of layers with a window that have no pool of their own
 
 # A request that runs: no round has let it in, one has passed it over, or it is in.
 NEW, PASSED_OVER, ENTERED = range(3)
 
 _PAGES = PrefixMemory(page_size=32)  # a page a block, as with its radix cache
-_GEMMA_PAGES = PagedMemory(page_size=256)
+
+
+@dataclass(frozen=True)
+class TwoPools(PagedMemory):
+    """Pages that are divided at the start between layers with a window and the others (HybridSWAPoolConfigurator)."""
+
+    swa_full_tokens_ratio: Annotated[
+        float, Range(0, 1), "tokens that layers with a window have room for, for each token of the other layers"
+    ] = 0.8
+
+    neutral = PagedMemory.neutral | {"swa_full_tokens_ratio"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.swa_full_tokens_ratio <= 1:
+            raise PolicyError(f"swa_full_tokens_ratio is {self.swa_full_tokens_ratio}, expected above 0, at most 1")
+
+    def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
+        ratio, page = self.swa_full_tokens_ratio, self.page_size
+        full = int(num_pages * kv_bytes / (kv_bytes + ratio * window_bytes))
+        window = -(-(int(full * page * ratio) // page * window_bytes) // kv_bytes)
+        return (full + window, window) if window else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -105,7 +127,8 @@ class Rounds(Scheduler):
     """SGLang 0.5.23: while any request prefills nothing else runs, and each row takes a block a round (3.2).
 
     A prompt's whole blocks are prefilled one a round, and its tail is the head of the first decode block. A canvas
-    model prefills its prompt in one forward, and each canvas again once it is decoded.
+    model prefills its prompt in one forward, and each canvas again once it is decoded. Its layers with a window have a
+    pool of their own, which the engine budgets like the other.
     """
 
     max_running_requests: Annotated[int, Range(1), "requests running (the engine's own default is 1)"] = 64
@@ -174,8 +197,12 @@ class Rounds(Scheduler):
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         # goes_on: the step in flight is of the same round as the one before. The others are tokens of the round that is
-        # being chosen: the pool's room, what its rows are promised and take at once, and what it may still compute.
-        return {"goes_on": False, "room": 0, "promised": 0, "taken": 0, "prompts": 0, "budget": 0, "to_the_last": False}
+        # being chosen: the pool's room, what its rows are promised and take at once, and what it may still compute. Of
+        # layers with a window: the pages held, and what their pool's room has beyond all that its rows may ask for.
+        return {
+            "goes_on": False, "room": 0, "promised": 0, "taken": 0, "prompts": 0, "budget": 0, "to_the_last": False,
+            "window_held": 0, "window_room": 0,
+        }  # fmt: skip
 
     def answers(self, policy: Policy) -> Answers:
         return {
@@ -245,7 +272,7 @@ def _take_on(w: Any, x: Any) -> None:
     block = int(f.block)
     while c.num_waiting > 0 and c.num_running < f.max_batch:
         request, slot = head(w)
-        if (slot >= 0 or f.keeps > 0) and not _has_room_to_the_end(w, x, request, slot):
+        if slot >= 0 and not _has_room_to_the_end(w, x, request, slot):
             return
         prompt = int(w.asked.input_length[request])
         pop(w)
@@ -258,29 +285,34 @@ def _take_on(w: Any, x: Any) -> None:
 
 @rule
 def _has_room_to_the_end(w: Any, x: Any, request: Any, slot: Any) -> bool:
-    """Whether the pool has all that a waiting request may come to need, beside what those that run may.
+    """Whether there is room for all that a preempted request may come to need, beside what those that run may.
 
-    A preempted one comes in again but then: SGLang preempts nobody, and has ended where dsim does. Of a model with
-    windowed layers every request does: the engine's budgets of their pool are not followed.
+    It comes in again but then: SGLang preempts nobody, and has ended where dsim does.
     """
     c, f = w.c[0], w.f[0]
     block = int(f.block)
     decoded = block * (1 + x.p[0].entered)  # positions that a round computes of a row
     pages = int(c.pages_held)
+    seen = 0
     for i in range(c.num_running):
         other = w.lists[RUNNING, i]
         q, s, end = w.q[other], x.s[other], _canvas_end(w, x, other)
-        pages += -(-end // int(f.page)) - q.pages
-        pages += max(0, most_in_sight(f, end, max(decoded, int(s.goal) - int(s.computed))) - q.window_pages)
+        pages += -(-end // int(f.page)) - q.pages - q.window_pages
+        piece = min(int(s.goal) - int(s.computed), _largest_piece(f, int(q.prompt)))
+        seen += max(int(q.window_pages), most_in_sight(f, end, max(decoded, piece)))
     prompt = int(w.asked.input_length[request])
     start = prompt // block * block if x.p[0].grid else prompt
     end = start + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - start, block)
-    if slot >= 0:
-        start = max(start, int(w.q[slot].start))
-    if slot >= 0 and not x.p[0].grid and c.num_running > 0:  # a round counts what a row holds among what it asks for
+    piece = min(max(start, int(w.q[slot].start)), _largest_piece(f, prompt))
+    if not x.p[0].grid and c.num_running > 0:  # a round counts what a row holds among what it asks for
         pages += (c.num_running + 1) * (-(-block // int(f.page)) + 1)
-    pages += -(-end // int(f.page)) + most_in_sight(f, end, max(decoded, start))
-    return bool(pages <= f.num_pages)
+    return have_room(f, pages + -(-end // int(f.page)), seen + most_in_sight(f, end, max(decoded, piece)))
+
+
+@rule
+def _largest_piece(f: Any, prompt: Any) -> Any:
+    """Tokens of a sequence that are prefilled at once: for no more has a pool of a window's pages room for certain."""
+    return max(int(prompt), int(f.block)) if f.keeps > 0 else UNBOUNDED
 
 
 @rule
@@ -295,15 +327,26 @@ def _settle_pages(w: Any, x: Any) -> None:
         hold(w, x, slot, int(s.computed) if s.computed < s.goal else int(q.start))
         context = -(-(int(q.start) + _num_encoded(w, slot)) // int(f.page))
         if _is_decoded(w, x, slot) and q.pages > context:
-            c.pages_held -= q.pages - context
+            seen = int(q.window_pages)
+            if seen > 0:
+                seen = shared(f, max(0, seen * int(f.kv_bytes) // int(f.window_bytes) - int(q.pages) + context))
+            c.pages_held -= q.pages - context + q.window_pages - seen
             q.pages = context
+            q.window_pages = seen
 
 
 @rule
 def _choose(w: Any, x: Any, some_prefill: Any) -> int:
     """Choose the rows of a round; how many of them decode. Rows that were let in before come first (PrefillAdder)."""
     c, f, p, m = w.c[0], w.f[0], x.p[0], x.m[0]
+    m.window_held = 0
+    for i in range(c.num_running):
+        m.window_held += w.q[w.lists[RUNNING, i]].window_pages
     m.room = (f.num_pages - c.pages_held) * f.page
+    m.window_room = UNBOUNDED
+    if f.window_pool > 0:
+        m.room = (f.num_pages - f.window_pool - c.pages_held + m.window_held) * f.page
+        m.window_room = (f.window_pool - m.window_held) * f.kv_bytes // f.window_bytes * f.page
     m.promised = 0
     m.taken = 0
     m.prompts = f.max_prefill
@@ -342,6 +385,8 @@ def _go_on(w: Any, x: Any, slot: Any, prefills: Any) -> bool:
         if left > most and not prefills:
             return False
         wanted = min(left, most)
+        if prefills:
+            wanted = min(wanted, _largest_piece(f, int(q.prompt)))
         cut = wanted < left
     elif prefills:
         wanted = min(left, block * p.prefill_blocks_per_round)
@@ -373,7 +418,7 @@ def _most(w: Any, x: Any, prefills: Any) -> Any:
     if most <= 0:
         most = int(m.budget)
     if not p.grid:
-        most = min(most, int(m.room) - int(m.taken) - int(f.page))
+        most = min(most, int(m.room) - int(m.taken) - int(f.page), int(m.window_room) - int(f.page))
     return most
 
 
@@ -401,18 +446,18 @@ def _enter(w: Any, x: Any, slot: Any) -> bool:
     asks = known - there + (block if p.grid else 0)
     s.entry = PASSED_OVER
     s.computed = there
-    if asks + limit + page >= m.room - touched - m.promised:
+    if asks + limit + page >= m.room - touched - m.promised or _in_window(f, asks, limit) >= m.window_room:
         return False
     if not p.grid and w.c[0].num_rows > 0 and -(-asks // page) * page >= m.prompts:
         return False
-    wanted = min(int(m.budget), int(s.goal))
+    wanted = min(int(m.budget), int(s.goal), _largest_piece(f, int(q.prompt)))
     if p.grid:
         wanted = block if there == s.goal else min(int(s.goal) - there, block * p.prefill_blocks_per_round)
     if not _seat(w, x, slot, wanted, there):
         return False
     m.room -= touched
     _charge(w, x, wanted, 0)
-    left = int(m.room) - max(int(m.promised), int(m.taken))
+    left = min(int(m.room) - max(int(m.promised), int(m.taken)), int(m.window_room))
     return bool(left > 0 and m.prompts > 0 and m.budget > 0)
 
 
@@ -420,6 +465,7 @@ def _enter(w: Any, x: Any, slot: Any) -> bool:
 def _charge(w: Any, x: Any, tokens: Any, limit: Any) -> None:
     """Count a row's tokens, and what it may ask for later, among those of the round (_update_prefill_budget)."""
     m, page = x.m[0], int(w.f[0].page)
+    m.window_room -= _in_window(w.f[0], tokens, limit)
     tokens = -(-tokens // page) * page
     m.promised += tokens + page + limit
     m.taken += tokens + page
@@ -428,9 +474,18 @@ def _charge(w: Any, x: Any, tokens: Any, limit: Any) -> None:
 
 
 @rule
+def _in_window(f: Any, tokens: Any, limit: Any) -> Any:
+    """Tokens that a row is promised in layers with a window that have a pool (estimate_swa_kv_tokens)."""
+    if f.window_pool == 0:
+        return 0
+    tokens, before = -(-tokens // int(f.page)) * int(f.page), int(f.keeps) - 1
+    return max(0, tokens - before) + min(tokens + limit, before) + int(f.page)
+
+
+@rule
 def _seat(w: Any, x: Any, slot: Any, wanted: Any, there: Any) -> bool:
     """Give a row its pages and its place in the round, if there are pages: SGLang ends where there are none."""
-    c, f, p, q, s = w.c[0], w.f[0], x.p[0], w.q[slot], x.s[slot]
+    c, f, p, m, q, s = w.c[0], w.f[0], x.p[0], x.m[0], w.q[slot], x.s[slot]
     new = s.entry != ENTERED
     computed = there if new else int(s.computed)
     prefills = computed < s.goal
@@ -442,12 +497,14 @@ def _seat(w: Any, x: Any, slot: Any, wanted: Any, there: Any) -> bool:
         tokens = min(int(q.start) + wanted * (1 + p.entered), _canvas_end(w, x, slot))
     pages = max(int(q.pages), -(-int(tokens) // int(f.page)))
     seen = in_sight(f, before, tokens)
-    more = pages - q.pages + seen - q.window_pages
+    more = pages - q.pages
     if new:
         more -= reusable(w, x, int(q.request), there)[1] if there > 0 else 0
-    if more > f.num_pages - c.pages_held:
+    in_windows = m.window_held + seen - q.window_pages
+    if not have_room(f, c.pages_held - m.window_held + more, in_windows):
         return False
-    c.pages_held += pages - q.pages + seen - q.window_pages
+    c.pages_held += pages - q.pages + in_windows - m.window_held
+    m.window_held = in_windows
     q.pages = pages
     q.window_pages = seen
     if new:
@@ -701,7 +758,11 @@ PRESETS = {
     ),
     "sglang-gemma": Preset(
         Policy(
-            "sglang-gemma", batching=Rounds(), granularity=Canvas(late=False), unmasking=BY_LAW, memory=_GEMMA_PAGES
+            "sglang-gemma",
+            batching=Rounds(),
+            granularity=Canvas(late=False),
+            unmasking=BY_LAW,
+            memory=TwoPools(page_size=256),
         ),
         "max_running_requests",
         "DiffusionGemma on SGLang 0.5.23: a decoded canvas is prefilled in a round of its own, while all others wait",
@@ -709,6 +770,10 @@ PRESETS = {
         {"max_running_requests": [2, 4, 8, 16, 32, 64], "max_prefill_tokens": [4096, 8192, 16384]},
         engine="sglang",
         serve=SERVE.format("Gemma4Renoise"),
-        flags={**FLAGS, "max_prefill_tokens": "--max-prefill-tokens"},
+        flags={
+            **FLAGS,
+            "max_prefill_tokens": "--max-prefill-tokens",
+            "swa_full_tokens_ratio": "--swa-full-tokens-ratio",
+        },
     ),
 }

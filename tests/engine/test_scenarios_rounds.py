@@ -312,11 +312,10 @@ def test_a_mixed_round_prefills_a_canvas_beside_those_that_are_denoised() -> Non
     assert w.step_tokens({}) == "decode 0D4/12 1F4/8"
 
 
-def test_a_row_holds_a_window_s_pages_by_its_length_and_is_let_in_where_it_never_lacks_any() -> None:
+def test_a_row_holds_a_window_s_pages_by_its_length() -> None:
     windows = {"window": 8, "window_bytes": 204_800, "kv_bytes": 20_480}
     w = World(GEMMA, num_pages=99, windows=windows)
     w.submit(0, 10, 8)
-    w.submit(1, 10, 8)
     held = []
     for step, commits in (
         ("prefill 0P10/10", {}), ("decode 0D4/14", {0: ALL}), ("prefill 0F4/14", {}), ("decode 0D4/18", {0: ALL}),
@@ -325,12 +324,57 @@ def test_a_row_holds_a_window_s_pages_by_its_length_and_is_let_in_where_it_never
         held.append(w.plan.pages)
         w.commit(commits)
     assert held == [3 + 30, 4 + 40, 4 + 40, 5 + 40]
-    # The first may come to hold 5 and 50 pages, and so the second waits for its end: together they need 110.
-    assert w.plan_tokens() == "prefill 1P10/10"
-    w = World(GEMMA, num_pages=110, windows=windows)
-    w.submit(0, 10, 8)
-    w.submit(1, 10, 8)
-    assert w.step_tokens({}) == "prefill 0P10/10 1P10/10"
+
+
+SMALL_WINDOW = {"window": 8, "window_bytes": 1, "kv_bytes": 1}
+
+
+def test_layers_with_a_window_have_a_pool_of_their_own_of_which_a_row_is_promised_what_it_may_take() -> None:
+    w = World(GEMMA + ",swa_full_tokens_ratio=0.5", num_pages=40, windows=SMALL_WINDOW)  # 26 pages and 13
+    w.submit(0, 20, 8)
+    w.submit(1, 20, 8)
+    assert w.step_tokens({}) == "prefill 0P20/20 1P20/20"  # 5 pages of each pool for each
+    # Of the 3 pages that are left in the window's pool 0 is promised 11 tokens: 7 before its canvas, and a page.
+    assert w.step_tokens({0: ALL}) == "decode 0D4/24"
+    assert w.plan.pages == 6 + 5 + 3 + 5  # 20 positions before its canvas 0 keeps the pages that 7 of them touch
+    assert w.step_tokens({}) == "prefill 0F4/24"
+    assert w.step_tokens({0: ALL, 1: ALL}) == "decode 0D4/28 1D4/24"
+    w = World(GEMMA + ",swa_full_tokens_ratio=1.0", num_pages=40, windows=SMALL_WINDOW)  # 20 and 20
+    w.submit(0, 20, 8)
+    w.submit(1, 20, 8)
+    assert w.step_tokens({}) == "prefill 0P20/20 1P20/20"
+    assert w.step_tokens({0: ALL}) == "decode 0D4/24 1D4/24"
+
+
+def test_a_request_joins_a_round_where_the_pool_of_a_window_has_more_than_it_may_take() -> None:
+    # Of 40 tokens the first row is promised 24: 20 less the 7 before, these 7, and a page. The second would take them.
+    for num_pages, step in ((20, "prefill 0P20/20"), (30, "prefill 0P20/20 1P20/20")):
+        w = World(GEMMA + ",swa_full_tokens_ratio=1.0", num_pages=num_pages, windows=SMALL_WINDOW)
+        w.submit(0, 20, 8)
+        w.submit(1, 20, 8)
+        assert w.step_tokens({}) == step
+
+
+def test_a_prompt_fits_where_the_pool_of_a_window_holds_it_whole() -> None:
+    for prompt, fits in ((12, True), (24, False)):
+        w = World(GEMMA + ",swa_full_tokens_ratio=0.2", num_pages=30, windows=SMALL_WINDOW)  # 25 and 5
+        assert w.submit(0, prompt, 8) is fits
+
+
+def test_a_preempted_request_is_prefilled_again_in_pieces_no_longer_than_its_prompt() -> None:
+    w = World(GEMMA + ",swa_full_tokens_ratio=0.5", num_pages=25, windows=SMALL_WINDOW)  # 16 and 8
+    w.submit(0, 1, 16)
+    w.submit(1, 8, 8)
+    assert w.step_tokens({}) == "prefill 0P1/1 1P8/8"
+    assert w.step_tokens({0: ALL, 1: ALL}) == "decode 0D4/5 1D4/12"
+    assert w.step_tokens({}) == "prefill 0F4/5 1F4/12"
+    while (step := w.plan_tokens()).split()[1][0] == "0":  # 1 has given way
+        w.commit({0: ALL} if step.startswith("decode") else {})
+    assert step == "prefill 1P8/8"  # its pool has room for a prompt at once, and for no more for certain
+    w.commit({})
+    assert w.step_tokens({}) == "prefill 1P4/12"
+    assert w.step_tokens({1: ALL}) == "decode 1D4/16"
+    assert w["num_tokens"][:2] == [16, 8]
 
 
 def test_a_request_fits_with_the_canvases_behind_its_prompt() -> None:
@@ -346,6 +390,7 @@ def test_a_request_fits_with_the_canvases_behind_its_prompt() -> None:
         ("sglang-fdfo,prefill_blocks_per_round=0", "prefill_blocks_per_round is 0, expected 1 to 4096"),
         ("sglang-gemma,max_prefill_tokens=255", "max_prefill_tokens is 255 and canvas_length 256: "
          "expected at least a canvas, no part of which is denoised alone"),
+        ("sglang-gemma,swa_full_tokens_ratio=0", "swa_full_tokens_ratio is 0.0, expected above 0, at most 1"),
         ("sglang-fdfo:0", "max_running_requests is 0, expected at least 1"),
     ],
 )  # fmt: skip

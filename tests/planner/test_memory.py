@@ -84,10 +84,10 @@ def test_a_short_row_holds_its_own_length_in_both_groups_and_a_long_one_its_wind
     policy = parse("vllm-diffusion:8")
     engine = Engine(policy, limits_of(policy, GEMMA), RequestTable(0))
     # 20,480 (L + 2C) + 204,800 min(L + 2C, ...) bytes of a row whose text ends at L: prompt and all canvases but one.
-    assert engine.most_pages(Request(0, 0.0, 256, 256)) * 16 == (512 + 256) * (1 + 10)
-    long = engine.most_pages(Request(0, 0.0, 20_000, 256)) - -(-(20_000 + 512) // 16)
+    assert [16 * n for n in engine.most_pages(Request(0, 0.0, 256, 256))] == [512 + 256, 10 * (512 + 256)]
+    long = engine.most_pages(Request(0, 0.0, 20_000, 256))
     # Two steps' chunks of its prompt, the one in flight and the next, and the window before them.
-    assert long == 10 * (-(-(1023 + 2 * 8192) // 16) + 1)
+    assert long == (-(-(20_000 + 512) // 16), 10 * (-(-(1023 + 2 * 8192) // 16) + 1))
     # A scheduler that keeps all pages alike holds every token in every layer.
     assert limits_of(parse("ar"), GEMMA).window == 0
     whole = replace(GEMMA.memory, kv_bytes_per_token=225_280, window_bytes_per_token=0, workspace_bytes=0)
