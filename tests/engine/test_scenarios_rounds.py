@@ -347,9 +347,9 @@ def test_layers_with_a_window_have_a_pool_of_their_own_of_which_a_row_is_promise
 
 
 def test_a_request_joins_a_round_where_the_pool_of_a_window_has_more_than_it_may_take() -> None:
-    # Of 40 tokens the first row is promised 24: 20 less the 7 before, these 7, and a page. The second would take them.
-    for num_pages, step in ((20, "prefill 0P20/20"), (30, "prefill 0P20/20 1P20/20")):
-        w = World(GEMMA + ",swa_full_tokens_ratio=1.0", num_pages=num_pages, windows=SMALL_WINDOW)
+    # The first row is promised 24 tokens: 13 beyond the window, the 7 of it, and a page. The second may take as many.
+    for num_pages, step in ((30, "prefill 0P20/20"), (45, "prefill 0P20/20 1P20/20")):  # 10 pages for windows, and 15
+        w = World(GEMMA + ",swa_full_tokens_ratio=0.5", num_pages=num_pages, windows=SMALL_WINDOW)
         w.submit(0, 20, 8)
         w.submit(1, 20, 8)
         assert w.step_tokens({}) == step
