@@ -556,8 +556,12 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
             f"than a step of {cut(policy.name)} takes"
         )
     i = int(np.argmin(length))
+    pages, seen = engine.most_pages(trace.request(i))
+    found, expected = f"{pages + seen} pages", f"{limits.num_pages} pages of {policy.memory.page_size}"
+    if of_windows := policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]:
+        found += f", {seen} of them in layers with a window"
+        expected += f", {of_windows} of them for layers with a window"
     raise TraceError(
         f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
-        f"({sum(engine.most_pages(trace.request(i)))} pages), expected at most {limits.context_limit} tokens (context) "
-        f"and {limits.num_pages} pages of {policy.memory.page_size}"
+        f"({found}), expected at most {limits.context_limit} tokens (context) and {expected}"
     )

@@ -195,6 +195,17 @@ def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
     )
 
 
+def test_where_layers_with_a_window_have_a_pool_of_their_own_the_line_has_both_of_each() -> None:
+    profile = load("h200x2-diffusiongemma-sglang")
+    with pytest.raises(TraceError) as error:
+        simulate(toy_trace([0.0], [1000], [100]), profile, parse("sglang-gemma,num_pages=50"))
+    # 5 pages of tokens and, at 10 times their bytes, as many of layers with a window; of 50 pages there are 5 and 40.
+    assert str(error.value) == (
+        "toy: none of its 1 requests fits: the shortest has 1100 tokens (55 pages, 50 of them in layers with a "
+        "window), expected at most 262144 tokens (context) and 50 pages of 256, 40 of them for layers with a window"
+    )
+
+
 def test_what_fits_no_step_is_one_line_however_long_the_policys_name_is() -> None:
     spec = "vllm-ar,max_num_batched_tokens=64,enable_chunked_prefill=false,max_num_seqs=4,page_size=8"
     policy = replace(parse(spec), name="n" * 500)
