@@ -33,7 +33,7 @@ from ..traces.lengths import without_limit
 
 MAX_REPLICAS = 4096
 SMALL = 1 << 28  # bytes: less is there
-OF_A_REPLICA, OF_A_REQUEST = 110_000, 600  # bytes, measured: docs/reliability.md
+OF_A_REPLICA, OF_A_REQUEST = 110_000, 600  # bytes, as docs/reliability.md says
 
 
 @dataclass(frozen=True)

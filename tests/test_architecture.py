@@ -256,3 +256,35 @@ def test_no_data_is_run() -> None:
             if function.rpartition(".")[2] in LOADERS:
                 loading.add(module)
     assert loading == {*LOAD_CODE}
+
+
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+
+
+def picture() -> str:
+    """The packages in layers, drawn from the import statements: a package imports from lines further down alone."""
+    used = {a: set[str]() for a in MAY_IMPORT}
+    for module in MODULES:
+        used[module.split(".")[0]] |= folders(module) & MAY_IMPORT.keys()
+    height: dict[str, int] = {}
+    while len(height) < len(used):
+        ready = [a for a in used if a not in height and used[a] <= height.keys()]
+        assert ready, f"a circle of imports among {sorted(used.keys() - height.keys())}"
+        height |= {a: 1 + max((height[b] for b in used[a]), default=-1) for a in ready}
+    rows = sorted(used, key=lambda a: (-height[a], a))
+    return "\n".join(f"{height[a]:>2}  {a:<10} {' '.join(sorted(used[a])) or '-'}" for a in rows)
+
+
+def with_picture(text: str) -> str:
+    """CONTRIBUTING.md with the picture of today."""
+    start = text.index("```text\n", text.index("<!-- drawn by tests/test_architecture.py -->")) + len("```text\n")
+    return text[:start] + picture() + text[text.index("\n```", start) :]
+
+
+def test_contributing_shows_the_packages_as_the_code_imports_them() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    assert with_picture(text) == text, "run `python -m dsim.tests.test_architecture`"
+
+
+if __name__ == "__main__":
+    CONTRIBUTING.write_text(with_picture(CONTRIBUTING.read_text(encoding="utf-8")), encoding="utf-8")

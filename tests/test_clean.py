@@ -41,13 +41,6 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert tests[0] in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize(
-    "document", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/*.md") if p.stem != "index")
-)
-def test_the_readme_names_every_document(document: str) -> None:
-    assert document in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {dsim.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""A slice of the attack with fixed seeds; `python -m tests.attack --minutes 60` is the whole (docs/reliability.md)."""
+"""A slice of the attack with fixed seeds; `python -m tests.attack --minutes 60` is the whole (README.md here)."""
 
 import signal
 from collections.abc import Iterator

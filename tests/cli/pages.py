@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "hooks/README.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")))
+PAGES = (
+    "README.md", "CONTRIBUTING.md", "hooks/README.md",
+    *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md") if "specs" not in p.parts),
+)  # fmt: skip
 
 FENCE = re.compile(r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```", re.M | re.S)
 # Of a page's lines that are no fence of commands: those that look like one.
