@@ -1,5 +1,6 @@
 """The reference's pages, written from the code as the site is built (mkdocs.yml calls `on_files`)."""
 
+import posixpath
 import re
 from typing import Any
 
@@ -23,14 +24,17 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A link to a file of the repository that is no page here names the file instead."""
-    return re.sub(r"\[([^\]]+)\]\(\.\./(?!\w+\.md)([\w./-]+)\)", _named, markdown)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Name the file in place of a link that leaves the folder of the site."""
 
+    def named(link: "re.Match[str]") -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), link[2]))
+        if not path.startswith("../"):
+            return link[0]
+        text, path = link[1].strip("`"), path.removeprefix("../")
+        return f"`{path}`" if text in path else f"{link[1]} (`{path}`)"
 
-def _named(link: "re.Match[str]") -> str:
-    text, path = link[1].strip("`"), link[2]
-    return f"`{path}`" if text in path else f"{link[1]} (`{path}`)"
+    return re.sub(r"\[([^\]]+)\]\((\.\./[\w./-]+)\)", named, markdown)
 
 
 def pages() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""docs/engines.md names presets, fields and defaults as they are; engine-answers.md has the figures of today."""
+"""docs/engines/ names presets, fields and defaults as they are; engine-answers.md has the figures of today."""
 
 import importlib.util
 import re
@@ -12,7 +12,11 @@ from dsim.engine.policies import look_ahead, sglang, vllm
 from dsim.engine.policy import PRESETS, settings_of
 
 ROOT = Path(__file__).parents[1]
-PAGE, ANSWERS = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("engines", "engine-answers"))
+DOCS = ROOT / "docs"
+PAGE = "".join(
+    path.read_text(encoding="utf-8") for path in (DOCS / "engines.md", *sorted((DOCS / "engines").glob("*.md")))
+)
+ANSWERS = (DOCS / "engine-answers.md").read_text(encoding="utf-8")
 
 
 def script(name: str) -> ModuleType:
@@ -32,8 +36,8 @@ def engines() -> ModuleType:
 def settings_on_the_page() -> list[tuple[str, str, str]]:
     """(preset, field, value) of every row of the tables of settings."""
     found = []
-    for section in PAGE.split("\n### ")[1:]:
-        preset = section.split("`")[1]
+    for section in PAGE.split("\n## `")[1:]:
+        preset = section.split("`")[0]
         for row in re.findall(r"^\| .* \| `(\w+)` \| .* \| `([^`]*)`[^|]*\|$", section.split("\n## ")[0], re.M):
             found.append((preset, *row))
     return found

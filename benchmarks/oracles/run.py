@@ -5,7 +5,7 @@
 
 For each engine it makes an environment in FOLDER (kept for the next run), draws N scenarios of each of the engine's
 families (scenarios.py), has the engine's own code schedule them (the oracle), has dsim's preset schedule the
-same ones (compare.py), and prints the table that docs/engines.md shows. An engine that cannot be installed or run is
+same ones (compare.py), and prints the table that README.md here shows. An engine that cannot be installed or run is
 named in a line, the others go on, and the exit status is 1. With -o, scenarios, recordings and table stay in OUT.
 
 How an engine plugs in: its oracle, the script called as the engine in this folder,
