@@ -1,7 +1,7 @@
 """Compare answers of plan, capacity and tune with brute force: `python benchmarks/brute_force.py -o runs/brute`.
 
 Each problem is small enough to try every neighbouring fleet and rate with seeds that the search did not use. The table
-is that of docs/plan.md. Finished work is kept in the folder: the same command goes on from it.
+is that of benchmarks/brute_force.md. Finished work is kept in the folder: the same command goes on from it.
 """
 
 import argparse

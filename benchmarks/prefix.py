@@ -1,6 +1,6 @@
 """The gain of prefix caching on Mooncake's conversation trace: `python benchmarks/prefix.py [NAME ...]`.
 
-The tables of docs/prefix.md, predicted: nothing here was measured.
+The tables of docs/prefix-results.md, predicted: nothing here was measured.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 A block of B masks is denoised step by step as the twin does it: the mask at distance d from the first mask passes with
 log-odds  log(odds[d]) + request + block + step , and the greatest commits when none passes. The published figure is
 the mean over denoise steps, B / E[steps a block]. What published tables do not give is assumed here, and said so in
-docs/profiles.md: the chance falls off as exp(-d / reach), and blocks and steps differ as below. How requests differ
-follows from published capacities.
+docs/profile-calibration.md: the chance falls off as exp(-d / reach), and blocks and steps differ as below. How requests
+differ follows from published capacities.
 """
 
 from collections.abc import Callable

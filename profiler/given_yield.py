@@ -1,6 +1,6 @@
 """A yield that the user gives: a number, a table by threshold or a log, in place of a profile's commit models.
 
-docs/profiles.md has the forms. A number says what whole blocks yield; which masks commit first, how blocks and steps
+docs/reproduce.md has the forms. A number says what whole blocks yield; which masks commit first, how blocks and steps
 differ, and how requests do, is assumed as for published means (calibrate.py).
 """
 

@@ -1,4 +1,4 @@
-"""A profile for hardware one does not own, from data sheets and the model's shape. docs/profiles.md has the formulas.
+"""Derive a profile from data sheets and the model's shape. docs/profile-fits.md has the formulas.
 
 The layers are memory-bound while reading weights takes longer than multiplying with them, compute-bound beyond; the
 transition is a chord from half the knee to one and a half times it. Every constant below is an assumption.

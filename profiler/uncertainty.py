@@ -1,6 +1,6 @@
 """A profile's unknowns, cause by cause, and the profile that it would be if one of them were otherwise.
 
-A cause is moved by a score: 0 leaves the profile as it is, ±1 is one standard deviation. docs/reproduce.md says where
+A cause is moved by a score: 0 leaves the profile as it is, ±1 is one standard deviation. docs/ensemble.md says where
 each width comes from; a width that nobody published is called assumed.
 """
 

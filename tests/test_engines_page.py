@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 PAGE = "".join(
     path.read_text(encoding="utf-8") for path in (DOCS / "engines.md", *sorted((DOCS / "engines").glob("*.md")))
 )
-ANSWERS = (DOCS / "engine-answers.md").read_text(encoding="utf-8")
+ANSWERS = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("engine-answers*.md")))
 
 
 def script(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""docs/prefix.md shows what benchmarks/prefix.py prints, names its commands, and quotes the trace's own reuse."""
+"""docs/prefix*.md show what benchmarks/prefix.py prints, name its commands, and quote the trace's own reuse."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,8 @@ from dsim.sim import router
 
 from .test_engines_page import script
 
-PAGE = (Path(__file__).parents[1] / "docs" / "prefix.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("prefix.md", "prefix-results.md"))
 
 
 def test_every_table_that_the_script_prints_is_there_with_its_command() -> None:

@@ -30,7 +30,7 @@ FACTOR, IS_BURSTY, SHAPE, FIRST_GAP, FIRST_SHARE, GAP = range(6)
 
 @dataclass(frozen=True, slots=True)
 class BurstGPTLike:
-    """Parameters of burstgpt-like arrivals; docs/traces.md gives the CV and the Fano factors of the defaults."""
+    """Parameters of burstgpt-like arrivals; docs/traffic.md gives the CV and the Fano factors of the defaults."""
 
     window: float = 60.0  # s
     num_streams: int = 2  # independent streams of equal rate

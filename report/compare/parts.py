@@ -10,7 +10,7 @@ Four re-runs of the same requests on the twin's clock cross both sources of late
     scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
 
 Each part is a source's effect, averaged over the other source's two values (Shapley's value for two players), and the
-three add up to predicted - measured, whatever the runs are. docs/compare.md says what lies in each.
+three add up to predicted - measured, whatever the runs are. docs/compare-parts.md says what lies in each.
 """
 
 from collections.abc import Callable

@@ -1,15 +1,15 @@
-"""The tables of docs/traces.md name what there is."""
+"""The tables of docs/traces.md and traffic.md name what there is."""
 
 from pathlib import Path
 
 from dsim.traces import ARRIVALS, LENGTHS, shipped_names
 from dsim.traces.formats import FORMATS
 
-PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_docs_name_every_format_process_workload_and_trace() -> None:
-    text = PAGE.read_text()
+    text = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("traces.md", "traffic.md"))
     for name in (*FORMATS, *ARRIVALS, *LENGTHS, *shipped_names()):
         assert f"`{name}`" in text
     for form in FORMATS.values():
