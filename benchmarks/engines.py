@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dsim.benchmarks.calibration.engines import Published, engine_profile
 from dsim.engine.errors import ProfileError
 from dsim.engine.policy import parse
 from dsim.profiler.canvas_law import mean_forwards, with_mean
-from dsim.profiler.engines import Published, engine_profile
 from dsim.profiler.hardware import gpu
 from dsim.profiler.known import drafted
 from dsim.profiler.models import model

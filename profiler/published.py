@@ -185,17 +185,6 @@ def published_commits(model: str) -> tuple[CommitModel, ...]:
     return ()
 
 
-def published_mean(model: str, workload: str, threshold: float) -> float:
-    """Tokens that an ordinary denoise step commits, as published of the model itself."""
-    [found] = [
-        y.mean
-        for published, yields in YIELDS.values()
-        for y in yields
-        if (published, y.workload, y.threshold) == (model, workload, threshold)
-    ]
-    return found
-
-
 def _commit_model(y: Yield) -> CommitModel:
     return calibrate_commits(
         y.mean,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dsim.benchmarks.calibration.calibrated import published_mean
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
 from dsim.planner.record import profile_notes
@@ -12,7 +13,6 @@ from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.given_yield import given_yield, with_yield
 from dsim.profiler.known import calibrated_under
 from dsim.profiler.profile import load
-from dsim.profiler.published import published_mean
 from dsim.profiler.request_effects import mean_yield
 
 from ..cli.command import dsim

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dsim.benchmarks.calibration import profiles as shipped_profiles
 from dsim.engine.errors import DsimError, ProfileError
-from dsim.profiler import ship
 from dsim.profiler.profile import (
     DEFAULT,
     SHIPPED,
@@ -139,7 +139,7 @@ def test_a_file_of_version_2_still_loads(tmp_path: Path, good: dict[str, Any]) -
 
 
 def test_the_shipped_files_are_what_the_script_writes(tmp_path: Path) -> None:
-    ship.main(tmp_path)
+    shipped_profiles.main(tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in SHIPPED.iterdir()}
 
 

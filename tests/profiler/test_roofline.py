@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.cache_overhead import CACHES, PHASES
-from dsim.engine.errors import ProfileError
-from dsim.engine.latency import Features
-from dsim.profiler.calibrated import (
+from dsim.benchmarks.calibration.calibrated import (
     CALIBRATED_INTERCEPT,
     CALIBRATED_LAUNCH,
     CALIBRATED_SLOPE,
     LLADA2_INTERCEPT,
     LLADA2_SLOPE,
 )
+from dsim.engine.cache_overhead import CACHES, PHASES
+from dsim.engine.errors import ProfileError
+from dsim.engine.latency import Features
 from dsim.profiler.hardware import GPUS, Gpu, gpu
 from dsim.profiler.models import MODELS, model
 from dsim.profiler.profile import Profile, load

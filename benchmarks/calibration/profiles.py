@@ -1,8 +1,13 @@
-"""Write the shipped profiles anew: `python -m dsim.profiler.ship [folder]`. The same code gives the same bytes."""
+"""Write the shipped profiles anew: `python -m dsim.benchmarks.calibration.profiles [folder]`, always the same bytes."""
 
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+from dsim.profiler.hardware import gpu
+from dsim.profiler.models import model
+from dsim.profiler.profile import SHIPPED, Profile, save
+from dsim.profiler.roofline import eager_launch, roofline
 
 from .calibrated import (
     CALIBRATED_EVICTION,
@@ -15,10 +20,6 @@ from .calibrated import (
     calibrated,
 )
 from .engines import engine_profiles
-from .hardware import gpu
-from .models import model
-from .profile import SHIPPED, Profile, save
-from .roofline import eager_launch, roofline
 
 DATE = "2026-11-21"
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .calibrate import SPREAD_SOURCE
-from .fit import key_times
-from .hardware import gpu
-from .known import drafted
-from .models import BYTES, model
-from .profile import Fit, Profile, Provenance, digits
-from .published import EDITING
-from .roofline import roofline
+from dsim.profiler.calibrate import SPREAD_SOURCE
+from dsim.profiler.fit import key_times
+from dsim.profiler.hardware import gpu
+from dsim.profiler.known import drafted
+from dsim.profiler.models import BYTES, model
+from dsim.profiler.profile import Fit, Profile, Provenance, digits
+from dsim.profiler.published import EDITING
+from dsim.profiler.roofline import roofline
 
 CANVAS = 256
 FIXED_48 = "fixed-48", round(CANVAS / 48, 4)  # the law of SGLang's benchmark, and tokens a denoising forward

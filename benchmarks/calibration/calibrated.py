@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from .hardware import Gpu
-from .models import ModelShape
-from .profile import Profile, Provenance, digits
-from .published import published_mean
-from .roofline import latency_model, memory_grid, roofline, weight_read
+from dsim.profiler.hardware import Gpu
+from dsim.profiler.models import ModelShape
+from dsim.profiler.profile import Profile, Provenance, digits
+from dsim.profiler.published import YIELDS
+from dsim.profiler.roofline import latency_model, memory_grid, roofline, weight_read
 
 # Fitted so that the twin's closed loops give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913, 938, 979 tok/s at
 # concurrency 64, 128, 256) with prefill and trimmed tails paid for: `dsim reproduce focus-throughput` prints
@@ -87,3 +87,14 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
             },
         ),
     )
+
+
+def published_mean(model: str, workload: str, threshold: float) -> float:
+    """Tokens that an ordinary denoise step commits, as published of this model."""
+    [found] = [
+        y.mean
+        for published, yields in YIELDS.values()
+        for y in yields
+        if (published, y.workload, y.threshold) == (model, workload, threshold)
+    ]
+    return found
