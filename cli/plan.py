@@ -1,9 +1,8 @@
 """dsim plan: which policy, on which GPUs, how many of them, at what cost; one ranked answer."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import DsimError
-from ..files.place import Kind, Taken, check_folder, has_schema
+from ..files.place import check_folder
 from ..files.read import float_of
-from ..files.write import write_whole
 from . import choices, options
 from .bar import Bar
 from .capacity import percent
@@ -21,18 +19,7 @@ from .options import INTERRUPTED, option
 from .screen import Screen, say
 
 if TYPE_CHECKING:
-    from ..planner.ledger import Ledger
-    from ..planner.planned import Planned
     from ..profiler.profile import Profile
-    from ..report.page import Page
-
-LEDGER = "replays.jsonl"
-FILES = ("plan.toml", "plan.json", "report.html")
-DEPLOY = "deploy"  # a folder
-SCHEMA = "dsim-plan"
-PLAN = Kind(
-    "a plan", (*FILES, DEPLOY, "profile-*.json", LEDGER), "plan.json", has_schema(SCHEMA), (DEPLOY,), kept=LEDGER
-)
 
 
 @options.of_scenario("profile", "yields", "replicas", "rate", "num_requests", "time_scale", "eos", "drop_warmup")
@@ -108,6 +95,7 @@ def plan_command(
     from ..planner.ensemble import check_num
     from ..planner.measured_log import measured_log
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
+    from ..planner.plan_folder import LEDGER, PLAN, PlanFolder
     from ..planner.purchase import check_growth
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
@@ -166,20 +154,20 @@ def plan_command(
         screen, [(parse(spec, code), own, scenario.workload, source) for spec, own in on_first.items()]
     )
     try:
-        with ExitStack() as stack, Bar(screen, "plan", "replays", note="starting") as bar:
-            taken = None if out is None else Taken(out, PLAN, force=force)
-            if taken is not None:
-                stack.callback(taken.close)
-            ledger = None if out is None else _open(stack, out, key)
+        with (
+            Bar(screen, "plan", "replays", note="starting") as bar,
+            nullcontext() if out is None else PlanFolder(out, key, force=force) as folder,
+        ):
 
             def show(doing: str, done: int, of: int) -> None:
-                if taken is not None and done:
-                    taken.settle()
+                if folder is not None and done:
+                    folder.settle()
                 bar.update(done, of, doing, "")
 
             planned = plan(
                 scenario, candidates, left_out, rate=wanted, jobs=jobs, backend=backend, address=address,
-                spare=spare, growth=growth, ledger=ledger, progress=show, **options_asked,
+                spare=spare, growth=growth, ledger=None if folder is None else folder.ledger, progress=show,
+                **options_asked,
             )  # fmt: skip
             info = {**asked(scenario, options.command(options.SPEED), None, currency), **planned.to_json()}
             info |= {"gpu_hour": gpu_hour, "attainment": options_asked["attainment"]}
@@ -199,13 +187,11 @@ def plan_command(
                     progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
                 )  # fmt: skip
                 info["ensemble"] = told.to_json()
-            if out is not None:
+            if folder is not None:
                 with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
                     info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead))
             page = plan_page(info)
-            if taken is not None:
-                taken.settle()
-            written = [] if out is None else _write(out, planned, info, page, sheets)
+            written = [] if folder is None else folder.write(planned, info, page, sheets)
     except KeyboardInterrupt:
         kept = f"the replays are kept in {out}/: the same command goes on from them" if out else "nothing was kept"
         screen.alarm(f"Interrupted: {kept}")
@@ -256,39 +242,3 @@ def _prices(text: str | None) -> "Callable[[Profile], float | None]":
         raise DsimError(f"--gpu-hour is {text}, which has no price for {profile.device.name}")
 
     return price_of
-
-
-def _open(stack: ExitStack, out: Path, key: str) -> "Ledger":
-    """The folder's ledger, open until the stack ends; a DsimError where it is another plan's."""
-    from ..planner.ledger import Ledger
-    from ..planner.plan_replays import entry_of
-
-    ledger = Ledger(out / LEDGER, entry_of)
-    found = next((entry["plan"] for entry in ledger.entries if "plan" in entry), None)
-    if found not in (None, key):
-        raise DsimError(
-            f"{out}: holds the replays of another plan ({found}, this one is {key}): choose another folder or pass "
-            "--force"
-        )
-    ledger.begin()
-    stack.callback(ledger.close)
-    if found is None:
-        ledger.append({"plan": key})
-    return ledger
-
-
-def _write(out: Path, planned: "Planned", info: dict[str, Any], page: "Page", sheets: "Sequence[Profile]") -> list[str]:
-    from ..profiler.profile import save
-    from ..report.html import to_html
-
-    text = json.dumps(info, indent=1, allow_nan=False, ensure_ascii=False)
-    files = {"plan.toml": planned.plan_toml, "plan.json": text + "\n", "report.html": to_html(page)}
-    for name, content in files.items():
-        write_whole(out / name, content)
-    launch = {} if planned.deployment is None else planned.deployment.files()
-    for name, content in launch.items():
-        (out / DEPLOY).mkdir(exist_ok=True)
-        write_whole(out / DEPLOY / name, content)
-    for profile in sheets:
-        save(profile, out / f"profile-{profile.name}.json", force=True)
-    return [*files, *([f"{DEPLOY}/"] if launch else []), *(f"profile-{profile.name}.json" for profile in sheets)]

@@ -12,13 +12,13 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from dsim.cli.plan import PLAN
 from dsim.cli.tune import TUNE
 from dsim.engine.errors import DsimError
 from dsim.files.place import Kind, check_folder
 from dsim.planner import space
 from dsim.planner.ledger import Ledger
 from dsim.planner.objective import ReplayOutcome
+from dsim.planner.plan_folder import PLAN
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.quality import quality_of
 from dsim.planner.search import Search, quiet

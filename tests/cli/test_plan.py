@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 from dsim import __version__
-from dsim.cli.plan import FILES, LEDGER
 from dsim.planner import plan_replays
+from dsim.planner.plan_folder import FILES, LEDGER
 from dsim.profiler.profile import load, save
 
 from .command import dsim, held
