@@ -1,4 +1,4 @@
-"""The policy that a step log's engine ran: the preset that its header names, with the settings that it states."""
+"""The policy of a step log: the preset and the settings in its header."""
 
 from ..engine.errors import ProfileError
 from ..engine.part import fields_of
@@ -9,7 +9,7 @@ from .steplog import Header
 
 
 def policy_of(header: Header) -> tuple[str, list[str]]:
-    """The SPEC of the policy, and what the header states that the preset has no field for; ProfileError without one."""
+    """The policy's SPEC, and the header's settings that the preset has no field for; ProfileError without a preset."""
     if header.preset is None or header.preset not in PRESETS:
         named = "null" if header.preset is None else cut(header.preset)
         raise ProfileError(f"the log's header has preset {named}, expected one of {', '.join(PRESETS)}")
@@ -23,12 +23,12 @@ def policy_of(header: Header) -> tuple[str, list[str]]:
         stated["canvas_length" if "canvas_length" in usual else "block_length"] = header.block_length
         if policy.unmasking.strategy == "low_confidence_dynamic":
             stated["threshold"] = header.threshold
-    given = [f"{name}={_said(value)}" for name, value in stated.items()
+    given = [f"{name}={_spelled(value)}" for name, value in stated.items()
              if name in usual and value is not None and value != usual[name]]  # fmt: skip
     spec = ",".join([header.preset, *given])
     parse(spec)
     return spec, [name for name in stated if name not in usual]
 
 
-def _said(value: Setting) -> str:
+def _spelled(value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

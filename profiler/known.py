@@ -1,4 +1,4 @@
-"""A profile's own limits: the yield behind its step times, and host terms that nobody knows."""
+"""The limits of a profile: the yield that its step times assume, and host terms that are unknown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from .profile import Profile
 
 @dataclass(frozen=True)
 class Under:
-    """The yield that a profile's step times were calibrated under: to what else commits they are carried over."""
+    """The yield under which a profile's step times were calibrated."""
 
     tokens: float  # a denoise step; of drafts, a forward
     workload: str  # of drafts, how many of them and how likely each is accepted
@@ -20,7 +20,7 @@ class Under:
 
 
 def calibrated_under(profile: Profile) -> Under | None:
-    """The yield that a profile says it was calibrated under; None where it says none: measured ones, data sheets."""
+    """The yield under which a profile was calibrated; None for measured profiles and data sheets."""
     settings = profile.provenance.settings
     tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
     if not isinstance(tokens, int | float) or not isinstance(threshold, int | float | None) or workload is None:
@@ -29,7 +29,7 @@ def calibrated_under(profile: Profile) -> Under | None:
 
 
 def default_said(profile: Profile) -> str:
-    """What a run of the profile yields that names no workload, and whether its step times were taken so too."""
+    """Describe the default workload and the one under which step times were calibrated."""
     if not profile.workloads:
         return "no workload"
     own, under = profile.workloads[0], calibrated_under(profile)
@@ -39,17 +39,16 @@ def default_said(profile: Profile) -> str:
 
 
 def drafted(acceptances: Sequence[float]) -> str:
-    """The workload of an autoregressive run: how likely each token of a step is, those before it being."""
+    """Describe an autoregressive workload by the conditional acceptance of each draft."""
     drafts = acceptances[1:]
     return f"{len(drafts)} drafts, each accepted with probability {drafts[0]:g}" if drafts else "a token at a time"
 
 
 def unknown_host(profile: Profile) -> tuple[str, ...]:
-    """Host terms of a profile that are 0 because nobody could tell them, and that no other constant holds.
+    """Host-time terms that the calibration data cannot identify (stored as 0).
 
-    Both of a data sheet's estimate; of a fit host_request, where steps did not tell it. A host_step that a fit could
-    not tell is in the time of its smallest step: every measured latency has it. A calibrated profile's steps were read
-    off whole forwards or runs: they have what the host took.
+    A data sheet identifies neither; a fit may miss host_request. A host_step that a fit misses is in the time of its
+    smallest step, and a calibrated profile's steps were read off whole runs, host time included.
     """
     zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
     return tuple(

@@ -46,7 +46,7 @@ class Logged:
 
     request: Ints
     input_length: Ints
-    output_length: Ints  # tokens asked for; what came out where the log does not say
+    output_length: Ints  # tokens asked for, or else emitted
     received: Floats  # by the server's front end
     arrival: Floats  # at the engine
     scheduled: Floats  # begin of its first step
@@ -77,11 +77,11 @@ class Requests:
         self._ends = [0]
 
     def open(self, s: Section, request: int, input_length: int) -> None:
-        """Take in a request's line."""
+        """Add a request."""
         row = {"input_length": float(input_length), "num_first": 0.0, "num_tokens": 0.0, "num_emissions": 0.0}
         for name in ("received", "arrival"):
             if not s.is_null(name):
-                # What was received before the log was opened came at a time below zero.
+                # A request received before the log was opened has a negative time.
                 row[name] = s.number(name, -1e9)
         if not s.is_null("output_length"):
             row["output_length"] = float(s.integer("output_length"))
@@ -91,7 +91,7 @@ class Requests:
         self._rows[request] = row
 
     def step(self, s: Section, start: float, end: float, batch: int, line: int) -> None:
-        """Take in the rows of a step, the log's `line`-th."""
+        """Add the rows of the log's `line`-th step."""
         known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
         self._starts.append(start)
         self._steps.append((s.integer("step"), line, *known))
@@ -130,14 +130,14 @@ class Requests:
             row["num_emissions"] += 1
 
     def finish(self, s: Section) -> None:
-        """Take in the end of a request."""
+        """Add the end of a request."""
         request = s.integer("request")
         if request not in self._rows:
             raise s.error("request", request, "one that a request line has named before")
         self._rows[request]["finish"] = s.number("time")
 
     def read(self) -> Logged:
-        """All of it."""
+        """The requests, by arrival."""
         rows = sorted(self._rows.items(), key=lambda item: (item[1].get("arrival", 0.0), item[0]))
 
         def times(name: str) -> Floats:

@@ -37,7 +37,7 @@ class Device:
     name: str
     count: int
     memory_bytes: int  # of one
-    compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: nobody says
+    compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: unknown
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Fit:
-    """Where a latency model holds and how far to trust it. What only a measurement knows is None without one."""
+    """A latency model's domain and quality; None where nothing was measured."""
 
-    domain: tuple[float, float]  # tokens: the fewest and the most that a step was measured, or is trusted, at
-    regimes: tuple[str, ...]  # one for each knot: of the piece that begins there
+    domain: tuple[float, float]  # fewest and most tokens of a step that was measured or is trusted
+    regimes: tuple[str, ...]  # of the piece that begins at each knot
     residual: float | None  # root mean square of (predicted - measured) / measured; None where nothing was measured
     standard_errors: dict[str, float] | None  # by latency coefficient
-    relative_uncertainty: float | None  # of an estimate, as stated by whoever made it
+    relative_uncertainty: float | None  # of an estimate, as its author states it
     num_points: int | None = None  # fitted; each the median of its repeats
     held_out: HeldOut | None = None
     domains: dict[str, tuple[float, float]] | None = None  # fewest and most measured, by feature
     noise: float | None = None  # relative standard deviation of a point's repeats, the median over points
     drift: float | None = None  # relative change of repeated points from the first measurement to the last
-    unidentified: tuple[str, ...] = ()  # coefficients that the measured steps say nothing about, left at 0
-    valid: bool | None = None  # whether the fit believes itself
-    doubts: tuple[str, ...] = ()  # why not, a line each
+    unidentified: tuple[str, ...] = ()  # coefficients that the measured steps cannot identify, left at 0
+    valid: bool | None = None  # whether the fit passed its own checks
+    doubts: tuple[str, ...] = ()  # failed checks, a line each
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class MemoryModel:
     weight_bytes: int
     kv_bytes_per_token: int
     vocab: int
-    utilisation: float = 0.8  # share of what is left after weights and runtime (cache_max_entry_count)
-    fixed_num_pages: int | None = None  # pages to use, whatever would fit
-    window_bytes_per_token: int = 0  # keys and values in layers with a window; kv_bytes_per_token is of the others
-    workspace_bytes: int = 0  # set aside for each row that may run: the sampler's tensors beside its logits
+    utilisation: float = 0.8  # share of the memory left after weights and runtime (cache_max_entry_count)
+    fixed_num_pages: int | None = None  # overrides the computed number
+    window_bytes_per_token: int = 0  # keys and values of layers with a window; the others' are in kv_bytes_per_token
+    workspace_bytes: int = 0  # per row of the maximum batch: the sampler's tensors, logits not included
 
     def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
         """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
@@ -88,7 +88,7 @@ class MemoryModel:
     def fit(self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None) -> tuple[int, int]:
         """Pages, and the prefill budget that leaves room for them: it is halved until at least 16 pages fit.
 
-        logit_rows: of a step at most, where prefills need not all of theirs; None: as LMDeploy has it.
+        logit_rows: the most of a step, for engines that do not compute a prefill's logits in full; None: LMDeploy's.
         """
         if self.fixed_num_pages is not None:
             return self.fixed_num_pages, max_prefill_tokens
@@ -115,13 +115,13 @@ class MemoryModel:
         return logit_rows * self.vocab * 4
 
     def usual_rows(self, usual: int) -> int:
-        """Rows that may run where nobody says how many: no more than half of the memory beside the weights holds."""
+        """The default batch size: `usual`, or fewer if their workspace exceeds half of the memory after weights."""
         if not self.workspace_bytes:
             return usual
         return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.workspace_bytes))
 
     def _pages(self, page: int, runtime: int, max_batch: int) -> int:
-        """Pages beside a fixed runtime; a ProfileError that names what leaves no room."""
+        """Pages that fit next to `runtime` bytes; a ProfileError if there are fewer than MIN_PAGES."""
         rows = max_batch * self.workspace_bytes
         free = (self.capacity_bytes - self.weight_bytes - rows - runtime) * self.utilisation
         pages = int(free // (page * self.kv_bytes_per_token))
@@ -153,7 +153,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One figure of held-out commit logs beside what the commit model says of it."""
+    """A figure of held-out commit logs, measured and predicted by the commit model."""
 
     name: str
     measured: float
@@ -166,7 +166,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class CommitFit:
-    """How well the profile's commit model of these four keys predicts requests it was not fitted to."""
+    """How well the commit model with these four keys predicts held-out requests."""
 
     workload: str
     block_length: int
@@ -179,7 +179,7 @@ class CommitFit:
     predictions: tuple[Prediction, ...]
     valid: bool
     doubts: tuple[str, ...] = ()
-    padding_share: float = 0.0  # of the log's blocks, those behind an EOS, which the model was not fitted to
+    padding_share: float = 0.0  # of the log's blocks: those behind an EOS, left out of the fit
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Profile:
     commit_fits: tuple[CommitFit, ...] = ()  # of the commit models that were fitted to logs
     focus: ImportanceDeltas | None = None
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
-    frontend: float = 0.0  # s between a client and the engine, both ways: HTTP, tokenising, handing on; 0: not measured
+    frontend: float = 0.0  # s outside the engine, both ways: HTTP, tokenising, queues; 0: not measured
 
     def __post_init__(self) -> None:
         windowed = self.model.windowed
@@ -222,17 +222,16 @@ class Profile:
         return tuple(dict.fromkeys(named))
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
-        """How well one of the profile's commit models was fitted; None for a published one."""
+        """The fit of one of the profile's commit models; None for a published one."""
         wanted = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
         fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
         return next(fits, None)
 
     def canvas_law(self, workload: str | None, canvas_length: int, cap: int | None = None) -> CanvasLaw:
-        """The law of steps a canvas for a run, or a ProfileError that lists what the profile holds.
+        """The law of steps per canvas for a run, or a ProfileError that lists what the profile holds.
 
-        Of several for a workload, one that was counted on this profile's engine goes before others, and then one whose
-        canvases might take as many steps as the run allows, its `cap`. For canvases of a length that nobody counted,
-        the law of the nearest one stands in (`CanvasLaw.of_length`).
+        Among a workload's laws, prefer one counted on this profile's engine, then one whose maximum reaches the run's
+        `cap`. An unmeasured canvas length takes the law of the nearest length (`CanvasLaw.of_length`).
         """
         if not self.canvas_laws:
             raise ProfileError(
@@ -254,10 +253,7 @@ class Profile:
         return best.of_length(canvas_length)
 
     def counted_length(self, workload: str, canvas_length: int) -> int:
-        """The length of the canvases whose forwards somebody counted for a workload that is nearest to this one.
-
-        It is this one where the profile holds no law of the workload: a run's law may be another's.
-        """
+        """The canvas length nearest to this one for which the profile has a law of the workload; else this one."""
         held = {law.canvas_length for law in self.canvas_laws if law.workload == workload} or {canvas_length}
         return min(held, key=lambda length: (abs(math.log(length / canvas_length)), length))
 
@@ -274,11 +270,11 @@ class Profile:
 
 SHARE = (0.0, 1.0)
 SIGNED = (-math.inf,)
-# Of a latency, what a file need not say.
+# Fields of a latency model that a file may omit, with their defaults.
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
 }  # fmt: skip
-# What a version added, by the part that holds it, and what it is in files from before.
+# Keys that a version added, by section, with the value that older files get.
 ADDED: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "": {"commit_fits": [], "focus": None},
@@ -301,9 +297,9 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
     6: {"latency": {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}},
     8: {"canvas_laws": {"engine": "", "histogram": [], "by_canvas": []}},
 }  # fmt: skip
-OF_MODEL = ("layers", "window")  # of a latency model's fields, those that its model says
+OF_MODEL = ("layers", "window")  # fields of a latency model that come from the model's shape
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
-# What a file's values may be, beside their types; numbers are at least 0 where nothing is said.
+# The range of each field; a number without one is at least 0.
 LIMITS: AllLimits = {
     Profile: {"origin": ORIGINS, "family": FAMILIES},
     Device: {"count": (1,), "memory_bytes": (1,)},
@@ -312,14 +308,15 @@ LIMITS: AllLimits = {
     ModelShape: dict.fromkeys(SHAPE, (1,)),
     LatencyModel: {"early": SHARE},
     CacheOverhead: {"cache": CACHES, "phase": PHASES},
-    Fit: {"num_points": (1,), "drift": (-1.0,)},
+    Fit: {"regimes": REGIMES, "num_points": (1,), "drift": (-1.0,)},
     HeldOut: {"num_points": (1,)},
     MemoryModel: {
         "capacity_bytes": (1,), "kv_bytes_per_token": (1,), "vocab": (1,), "utilisation": SHARE,
         "fixed_num_pages": (1,),
     },
     CommitModel: {
-        "threshold": SHARE, "stage_gain": (-100.0, 100.0), "padding_share": SHARE, "extrapolated_from": (1,),
+        "block_length": (1,), "threshold": SHARE, "pass_probability": SHARE, "request_quantiles": (-100.0, 100.0),
+        "stage_gain": (-100.0, 100.0), "padding_share": SHARE, "extrapolated_from": (1,),
     },
     CommitFit: {
         "block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,), "padding_share": SHARE,
@@ -353,7 +350,7 @@ def save(profile: Profile, path: str | Path, force: bool = False) -> None:
 
 
 def shipped() -> dict[str, str]:
-    """The shipped profiles: one line about each, by name."""
+    """A line about each shipped profile, by name."""
     profiles = [load(path) for path in _shipped_files().values()]
     return {p.name: f"{p.description} ({p.verdict})" for p in profiles}
 
@@ -384,10 +381,10 @@ def from_json(data: object, path: str) -> Profile:
         )
     for since, added in ADDED.items():
         if version < since:
-            data = _with(data, added)
+            data = _with_defaults(data, added)
     if version <= 2 and "model" in data and isinstance(data.get("latency"), dict):
         # Evictions cost what the layers' sizes say.
-        data = _with(data, {"latency": {"early": model_shape(Section(path, "", data, tuple(data))).early}})
+        data = _with_defaults(data, {"latency": {"early": model_shape(Section(path, "", data, tuple(data))).early}})
     if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
         renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
         data = data | {"latency": renamed}
@@ -395,8 +392,8 @@ def from_json(data: object, path: str) -> Profile:
         data = _of_version_6(data, path)
     if version <= 7 and isinstance(data.get("device"), dict):
         kind = capability_of_name(str(data["device"].get("name")))
-        data = _with(data, {"device": {"compute_capability": kind}})
-    data = _with(data, {"latency": OPTIONAL})
+        data = _with_defaults(data, {"device": {"compute_capability": kind}})
+    data = _with_defaults(data, {"latency": OPTIONAL})
     top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
     own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
     latency = top.section("latency", own + names(Fit))
@@ -411,33 +408,33 @@ def from_json(data: object, path: str) -> Profile:
     )
 
 
-def _with(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """A file's values with what its parts lack; a part that is of another type stays so, for its reader to say."""
+def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Fill in the keys that an older file lacks; parts of a wrong type are left to the reader to refuse."""
     data = added.get("", {}) | data
     for part, new in added.items():
-        held = data.get(part)
-        if isinstance(held, list):
-            data[part] = [new | item if isinstance(item, dict) else item for item in held]
-        elif isinstance(held, dict):
-            data[part] = new | held
+        value = data.get(part)
+        if isinstance(value, list):
+            data[part] = [new | item if isinstance(item, dict) else item for item in value]
+        elif isinstance(value, dict):
+            data[part] = new | value
     return data
 
 
 def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """A file of version 6 with what version 7 has in place of a window's bytes a row: those of a token in it."""
+    """Replace version 6's window bytes per row by version 7's per token."""
     memory = data.get("memory")
     if not isinstance(memory, dict) or "window_bytes" not in memory or "model" not in data:
-        return data  # which the reader of the whole file says
+        return data  # the reader refuses it
     memory = dict(memory)
-    held, device = memory.pop("window_bytes"), data.get("device")
+    window_bytes, device = memory.pop("window_bytes"), data.get("device")
     shape = model_shape(Section(path, "", data, tuple(data)))
     count = device.get("count", 1) if isinstance(device, dict) else 1
-    per_token = shape.window_bytes_on(count) if held and isinstance(count, int) else 0
+    per_token = shape.window_bytes_on(count) if window_bytes and isinstance(count, int) else 0
     return data | {"memory": {"window_bytes_per_token": per_token, **memory}}
 
 
 def model_shape(outer: Section) -> ModelShape:
-    """The dimensions under `model`, each checked; files from before layers had windows lack two of them."""
+    """The checked dimensions under `model`; older files lack the two fields about windows."""
     given = outer.values["model"]
     if isinstance(given, dict):
         given = {"windowed": None, "value_is_key": False, **given}
@@ -457,7 +454,7 @@ def gb(num_bytes: float) -> str:
 
 
 def digits(value: float, num: int = 6) -> float:
-    """Rounded to that many significant digits: a file's bytes must not hang on the last bit of a logarithm."""
+    """Round to `num` significant digits, so that files do not depend on the last bit of a logarithm."""
     return float(f"{value:.{num}g}")
 
 
@@ -491,10 +488,8 @@ def _fit(s: Section) -> Fit:
     low, high = s.numbers("domain", length=2)
     if high < low:
         raise s.error("domain[1]", high, f"at least domain[0], {low:g}")
-    regimes = tuple(s.texts("regimes", *REGIMES, length=len(s.items("knots"))))
-    return s.read(
-        Fit, LIMITS, domain=(low, high), regimes=regimes, domains=None if s.is_null("domains") else _domains(s)
-    )
+    s.items("regimes", len(s.items("knots")))
+    return s.read(Fit, LIMITS, domain=(low, high), domains=None if s.is_null("domains") else _domains(s))
 
 
 def _domains(s: Section) -> dict[str, tuple[float, float]]:
@@ -509,27 +504,25 @@ def _domains(s: Section) -> dict[str, tuple[float, float]]:
 
 
 def _commits(s: Section) -> CommitModel:
-    block_length = s.integer("block_length", 1)
-    chances = tuple(s.numbers("pass_probability", 0.0, 1.0, block_length))
-    effects = s.numbers("request_quantiles", -100.0, 100.0)
-    for i, (before, after) in enumerate(pairwise(effects), 1):
+    found = s.read(CommitModel, LIMITS)
+    s.items("pass_probability", found.block_length)
+    for i, (before, after) in enumerate(pairwise(found.request_quantiles), 1):
         if after < before:
             raise s.error(f"request_quantiles[{i}]", after, f"at least the one before, {before:g}")
-    return s.read(
-        CommitModel, LIMITS, block_length=block_length, pass_probability=chances, request_quantiles=tuple(effects)
-    )
+    return found
 
 
 def _canvas_law(s: Section) -> CanvasLaw:
+    least, most = (s.integer(name, *LIMITS[CanvasLaw][name]) for name in ("least", "most"))
     buckets: list[tuple[int, float]] = []
     for i, pair in enumerate(s.items("histogram")):
         name = f"histogram[{i}]"
         last, share = s.part({name: pair}).items(name, length=2)
         part = s.part({f"{name}[0]": last, f"{name}[1]": share})
-        low = buckets[-1][0] + 1 if buckets else s.integer("least", 1)
+        low = buckets[-1][0] + 1 if buckets else least
         buckets.append((part.integer(f"{name}[0]", low), part.number(f"{name}[1]", 1e-9)))
-    if buckets and buckets[-1][0] != s.integer("most", 1):
-        raise s.error("most", s.integer("most", 1), f"the most of the last bucket, {buckets[-1][0]}")
+    if buckets and buckets[-1][0] != most:
+        raise s.error("most", most, f"the most of the last bucket, {buckets[-1][0]}")
     return s.read(CanvasLaw, LIMITS, histogram=tuple(buckets))
 
 

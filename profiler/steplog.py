@@ -26,9 +26,9 @@ from .samples import Bools, Ints, Samples, samples
 
 SCHEMA = "dsim-steplog"
 VERSIONS = (1, 2, 3)
-AT_THE_CAP = 0.95  # of the canvases: as many say that the prompts were no text
+AT_THE_CAP = 0.95  # share of canvases at which the prompts cannot have been text
 KINDS = ("step", "request", "sequence", "finish")
-# What a line may leave out, and what it then means; None: worked out from the others, or not known.
+# Keys that a line may omit, with their defaults; None: derived from other keys, or unknown.
 HEADER: dict[str, Any] = {
     "num_devices": 1, "weight_bytes": None, "kv_bytes_per_token": None, "num_pages": None, "page_size": 64,
     "temperature": None, "strategy": "low_confidence_dynamic", "prompts": None, "date": "", "torch": None,
@@ -42,8 +42,8 @@ STEP: dict[str, Any] = {
 REQUEST: dict[str, Any] = {"id": None, "output_length": None, "received": None, "arrival": None}
 SEQUENCE: dict[str, Any] = {"computed": None}
 LIMITS: dict[str, tuple[float, ...]] = {
-    "num_devices": (1,), "memory_bytes": (1,), "num_pages": (1,), "page_size": (1,), "block_length": (1,),
-    "threshold": (0.0, 1.0),
+    "num_devices": (1,), "memory_bytes": (1,), "kv_bytes_per_token": (1,), "num_pages": (1,), "page_size": (1,),
+    "block_length": (1,), "threshold": (0.0, 1.0),
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class StepLog:
-    """A log, read whole."""
+    """A whole log."""
 
     header: Header
     steps: Samples
@@ -124,7 +124,7 @@ def read_log(path: str | Path) -> StepLog:
 def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
     """The profile that a log's steps, commits and canvases were fitted to.
 
-    source: names the log, in a ProfileError too. frontend: what passes outside the engine (s), where it was measured.
+    source: the log's name, for provenance and errors. frontend: measured time outside the engine (s).
     """
     h = log.header
     commits: list[CommitModel] = []
@@ -146,8 +146,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
             commits, fits = list(at_fixed_length(found, judged)), [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
-    # A fit of medians runs ahead of a log with a long tail, and queues wait for the tail too: in all, steps take as
-    # long as they did.
+    # A fit of medians underestimates a log with a long tail: scale it to the log's total time.
     scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features).sum()))
     latency = replace(latency.scaled(scale), early=digits(h.model.early))
     synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
@@ -190,10 +189,9 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
 
 
 def of_random_tokens(log: StepLog) -> str:
-    """A warning where a log's prompts were random tokens, or its canvases look so; empty where nothing says it.
+    """A warning if a log's prompts were, or seem to be, random tokens; otherwise empty.
 
-    Random tokens drive every canvas to its cap, so that they tell a diffusion model's yield on no text
-    (changes-2026-11.md 1).
+    Random tokens drive every canvas to its cap, so their yield is not that of text (changes-2026-11.md 1).
     """
     prompts = log.header.prompts or log.header.workload
     if log.header.block_length > 1 and "random" in prompts.lower():
@@ -208,10 +206,7 @@ def of_random_tokens(log: StepLog) -> str:
 
 
 def _late(header: Header) -> bool | None:
-    """Whether canvases are handed out with the pass that leaves their keys and values; None where there are none.
-
-    Any position of a canvas may change until all are committed.
-    """
+    """Whether a canvas is emitted with the pass that writes its keys and values; None for other policies."""
     known = PRESETS.get(header.preset or "")
     if known is None or known.policy.unmasking.strategy != "law":
         return None
@@ -250,14 +245,9 @@ def _header(where: str, values: dict[str, Any]) -> Header:
         shape = _named(where, s.text("model"))
     else:
         shape = model_shape(s)
-    weights, per_token = shape.weight_bytes, shape.kv_bytes_per_token
-    return s.read(
-        Header,
-        {Header: LIMITS},
-        model=shape,
-        weight_bytes=weights if s.is_null("weight_bytes") else s.integer("weight_bytes"),
-        kv_bytes_per_token=per_token if s.is_null("kv_bytes_per_token") else s.integer("kv_bytes_per_token", 1),
-    )
+    derived = {"weight_bytes": shape.weight_bytes, "kv_bytes_per_token": shape.kv_bytes_per_token}
+    derived = {key: value for key, value in derived.items() if s.is_null(key)}
+    return s.read(Header, {Header: LIMITS}, model=shape, **derived)
 
 
 def _named(where: str, name: str) -> ModelShape:
@@ -287,7 +277,7 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
     return (
         Features(
             tokens=tokens,
-            # Every row computes as many positions as any other, unless the log says better.
+            # Without sum_q_kv, assume that all rows compute equally many positions.
             sum_q_kv=s.integer("sum_q_kv") if not s.is_null("sum_q_kv") else round(sum_kv * tokens / batch),
             sum_kv=sum_kv,
             head_rows=heads,
@@ -302,7 +292,7 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
 
 
 class _Sequences:
-    """The requests of a log and the masks they have left, brought up to date line by line."""
+    """The masks that each request of a log still has, updated line by line."""
 
     def __init__(self, block_length: int) -> None:
         self._block = block_length
@@ -311,13 +301,13 @@ class _Sequences:
         self._marks: list[Bools] = []  # masks, computed and committed of each row
 
     def open(self, s: Section, request: int, input_length: int) -> None:
-        """Take in a request's line."""
+        """Add a request."""
         if request in self._left:
             raise ProfileError(f"{s.path}: request {request} is given twice, expected one line a request")
         self._left[request] = (input_length, -1, np.zeros(self._block, np.bool_))
 
     def step(self, s: Section) -> None:
-        """Take in what a step did to a request's block."""
+        """Apply a step's commits to a request's block."""
         request, start, size = s.integer("request"), s.integer("block_start"), self._block
         number = s.integer("step")
         if request not in self._left:
