@@ -95,7 +95,7 @@ def plan_command(
     from ..planner.ensemble import check_num
     from ..planner.measured_log import measured_log
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
-    from ..planner.plan_folder import LEDGER, PLAN, PlanFolder
+    from ..planner.plan_folder import LEDGER, PLAN, plan_folder
     from ..planner.purchase import check_growth
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
@@ -156,7 +156,7 @@ def plan_command(
     try:
         with (
             Bar(screen, "plan", "replays", note="starting") as bar,
-            nullcontext() if out is None else PlanFolder(out, key, force=force) as folder,
+            nullcontext() if out is None else plan_folder(out, key, force=force) as folder,
         ):
 
             def show(doing: str, done: int, of: int) -> None:

@@ -1,9 +1,11 @@
 """The output folder of a plan: its replays, which a second call goes on from, and its results."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ..engine.errors import DsimError
 from ..files.place import Kind, Taken, has_schema
@@ -24,25 +26,13 @@ PLAN = Kind(
 )
 
 
+@dataclass(frozen=True)
 class PlanFolder:
-    """The folder, locked until it is closed. DsimError where it holds the replays of another plan.
+    """An open folder, which no other process writes."""
 
-    key: the plan's fingerprint.
-    """
-
-    def __init__(self, path: Path, key: str, *, force: bool) -> None:
-        self.path = path
-        self._taken = Taken(path, PLAN, force=force)
-        try:
-            self.ledger = Ledger(path / LEDGER, entry_of)
-        except BaseException:
-            self._taken.close()
-            raise
-        try:
-            self._begin(key)
-        except BaseException:
-            self.close()
-            raise
+    path: Path
+    ledger: Ledger
+    _taken: Taken
 
     def settle(self) -> None:
         """Keep this folder: a folder that --force replaced is not put back."""
@@ -63,24 +53,18 @@ class PlanFolder:
             save(profile, self.path / f"profile-{profile.name}.json", force=True)
         return [*files, *([f"{DEPLOY}/"] if launch else []), *(f"profile-{profile.name}.json" for profile in sheets)]
 
-    def close(self) -> None:
-        """Release the folder."""
-        self.ledger.close()
-        self._taken.close()
 
-    def _begin(self, key: str) -> None:
-        found = next((entry["plan"] for entry in self.ledger.entries if "plan" in entry), None)
+@contextmanager
+def plan_folder(path: Path, key: str, *, force: bool) -> Iterator[PlanFolder]:
+    """Lock a folder and open its replays; DsimError where they are of another plan than `key`, its fingerprint."""
+    with closing(Taken(path, PLAN, force=force)) as taken, closing(Ledger(path / LEDGER, entry_of)) as ledger:
+        found = next((entry["plan"] for entry in ledger.entries if "plan" in entry), None)
         if found not in (None, key):
             raise DsimError(
-                f"{self.path}: holds the replays of another plan ({found}, this one is {key}): choose another folder "
-                "or pass --force"
+                f"{path}: holds the replays of another plan ({found}, this one is {key}): choose another folder or "
+                "pass --force"
             )
-        self.ledger.begin()
+        ledger.begin()
         if found is None:
-            self.ledger.append({"plan": key})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            ledger.append({"plan": key})
+        yield PlanFolder(path, ledger, taken)
