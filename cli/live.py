@@ -14,7 +14,7 @@ from ..files.write import check_file, write_whole
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
-from .screen import print_json
+from .screen import Screen, print_json
 
 if TYPE_CHECKING:
     from ..planner.live_run import LiveRun
@@ -63,13 +63,13 @@ def live_command(
     dsim live azure-conv --model ./SDAR-8B-Chat --policy optimus --profile mine.json
     """
     from ..planner.live_run import live_run
-    from ..planner.record import FILES
+    from ..report.run import FILES
     from ..report.story import words
     from ..report.text import render
 
     specs = options.different(policy or ["lmdeploy-bd32"])
     first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     run = live_run(
         [replace(first, policy=spec) for spec in specs], model=model, profiled=profile is not None, commits=commits,
         prompts=prompts, device=device, graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length,
@@ -99,16 +99,15 @@ def live_command(
         )
         if len(summaries) < len(specs):
             line += f", and {len(specs) - len(summaries)} of {len(specs)} policies were not begun"
-        screen.print(line, style="bold red", markup=False)
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({FILES})", markup=False)
+        screen.alarm(line)
+    screen.wrote(out, FILES)
     if recorded.failure is not None:
         raise recorded.failure
     if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen: Console) -> None:
+def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen: Screen) -> None:
     """Serve the requests one after another under each policy, print the agreement, and write the table."""
     from ..planner.agreement import table
     from ..planner.on_device import agreement

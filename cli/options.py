@@ -19,12 +19,11 @@ from ..files.read import printable
 from . import choices
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..engine.part import Policy
     from ..planner.scenario import Scenario
     from ..profiler.profile import Profile
     from ..traces import Trace
+    from .screen import Screen
 
 MOST_SAID = 8  # warnings of one kind
 # Options that say where results go and how fast, not what they are, with the values that follow each.
@@ -294,7 +293,7 @@ def different(names: list[str], what: str = "policy") -> list[str]:
     return names
 
 
-def warn(screen: "Console", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:
+def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:
     """Say what is odd about a scenario's trace: in itself, and for these policies or the scenario's own."""
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning
@@ -303,11 +302,10 @@ def warn(screen: "Console", scenario: "Scenario", policies: Iterable["Policy"] =
     others = scenario.lengths is not None or (scenario.num_requests or 0) > len(source)  # requests that are not its own
     caches = any(map(caches_prefixes, policies or [scenario.parsed_policy()]))
     told = warning(replace(source, extras={}) if others else source, scenario.router, caches)
-    for line in [*source.notes.warnings, *([told] if told else [])]:
-        screen.print(f"Warning: {line}", style="yellow", markup=False)
+    screen.warn([*source.notes.warnings, *([told] if told else [])])
 
 
-def warn_of_yields(screen: "Console", *scenarios: "Scenario") -> None:
+def warn_of_yields(screen: "Screen", *scenarios: "Scenario") -> None:
     """Say what the policies of these scenarios ask for that their profiles know nothing of."""
     warn_of_runs(
         screen,
@@ -316,15 +314,14 @@ def warn_of_yields(screen: "Console", *scenarios: "Scenario") -> None:
     )
 
 
-def warn_of_runs(screen: "Console", runs: Iterable[tuple["Policy", "Profile", str | None, "Trace | None"]]) -> None:
+def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Policy", "Profile", str | None, "Trace | None"]]) -> None:
     """The same of policies on profiles, each with its workload and its requests: the first lines, and how many more."""
     from ..sim.twin import warnings_of
 
     found = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))
     if len(found) > MOST_SAID:
         found[MOST_SAID:] = [f"{len(found) - MOST_SAID} more policies ask for what their profiles know nothing of"]
-    for line in found:
-        screen.print(f"Warning: {line}", style="yellow", markup=False)
+    screen.warn(found)
 
 
 def command(left_out: Mapping[str, int] | None = None) -> str:

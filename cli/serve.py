@@ -11,8 +11,7 @@ from rich.console import Console
 from ..engine.errors import DsimError, MachineError
 from . import choices, options
 from .options import option
-
-FILES = "run.json, requests.parquet, steps.parquet, report.html"
+from .screen import Screen
 
 
 def serve_command(
@@ -86,6 +85,7 @@ def serve_command(
     from ..planner.scenario import Scenario, named_code
     from ..profiler.profile import load as load_profile
     from ..report.files import RunWriter
+    from ..report.run import FILES
     from ..report.slo import Slo
     from ..report.spread import no_spread
     from ..report.story import words
@@ -105,7 +105,7 @@ def serve_command(
     )  # fmt: skip
     bounds = Bounds(max_requests, max_waiting)
     limits = ConnectionLimits(most_connections(max_connections), request_timeout)
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
 
     def log(line: str) -> None:
         screen.print(line, markup=False)
@@ -144,8 +144,7 @@ def serve_command(
     render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if behind.fleet.num_refused:
         screen.print(f"{behind.fleet.num_refused:,} requests were told to come again", style="yellow", markup=False)
-    if out is not None:
-        screen.print(f"Wrote {out}/ ({FILES})", markup=False)
+    screen.wrote(out, FILES)
     for failure in (behind.fleet.failure, behind.fleet.journal_failure):
         if failure is not None:
             raise MachineError(str(failure))

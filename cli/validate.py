@@ -12,7 +12,7 @@ from ..files.duration import seconds_of
 from . import choices, options
 from .bar import Bar
 from .options import option
-from .screen import print_json
+from .screen import Screen, print_json
 
 MISSED = 1
 ENOUGH = 30  # requests in a cell
@@ -77,7 +77,7 @@ def validate_command(
     from ..report.text import render
 
     total = seconds_of(budget)
-    screen = Console(stderr=True, soft_wrap=True, highlight=False)
+    screen = Screen()
     with ExitStack() as stack:
         bar = Bar(screen, "validate", "s", round(total))
         found = validation(
@@ -91,11 +91,8 @@ def validate_command(
         )  # fmt: skip
     fewest = min(cell.num_requests for cell in found.cells)
     if fewest < ENOUGH:
-        screen.print(
-            f"Warning: {fewest} requests in a cell show little, expected {ENOUGH} or more: give a longer --budget or "
-            "--seconds, or fewer policies and loads",
-            style="yellow", markup=False,
-        )  # fmt: skip
+        few = f"{fewest} requests in a cell show little, expected {ENOUGH} or more: give a longer --budget or --seconds"
+        screen.warn([f"{few}, or fewer policies and loads"])
     if as_json:
         print_json(found.to_json())
     else:
@@ -105,9 +102,9 @@ def validate_command(
             console.print(line, markup=False)
     if found.left:
         screen.print(f"Left out, the budget was spent: {', '.join(found.left)}", style="yellow", markup=False)
-    screen.print(f"Wrote {out}/ (profile.json, cells/, comparison/, validation.json)", markup=False)
+    screen.wrote(out, ("profile.json", "cells/", "comparison/", "validation.json"))
     missed = [judged for judged in found.comparison.bounds if not judged.met]
     for judged in missed:
-        screen.print(str(judged), style="bold red", markup=False)
+        screen.alarm(str(judged))
     if missed:
         raise typer.Exit(MISSED)

@@ -29,7 +29,6 @@ from ..traces.trace import ESTIMATE
 from .scenario import Scenario, arrived
 
 AR_EMITS = "an autoregressive policy token by token"
-FILES = "run.json, requests.parquet, steps.parquet, report.html"
 
 # Serves a scenario's requests: what became of them, and what ended the run early if anything did.
 Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
