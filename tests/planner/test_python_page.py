@@ -1,4 +1,4 @@
-"""docs/python.md: every function, argument and result of `import dsim`, as the code has them.
+"""docs/python.md and python-functions.md: every function, argument and result of `import dsim`, as the code has them.
 
 After a change: `python -m dsim.tests.planner.test_python_page` writes the signatures anew.
 """
@@ -17,7 +17,8 @@ from dsim.planner.recorded import OfRun
 from dsim.planner.signature import Traffic
 from dsim.report.shown import Showable
 
-PAGE = Path(dsim.__file__).parent / "docs" / "python.md"
+DOCS = Path(dsim.__file__).parent / "docs"
+PAGE, SIGNATURES = DOCS / "python.md", DOCS / "python-functions.md"
 FUNCTIONS = [name for name in dsim.__all__ if not name.startswith("_")]
 ALIASES = {
     given.TraceLike: "TraceLike", given.ProfileLike: "ProfileLike", given.PolicyLike: "PolicyLike",
@@ -67,19 +68,19 @@ def signature(name: str) -> str:
 
 def written() -> str:
     """The page with the signatures of today."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = SIGNATURES.read_text(encoding="utf-8")
     for name in FUNCTIONS:
         block = f"```text\n{signature(name)}\n```"
         text, found = re.subn(
             rf"(### `{name}`\n(?:(?!###)[^`]|`(?!``))*?)```text\n.*?```", lambda m, b=block: m[1] + b, text, flags=re.S
         )
-        assert found == 1, f"{PAGE}: no section ### `{name}` with a text block"
+        assert found == 1, f"{SIGNATURES}: no section ### `{name}` with a text block"
     return text
 
 
 def test_the_page_has_every_function_with_its_signature() -> None:
-    assert re.findall(r"^### `(\w+)`$", PAGE.read_text(encoding="utf-8"), re.M) == FUNCTIONS
-    assert PAGE.read_text(encoding="utf-8") == written()
+    assert re.findall(r"^### `(\w+)`$", SIGNATURES.read_text(encoding="utf-8"), re.M) == FUNCTIONS
+    assert SIGNATURES.read_text(encoding="utf-8") == written()
 
 
 @pytest.mark.parametrize("name", typing.get_type_hints(Traffic))
@@ -96,4 +97,4 @@ def test_the_page_says_what_each_kind_of_result_has() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    SIGNATURES.write_text(written(), encoding="utf-8")
