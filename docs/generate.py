@@ -1,5 +1,6 @@
 """The reference's pages, written from the code as the site is built (mkdocs.yml calls `on_files`)."""
 
+import inspect
 import posixpath
 import re
 from typing import Any
@@ -10,6 +11,8 @@ from dsim.cli import app
 from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
+from dsim.engine.records import columns_of
+from dsim.engine.state import Counters, Fixed, Replica, RequestRow, Sequence
 from dsim.profiler.profile import shipped
 from dsim.report.metrics import METRICS
 from dsim.traces.formats import FORMATS, OPTIONAL
@@ -44,6 +47,7 @@ def pages() -> dict[str, str]:
         "reference/fields.md": fields(),
         "reference/metrics.md": metrics(),
         "reference/formats.md": formats(),
+        "reference/records.md": records(),
         "reference/profiles.md": profiles(),
     }
 
@@ -136,6 +140,22 @@ def formats() -> str:
         out.append(f"| `{form.name}` | {times} | {unit} | {inputs} | `{form.output}` | {kept} |")
     out += ["", "dsim writes `timestamp` (ms), `input_length` and `output_length`, and of these what a trace has: "]
     return "\n".join([*out, ", ".join(f"`{key}`" for key in OPTIONAL) + ".", ""])
+
+
+def records() -> str:
+    """The records that a compiled rule reads and writes."""
+    out = _head("Records of rules", "The fields that a [policy of your own](../policy-of-your-own.md) may read.")
+    for where, record in (
+        ("replica.counters", Counters), ("replica.fixed", Fixed), ("replica.sequences[slot]", Sequence),
+        ("replica.requests[index]", RequestRow),
+    ):  # fmt: skip
+        out += [f"## `{where}`", "", _cell(record.__doc__ or ""), "", "| field | type | meaning |", "|---|---|---|"]
+        meanings = dict(re.findall(r"^    (\w+): \w+(?:  # (.*))?$", inspect.getsource(record), re.MULTILINE))
+        out += [f"| `{name}` | {kind} | {_cell(meanings[name])} |" for name, kind in columns_of(record)]
+        out.append("")
+    out += ["## Arrays", "", "| array | shape and meaning |", "|---|---|"]
+    arrays = re.findall(r"^    (\w+): npt.NDArray\[\S+\](?:  # (.*))?$", inspect.getsource(Replica), re.MULTILINE)
+    return "\n".join([*out, *(f"| `replica.{name}` | {_cell(meaning)} |" for name, meaning in arrays), ""])
 
 
 def profiles() -> str:

@@ -22,334 +22,350 @@ from .state import (
     ROWS,
     RUNNING,
     SCRATCH,
+    AnyPolicy,
+    Replica,
+    Sequence,
 )
 
 
 @rule
-def canvas(length: Any, block: Any) -> Any:
+def canvas(length: int, block: int) -> int:
     """A length rounded up to whole blocks."""
     return -(-length // block) * block
 
 
 @rule
-def push(w: Any, request: Any, slot: Any) -> None:
+def push(replica: Replica, request: int, slot: int) -> None:
     """Queue a request behind all others; `slot` holds a preempted one's progress, -1 where there is none."""
-    c = w.c[0]
-    at = (c.queue_head + c.num_waiting) & (len(w.queue) - 1)
-    w.queue[at, 0] = request
-    w.queue[at, 1] = slot
-    c.num_waiting += 1
+    counters = replica.counters
+    at = (counters.queue_head + counters.num_waiting) & (len(replica.queue) - 1)
+    replica.queue[at, 0] = request
+    replica.queue[at, 1] = slot
+    counters.num_waiting += 1
 
 
 @rule
-def push_front(w: Any, request: Any, slot: Any) -> None:
+def push_front(replica: Replica, request: int, slot: int) -> None:
     """Queue a preempted request before all others."""
-    c = w.c[0]
-    c.queue_head -= 1
-    at = c.queue_head & (len(w.queue) - 1)
-    w.queue[at, 0] = request
-    w.queue[at, 1] = slot
-    c.num_waiting += 1
+    counters = replica.counters
+    counters.queue_head -= 1
+    at = counters.queue_head & (len(replica.queue) - 1)
+    replica.queue[at, 0] = request
+    replica.queue[at, 1] = slot
+    counters.num_waiting += 1
 
 
 @rule
-def unqueue(w: Any, slot: Any) -> None:
+def unqueue(replica: Replica, slot: int) -> None:
     """Take a preempted sequence out of the queue, wherever it waits."""
-    c, last = w.c[0], len(w.queue) - 1
+    counters, last = replica.counters, len(replica.queue) - 1
     at = 0
-    while w.queue[(c.queue_head + at) & last, 1] != slot:
+    while replica.queue[(counters.queue_head + at) & last, 1] != slot:
         at += 1
     while at > 0:
         for k in range(2):
-            w.queue[(c.queue_head + at) & last, k] = w.queue[(c.queue_head + at - 1) & last, k]
+            replica.queue[(counters.queue_head + at) & last, k] = replica.queue[
+                (counters.queue_head + at - 1) & last, k
+            ]
         at -= 1
-    c.queue_head += 1
-    c.num_waiting -= 1
+    counters.queue_head += 1
+    counters.num_waiting -= 1
 
 
 @rule
-def bring_forward(w: Any, at: Any) -> None:
+def bring_forward(replica: Replica, at: int) -> None:
     """Put the request at a place in the queue before all others, which keep their order."""
-    first, last = w.c[0].queue_head, len(w.queue) - 1
+    first, last = replica.counters.queue_head, len(replica.queue) - 1
     for k in range(2):
-        kept = w.queue[(first + at) & last, k]
+        kept = replica.queue[(first + at) & last, k]
         for i in range(at):
-            w.queue[(first + at - i) & last, k] = w.queue[(first + at - i - 1) & last, k]
-        w.queue[first & last, k] = kept
+            replica.queue[(first + at - i) & last, k] = replica.queue[(first + at - i - 1) & last, k]
+        replica.queue[first & last, k] = kept
 
 
 @rule
-def head(w: Any) -> Any:
+def head(replica: Replica) -> tuple[int, int]:
     """The request that is next in the queue, and the slot of its progress or -1."""
-    at = w.c[0].queue_head & (len(w.queue) - 1)
-    return int(w.queue[at, 0]), int(w.queue[at, 1])
+    at = replica.counters.queue_head & (len(replica.queue) - 1)
+    return int(replica.queue[at, 0]), int(replica.queue[at, 1])
 
 
 @rule
-def pop(w: Any) -> None:
+def pop(replica: Replica) -> None:
     """Take the next request from the queue."""
-    c = w.c[0]
-    c.queue_head += 1
-    c.num_waiting -= 1
+    counters = replica.counters
+    counters.queue_head += 1
+    counters.num_waiting -= 1
 
 
 @rule
-def prefill_length(w: Any, request: Any, slot: Any) -> Any:
+def prefill_length(replica: Replica, request: int, slot: int) -> int:
     """Positions that the prefill of a waiting request computes: a preempted one recomputes what it had."""
-    block = int(w.f[0].block)
+    block = int(replica.fixed.block)
     if slot >= 0:
-        return int(w.q[slot].start) + block
-    return canvas(max(1, int(w.asked.input_length[request])), block)
+        return int(replica.sequences[slot].start) + block
+    return canvas(max(1, int(replica.asked.input_length[request])), block)
 
 
 @rule
-def place(w: Any, request: Any, slot: Any, length: Any, pages: Any) -> Any:
+def place(replica: Replica, request: int, slot: int, length: int, pages: int) -> int:
     """Give a waiting request a slot and its pages; its first block is the last of `length` positions."""
-    c = w.c[0]
+    counters = replica.counters
     if slot < 0:
-        c.num_free -= 1
-        slot = int(w.lists[FREE, c.num_free])
-        q, block, prompt = w.q[slot], int(w.f[0].block), int(w.asked.input_length[request])
-        q.request = request
-        q.prompt = prompt
-        q.end = prompt + w.asked.max_tokens[request]
-        q.answer = prompt + w.asked.output_length[request]
-        q.stop = q.end if w.f[0].stops == IGNORED else q.answer
-        q.start = length - block
-        q.block = canvas_width(w, q)
+        counters.num_free -= 1
+        slot = int(replica.lists[FREE, counters.num_free])
+        sequence, block, prompt = (
+            replica.sequences[slot],
+            int(replica.fixed.block),
+            int(replica.asked.input_length[request]),
+        )
+        sequence.request = request
+        sequence.prompt = prompt
+        sequence.end = prompt + replica.asked.max_tokens[request]
+        sequence.answer = prompt + replica.asked.output_length[request]
+        sequence.stop = sequence.end if replica.fixed.stops == IGNORED else sequence.answer
+        sequence.start = length - block
+        sequence.block = canvas_width(replica, sequence)
         known = prompt - (length - block)
-        for p in range(w.status.shape[1]):
-            w.status[slot, p] = PENDING if p < known else MASKED
-            w.evaluations[slot, p] = 0
-        q.emitted = 0
-        q.expected = w.asked.estimate[request]
-        q.fruitless = 0
-        q.steps = 0
-        q.block_steps = 0
-        q.seen_commit = False
-        q.unpublished = True
-        q.finished = False
-        q.prefilled = False
-        q.lost = False
-        q.left = 0
-    w.q[slot].pages = pages
-    c.pages_held += pages
+        for p in range(replica.status.shape[1]):
+            replica.status[slot, p] = PENDING if p < known else MASKED
+            replica.evaluations[slot, p] = 0
+        sequence.emitted = 0
+        sequence.expected = replica.asked.estimate[request]
+        sequence.fruitless = 0
+        sequence.steps = 0
+        sequence.block_steps = 0
+        sequence.seen_commit = False
+        sequence.unpublished = True
+        sequence.finished = False
+        sequence.prefilled = False
+        sequence.lost = False
+        sequence.left = 0
+    replica.sequences[slot].pages = pages
+    counters.pages_held += pages
     return slot
 
 
 @rule
-def canvas_width(w: Any, q: Any) -> Any:
+def canvas_width(replica: Replica, sequence: Sequence) -> int:
     """Positions of a sequence's canvases: the policy's, or of the narrower ones that its request asks for."""
-    narrower, block = int(w.r[q.request].canvas_length), int(w.f[0].block)
+    narrower, block = int(replica.requests[sequence.request].canvas_length), int(replica.fixed.block)
     return narrower if 0 < narrower < block else block
 
 
 @rule
-def knows_limit(w: Any, q: Any) -> bool:
+def knows_limit(replica: Replica, sequence: Sequence) -> bool:
     """Whether the scheduler knows the limit of a sequence: a request that ends at an EOS may say none."""
-    return w.f[0].eos == 0 or w.r[q.request].limited
+    return replica.fixed.eos == 0 or replica.requests[sequence.request].limited
 
 
 @rule
-def let_in(w: Any, slot: Any) -> None:
+def let_in(replica: Replica, slot: int) -> None:
     """Count a placed request among the running ones."""
-    c = w.c[0]
-    w.lists[RUNNING, c.num_running] = slot
-    c.num_running += 1
+    counters = replica.counters
+    replica.lists[RUNNING, counters.num_running] = slot
+    counters.num_running += 1
 
 
 @rule
-def preempt(w: Any, x: Any, slot: Any) -> None:
+def preempt(replica: Replica, policy: AnyPolicy, slot: int) -> None:
     """Take a sequence's pages; it queues again, and recomputes its KV when its turn comes."""
-    unseat(w, x, slot)
-    push(w, int(w.q[slot].request), slot)
+    unseat(replica, policy, slot)
+    push(replica, int(replica.sequences[slot].request), slot)
 
 
 @rule
-def unseat(w: Any, x: Any, slot: Any) -> None:
+def unseat(replica: Replica, policy: AnyPolicy, slot: int) -> None:
     """Take a sequence's pages and its place among the running ones."""
-    c, q = w.c[0], w.q[slot]
-    give_back(w, x, slot)
-    suspend(w, slot)
-    w.lists[FREED, c.num_freed] = q.request
-    c.num_freed += 1
+    counters, sequence = replica.counters, replica.sequences[slot]
+    give_back(replica, policy, slot)
+    suspend(replica, slot)
+    replica.lists[FREED, counters.num_freed] = sequence.request
+    counters.num_freed += 1
 
 
 @rule
-def suspend(w: Any, slot: Any) -> None:
+def suspend(replica: Replica, slot: int) -> None:
     """Take a sequence's place among the running ones; it keeps its pages."""
-    c, q = w.c[0], w.q[slot]
-    for p in range(w.status.shape[1]):
-        if w.status[slot, p] == CACHED:
-            w.status[slot, p] = PENDING
+    counters, sequence = replica.counters, replica.sequences[slot]
+    for p in range(replica.status.shape[1]):
+        if replica.status[slot, p] == CACHED:
+            replica.status[slot, p] = PENDING
     left = 0
-    for i in range(c.num_running):
-        if w.lists[RUNNING, i] != slot:
-            w.lists[RUNNING, left] = w.lists[RUNNING, i]
+    for i in range(counters.num_running):
+        if replica.lists[RUNNING, i] != slot:
+            replica.lists[RUNNING, left] = replica.lists[RUNNING, i]
             left += 1
-    c.num_running = left
-    w.lists[PREEMPTED, c.num_preempted] = q.request
-    c.num_preempted += 1
-    w.r[q.request].num_preemptions += 1
-    c.preemptions += 1
+    counters.num_running = left
+    replica.lists[PREEMPTED, counters.num_preempted] = sequence.request
+    counters.num_preempted += 1
+    replica.requests[sequence.request].num_preemptions += 1
+    counters.preemptions += 1
 
 
 @rule
-def release_rows(w: Any, x: Any) -> None:
+def release_rows(replica: Replica, policy: AnyPolicy) -> None:
     """A step is over: what the finished ones of its rows held comes free."""
-    release(w, x, ROWS, w.c[0].num_rows)
+    release(replica, policy, ROWS, replica.counters.num_rows)
 
 
 @rule
-def release(w: Any, x: Any, which: Any, num: Any) -> None:
+def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
     """Give back the pages and slots of the finished sequences among the first `num` of a list."""
-    c = w.c[0]
+    counters = replica.counters
     for i in range(num):
-        slot = int(w.lists[which, i])
-        q = w.q[slot]
-        if q.finished:
-            give_back(w, x, slot)
-            w.lists[FREE, c.num_free] = slot
-            c.num_free += 1
-            w.lists[FREED, c.num_freed] = q.request
-            c.num_freed += 1
+        slot = int(replica.lists[which, i])
+        sequence = replica.sequences[slot]
+        if sequence.finished:
+            give_back(replica, policy, slot)
+            replica.lists[FREE, counters.num_free] = slot
+            counters.num_free += 1
+            replica.lists[FREED, counters.num_freed] = sequence.request
+            counters.num_freed += 1
 
 
 @rule
-def leave(w: Any, x: Any) -> None:
+def leave(replica: Replica, policy: AnyPolicy) -> None:
     """Where steps are decided on ahead: what finished ones hold comes free, unless the next step computes them too."""
-    leave_early(w, x, False)
+    leave_early(replica, policy, False)
 
 
 @rule
-def leave_early(w: Any, x: Any, early: Any) -> None:
+def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
     """`leave`, where pages may be `early`: they come free although the next step computes a row of the request.
 
     That row writes to pages that are free; a request that takes them writes later.
     """
-    c = w.c[0]
-    ahead = c.num_next if c.next_kind != NOTHING else 0
+    counters = replica.counters
+    ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):
-        w.q[w.lists[NEXT, i]].in_flight = True
+        replica.sequences[replica.lists[NEXT, i]].in_flight = True
     num = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        if q.finished and q.in_flight:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        if sequence.finished and sequence.in_flight:
             if early:
-                give_back(w, x, slot)
-        elif q.finished:
-            if q.pages == 0 and q.phase != IDLE:  # it was preempted while its last step ran
-                unqueue(w, slot)
-            give_back(w, x, slot)  # in the order of the rows: idle pages are forgotten in it
-            w.lists[SCRATCH, num] = slot
+                give_back(replica, policy, slot)
+        elif sequence.finished:
+            if sequence.pages == 0 and sequence.phase != IDLE:  # it was preempted while its last step ran
+                unqueue(replica, slot)
+            give_back(replica, policy, slot)  # in the order of the rows: idle pages are forgotten in it
+            replica.lists[SCRATCH, num] = slot
             num += 1
-        elif q.pages == 0:
-            w.lists[FREED, c.num_freed] = q.request
-            c.num_freed += 1
+        elif sequence.pages == 0:
+            replica.lists[FREED, counters.num_freed] = sequence.request
+            counters.num_freed += 1
     for i in range(ahead):
-        w.q[w.lists[NEXT, i]].in_flight = False
-    release(w, x, SCRATCH, num)
+        replica.sequences[replica.lists[NEXT, i]].in_flight = False
+    release(replica, policy, SCRATCH, num)
 
 
 @rule
-def keep_rows(w: Any) -> None:
+def keep_rows(replica: Replica) -> None:
     """Where the next step is decided on ahead: what it takes from the rows of this one comes free when that is over."""
-    c = w.c[0]
-    if c.num_preempted == 0:
+    counters = replica.counters
+    if counters.num_preempted == 0:
         return
     left = 0
-    for i in range(c.num_freed):
-        request = w.lists[FREED, i]
+    for i in range(counters.num_freed):
+        request = replica.lists[FREED, i]
         computed = False
-        for k in range(c.num_rows):
-            if w.q[w.lists[ROWS, k]].request == request:
+        for k in range(counters.num_rows):
+            if replica.sequences[replica.lists[ROWS, k]].request == request:
                 computed = True
         if not computed:
-            w.lists[FREED, left] = request
+            replica.lists[FREED, left] = request
             left += 1
-    c.num_freed = left
+    counters.num_freed = left
 
 
 @rule
-def take_next(w: Any) -> Any:
+def take_next(replica: Replica) -> int:
     """Take the rows that were decided on ahead; the kind of their step, NOTHING where none was."""
-    c = w.c[0]
-    kind = c.next_kind
+    counters = replica.counters
+    kind = counters.next_kind
     if kind != NOTHING:
-        copy_list(w, NEXT, ROWS, c.num_next)
-        c.num_rows = c.num_next
-        c.next_kind = NOTHING
+        copy_list(replica, NEXT, ROWS, counters.num_next)
+        counters.num_rows = counters.num_next
+        counters.next_kind = NOTHING
     return kind
 
 
 @rule
-def drop_finished(w: Any) -> None:
+def drop_finished(replica: Replica) -> None:
     """Leave only those that go on among the running ones."""
-    c = w.c[0]
+    counters = replica.counters
     left = 0
-    for i in range(c.num_running):
-        slot = w.lists[RUNNING, i]
-        if not w.q[slot].finished:
-            w.lists[RUNNING, left] = slot
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
+        if not replica.sequences[slot].finished:
+            replica.lists[RUNNING, left] = slot
             left += 1
-    c.num_running = left
+    counters.num_running = left
 
 
 @rule
-def copy_list(w: Any, source: Any, to: Any, num: Any) -> None:
+def copy_list(replica: Replica, source: int, to: int, num: int) -> None:
     """The first `num` entries of a list become those of another."""
     for i in range(num):
-        w.lists[to, i] = w.lists[source, i]
+        replica.lists[to, i] = replica.lists[source, i]
 
 
-def withdraw(w: Any, request: int, idles_finished: bool, give: Callable[[int], None]) -> bool:
+def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[int], None]) -> bool:
     """Take a request that waits or runs out of the replica, between two steps; False where it does neither.
 
     idles_finished: where the next step is decided on and has a row for it, that row is computed for nothing.
     give: has a slot give back its pages, as hooks.give_back does.
     """
-    c = w.c[0]
-    waiting = (int(c["queue_head"]) + np.arange(int(c["num_waiting"]))) % len(w.queue)
-    running = w.lists[RUNNING, : int(c["num_running"])]
-    place, row = np.flatnonzero(w.queue[waiting, 0] == request), np.flatnonzero(w.q["request"][running] == request)
+    counters = arrays.counters[0]
+    waiting = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
+    running = arrays.lists[RUNNING, : int(counters["num_running"])]
+    place, row = (
+        np.flatnonzero(arrays.queue[waiting, 0] == request),
+        np.flatnonzero(arrays.sequences["request"][running] == request),
+    )
     if len(place):
         at = int(place[0])
-        slot = int(w.queue[waiting[at], 1])
-        w.queue[waiting[at:-1]] = w.queue[waiting[at + 1 :]]
-        c["num_waiting"] -= 1
+        slot = int(arrays.queue[waiting[at], 1])
+        arrays.queue[waiting[at:-1]] = arrays.queue[waiting[at + 1 :]]
+        counters["num_waiting"] -= 1
     elif len(row):
         slot = int(running[row[0]])
     else:
         return False
     if slot < 0:
-        c["outstanding_tokens"] -= int(w.asked.input_length[request]) + int(w.asked.output_length[request])
-        c["expected_tokens"] -= int(w.asked.input_length[request]) + int(w.asked.estimate[request])
+        counters["outstanding_tokens"] -= int(arrays.asked.input_length[request]) + int(
+            arrays.asked.output_length[request]
+        )
+        counters["expected_tokens"] -= int(arrays.asked.input_length[request]) + int(arrays.asked.estimate[request])
         return True
-    q = w.q[slot]
-    unread = 0 if q["prefilled"] else q["prompt"]
-    c["outstanding_tokens"] -= unread + q["answer"] - q["prompt"] - q["emitted"]
-    c["expected_tokens"] -= unread + max(0, int(q["expected"]) - int(q["emitted"]))
-    stays = idles_finished and c["next_kind"] != NOTHING and slot in w.lists[NEXT, : int(c["num_next"])]
+    sequence = arrays.sequences[slot]
+    unread = 0 if sequence["prefilled"] else sequence["prompt"]
+    counters["outstanding_tokens"] -= unread + sequence["answer"] - sequence["prompt"] - sequence["emitted"]
+    counters["expected_tokens"] -= unread + max(0, int(sequence["expected"]) - int(sequence["emitted"]))
+    stays = (
+        idles_finished and counters["next_kind"] != NOTHING and slot in arrays.lists[NEXT, : int(counters["num_next"])]
+    )
     for which, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
         if which != NEXT or not stays:
-            left = [other for other in w.lists[which, : max(0, int(c[count]))].tolist() if other != slot]
-            w.lists[which, : len(left)] = left
-            c[count] = min(int(c[count]), len(left))
-    if c["num_group"] == 0:
-        c["num_group"] = -1
-    if c["num_next"] == 0:
-        c["next_kind"] = NOTHING
+            left = [other for other in arrays.lists[which, : max(0, int(counters[count]))].tolist() if other != slot]
+            arrays.lists[which, : len(left)] = left
+            counters[count] = min(int(counters[count]), len(left))
+    if counters["num_group"] == 0:
+        counters["num_group"] = -1
+    if counters["num_next"] == 0:
+        counters["next_kind"] = NOTHING
     if stays:
-        w.q["finished"][slot] = w.q["prefilled"][slot] = True
+        arrays.sequences["finished"][slot] = arrays.sequences["prefilled"][slot] = True
         give(slot)
         return True
-    if len(row) or q["pages"]:  # a preempted one may wait with its pages
-        w.lists[FREED, int(c["num_freed"])] = request
-        c["num_freed"] += 1
+    if len(row) or sequence["pages"]:  # a preempted one may wait with its pages
+        arrays.lists[FREED, int(counters["num_freed"])] = request
+        counters["num_freed"] += 1
     give(slot)
-    w.lists[FREE, int(c["num_free"])] = slot
-    c["num_free"] += 1
+    arrays.lists[FREE, int(counters["num_free"])] = slot
+    counters["num_free"] += 1
     return True
 
 

@@ -4,7 +4,7 @@ A row is a running sequence, a column a position of its current block (and of th
 it). Which positions a step computes and when their KV is right are the policy's answers.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,58 +24,78 @@ from .state import (
     PREFILL,
     PREFILL_STEP,
     ROWS,
+    AnyPolicy,
+    Marks,
+    PolicyState,
+    Replica,
+    Status,
 )
+
+
+class BlockFields(Protocol):
+    """The fields that its rules read."""
+
+    final: bool
+    given: bool
+    head: int
+    late: bool
+    listed: bool
+    sample_block: bool
+
+
+BlockState = PolicyState[BlockFields, Any, Any]
+
 
 HEADS = ("all", "masks")  # computed rows that go through the LM head
 MASKS = HEADS.index("masks")
 
 
 @rule
-def plan_prefill(w: Any, x: Any) -> None:
+def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
     """Plan the prefill of the chosen rows: each computes its whole prompt, block-causal (1.2)."""
-    for i in range(w.c[0].num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        q.num_keys = q.start + w.f[0].block
-        q.num_tokens = q.num_keys
-        q.left = 0
-    plan_pieces(w, int(w.f[0].max_prefill))
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        sequence.num_keys = sequence.start + replica.fixed.block
+        sequence.num_tokens = sequence.num_keys
+        sequence.left = 0
+    plan_pieces(replica, int(replica.fixed.max_prefill))
 
 
 @rule
-def plan_pieces(w: Any, most: Any) -> None:
+def plan_pieces(replica: Replica, most: int) -> None:
     """Plan prompts of which it is noted what the step computes, and what is left: nothing where it takes them whole.
 
     A prompt's last block is a denoising step (1.2). One of more than `most` tokens is split, and runs alone.
     """
-    c, block = w.c[0], int(w.f[0].block)
+    counters, block = replica.counters, int(replica.fixed.block)
     tokens = 0
     keys = 0
     qk_pairs = 0
     longest = 0
     rows = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        computed, length = int(q.num_tokens), int(q.num_keys)
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        computed, length = int(sequence.num_tokens), int(sequence.num_keys)
         before = length - computed
-        q.num_retained = computed
-        q.phase = PREFILL
-        for p in range(w.window.shape[1]):
-            w.window[slot, p] = q.left == 0 and p < block
+        sequence.num_retained = computed
+        sequence.phase = PREFILL
+        for p in range(replica.window.shape[1]):
+            replica.window[slot, p] = sequence.left == 0 and p < block
         tokens += computed
         keys += length
         qk_pairs += length * (length + block) - before * (before + block)
         longest = max(longest, computed)
-        if q.left == 0:
+        if sequence.left == 0:
             rows += block
-    set_features(w, tokens, qk_pairs // 2, keys, rows, rows, 0)
-    c.prefill_tokens = tokens
-    c.num_forwards = max(1, -(-longest // most))
+    set_features(replica, tokens, qk_pairs // 2, keys, rows, rows, 0)
+    counters.prefill_tokens = tokens
+    counters.num_forwards = max(1, -(-longest // most))
 
 
 @rule
-def visible_keys(status: Any, window: Any, block: Any, listed: Any) -> Any:
+def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tuple[int, int, int]:
     """Positions that a row computes, keys visible beyond its history, and query-key pairs beyond the history.
 
     listed: a query sees the cached and the computed positions of its own block and of those before it.
@@ -116,7 +136,7 @@ def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed
 
 
 @rule
-def visible_rows(status: Any, window: Any, block: Any, listed: Any) -> Any:
+def visible_rows(status: Status, window: Marks, block: int, listed: bool) -> Any:
     """`visible_keys` of each row of a plan, three arrays [rows]."""
     rows = len(window)
     num, keys, qk_pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.int64)
@@ -126,7 +146,14 @@ def visible_rows(status: Any, window: Any, block: Any, listed: Any) -> Any:
 
 
 @rule
-def count_prefixes(status: Any, window: Any, committed: Any, pending_counts: Any, counts: Any, sums: Any) -> None:
+def count_prefixes(
+    status: Status,
+    window: Marks,
+    committed: Marks,
+    pending_counts: bool,
+    counts: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.int64],
+) -> None:
     """Add, for m = 1, 2, ...: the row if it computed at least m positions (counts[m]) and what its first m committed
     (sums[m], at least one where a mask is among them).
 
@@ -165,132 +192,149 @@ _whole = whole("choose")
 
 
 @rule
-def plan_block(w: Any, x: Any) -> None:
+def plan_block(replica: Replica, policy: BlockState) -> None:
     """Plan a decode step of the chosen rows."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
-    block, width = int(f.block), int(f.width)
-    c.chunk = _whole(choose(w, x))
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
+    block, width = int(fixed.block), int(fixed.width)
+    counters.chunk = _whole(choose(replica, policy))
     tokens = 0
     masks = 0
     qk_pairs = 0
     keys = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        status, window = w.status[slot], w.window[slot]
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        status, window = replica.status[slot], replica.window[slot]
         reach = width
-        if width > block and q.start + block >= q.end:
+        if width > block and sequence.start + block >= sequence.end:
             reach = block
-        if not p.given:
+        if not fields.given:
             window[:] = False
-        select(status, reach, c.chunk, p, window)
-        num, beyond, own_pairs = visible_keys(status, window, block, p.listed)
+        select(status, reach, counters.chunk, fields, window)
+        num, beyond, own_pairs = visible_keys(status, window, block, fields.listed)
         in_window = 0
         for k in range(width):
             in_window += window[k] and status[k] == MASKED
-        q.phase = DENOISE if in_window > 0 else FLUSH
-        if q.finished or q.lost:  # computed because the batch is frozen, its outcome ignored
-            q.phase = IDLE
+        sequence.phase = DENOISE if in_window > 0 else FLUSH
+        if sequence.finished or sequence.lost:  # computed because the batch is frozen, its outcome ignored
+            sequence.phase = IDLE
             window[:] = False
             in_window = 0
         masks += in_window
-        start = int(q.start)
-        q.num_tokens = num
-        q.num_retained = num
-        q.num_keys = start + beyond
+        start = int(sequence.start)
+        sequence.num_tokens = num
+        sequence.num_retained = num
+        sequence.num_keys = start + beyond
         tokens += num
         qk_pairs += num * start + own_pairs
         keys += start + beyond
-    heads = masks if p.head == MASKS else tokens
-    sampled = c.num_rows * block if p.sample_block else heads
-    set_features(w, tokens, qk_pairs, keys, heads, sampled, c.chunk)
+    heads = masks if fields.head == MASKS else tokens
+    sampled = counters.num_rows * block if fields.sample_block else heads
+    set_features(replica, tokens, qk_pairs, keys, heads, sampled, counters.chunk)
 
 
 @rule
-def commit_block(w: Any, x: Any, now: Any) -> None:
+def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
     """Bring the rows of the step in flight up to date: settle, hand out complete blocks, move on to the next."""
-    c, f, own = w.c[0], w.f[0], x.p[0]
-    block, width = int(f.block), int(f.width)
-    prefill = c.kind == PREFILL_STEP
-    learn(w, x, prefill)
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        settle(w.status[slot], w.evaluations[slot], w.window[slot], int(w.q[slot].block), own, prefill)
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
+    block, width = int(fixed.block), int(fixed.width)
+    prefill = counters.kind == PREFILL_STEP
+    learn(replica, policy, prefill)
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        settle(
+            replica.status[slot],
+            replica.evaluations[slot],
+            replica.window[slot],
+            int(replica.sequences[slot].block),
+            fields,
+            prefill,
+        )
         for p in range(width):
-            w.status[slot, p] = PENDING if w.committed[slot, p] else w.status[slot, p]
-        if own.final and w.q[slot].phase == DENOISE and not _any(w.status[slot], block, MASKED):
+            replica.status[slot, p] = PENDING if replica.committed[slot, p] else replica.status[slot, p]
+        if fields.final and replica.sequences[slot].phase == DENOISE and not _any(replica.status[slot], block, MASKED):
             for p in range(block):
-                w.status[slot, p] = CACHED
-    if not prefill and holds_back(w, x):
+                replica.status[slot, p] = CACHED
+    if not prefill and holds_back(replica, policy):
         return
-    if f.emit == EMIT_STEP and not own.late:
-        emit_prefixes(w, now)
-    if c.prefill_tokens > 0:  # a request for no tokens is over once its prompt is in
-        for i in range(c.num_rows):
-            slot = w.lists[ROWS, i]
-            q = w.q[slot]
-            if q.phase == PREFILL and q.left == 0 and q.stop == q.prompt:
-                finish(w, slot, now)
-    while _advance(w, x, now) and width > block:
+    if fixed.emit == EMIT_STEP and not fields.late:
+        emit_prefixes(replica, now)
+    if counters.prefill_tokens > 0:  # a request for no tokens is over once its prompt is in
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
+            sequence = replica.sequences[slot]
+            if sequence.phase == PREFILL and sequence.left == 0 and sequence.stop == sequence.prompt:
+                finish(replica, slot, now)
+    while _advance(replica, policy, now) and width > block:
         pass  # streaming has already worked on the next block: it may be complete too
 
 
 @rule
-def _advance(w: Any, x: Any, now: Any) -> bool:
+def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
     """Hand out blocks that are complete, and open the next where all KV of one is right; whether any moved on."""
-    c, f = w.c[0], w.f[0]
-    block, width = int(f.block), int(f.width)
+    counters, fixed = replica.counters, replica.fixed
+    block, width = int(fixed.block), int(fixed.width)
     gaps = 0.0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
         # Of a prompt whose later chunks are to come, the last block is not reached.
-        if not q.unpublished or q.finished or q.left > 0 or has_masks(w, slot, q.block):
+        if (
+            not sequence.unpublished
+            or sequence.finished
+            or sequence.left > 0
+            or has_masks(replica, slot, sequence.block)
+        ):
             continue
-        if x.p[0].late and _any_open(w.status[slot], q.block):
+        if policy.fields.late and _any_open(replica.status[slot], sequence.block):
             continue
-        gaps += publish(w, slot, now)
-        if q.start + q.block >= q.stop:
-            finish(w, slot, now)
-    c.gap_sum += gaps
+        gaps += publish(replica, slot, now)
+        if sequence.start + sequence.block >= sequence.stop:
+            finish(replica, slot, now)
+    counters.gap_sum += gaps
     if width > block:
         gaps = 0.0
-        for i in range(c.num_rows):
-            slot = w.lists[ROWS, i]
-            q = w.q[slot]
-            if q.unpublished or q.finished or q.start + 2 * block < q.stop or has_masks(w, slot, width):
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
+            sequence = replica.sequences[slot]
+            if (
+                sequence.unpublished
+                or sequence.finished
+                or sequence.start + 2 * block < sequence.stop
+                or has_masks(replica, slot, width)
+            ):
                 continue
             # Streaming has decoded the next, last block to its end: the request needs no flush.
-            if f.emit != EMIT_END and q.answer - q.prompt - q.emitted > 0:
-                gaps += emit(w, slot, int(q.answer) - q.prompt - q.emitted, now)
-            finish(w, slot, now)
-        c.gap_sum += gaps
+            if fixed.emit != EMIT_END and sequence.answer - sequence.prompt - sequence.emitted > 0:
+                gaps += emit(replica, slot, int(sequence.answer) - sequence.prompt - sequence.emitted, now)
+            finish(replica, slot, now)
+        counters.gap_sum += gaps
     moved = False
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        if not w.q[slot].finished and not _any_open(w.status[slot], w.q[slot].block):
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        if not replica.sequences[slot].finished and not _any_open(replica.status[slot], replica.sequences[slot].block):
             moved = True
-            next_block(w, x, slot)
+            next_block(replica, policy, slot)
     return moved
 
 
 @rule
-def next_block(w: Any, x: Any, slot: Any) -> None:
+def next_block(replica: Replica, policy: AnyPolicy, slot: int) -> None:
     """Close a sequence's block and open the next."""
-    q, block, width = w.q[slot], int(w.f[0].block), int(w.f[0].width)
-    q.start += q.block
+    sequence, block, width = replica.sequences[slot], int(replica.fixed.block), int(replica.fixed.width)
+    sequence.start += sequence.block
     for p in range(width - block):
-        w.status[slot, p] = w.status[slot, p + block]
-        w.evaluations[slot, p] = w.evaluations[slot, p + block]
+        replica.status[slot, p] = replica.status[slot, p + block]
+        replica.evaluations[slot, p] = replica.evaluations[slot, p + block]
     for p in range(width - block, width):
-        w.status[slot, p] = MASKED
-        w.evaluations[slot, p] = 0
-    q.unpublished = True
-    block_entered(w, x, slot)
+        replica.status[slot, p] = MASKED
+        replica.evaluations[slot, p] = 0
+    sequence.unpublished = True
+    block_entered(replica, policy, slot)
 
 
 @rule
-def _any(status: Any, upto: Any, kind: Any) -> bool:
+def _any(status: Status, upto: int, kind: int) -> bool:
     for p in range(upto):
         if status[p] == kind:
             return True
@@ -298,7 +342,7 @@ def _any(status: Any, upto: Any, kind: Any) -> bool:
 
 
 @rule
-def _any_open(status: Any, upto: Any) -> bool:
+def _any_open(status: Status, upto: int) -> bool:
     for p in range(upto):
         if status[p] != CACHED:
             return True

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
 from .draw import CELLS, CELLS_PER_STD, REQUEST_DRAW, Draws, accept_plan, draw_plan, law_plan, scheduled_plan
 from .errors import ProfileError
+from .records import table
 from .step import StepPlan
 from .unmasking import linear_quotas
 
@@ -119,7 +120,7 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(102
 
 def _draws(num_requests: int, width: int, block: int) -> Draws:
     return Draws(
-        np.zeros(num_requests, REQUEST_DRAW), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
+        table(np.zeros(num_requests, REQUEST_DRAW)), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
         np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.full(1, width), np.zeros(3),
     )  # fmt: skip
 

@@ -28,10 +28,10 @@ from .hooks import (
     step_over,
     threshold,
 )
-from .jit import JIT, bind, called_by, entry, fields_read, in_python, is_kept, is_ours, rule, uncompiled
-from .journal import record_step
-from .latency import price
-from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, Own
+from .jit import JIT, bind, called_by, entry, fields_read, in_python, inlined, is_kept, is_ours, rule, uncompiled
+from .journal import Journal, record_step
+from .latency import Cost, price
+from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("dsim")
 
 # Why `run` returns.
-IDLE_NOW = 0  # nothing waits and nothing runs, at w.c[0].clock
-IN_FLIGHT = 1  # a step is in flight that ends at the horizon or beyond, at w.c[0].now + latency
+IDLE_NOW = 0  # nothing waits and nothing runs, at replica.counters.clock
+IN_FLIGHT = 1  # a step is in flight that ends at the horizon or beyond, at replica.counters.now + latency
 FINISHED = 2  # requests have finished, at clock
 JOURNAL_FULL = 3  # the step in flight has no room in the journal
 NO_SLOTS = 4  # a decision could let in more requests than there are slots
@@ -64,123 +64,190 @@ PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(val
 
 
 @rule
-def choose_rows(w: Any, x: Any) -> int:
+def choose_rows(replica: Replica, policy: AnyPolicy) -> int:
     """Decide on the next step and its rows; NOTHING, PREFILL_STEP or DECODE_STEP."""
-    c = w.c[0]
-    c.num_preempted = 0
-    c.num_rows = 0
-    return decide(w, x)
+    counters = replica.counters
+    counters.num_preempted = 0
+    counters.num_rows = 0
+    return decide(replica, policy)
 
 
 @rule
-def plan(w: Any, x: Any, kind: Any, now: Any) -> None:
+def plan(replica: Replica, policy: AnyPolicy, kind: int, now: float) -> None:
     """Plan the step of the rows that were chosen."""
     if kind == PREFILL_STEP:
-        plan_prompts(w, x)
+        plan_prompts(replica, policy)
     else:
-        plan_rows(w, x)
-    begin(w, kind, now)
+        plan_rows(replica, policy)
+    begin(replica, kind, now)
 
 
 @rule
-def schedule(w: Any, x: Any, now: Any) -> int:
+def schedule(replica: Replica, policy: AnyPolicy, now: float) -> int:
     """Decide on the next step and plan it; NOTHING, PREFILL_STEP or DECODE_STEP."""
-    kind = choose_rows(w, x)
+    kind = choose_rows(replica, policy)
     if kind != NOTHING:
-        plan(w, x, kind, now)
+        plan(replica, policy, kind, now)
     return kind
 
 
 @rule
-def predict(w: Any, x: Any, d: Any, k: Any) -> None:
+def predict(replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost) -> None:
     """Predict the outcome of the step in flight: its commits and its latency (s)."""
-    draw_rows(w, x, draws_of_step(w, x, d))
-    w.c[0].latency = price(w, k)
+    draw_rows(replica, policy, draws_of_step(replica, policy, draws))
+    replica.counters.latency = price(replica, cost)
 
 
 @rule
-def commit(w: Any, x: Any, now: Any) -> None:
-    """Take in what came of the step in flight, which ends now; who finished is in w.lists[DONE]."""
-    c = w.c[0]
-    c.num_freed = 0
-    c.num_done = 0
-    committed = account(w, now)
-    commit_rows(w, x, now)
+def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
+    """Take in what came of the step in flight, which ends now; who finished is in replica.lists[DONE]."""
+    counters = replica.counters
+    counters.num_freed = 0
+    counters.num_done = 0
+    committed = account(replica, now)
+    commit_rows(replica, policy, now)
     prompts = 0
-    for i in range(c.num_rows):
-        q = w.q[w.lists[ROWS, i]]
-        if not q.prefilled and q.left == 0:
-            q.prefilled = True
-            c.outstanding_tokens -= q.prompt
-            c.expected_tokens -= q.prompt
+    for i in range(counters.num_rows):
+        sequence = replica.sequences[replica.lists[ROWS, i]]
+        if not sequence.prefilled and sequence.left == 0:
+            sequence.prefilled = True
+            counters.outstanding_tokens -= sequence.prompt
+            counters.expected_tokens -= sequence.prompt
             prompts += 1
-    note_progress(w, committed + c.num_done, prompts)
-    if c.kind == PREFILL_STEP:
-        prefill_over(w, x)
+    note_progress(replica, committed + counters.num_done, prompts)
+    if counters.kind == PREFILL_STEP:
+        prefill_over(replica, policy)
     else:
-        step_over(w, x)
-    if c.num_done > 0:
-        drop_finished(w)
-    rows_updated(w, x)
-    c.kind = NOTHING
-    c.clock = now
+        step_over(replica, policy)
+    if counters.num_done > 0:
+        drop_finished(replica)
+    rows_updated(replica, policy)
+    counters.kind = NOTHING
+    counters.clock = now
 
 
 @rule
-def end_step(w: Any, x: Any, j: Any) -> bool:
+def end_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
     """End the predicted step in flight and take it down; False, and nothing done, where the journal has no room."""
-    c = w.c[0]
-    if not record_step(w, j):
+    counters = replica.counters
+    if not record_step(replica, journal):
         return False
-    commit(w, x, c.now + c.latency)
-    if len(j.steps) > 0:
-        j.steps[j.at[0].count - 1].finished = c.num_done
+    commit(replica, policy, counters.now + counters.latency)
+    if len(journal.steps) > 0:
+        journal.steps[journal.filled[0].steps - 1].finished = counters.num_done
     return True
 
 
 @rule
-def run(w: Any, x: Any, d: Any, k: Any, j: Any, now: Any, horizon: Any, most: Any, until_finish: Any) -> int:
+def run(
+    replica: Replica,
+    policy: AnyPolicy,
+    draws: Any,
+    cost: Cost,
+    journal: Journal,
+    now: float,
+    horizon: float,
+    most: int,
+    until_finish: bool,
+) -> int:
     """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
 
     d: draw.Draws, or of a policy of several thresholds a tuple of them. k: latency.Cost. j: journal.Journal.
     most: steps. until_finish: return as soon as a request finishes.
     The same, bit for bit, as one `schedule`, prediction and `commit` after another.
     """
-    c = w.c[0]
-    c.clock = now
+    counters = replica.counters
+    counters.clock = now
     for _ in range(most):
-        if c.kind == NOTHING:
-            now = c.clock
-            if c.num_free < min(c.num_waiting, w.f[0].max_batch):
+        if counters.kind == NOTHING:
+            now = counters.clock
+            if counters.num_free < min(counters.num_waiting, replica.fixed.max_batch):
                 return NO_SLOTS
-            if schedule(w, x, now) == NOTHING:
+            if schedule(replica, policy, now) == NOTHING:
                 return IDLE_NOW
-            if c.kind == DECODE_STEP and not 1 <= c.chunk <= w.f[0].width:
+            if counters.kind == DECODE_STEP and not 1 <= counters.chunk <= replica.fixed.width:
                 return BAD_CHUNK
-            predict(w, x, d, k)
-            if not 0 <= c.threshold < w.f[0].num_thresholds:
+            predict(replica, policy, draws, cost)
+            if not 0 <= counters.threshold < replica.fixed.num_thresholds:
                 return BAD_THRESHOLD
-            if not now + c.latency < horizon:
+            if not now + counters.latency < horizon:
                 return IN_FLIGHT
-        if not end_step(w, x, j):
+        if not end_step(replica, policy, journal):
             return JOURNAL_FULL
-        if c.stalled:
+        if counters.stalled:
             return STALLED
-        if until_finish and c.num_done > 0:
+        if until_finish and counters.num_done > 0:
             return FINISHED
     return PAUSED
 
 
+@inlined
+def opened(replica: Any) -> Replica:
+    """A replica as rules take it, of one whose records stand in arrays (state.Replica)."""
+    return Replica(
+        replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
+        replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.lists,
+        replica.queue, replica.bins, replica.counts,
+    )  # fmt: skip
+
+
+@inlined
+def opened_policy(policy: Any) -> AnyPolicy:
+    """The same of a policy's state."""
+    return PolicyState(policy.fields[0], policy.columns, policy.record[0], policy.cost, policy.cache)
+
+
+# ---- what Python calls: of a replica and a policy whose records stand in arrays -----------------------------------
+
+
 @rule
-def let_go(w: Any, x: Any, slot: Any) -> None:
+def _schedule(replica: Any, policy: Any, now: float) -> int:
+    return schedule(opened(replica), opened_policy(policy), now)
+
+
+@rule
+def _choose_rows(replica: Any, policy: Any) -> int:
+    return choose_rows(opened(replica), opened_policy(policy))
+
+
+@rule
+def _plan(replica: Any, policy: Any, kind: int, now: float) -> None:
+    plan(opened(replica), opened_policy(policy), kind, now)
+
+
+@rule
+def _predict(replica: Any, policy: Any, draws: Any, cost: Any) -> None:
+    predict(opened(replica), opened_policy(policy), draws, cost)
+
+
+@rule
+def _commit(replica: Any, policy: Any, now: float) -> None:
+    commit(opened(replica), opened_policy(policy), now)
+
+
+@rule
+def _end_step(replica: Any, policy: Any, journal: Any) -> bool:
+    return end_step(opened(replica), opened_policy(policy), journal)
+
+
+@rule
+def _run(
+    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
+    until_finish: bool,
+) -> int:  # fmt: skip
+    return run(opened(replica), opened_policy(policy), draws, cost, journal, now, horizon, most, until_finish)
+
+
+@rule
+def _let_go(replica: Any, policy: Any, slot: int) -> None:
     """A sequence that is cancelled gives back its pages."""
-    give_back(w, x, slot)
+    give_back(opened(replica), opened_policy(policy), slot)
 
 
 @rule
-def choose_threshold(w: Any, x: Any) -> int:
-    """The place of the step's threshold, for who runs a step without predicting it."""
-    return threshold(w, x)
+def _choose_threshold(replica: Any, policy: Any) -> int:
+    """The place of the step's threshold, of a step that runs without being predicted."""
+    return threshold(opened(replica), opened_policy(policy))
 
 
 class Core:
@@ -204,17 +271,22 @@ class Core:
         return num_requests < MANY_REQUESTS and self._stays_in_python("run", PATIENCE)
 
     def run_young(
-        self, w: Any, x: Any, d: Any, k: Any, j: Any, now: float, horizon: float, most: int, until_finish: bool
-    ) -> int:
+        self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
+        until_finish: bool,
+    ) -> int:  # fmt: skip
         """`run` in plain Python, and compiled once that has gone on long enough: bit for bit the same."""
         why = PAUSED
         while most > 0 and why == PAUSED:
-            why = int(self._in_python("run")(w, x, d, k, j, now, horizon, min(most, A_FEW), until_finish))
+            why = int(
+                self._in_python("run")(
+                    replica, policy, draws, cost, journal, now, horizon, min(most, A_FEW), until_finish
+                )
+            )
             most -= A_FEW
-            now = float(w.c["clock"][0])
+            now = float(replica.counters["clock"][0])
             if most > 0 and why == PAUSED and not self.is_young():
-                made = self.entry(w, x, d, k, j, now, horizon, most, until_finish)
-                return int(made(w, x, d, k, j, now, horizon, most, until_finish))
+                made = self.entry(replica, policy, draws, cost, journal, now, horizon, most, until_finish)
+                return int(made(replica, policy, draws, cost, journal, now, horizon, most, until_finish))
         return why
 
     def __getattr__(self, name: str) -> Any:
@@ -239,12 +311,14 @@ class Core:
             made = in_python(_RULES[name], self._answers)
 
             @wraps(made)
-            def counting(w: Any, *arguments: Any) -> Any:
-                before = int(w.c["num_steps"][0])
-                answer = made(w, *arguments)
-                steps = max(1, int(w.c["num_steps"][0]) - before)
+            def counting(replica: Any, *arguments: Any) -> Any:
+                before = int(replica.counters["num_steps"][0])
+                answer = made(replica, *arguments)
+                steps = max(1, int(replica.counters["num_steps"][0]) - before)
                 # What a step and a row cost beside their positions.
-                self._spent += steps * (16 + int(w.c["num_running"][0]) * (8 + int(w.f["width"][0])))
+                self._spent += steps * (
+                    16 + int(replica.counters["num_running"][0]) * (8 + int(replica.fixed["width"][0]))
+                )
                 return answer
 
             self._made[name] = counting
@@ -280,20 +354,21 @@ class Core:
 
 
 _ENTRIES: dict[str, Any] = {
-    "schedule": schedule, "commit": commit, "run": run, "choose_rows": choose_rows, "plan": plan, "predict": predict,
-    "end_step": end_step, "let_go": let_go,
+    "schedule": _schedule, "commit": _commit, "run": _run, "choose_rows": _choose_rows, "plan": _plan,
+    "predict": _predict, "end_step": _end_step, "let_go": _let_go,
 }  # fmt: skip
-_RULES = {**_ENTRIES, "choose_threshold": choose_threshold}  # asked of policies that answer it alone
+_RULES = {**_ENTRIES, "choose_threshold": _choose_threshold}  # asked of policies that answer it alone
 
 
-def core_of(policy: "Policy", x: Own | None = None) -> Core:
-    """The step of a policy and what it adds to the state; without x, of any state.
+def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:
+    """The step of a policy and what it adds to the state; without it, of any state.
 
     PolicyError where its parts answer what nothing asks, or leave open what must be answered.
     """
     answers = answers_of(policy)
+    arrays: Any = state or ()
     # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
-    kinds = "" if x is None else f"{x.p.dtype} {x.s.dtype} {x.m.dtype}"
+    kinds = " ".join(str(array.dtype) for array in arrays[:3])
     made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if made not in _CORES:
         _CORES[made] = Core(answers, kinds, policy.name)
@@ -387,7 +462,7 @@ def _check_lengths(policy: "Policy", answers: Mapping[Any, Any]) -> None:
         if read and not is_ours(found):
             raise PolicyError(
                 f"policy {policy.name}: rule {found.__name__} reads {', '.join(sorted(read))}, the true length of an "
-                "answer: expected w.asked.estimate, which a scheduler may know"
+                "answer: expected replica.asked.estimate, which a scheduler may know"
             )
 
 

@@ -3,48 +3,57 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .chance import draw64, key64, pick64, uniform64
 from .hooks import threshold
 from .jit import outer, rule, whole
-from .state import MASKED, ROWS
+from .records import F8, I4, Record, Table, columns_of
+from .state import MASKED, ROWS, AnyPolicy, Evaluations, Marks, Replica, Status
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
 CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, five standard deviations either way
 
-REQUEST_DRAW = np.dtype(
-    [
-        ("factor", "f8"),  # of the odds
-        ("last_block", "i4"),  # of the request, from the start of its prompt
-        ("num_padding", "i4"),  # blocks, the last ones, that are padding
-        ("most", "i4"),  # where a law says how many: steps of a block at most
-        ("canvas_length", "i4"),  # ... and positions of its blocks; 0: the policy's
-    ]
-)
+
+class RequestDraw(Record):
+    """The draws of a request that hold for its life."""
+
+    factor: F8  # of the odds
+    last_block: I4  # of the request, from the start of its prompt
+    num_padding: I4  # blocks, the last ones, that are padding
+    most: I4  # where a law says how many: steps of a block at most
+    canvas_length: I4  # ... and positions of its blocks; 0: the policy's
+
+
+REQUEST_DRAW = np.dtype(list(columns_of(RequestDraw)))
 
 
 class Draws(NamedTuple):
     """A commit model and a seed as rules take them, or the numbers of masks that a schedule commits."""
 
-    requests: Any  # [requests] REQUEST_DRAW
-    streams: Any  # [4] uint64: a key each for what is drawn
-    odds: Any  # [width] at distance d from the frontier; of drafts, the probability that each is accepted
-    stage: Any  # [block_length + 1] by committed positions of the block; of a histogram, CanvasLaw.by_canvas
-    factors: Any  # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution
-    deltas: Any  # [5] ImportanceDeltas
-    schedule: Any  # [steps] int64: masks that each step of a block commits
-    sub_block: Any  # [1] int64: positions of a block's parts, of which the first with a mask commits alone
-    law: Any  # [3] CanvasLaw: median, drift, least; of a histogram [3 + CELLS], with its forwards
+    requests: Table[RequestDraw]  # [requests]
+    streams: npt.NDArray[np.uint64]  # [4] a key each for what is drawn
+    # [width] at distance d from the frontier; of drafts, the probability that each is accepted.
+    odds: npt.NDArray[np.float64]
+    # [block_length + 1] by committed positions of the block; of a histogram, CanvasLaw.by_canvas.
+    stage: npt.NDArray[np.float64]
+    # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution.
+    factors: npt.NDArray[np.float64]
+    deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
+    schedule: npt.NDArray[np.int64]  # [steps] masks that each step of a block commits
+    sub_block: npt.NDArray[np.int64]  # [1] positions of a block's parts; the first with a mask commits alone
+    # [3] CanvasLaw: median, drift, least; of a histogram [3 + CELLS], with its forwards.
+    law: npt.NDArray[np.float64]
 
 
 @rule
 def draw_row(
-    status: Any, evaluations: Any, window: Any, committed: Any, start: Any, request: Any, last_block: Any,
-    num_padding: Any, factor: Any, d: Any,
+    status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, request: int,
+    last_block: int, num_padding: int, factor: float, draws: Draws,
 ) -> None:  # fmt: skip
     """Mark the masks of a row's `window` that commit: those whose score passes 1, and at least the best."""
-    width, block_length = len(status), len(d.stage) - 1
+    width, block_length = len(status), len(draws.stage) - 1
     for p in range(width):
         committed[p] = False
     frontier = 0
@@ -52,9 +61,9 @@ def draw_row(
         frontier += 1
     if frontier == width:
         return
-    of_commits = key64(d.streams[OF_COMMITS], request)
-    drawn = draw64(key64(d.streams[OF_STEPS], request), start + frontier, evaluations[frontier])
-    step = d.factors[STEP_FACTORS, pick64(drawn)]
+    of_commits = key64(draws.streams[OF_COMMITS], request)
+    drawn = draw64(key64(draws.streams[OF_STEPS], request), start + frontier, evaluations[frontier])
+    step = draws.factors[STEP_FACTORS, pick64(drawn)]
     best = -1.0
     best_p = -1
     passed = False
@@ -66,7 +75,7 @@ def draw_row(
         if not (window[p] and status[p] == MASKED):
             continue
         if last == 0:
-            last = (p // d.sub_block[0] + 1) * d.sub_block[0]
+            last = (p // draws.sub_block[0] + 1) * draws.sub_block[0]
         if p >= last:
             break
         if p >= end:
@@ -76,14 +85,14 @@ def draw_row(
             done = 0
             for k in range(block_length):
                 done += status[offset + k] != MASKED
-            drawn = draw64(key64(d.streams[OF_BLOCKS], request), block, 0)
-            theta = factor * d.factors[BLOCK_FACTORS, pick64(drawn)] * step * d.stage[done]
+            drawn = draw64(key64(draws.streams[OF_BLOCKS], request), block, 0)
+            theta = factor * draws.factors[BLOCK_FACTORS, pick64(drawn)] * step * draws.stage[done]
             padding = block > last_block - num_padding
         if padding:
             score = np.inf
         else:
             u = uniform64(draw64(of_commits, start + p, evaluations[p]))
-            score = d.odds[p - frontier] * theta * ((1.0 - u) / u)
+            score = draws.odds[p - frontier] * theta * ((1.0 - u) / u)
         if score > 1.0:
             committed[p] = True
             passed = True
@@ -95,71 +104,72 @@ def draw_row(
 
 
 @outer
-def draw_plan(status: Any, evaluations: Any, window: Any, start: Any, requests: Any, d: Any) -> Any:
+def draw_plan(status: Any, evaluations: Any, window: Any, start: Any, requests: Any, draws: Draws) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         request = int(requests[i])
-        own = d.requests[request]
+        own = draws.requests[request]
         draw_row(
             status[i], evaluations[i], window[i], committed[i], int(start[i]), request, int(own.last_block),
-            int(own.num_padding), own.factor, d,
+            int(own.num_padding), own.factor, draws,
         )  # fmt: skip
     return committed
 
 
 @rule
-def draw_slot(w: Any, slot: Any, window: Any, committed: Any, d: Any) -> None:
+def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draws: Draws) -> None:
     """The same of a running sequence."""
-    q = w.q[slot]
-    own = d.requests[q.request]
+    sequence = replica.sequences[slot]
+    own = draws.requests[sequence.request]
     draw_row(
-        w.status[slot], w.evaluations[slot], window, committed, int(q.start), int(q.request), int(own.last_block),
-        int(own.num_padding), own.factor, d,
+        replica.status[slot], replica.evaluations[slot], window, committed, int(sequence.start), int(sequence.request),
+        int(own.last_block), int(own.num_padding), own.factor, draws,
     )  # fmt: skip
 
 
 @rule
-def accept_row(window: Any, committed: Any, start: Any, request: Any, d: Any) -> None:
+def accept_row(window: Marks, committed: Marks, start: int, request: int, draws: Draws) -> None:
     """Mark a row's next token, and of the drafts behind it those up to the first that is not accepted."""
-    stream = key64(d.streams[OF_COMMITS], request)
+    stream = key64(draws.streams[OF_COMMITS], request)
     goes_on = True
     for p in range(len(window)):
         if p > 0 and goes_on:
-            goes_on = uniform64(draw64(stream, start + p, 0)) < d.odds[p]
+            goes_on = uniform64(draw64(stream, start + p, 0)) < draws.odds[p]
         committed[p] = goes_on and window[p]
 
 
 @outer
-def accept_plan(window: Any, start: Any, requests: Any, d: Any) -> Any:
+def accept_plan(window: Any, start: Any, requests: Any, draws: Draws) -> Any:
     """The tokens that come, [rows, columns], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
-        accept_row(window[i], committed[i], int(start[i]), int(requests[i]), d)
+        accept_row(window[i], committed[i], int(start[i]), int(requests[i]), draws)
     return committed
 
 
 @rule
-def steps_of_law(d: Any, request: Any, index: Any) -> Any:
+def steps_of_law(draws: Draws, request: int, index: int) -> int:
     """Forwards until a request's block of that index, from 0, is committed (commits.CanvasLaw)."""
-    drawn, own = draw64(key64(d.streams[OF_BLOCKS], request), index, 0), d.requests[request]
-    if len(d.law) > 3:
-        at = own.factor + d.factors[BLOCK_FACTORS, pick64(drawn)] + d.stage[min(index, len(d.stage) - 1)]
+    drawn, own = draw64(key64(draws.streams[OF_BLOCKS], request), index, 0), draws.requests[request]
+    if len(draws.law) > 3:
+        at = own.factor + draws.factors[BLOCK_FACTORS, pick64(drawn)] + draws.stage[min(index, len(draws.stage) - 1)]
         cell = min(max(int(np.floor(at * CELLS_PER_STD)) + CELLS // 2, 0), CELLS - 1)
-        return int(min(d.law[3 + cell], own.most))
-    steps = d.law[0] * own.factor * d.factors[BLOCK_FACTORS, pick64(drawn)]
+        return int(min(draws.law[3 + cell], own.most))
+    steps = draws.law[0] * own.factor * draws.factors[BLOCK_FACTORS, pick64(drawn)]
     for _ in range(index):
-        steps *= d.law[1]
-    return int(min(max(np.floor(steps + 0.5), d.law[2]), own.most))
+        steps *= draws.law[1]
+    return int(min(max(np.floor(steps + 0.5), draws.law[2]), own.most))
 
 
 @rule
 def law_row(
-    status: Any, evaluations: Any, window: Any, committed: Any, start: Any, prompt: Any, request: Any, d: Any
+    status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, prompt: int, request: int,
+    draws: Draws,
 ) -> None:  # fmt: skip
     """Mark all masks of a row's window in the last step of its block, and none before."""
     width = len(status)
-    own = int(d.requests[request].canvas_length)
+    own = int(draws.requests[request].canvas_length)
     block = own if 0 < own < width else width
     steps = -1
     for p in range(width):
@@ -167,89 +177,98 @@ def law_row(
         if window[p] and status[p] == MASKED:
             if steps < 0:
                 index = max(0, (start - prompt + block - 1) // block)
-                steps = steps_of_law(d, request, index) - 1 - int(evaluations[p])
+                steps = steps_of_law(draws, request, index) - 1 - int(evaluations[p])
             committed[p] = steps <= 0
 
 
 @outer
-def law_plan(status: Any, evaluations: Any, window: Any, start: Any, prompt: Any, requests: Any, d: Any) -> Any:
+def law_plan(status: Any, evaluations: Any, window: Any, start: Any, prompt: Any, requests: Any, draws: Draws) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         law_row(
-            status[i], evaluations[i], window[i], committed[i], int(start[i]), int(prompt[i]), int(requests[i]), d
+            status[i], evaluations[i], window[i], committed[i], int(start[i]), int(prompt[i]), int(requests[i]), draws
         )  # fmt: skip
     return committed
 
 
 @rule
-def draw_by_law(w: Any, x: Any, d: Any) -> None:
+def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict what the step in flight commits where a law says how many steps a block takes."""
-    for i in range(w.c[0].num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
         law_row(
-            w.status[slot], w.evaluations[slot], w.window[slot], w.committed[slot], int(q.start), int(q.prompt),
-            int(q.request), d,
-        )  # fmt: skip
+            replica.status[slot],
+            replica.evaluations[slot],
+            replica.window[slot],
+            replica.committed[slot],
+            int(sequence.start),
+            int(sequence.prompt),
+            int(sequence.request),
+            draws,
+        )
 
 
 @rule
-def draw_block(w: Any, x: Any, d: Any) -> None:
+def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict what the step in flight commits, by a commit model."""
-    for i in range(w.c[0].num_rows):
-        slot = w.lists[ROWS, i]
-        draw_slot(w, slot, w.window[slot], w.committed[slot], d)
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
 
 
 _place = whole("threshold")
 
 
 @rule
-def draws_at_threshold(w: Any, x: Any, d: Any) -> Any:
+def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any:
     """The draws of the step's threshold, of those `d` of all thresholds; run refuses a place beyond them."""
-    c = w.c[0]
-    c.threshold = _place(threshold(w, x))
-    return d[min(max(int(c.threshold), 0), len(d) - 1)]
+    counters = replica.counters
+    counters.threshold = _place(threshold(replica, policy))
+    return draws[min(max(int(counters.threshold), 0), len(draws) - 1)]
 
 
 @rule
-def scheduled_row(status: Any, evaluations: Any, window: Any, committed: Any, d: Any) -> None:
+def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, committed: Marks, draws: Draws) -> None:
     """Mark the leftmost masks of a row's window, as many as the schedule says."""
     quota = -1
     for p in range(len(status)):
         committed[p] = False
         if window[p] and status[p] == MASKED:
             if quota < 0:  # every mask of the block has been computed in each of its steps
-                quota = d.schedule[min(int(evaluations[p]), len(d.schedule) - 1)]
+                quota = draws.schedule[min(int(evaluations[p]), len(draws.schedule) - 1)]
             if quota > 0:
                 committed[p] = True
                 quota -= 1
 
 
 @outer
-def scheduled_plan(status: Any, evaluations: Any, window: Any, d: Any) -> Any:
+def scheduled_plan(status: Any, evaluations: Any, window: Any, draws: Draws) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(window)):
-        scheduled_row(status[i], evaluations[i], window[i], committed[i], d)
+        scheduled_row(status[i], evaluations[i], window[i], committed[i], draws)
     return committed
 
 
 @rule
-def draw_scheduled(w: Any, x: Any, d: Any) -> None:
+def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict what the step in flight commits where a fixed number commits each step."""
-    for i in range(w.c[0].num_rows):
-        slot = w.lists[ROWS, i]
-        scheduled_row(w.status[slot], w.evaluations[slot], w.window[slot], w.committed[slot], d)
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        scheduled_row(
+            replica.status[slot], replica.evaluations[slot], replica.window[slot], replica.committed[slot], draws
+        )
 
 
 @rule
 def delta_row(
-    status: Any, evaluations: Any, window: Any, decodable: Any, start: Any, request: Any, d: Any, delta: Any
+    status: Status, evaluations: Evaluations, window: Marks, decodable: Any, start: int, request: int, draws: Draws,
+    delta: Any,
 ) -> None:  # fmt: skip
     """Draw a row's importance deltas [width], by whether a mask is decodable; they count where a mask is computed."""
-    stream = key64(key64(np.uint64(0), d.streams[OF_IMPORTANCE]), request)
+    stream = key64(key64(np.uint64(0), draws.streams[OF_IMPORTANCE]), request)
     frontier = -1
     for p in range(len(status)):
         delta[p] = 0.0
@@ -257,6 +276,6 @@ def delta_row(
             continue
         if frontier < 0:
             frontier = p
-        normal = d.factors[NORMAL, pick64(key64(key64(stream, start + p), evaluations[p]))]
-        own = d.deltas[0] + d.deltas[1] * normal if decodable[p] else d.deltas[2] + d.deltas[3] * normal
-        delta[p] = np.float32(own - d.deltas[4] * (p - frontier))
+        normal = draws.factors[NORMAL, pick64(key64(key64(stream, start + p), evaluations[p]))]
+        own = draws.deltas[0] + draws.deltas[1] * normal if decodable[p] else draws.deltas[2] + draws.deltas[3] * normal
+        delta[p] = np.float32(own - draws.deltas[4] * (p - frontier))

@@ -41,8 +41,11 @@ from .state import (
     RUNNING,
     STEP_BINS,
     UNFINISHED,
-    Own,
-    new_world,
+    AnyPolicy,
+    PolicyState,
+    Replica,
+    named,
+    new_replica,
     with_queue,
     with_slots,
 )
@@ -128,14 +131,15 @@ class Engine:
             replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
             window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
         )  # fmt: skip
-        self._w = new_world(fixed, table.rows, table.asked, table.arrival)
+        self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
         # As arrays, which are quicker to add to than a record's fields.
-        self._outstanding, self._expected = (self._w.c[name] for name in ("outstanding_tokens", "expected_tokens"))
-        self._x = Own(
+        counters: Any = self._arrays.counters
+        self._outstanding, self._expected = counters["outstanding_tokens"], counters["expected_tokens"]
+        self._own: Any = PolicyState(
             numbers_of(policy), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
             policy.memory.cache(limits.num_pages, prefixes),
         )  # fmt: skip
-        self._core = core.core_of(policy, self._x)
+        self._core = core.core_of(policy, self._own)
         self._run: tuple[Draws, Cost, Any] | None = None  # what `_entry` made, and of what
         self._host = TimeHistogram()  # latency less the device's time, where someone measured it
         self._grow(16)
@@ -145,84 +149,84 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
-        return int(self._c["num_waiting"])
+        return int(self._counters["num_waiting"])
 
     @property
     def num_running(self) -> int:
         """Requests admitted and not finished."""
-        return int(self._c["num_running"])
+        return int(self._counters["num_running"])
 
     @property
     def outstanding_tokens(self) -> int:
         """Tokens still to prefill or to return, of every request not finished."""
-        return int(self._c["outstanding_tokens"])
+        return int(self._counters["outstanding_tokens"])
 
     @property
     def expected_tokens(self) -> int:
         """The same as far as a router knows, which is told the estimated lengths of answers."""
-        return int(self._c["expected_tokens"])
+        return int(self._counters["expected_tokens"])
 
     @property
     def pages_held(self) -> int:
         """KV pages held by sequences."""
-        return int(self._c["pages_held"])
+        return int(self._counters["pages_held"])
 
     @property
     def submitted(self) -> int:
         """Requests submitted, the rejected ones included."""
-        return int(self._c["submitted"])
+        return int(self._counters["submitted"])
 
     @property
     def num_steps(self) -> int:
         """Steps planned."""
-        return int(self._c["num_steps"])
+        return int(self._counters["num_steps"])
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do until a request arrives."""
-        c = self._c
+        counters = self._counters
         return bool(
-            c["kind"] == NOTHING
-            and not c["num_waiting"]
-            and not c["num_running"]
-            and c["num_group"] < 0
-            and c["next_kind"] == NOTHING
+            counters["kind"] == NOTHING
+            and not counters["num_waiting"]
+            and not counters["num_running"]
+            and counters["num_group"] < 0
+            and counters["next_kind"] == NOTHING
         )
 
     @property
     def totals(self) -> StepTotals:
         """The totals of the steps so far."""
-        c, w = self._c, self._w
+        counters, arrays = self._counters, self._arrays
         same = (
             "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "forwards", "preemptions",
             "page_time", "max_waiting",
         )  # fmt: skip
         return StepTotals(
-            step_latency=_times(w.bins[STEP_BINS], c, "step"),
-            itl=_times(w.bins[GAP_BINS], c, "gap"),
+            step_latency=_times(arrays.bins[STEP_BINS], counters, "step"),
+            itl=_times(arrays.bins[GAP_BINS], counters, "gap"),
             host=self._host,
-            batch=_counts(w.counts[BATCHES]),
-            chunk=_counts(w.counts[CHUNKS]),
-            tokens=int(c["total_tokens"]),
-            evicted=int(c["total_evicted"]),
-            committed=int(c["total_committed"]),
-            prefill_tokens=int(c["total_prefill_tokens"]),
+            batch=_counts(arrays.counts[BATCHES]),
+            chunk=_counts(arrays.counts[CHUNKS]),
+            tokens=int(counters["total_tokens"]),
+            evicted=int(counters["total_evicted"]),
+            committed=int(counters["total_committed"]),
+            prefill_tokens=int(counters["total_prefill_tokens"]),
             num_pages=self.limits.num_pages,
-            end=float(c["end"]),
+            end=float(counters["end"]),
             **self._reuse(),
-            **{name: c[name].item() for name in same},
+            **{name: counters[name].item() for name in same},
         )
 
     def _reuse(self) -> dict[str, int]:
         """Of a prefix cache, StepTotals' numbers."""
-        if not self._x.c:
+        if not self._own.cache:
             return {}
-        at = self._x.c.at
-        return {"prefix_queries": int(at["queries"][0]), "prefix_hits": int(at["hits"][0])}
+        pool = self._own.cache.pool
+        return {"prefix_queries": int(pool["queries"][0]), "prefix_hits": int(pool["hits"][0])}
 
     def submit(self, request: Request) -> bool:
         """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""
-        i, c = request.index, self._c
+        i, counters = request.index, self._counters
         self.table.enter(request, self.replica)
         if self._narrows:
             self.table.rows["canvas_length"][i] = request.canvas_length
@@ -234,20 +238,23 @@ class Engine:
             self.table.rows["deadline"][i] = request.deadline
         if request.slo_class and self._goes_by_class:
             self._classes[i] = request.slo_class
-        c["submitted"] += 1
+        counters["submitted"] += 1
         if not self.fits(request):
             self.table["status"][i] = REJECTED
             return False
-        if self._x.c and self._prefixes is not None and self._x.c.names is not self._prefixes.names:  # it has grown
-            self._x = self._x._replace(c=self._x.c._replace(names=self._prefixes.names))
-        waiting = int(c["num_waiting"])
+        if (
+            self._own.cache and self._prefixes is not None and self._own.cache.names is not self._prefixes.names
+        ):  # it has grown
+            self._own = self._own._replace(cache=self._own.cache._replace(names=self._prefixes.names))
+            self._set(self._arrays)
+        waiting = int(counters["num_waiting"])
         # Beside those that wait there is always room for all that run: they may be preempted.
-        if waiting + len(self._w.q) + 1 > len(self._w.queue):
-            self._set(with_queue(self._w, len(self._w.q) + 1))
-        queue = self._w.queue
-        end = (int(c["queue_head"]) + waiting) % len(queue)
+        if waiting + len(self._arrays.sequences) + 1 > len(self._arrays.queue):
+            self._set(with_queue(self._arrays, len(self._arrays.sequences) + 1))
+        queue = self._arrays.queue
+        end = (int(counters["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
-        c["num_waiting"] = waiting + 1
+        counters["num_waiting"] = waiting + 1
         length = request.input_length
         self._outstanding[0] += length + request.output_length
         self._expected[0] += length + (request.estimate or request.limit)
@@ -259,12 +266,12 @@ class Engine:
         The table keeps the tokens that it was handed. Its pages are free at once, its row for the next step or, where
         that is decided on, one later.
         """
-        assert self._c["kind"] == NOTHING, "a step is in flight"
+        assert self._counters["kind"] == NOTHING, "a step is in flight"
         t = self.table
         if t["status"][request] != UNFINISHED or t["replica"][request] != self.replica:
             return False
-        w, x = self._w, self._x
-        if not withdraw(w, request, self.policy.batching.idles_finished, lambda slot: self._core.let_go(w, x, slot)):
+        idles = self.policy.batching.idles_finished
+        if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False
         t["status"][request] = CANCELLED
         t["finish"][request] = now
@@ -296,8 +303,8 @@ class Engine:
 
     @property
     def _fixed(self) -> Any:
-        """state.REPLICA as the rules have it."""
-        return self._w.f.view(np.recarray)[0]
+        """state.Fixed, as rules take it."""
+        return self._state[0].fixed[0]
 
     # ---- step by step ----------------------------------------------------------------------------------------
 
@@ -306,13 +313,13 @@ class Engine:
 
         Raises PolicyError if work waits that no step will ever serve: never a silent stall.
         """
-        assert self._c["kind"] == NOTHING, "a step is still in flight"
+        assert self._counters["kind"] == NOTHING, "a step is still in flight"
         self._make_slots()
         if self._schedule(now) == NOTHING:
             self._check_idle()
             return None
         if self.policy.unmasking.varies and not self._given_threshold:
-            self._c["threshold"] = int(self._core.choose_threshold(self._w, self._x))
+            self._counters["threshold"] = int(self._core.choose_threshold(*self._state))
             self._check_threshold()
         return self._plan()
 
@@ -323,89 +330,97 @@ class Engine:
         blocks (a frozen group's, or decided on ahead) it says where they lie if all go on; their status is of now. Who
         waits, and when the step begins, `schedule` says in its turn. Nothing is changed here.
         """
-        c, w, x = self._c, self._w, self._x
-        kind, slots = int(c["next_kind"]), w.lists[NEXT, : int(c["num_next"])].copy()
-        if kind == NOTHING and c["num_group"] > 0 and c["loops_left"] > 1:
-            kind, slots = DECODE_STEP, w.lists[GROUP, : int(c["num_group"])].copy()
+        counters, arrays, own = self._counters, self._arrays, self._own
+        kind, slots = int(counters["next_kind"]), arrays.lists[NEXT, : int(counters["num_next"])].copy()
+        if kind == NOTHING and counters["num_group"] > 0 and counters["loops_left"] > 1:
+            kind, slots = DECODE_STEP, arrays.lists[GROUP, : int(counters["num_group"])].copy()
         unknown = self.policy.granularity.given or self.policy.unmasking.varies
-        if c["kind"] == NOTHING or kind == NOTHING or unknown:
+        if counters["kind"] == NOTHING or kind == NOTHING or unknown:
             return None
-        in_flight = np.isin(slots, w.lists[ROWS, : int(c["num_rows"])])
+        in_flight = np.isin(slots, arrays.lists[ROWS, : int(counters["num_rows"])])
         if in_flight.any():
             return self._going_on(slots, in_flight) if kind == DECODE_STEP else None
-        requests = w.q["request"][slots]
+        requests = arrays.sequences["request"][slots]
         # All that a plan writes.
         was = (
-            w.c.copy(),
-            w.lists.copy(),
-            w.q[slots],
-            w.window[slots],
-            x.s[slots],
-            x.m.copy(),
-            w.r["scheduled"][requests],
+            arrays.counters.copy(),
+            arrays.lists.copy(),
+            arrays.sequences[slots],
+            arrays.window[slots],
+            own.columns[slots],
+            own.record.copy(),
+            arrays.requests["scheduled"][requests],
         )
-        w.lists[ROWS, : len(slots)] = slots
-        c["num_rows"], c["num_preempted"], c["num_freed"] = len(slots), 0, 0
-        self._core.plan(w, x, kind, float(c["now"]))
+        arrays.lists[ROWS, : len(slots)] = slots
+        counters["num_rows"], counters["num_preempted"], counters["num_freed"] = len(slots), 0, 0
+        self._core.plan(*self._state, kind, float(counters["now"]))
         plan = self._plan()
-        w.c[:], w.lists[:], w.q[slots], w.window[slots], x.s[slots], x.m[:], w.r["scheduled"][requests] = was
+        (
+            arrays.counters[:],
+            arrays.lists[:],
+            arrays.sequences[slots],
+            arrays.window[slots],
+            own.columns[slots],
+            own.record[:],
+            arrays.requests["scheduled"][requests],
+        ) = was
         return plan
 
     def _going_on(self, slots: Ints, in_flight: npt.NDArray[np.bool_]) -> StepPlan | None:
         """A decode step of whole blocks, some in flight, if all go on; None: others, or without pages for the next."""
-        c, w, policy = self._c, self._w, self.policy
-        q, block = w.q[slots], policy.block_length
-        start = q["start"] + block * (in_flight & (q["phase"] == FLUSH))
-        enough = (start + block <= q["pages"] * policy.memory.page_size).all()
+        counters, arrays, policy = self._counters, self._arrays, self.policy
+        rows, block = arrays.sequences[slots], policy.block_length
+        start = rows["start"] + block * (in_flight & (rows["phase"] == FLUSH))
+        enough = (start + block <= rows["pages"] * policy.memory.page_size).all()
         if not enough or not policy.granularity.whole_block or policy.eviction.evicts:
             return None
-        was = c["num_rows"].copy(), w.lists[ROWS].copy()
-        w.lists[ROWS, : len(slots)], c["num_rows"] = slots, len(slots)
+        was = counters["num_rows"].copy(), arrays.lists[ROWS].copy()
+        arrays.lists[ROWS, : len(slots)], counters["num_rows"] = slots, len(slots)
         plan = self._plan()
-        c["num_rows"], w.lists[ROWS] = was
+        counters["num_rows"], arrays.lists[ROWS] = was
         window = np.zeros_like(plan.window)
         window[:, :block] = True
         return replace(plan, prefill=False, block_start=start, window=window)
 
     def make_ready(self) -> None:
         """Compile what `ahead` plans by: no step needs it before one is decided on in the middle of a run."""
-        self._core.make_ready("plan", self._w, self._x, NOTHING, 0.0)
+        self._core.make_ready("plan", *self._state, NOTHING, 0.0)
 
     def _schedule(self, now: float) -> int:
         kind = self._choose_and_plan(now)
         if kind != NOTHING and self._given_threshold:
-            self._c["threshold"] = self._threshold_now(float(now))
+            self._counters["threshold"] = self._threshold_now(float(now))
         return kind
 
     def _choose_and_plan(self, now: float) -> int:
-        core, w, x = self._core, self._w, self._x
-        self._c["clock"] = float(now)
-        if self.policy.batching.orders and self._c["num_waiting"] > 1:
+        core = self._core
+        self._counters["clock"] = float(now)
+        if self.policy.batching.orders and self._counters["num_waiting"] > 1:
             self._order(float(now))
         if not self.policy.granularity.given:
-            kind = int(core.schedule(w, x, float(now)))
+            kind = int(core.schedule(*self._state, float(now)))
             self._check_chunk()
             return kind
-        kind = int(core.choose_rows(w, x))
+        kind = int(core.choose_rows(*self._state))
         if kind == DECODE_STEP:
             self._select_rows()
         if kind != NOTHING:
-            core.plan(w, x, kind, float(now))
+            core.plan(*self._state, kind, float(now))
             self._check_chunk()
         return kind
 
     def _check_chunk(self) -> None:
         """PolicyError where a policy chose a chunk that cannot be computed."""
-        c, policy = self._c, self.policy
-        if c["kind"] == DECODE_STEP and not 1 <= c["chunk"] <= policy.width:
+        counters, policy = self._counters, self.policy
+        if counters["kind"] == DECODE_STEP and not 1 <= counters["chunk"] <= policy.width:
             kind = type(policy.granularity).__name__
             raise PolicyError(
-                f"policy {policy.name}: {kind} answers choose with {c['chunk']}, expected 1 to {policy.width}"
+                f"policy {policy.name}: {kind} answers choose with {counters['chunk']}, expected 1 to {policy.width}"
             )
 
     def _check_threshold(self) -> None:
         """PolicyError where a rule chose a threshold that is none of its policy's."""
-        place, num = int(self._c["threshold"]), len(self.policy.unmasking.thresholds)
+        place, num = int(self._counters["threshold"]), len(self.policy.unmasking.thresholds)
         if not 0 <= place < num:
             name = type(self.policy.unmasking).__name__
             raise PolicyError(
@@ -415,7 +430,7 @@ class Engine:
     def _threshold_now(self, now: float) -> int:
         """Have a rule in plain Python choose the threshold of the step that begins; its place."""
         rule = self.policy.unmasking
-        threshold = rule.threshold_now(self._waiting(now), int(self._c["num_running"]), now)
+        threshold = rule.threshold_now(self._waiting(now), int(self._counters["num_running"]), now)
         if threshold not in rule.thresholds:
             raise PolicyError(
                 f"policy {self.policy.name}: {type(rule).__name__}.threshold_now returned {cut(threshold)}, expected "
@@ -425,21 +440,21 @@ class Engine:
 
     def _places(self) -> npt.NDArray[np.int64]:
         """Where in the ring of the queue the requests stand that wait, the next one first."""
-        n, head = int(self._c["num_waiting"]), int(self._c["queue_head"])
-        places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._w.queue)
+        n, head = int(self._counters["num_waiting"]), int(self._counters["queue_head"])
+        places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._arrays.queue)
         return places
 
     def _waiting(self, now: float) -> Waiting:
         """The queue as policies in plain Python see it."""
-        w, places = self._w, self._places()
-        requests, slots = w.queue[places, 0].copy(), w.queue[places, 1]
-        arrival, deadline = w.arrival[requests], w.r["deadline"][requests]
+        arrays, places = self._arrays, self._places()
+        requests, slots = arrays.queue[places, 0].copy(), arrays.queue[places, 1]
+        arrival, deadline = arrays.arrival[requests], arrays.requests["deadline"][requests]
         return Waiting(
             requests, arrival, now - arrival,
             self._classes_of(requests),
-            np.where(np.isnan(deadline), np.inf, arrival + deadline), w.r["priority"][requests],
-            w.asked.input_length[requests].astype(np.int64), w.asked.estimate[requests].astype(np.int64),
-            np.where(slots >= 0, w.q["emitted"][slots], 0).astype(np.int64),
+            np.where(np.isnan(deadline), np.inf, arrival + deadline), arrays.requests["priority"][requests],
+            arrays.asked.input_length[requests].astype(np.int64), arrays.asked.estimate[requests].astype(np.int64),
+            np.where(slots >= 0, arrays.sequences["emitted"][slots], 0).astype(np.int64),
         )  # fmt: skip
 
     def _classes_of(self, requests: Ints) -> npt.NDArray[np.object_]:
@@ -449,7 +464,7 @@ class Engine:
 
     def _order(self, now: float) -> None:
         """Have a scheduler in plain Python put the queue in order."""
-        policy, queue, places = self.policy, self._w.queue, self._places()
+        policy, queue, places = self.policy, self._arrays.queue, self._places()
         n = len(places)
         order = np.asarray(policy.batching.order(self._waiting(now), now))
         where = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
@@ -462,20 +477,28 @@ class Engine:
 
     def _select_rows(self) -> None:
         """Have a rule in plain NumPy choose the windows of the coming step."""
-        c, w, policy = self._c, self._w, self.policy
-        slots = w.lists[ROWS, : int(c["num_rows"])]
-        q = w.q[slots]
+        counters, arrays, policy = self._counters, self._arrays, self.policy
+        slots = arrays.lists[ROWS, : int(counters["num_rows"])]
+        rows = arrays.sequences[slots]
         reach = np.full(len(slots), policy.width)
         if policy.obs:
-            reach[q["start"] + policy.block_length >= q["end"]] = policy.block_length
+            reach[rows["start"] + policy.block_length >= rows["end"]] = policy.block_length
         # The estimate, never the true length: a row goes on for a token at least.
-        end = np.maximum(q["prompt"] + w.asked.estimate[q["request"]], q["start"] + 1).astype(np.int32)
-        rows = Rows(w.status[slots], reach, q["request"], q["start"], end, int(c["num_waiting"]), int(c["num_running"]))
-        window = np.asarray(policy.granularity.select_rows(rows))
+        end = np.maximum(rows["prompt"] + arrays.asked.estimate[rows["request"]], rows["start"] + 1).astype(np.int32)
+        view = Rows(
+            arrays.status[slots],
+            reach,
+            rows["request"],
+            rows["start"],
+            end,
+            int(counters["num_waiting"]),
+            int(counters["num_running"]),
+        )
+        window = np.asarray(policy.granularity.select_rows(view))
         where = f"policy {policy.name}: {type(policy.granularity).__name__}.select_rows returned"
-        if window.shape != rows.status.shape or window.dtype != np.bool_:
-            raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(rows.status.shape)}")
-        wrong = window & ((rows.status == CACHED) | (np.arange(policy.width) >= reach[:, None]))
+        if window.shape != view.status.shape or window.dtype != np.bool_:
+            raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(view.status.shape)}")
+        wrong = window & ((view.status == CACHED) | (np.arange(policy.width) >= reach[:, None]))
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise PolicyError(
@@ -483,70 +506,93 @@ class Engine:
             )
         if not window.any():
             raise PolicyError(f"{where} no position of any of {len(slots)} rows, expected at least one")
-        w.window[slots] = window
+        arrays.window[slots] = window
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
         """Take in what came of the step in flight; returns the indices of the requests that finished with it.
 
         Raises PolicyError where steps go on and nothing will come of them, or of one of their rows.
         """
-        c, w = self._c, self._w
-        assert c["kind"] != NOTHING, "no step is in flight"
-        slots = w.lists[ROWS, : int(c["num_rows"])]
+        counters, arrays = self._counters, self._arrays
+        assert counters["kind"] != NOTHING, "no step is in flight"
+        slots = arrays.lists[ROWS, : int(counters["num_rows"])]
         committed, retained = outcome.committed, outcome.retained
-        window, status = w.window[slots], w.status[slots]
+        window, status = arrays.window[slots], arrays.status[slots]
         assert committed.shape == window.shape, f"{committed.shape} commits for a window of {window.shape}"
         assert self.policy.autoregressive or not (committed & ~(window & (status == MASKED))).any(), (
             "only computed masks commit"
         )
-        assert retained is None or c["evicting"], "the plan evicts nothing"
+        assert retained is None or counters["evicting"], "the plan evicts nothing"
         if retained is not None:
             assert not (retained & ~window).any(), "only computed positions are retained"
             assert not (window & (status != MASKED) & ~retained).any(), "only masks are evicted"
             assert not (committed & ~retained).any(), "only retained masks commit"
-            w.retained[slots] = retained
-            w.q["num_retained"][slots] = retained.sum(axis=1)
-        c["evicting"] = retained is not None
-        w.committed[slots] = committed
+            arrays.retained[slots] = retained
+            arrays.sequences["num_retained"][slots] = retained.sum(axis=1)
+        counters["evicting"] = retained is not None
+        arrays.committed[slots] = committed
         if outcome.ends is not None:
-            q, ends = w.q[slots], outcome.ends
-            assert ((ends <= q["end"]) & (ends >= q["prompt"] + q["emitted"])).all(), "an end before what is handed out"
-            answer = np.minimum(q["answer"], ends)
-            c["outstanding_tokens"] -= int((q["answer"] - answer).sum())
-            w.q["end"][slots], w.q["answer"][slots] = ends, answer
-            w.q["stop"][slots] = np.minimum(q["stop"], ends)
-        c["latency"] = outcome.latency
+            rows, ends = arrays.sequences[slots], outcome.ends
+            assert ((ends <= rows["end"]) & (ends >= rows["prompt"] + rows["emitted"])).all(), (
+                "an end before what is handed out"
+            )
+            answer = np.minimum(rows["answer"], ends)
+            counters["outstanding_tokens"] -= int((rows["answer"] - answer).sum())
+            arrays.sequences["end"][slots], arrays.sequences["answer"][slots] = ends, answer
+            arrays.sequences["stop"][slots] = np.minimum(rows["stop"], ends)
+        counters["latency"] = outcome.latency
         if outcome.device == outcome.device:  # not NaN: someone measured it
             self._host.add(max(0.0, outcome.latency - outcome.device))
-        self._core.commit(w, self._x, float(now))
+        self._core.commit(*self._state, float(now))
         self._check_progress()
-        return w.lists[DONE, : int(c["num_done"])].copy()
+        return arrays.lists[DONE, : int(counters["num_done"])].copy()
 
     def _plan(self) -> StepPlan:
         """The step in flight as its driver sees it."""
-        c, w = self._c, self._w
-        slots = w.lists[ROWS, : int(c["num_rows"])].copy()
-        q = w.q[slots]
-        features = (Continued if c["continues"] else Features)(*(int(c[name]) for name in Features._fields))
+        counters, arrays = self._counters, self._arrays
+        slots = arrays.lists[ROWS, : int(counters["num_rows"])].copy()
+        rows = arrays.sequences[slots]
+        features = (Continued if counters["continues"] else Features)(
+            *(int(counters[name]) for name in Features._fields)
+        )
         eviction: Any = self.policy.eviction  # one that evicts on the way says what it goes by
-        evicting = eviction.evicting(self._x.s[slots]) if c["evicting"] else None
+        evicting = eviction.evicting(self._own.columns[slots]) if counters["evicting"] else None
         first = None
-        if c["first_tokens"]:
-            tokens, qk_pairs, keys = (int(c[name]) for name in ("first_tokens", "first_q_kv", "first_kv"))
+        if counters["first_tokens"]:
+            tokens, qk_pairs, keys = (int(counters[name]) for name in ("first_tokens", "first_q_kv", "first_kv"))
             first = features._replace(tokens=tokens, sum_q_kv=qk_pairs, sum_kv=keys)
         return StepPlan(
-            float(c["now"]), int(c["num_steps"]) - 1, bool(c["kind"] == PREFILL_STEP), q["request"].copy(),
-            q["phase"].copy(), q["num_tokens"].copy(), q["num_keys"].copy(), w.window[slots], w.status[slots],
-            w.evaluations[slots], q["start"].copy(), q["prompt"].copy(), q["end"].copy(), int(c["chunk"]), features,
-            slots, int(c["waiting"]), int(c["running"]), int(c["pages"]), int(c["submitted_then"]),
-            tuple(w.lists[PREEMPTED, : int(c["num_preempted"])].tolist()),
-            tuple(w.lists[FREED, : int(c["num_freed"])].tolist()), evicting, first, self._threshold(),
-        )  # fmt: skip
+            float(counters["now"]),
+            int(counters["num_steps"]) - 1,
+            bool(counters["kind"] == PREFILL_STEP),
+            rows["request"].copy(),
+            rows["phase"].copy(),
+            rows["num_tokens"].copy(),
+            rows["num_keys"].copy(),
+            arrays.window[slots],
+            arrays.status[slots],
+            arrays.evaluations[slots],
+            rows["start"].copy(),
+            rows["prompt"].copy(),
+            rows["end"].copy(),
+            int(counters["chunk"]),
+            features,
+            slots,
+            int(counters["waiting"]),
+            int(counters["running"]),
+            int(counters["pages"]),
+            int(counters["submitted_then"]),
+            tuple(arrays.lists[PREEMPTED, : int(counters["num_preempted"])].tolist()),
+            tuple(arrays.lists[FREED, : int(counters["num_freed"])].tolist()),
+            evicting,
+            first,
+            self._threshold(),
+        )
 
     def _threshold(self) -> float | None:
         """The threshold of the step in flight; None where all steps have the policy's."""
         rule = self.policy.unmasking
-        return float(rule.thresholds[self._c["threshold"]]) if rule.varies else None
+        return float(rule.thresholds[self._counters["threshold"]]) if rule.varies else None
 
     # ---- many steps ------------------------------------------------------------------------------------------
 
@@ -561,17 +607,17 @@ class Engine:
         Returns the time at which to call again: the end of the step in flight, or where it stopped. until_finish: it
         stops where requests finish. The same, bit for bit, as one `schedule`, step model and `commit` after another.
         """
-        c = self._c
+        counters = self._counters
         now, horizon = float(now), float(horizon)  # a whole number would be compiled for anew
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self._asks_python else self._entry(draws, cost, journal)
-            why = run(self._w, self._x, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
+            why = run(*self._state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if why == core.IN_FLIGHT:
-                return float(c["now"] + c["latency"])
+                return float(counters["now"] + counters["latency"])
             if why == core.JOURNAL_FULL:
                 assert recorder is not None
-                recorder.make_room(int(c["num_rows"]))
+                recorder.make_room(int(counters["num_rows"]))
             elif why == core.NO_SLOTS:
                 self._make_slots()
             elif why == core.BAD_CHUNK:
@@ -580,65 +626,65 @@ class Engine:
                 self._check_threshold()
             elif why == core.IDLE_NOW:
                 self._check_idle()
-                return float(c["clock"])
+                return float(counters["clock"])
             else:
                 self._check_progress()
-                return float(c["clock"])
-            now = float(c["clock"])
+                return float(counters["clock"])
+            now = float(counters["clock"])
 
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
         """core.run for these arguments, whose types stay the same from one call to the next."""
         if self._core.is_young(len(self.table.rows)):
             return self._core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
-            made = self._core.entry(self._w, self._x, draws, cost, journal, 0.0, 0.0, 0, False)
+            made = self._core.entry(*self._state, draws, cost, journal, 0.0, 0.0, 0, False)
             self._run = draws, cost, made
         return self._run[2]
 
     def _run_plain(
-        self, w: Any, x: Any, draws: Any, cost: Cost, journal: Any, now: float, horizon: float, most: int,
-        until_finish: bool,
+        self, replica: Replica, own: AnyPolicy, draws: Any, cost: Cost, journal: Any, now: float, horizon: float,
+        most: int, until_finish: bool,
     ) -> int:  # fmt: skip
         """core.run for a policy that is asked in plain Python: step by step."""
-        c = self._c
-        c["clock"] = now
+        counters = self._counters
+        counters["clock"] = now
         for _ in range(most):
-            if c["kind"] == NOTHING:
-                now = float(c["clock"])
-                if c["num_free"] < min(int(c["num_waiting"]), self.limits.max_batch):
+            if counters["kind"] == NOTHING:
+                now = float(counters["clock"])
+                if counters["num_free"] < min(int(counters["num_waiting"]), self.limits.max_batch):
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
-                self._core.predict(w, x, draws, cost)
+                self._core.predict(replica, own, draws, cost)
                 self._check_threshold()
-                if not now + c["latency"] < horizon:
+                if not now + counters["latency"] < horizon:
                     return core.IN_FLIGHT
-            if not self._core.end_step(w, x, journal):
+            if not self._core.end_step(replica, own, journal):
                 return core.JOURNAL_FULL
-            if c["stalled"]:
+            if counters["stalled"]:
                 return core.STALLED
-            if until_finish and c["num_done"] > 0:
+            if until_finish and counters["num_done"] > 0:
                 return core.FINISHED
         return core.PAUSED
 
     @property
     def num_completed(self) -> int:
         """Requests that have finished."""
-        return int(self._c["completed"])
+        return int(self._counters["completed"])
 
     # ---- room ------------------------------------------------------------------------------------------------
 
     def _make_slots(self) -> None:
         """Have as many free slots as the next decision could let in."""
-        c = self._c
-        wanted = min(int(c["num_waiting"]), self.limits.max_batch)
-        if int(c["num_free"]) < wanted:
-            self._grow(max(2 * len(self._w.q), len(self._w.q) + wanted))
+        counters = self._counters
+        wanted = min(int(counters["num_waiting"]), self.limits.max_batch)
+        if int(counters["num_free"]) < wanted:
+            self._grow(max(2 * len(self._arrays.sequences), len(self._arrays.sequences) + wanted))
 
     def _grow(self, capacity: int) -> None:
-        w = with_slots(self._w, capacity)
-        self._x = self._x._replace(s=self._columns(capacity, self._x.s))
-        self._set(with_queue(w, capacity + 1))
+        arrays = with_slots(self._arrays, capacity)
+        self._own = self._own._replace(columns=self._columns(capacity, self._own.columns))
+        self._set(with_queue(arrays, capacity + 1))
 
     def _columns(self, capacity: int, old: Any = None) -> Any:
         kinds = [column for part in self.policy.parts() for column in part.columns] or [("none", "u1")]
@@ -647,32 +693,33 @@ class Engine:
             made[: len(old)] = old
         return made
 
-    def _set(self, w: Any) -> None:
-        self._w = w
-        self._c = w.c[0]
+    def _set(self, arrays: Any) -> None:
+        self._arrays = arrays
+        self._counters = arrays.counters[0]
+        self._state = named(arrays), named(self._own)
 
     def _check_progress(self) -> None:
         """PolicyError where steps go on and nothing will come of them, or of one of their rows (note_progress)."""
-        c, w = self._c, self._w
-        if not c["stalled"]:
+        counters, arrays = self._counters, self._arrays
+        if not counters["stalled"]:
             return
-        slots = w.lists[RUNNING, : int(c["num_running"])]
-        stuck = [slot for slot in slots if w.q["fruitless"][slot] >= MOST_FRUITLESS]
+        slots = arrays.lists[RUNNING, : int(counters["num_running"])]
+        stuck = [slot for slot in slots if arrays.sequences["fruitless"][slot] >= MOST_FRUITLESS]
         if stuck:
-            q, window, status = w.q[stuck[0]], w.window[stuck[0]], w.status[stuck[0]]
+            row, window, status = arrays.sequences[stuck[0]], arrays.window[stuck[0]], arrays.status[stuck[0]]
             computed = int((window & (status == MASKED)).sum())
             raise self._stall(
-                f"request {q['request']} committed nothing in {q['fruitless']} steps that computed it: it stands at "
-                f"position {q['start']} of {q['end']}, with {int((status == MASKED).sum())} masks and "
+                f"request {row['request']} committed nothing in {row['fruitless']} steps that computed it: it stands "
+                f"at position {row['start']} of {row['end']}, with {int((status == MASKED).sum())} masks and "
                 f"{int((status == PENDING).sum())} committed positions whose KV is not right, and the last step "
                 f"computed {computed} of those masks and {int(window.sum()) - computed} other positions"
             )
-        what = f"{c['fruitless']} steps"
-        if c["fruitless"] < MOST_FRUITLESS:
-            what = f"prefills of {c['fruitless_tokens']} tokens"
+        what = f"{counters['fruitless']} steps"
+        if counters["fruitless"] < MOST_FRUITLESS:
+            what = f"prefills of {counters['fruitless_tokens']} tokens"
         raise self._stall(
             f"{what} in a row committed nothing and finished nothing, the last with "
-            f"{c['num_preempted']} preemptions: {self._who()}"
+            f"{counters['num_preempted']} preemptions: {self._who()}"
         )
 
     def _check_idle(self) -> None:
@@ -681,14 +728,16 @@ class Engine:
             raise self._stall(f"{kind} runs nothing and never will: {self._who()}")
 
     def _stall(self, why: str) -> PolicyError:
-        return PolicyError(f"policy {self.policy.name}: replica {self.replica} at {self._c['clock']:.6g} s: {why}")
+        return PolicyError(
+            f"policy {self.policy.name}: replica {self.replica} at {self._counters['clock']:.6g} s: {why}"
+        )
 
     def _who(self) -> str:
         """The requests that a replica has: the first few that run, and the first that wait."""
-        c, w = self._c, self._w
-        running = w.q["request"][w.lists[RUNNING, : int(c["num_running"])]].tolist()
-        at = (int(c["queue_head"]) + np.arange(int(c["num_waiting"]))) % len(w.queue)
-        waiting = w.queue[at, 0].tolist()
+        counters, arrays = self._counters, self._arrays
+        running = arrays.sequences["request"][arrays.lists[RUNNING, : int(counters["num_running"])]].tolist()
+        at = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
+        waiting = arrays.queue[at, 0].tolist()
         return f"{len(running)} run{_first(running)} and {len(waiting)} wait{_first(waiting)}"
 
 
@@ -701,7 +750,7 @@ def _first(requests: list[int]) -> str:
 
 
 def _record_of(policy: Policy) -> Any:
-    """x.m: what the parts remember of the replica."""
+    """What the parts remember of the replica."""
     held: dict[str, Any] = {}
     for part in policy.parts():
         held.update(part.record(policy))
@@ -715,11 +764,11 @@ def _record_of(policy: Policy) -> Any:
     return made
 
 
-def _times(bins: Any, c: Any, name: str) -> TimeHistogram:
+def _times(bins: Any, counters: Any, name: str) -> TimeHistogram:
     made = TimeHistogram()
     made.counts = bins
-    made.count = int(c[f"{name}_count"])
-    made.sum, made.min, made.max = (float(c[f"{name}_{part}"]) for part in ("sum", "min", "max"))
+    made.count = int(counters[f"{name}_count"])
+    made.sum, made.min, made.max = (float(counters[f"{name}_{part}"]) for part in ("sum", "min", "max"))
     return made
 
 

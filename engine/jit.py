@@ -55,6 +55,15 @@ def rule(function: F) -> F:
     return made
 
 
+def inlined(function: F) -> F:
+    """A rule whose body stands where it is called: it may return records, which compiled functions cannot."""
+    _INLINED.add(function.__code__)  # type: ignore[attr-defined]
+    return rule(function)
+
+
+_INLINED: set[types.CodeType] = set()
+
+
 def bind(
     function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
     on_new: Callable[[], None] = lambda: None, kinds: str = "",
@@ -85,16 +94,9 @@ def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., 
 
     def call(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):  # compiled code warns of nothing: some numbers wrap on purpose
-            return made(*map(_by_name, arguments))
+            return made(*arguments)
 
     return call
-
-
-def _by_name(value: Any) -> Any:
-    """The same memory, with records' fields as attributes: as rules ask for them that run as plain Python."""
-    if isinstance(value, tuple):
-        return type(value)._make(map(_by_name, value)) if hasattr(value, "_make") else tuple(map(_by_name, value))
-    return value.view(np.recarray) if isinstance(value, np.ndarray) and value.dtype.names else value
 
 
 def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> bool:
@@ -202,6 +204,8 @@ def _globals(plain: Any) -> dict[str, Any]:
 
 
 def _inner(function: F) -> F:
+    if function.__code__ in _INLINED:  # type: ignore[attr-defined]
+        return njit(inline="always")(function)  # type: ignore[no-any-return]
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Linked}
     made = njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)
     compiled = made.compile

@@ -12,84 +12,66 @@ import numpy.typing as npt
 
 from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
+from .records import F8, I2, I4, I8, U1, Bool, Record, Table, columns_of, dtype_of, table
 from .request import Request
-from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked
+from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
-# One row a request, in the trace's order. NaN where the event never happened, -1 where no replica was chosen.
-REQUEST_COLUMNS: dict[str, str] = {
-    "request": "int32",  # index in the trace
-    "replica": "int16",
-    "status": "uint8",  # index into STATUSES
-    "arrival": "float64",
-    "input_length": "int32",
-    "output_length": "int32",  # tokens of the answer
-    "max_tokens": "int32",  # tokens asked for at most
-    "limited": "bool",  # ... by the request itself; otherwise they are the answer's, which no scheduler knows
-    "estimate": "int32",  # tokens of the answer that routers and policies of a user's own expected
-    "canvas_length": "int32",  # positions of its canvases, where it asks for narrower ones; 0: the policy's
-    "priority": "int32",  # that it came with; the lower, the sooner
-    "deadline": "float64",  # s after its arrival by which its answer is wanted; NaN: none
-    "scheduled": "float64",  # start of its first prefill
-    "first_commit": "float64",  # end of the step that first committed one of its positions
-    "first_block": "float64",  # first whole block ready
-    "first_emission": "float64",
-    "last_emission": "float64",
-    "finish": "float64",  # of one that was cancelled: when it was
-    "num_first": "int32",  # tokens in the first emission
-    "num_tokens": "int32",  # tokens returned
-    "num_emissions": "int32",
-    "num_forwards": "int32",  # decode steps that it took part in without prefilling: 0 where its prefill made all of it
-    "num_committed": "int32",  # positions committed, prefill's and the trimmed tail's included
-    "num_computed": "int64",  # token positions that went through all layers in decode steps
-    "num_preemptions": "int32",
-}
+REQUEST_COLUMNS = dict(columns_of(RequestRow))
 
 # More of them where the policy keeps a prefix cache.
 CACHED_COLUMNS = {"cached_tokens": "int32"}  # of the prompt, found in the cache when the request was first let in
 
-# One row a step, in the order in which steps began on each replica.
-STEP_COLUMNS: dict[str, str] = {
-    "replica": "int16",
-    "step": "int32",  # from 0 on each replica
-    "start": "float64",
-    "latency": "float64",
-    "device": "float64",  # of the latency, time in which the device was at work; NaN where nobody measured it
-    "prefill": "bool",  # a prefill step; otherwise a decode step
-    "batch": "int32",  # rows computed
-    "chunk": "int32",  # most positions a row may compute (decode steps; 0 in prefill)
-    "tokens": "int32",  # query positions
-    "sum_q_kv": "int64",
-    "sum_kv": "int64",
-    "head_rows": "int32",
-    "sampled_rows": "int32",
-    "num_forwards": "int32",
-    "committed": "int32",  # positions committed
-    "waiting": "int32",  # requests waiting when the step began
-    "running": "int32",  # requests holding pages when the step began
-    "pages": "int32",  # KV pages held while the step ran
-    "submitted": "int32",  # requests submitted to this replica before the step was planned
-    "finished": "int32",  # requests that ended with the step
-    "preempted": "int32",  # requests preempted to make room for the step
-    "evicting": "bool",  # positions could be evicted in the second layer
-    "evicted": "int32",  # of `tokens` and `head_rows`, those that were; then of sum_q_kv, sum_kv and sampled_rows
-    "evicted_q_kv": "int64",
-    "evicted_kv": "int64",
-    "evicted_sampled": "int32",
-    "window_q_kv": "int64",  # as sum_q_kv and sum_kv, of the keys that layers with a window see; 0 without such layers
-    "window_kv": "int64",
-}
-# Per row of a step: who, and bit masks over the positions of its block (bit p of word p // 64 is position p).
-STEP_LISTS: dict[str, str] = {
-    "requests": "int32",
-    "phases": "uint8",
-    "num_tokens": "int32",
-    "window": "uint64",  # positions computed: `words` words a row
-    "commits": "uint64",  # positions committed: `words` words a row
-    "evictions": "uint64",  # positions of the window that were evicted: `words` words a row
-}
+
+class StepRow(Record):
+    """A step: a row of steps.parquet, in the order in which steps began on each replica."""
+
+    replica: I2
+    step: I4  # from 0 on each replica
+    start: F8
+    latency: F8
+    device: F8  # of the latency, time in which the device was at work; NaN where nobody measured it
+    prefill: Bool  # a prefill step; otherwise a decode step
+    batch: I4  # rows computed
+    chunk: I4  # most positions a row may compute (decode steps; 0 in prefill)
+    tokens: I4  # query positions
+    sum_q_kv: I8
+    sum_kv: I8
+    head_rows: I4
+    sampled_rows: I4
+    num_forwards: I4
+    committed: I4  # positions committed
+    waiting: I4  # requests waiting when the step began
+    running: I4  # requests holding pages when the step began
+    pages: I4  # KV pages held while the step ran
+    submitted: I4  # requests submitted to this replica before the step was planned
+    finished: I4  # requests that ended with the step
+    preempted: I4  # requests preempted to make room for the step
+    evicting: Bool  # positions could be evicted in the second layer
+    evicted: I4  # of `tokens` and `head_rows`, those that were; then of sum_q_kv, sum_kv and sampled_rows
+    evicted_q_kv: I8
+    evicted_kv: I8
+    evicted_sampled: I4
+    window_q_kv: I8  # as sum_q_kv and sum_kv, of the keys that layers with a window see; 0 without such layers
+    window_kv: I8
+
+
+STEP_COLUMNS = dict(columns_of(StepRow))
+
+
+class RowOfStep(Record):
+    """A row of a step: its request, and what it computes."""
+
+    requests: I4
+    phases: U1
+    num_tokens: I4
+
+
+# Bit masks over the positions of a row's block, `words` words a row: bit p of word p // 64 is position p.
+WORDS = ("window", "commits", "evictions")  # computed; committed; of the window, evicted
+STEP_LISTS = dict(columns_of(RowOfStep)) | dict.fromkeys(WORDS, "uint64")
 
 
 @dataclass
@@ -141,9 +123,7 @@ REQUEST = np.dtype(
     ),
     align=True,
 )
-STEP = np.dtype(list(STEP_COLUMNS.items()), align=True)
-ROW = np.dtype([(name, kind) for name, kind in STEP_LISTS.items() if kind != "uint64"], align=True)
-WORDS = tuple(name for name, kind in STEP_LISTS.items() if kind == "uint64")
+STEP, ROW = dtype_of(StepRow), dtype_of(RowOfStep)
 
 
 class RequestTable:
@@ -226,21 +206,26 @@ def unpack(words: "npt.NDArray[np.uint64]", width: int) -> "npt.NDArray[np.bool_
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
 
+class Filled(Record):
+    """The part of a journal's room that is filled."""
+
+    steps: I8
+    rows: I8
+
+
 class Journal(NamedTuple):
     """Room for steps, as rules write them; empty where nobody keeps a journal."""
 
-    steps: Any  # [steps] STEP
-    rows: Any  # [rows] ROW, step after step
-    words: Any  # [rows, 3, words] uint64: window, commits, evictions
-    at: Any  # [1] how many steps and rows there are
-
-
-_AT = np.dtype([("count", "i8"), ("rows", "i8")])
+    steps: Table[StepRow]  # [steps]
+    rows: Table[RowOfStep]  # [rows] step after step
+    words: npt.NDArray[np.uint64]  # [rows, 3, words] window, commits, evictions
+    filled: Table[Filled]  # [1]
 
 
 def _journal(steps: int, rows: int, words: int) -> Journal:
     return Journal(
-        np.zeros(steps, STEP), np.zeros(rows, ROW), np.zeros((rows, len(WORDS), words), np.uint64), np.zeros(1, _AT)
+        table(np.zeros(steps, STEP)), table(np.zeros(rows, ROW)), np.zeros((rows, len(WORDS), words), np.uint64),
+        table(np.zeros(1, dtype_of(Filled))),
     )  # fmt: skip
 
 
@@ -248,63 +233,63 @@ NO_JOURNAL = _journal(0, 0, 1)
 
 
 @rule
-def record_step(w: Any, j: Any) -> bool:
+def record_step(replica: Replica, journal: Journal) -> bool:
     """Take down the step in flight, whose outcome is known; False, and nothing done, where it has no room."""
-    if len(j.steps) == 0:
+    if len(journal.steps) == 0:
         return True
-    c, at = w.c[0], j.at[0]
-    if at.count == len(j.steps) or at.rows + c.num_rows > len(j.rows):
+    counters, filled = replica.counters, journal.filled[0]
+    if filled.steps == len(journal.steps) or filled.rows + counters.num_rows > len(journal.rows):
         return False
     committed = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        row = j.rows[at.rows + i]
-        row.requests = q.request
-        row.phases = q.phase
-        row.num_tokens = q.num_tokens
-        words = j.words[at.rows + i]
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        row = journal.rows[filled.rows + i]
+        row.requests = sequence.request
+        row.phases = sequence.phase
+        row.num_tokens = sequence.num_tokens
+        words = journal.words[filled.rows + i]
         words[:] = 0
-        for p in range(w.window.shape[1]):
+        for p in range(replica.window.shape[1]):
             bit = np.uint64(1) << np.uint64(p % 64)
-            if w.window[slot, p]:
+            if replica.window[slot, p]:
                 words[0, p // 64] |= bit
-                if c.evicting and not w.retained[slot, p]:
+                if counters.evicting and not replica.retained[slot, p]:
                     words[2, p // 64] |= bit
-            if w.committed[slot, p]:
+            if replica.committed[slot, p]:
                 words[1, p // 64] |= bit
                 committed += 1
-    s = j.steps[at.count]
-    s.replica = w.f[0].replica
-    s.step = c.num_steps - 1
-    s.start = c.now
-    s.latency = c.latency
-    s.device = np.nan
-    s.prefill = c.kind == PREFILL_STEP
-    s.batch = c.batch
-    s.chunk = c.chunk
-    s.tokens = c.tokens
-    s.sum_q_kv = c.sum_q_kv
-    s.sum_kv = c.sum_kv
-    s.head_rows = c.head_rows
-    s.sampled_rows = c.sampled_rows
-    s.num_forwards = c.num_forwards
-    s.committed = committed
-    s.waiting = c.waiting
-    s.running = c.running
-    s.pages = c.pages
-    s.submitted = c.submitted_then
-    s.finished = 0
-    s.preempted = c.num_preempted
-    s.evicting = c.evicting
-    s.evicted = c.tokens - c.left_tokens if c.evicting else 0
-    s.evicted_q_kv = c.sum_q_kv - c.left_q_kv if c.evicting else 0
-    s.evicted_kv = c.sum_kv - c.left_kv if c.evicting else 0
-    s.evicted_sampled = c.sampled_rows - c.left_sampled if c.evicting else 0
-    s.window_q_kv = c.window_q_kv
-    s.window_kv = c.window_kv
-    at.count += 1
-    at.rows += c.num_rows
+    step = journal.steps[filled.steps]
+    step.replica = replica.fixed.replica
+    step.step = counters.num_steps - 1
+    step.start = counters.now
+    step.latency = counters.latency
+    step.device = np.nan
+    step.prefill = counters.kind == PREFILL_STEP
+    step.batch = counters.batch
+    step.chunk = counters.chunk
+    step.tokens = counters.tokens
+    step.sum_q_kv = counters.sum_q_kv
+    step.sum_kv = counters.sum_kv
+    step.head_rows = counters.head_rows
+    step.sampled_rows = counters.sampled_rows
+    step.num_forwards = counters.num_forwards
+    step.committed = committed
+    step.waiting = counters.waiting
+    step.running = counters.running
+    step.pages = counters.pages
+    step.submitted = counters.submitted_then
+    step.finished = 0
+    step.preempted = counters.num_preempted
+    step.evicting = counters.evicting
+    step.evicted = counters.tokens - counters.left_tokens if counters.evicting else 0
+    step.evicted_q_kv = counters.sum_q_kv - counters.left_q_kv if counters.evicting else 0
+    step.evicted_kv = counters.sum_kv - counters.left_kv if counters.evicting else 0
+    step.evicted_sampled = counters.sampled_rows - counters.left_sampled if counters.evicting else 0
+    step.window_q_kv = counters.window_q_kv
+    step.window_kv = counters.window_kv
+    filled.steps += 1
+    filled.rows += counters.num_rows
     return True
 
 
@@ -320,8 +305,8 @@ class StepRecorder:
         """Take down a step that has been committed."""
         f, n = plan.features, len(plan.requests)
         self.make_room(n)
-        j = self.journal
-        i, at = (int(j.at[name][0]) for name in ("count", "rows"))
+        j: Any = self.journal
+        i, at = (int(n) for n in j.filled[0])
         gone, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
         if outcome.retained is not None:
             left, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
@@ -338,20 +323,20 @@ class StepRecorder:
             j.rows[name][rows] = getattr(plan, name)
         for k, marks in enumerate((plan.window, outcome.committed, evicted)):
             j.words[rows, k] = pack(marks)
-        j.at["count"], j.at["rows"] = i + 1, at + n
+        j.filled[0] = (i + 1, at + n)
 
     def make_room(self, rows: int) -> None:
         """Hand on what has been collected if a step of so many rows does not fit beside it."""
-        j = self.journal
-        if j.at["count"][0] == len(j.steps) or j.at["rows"][0] + rows > len(j.rows):
+        j: Any = self.journal
+        if j.filled[0].steps == len(j.steps) or j.filled[0].rows + rows > len(j.rows):
             self.flush()
         if rows > len(j.rows):
             self.journal = _journal(len(j.steps), 2 * rows, self._words)
 
     def flush(self) -> None:
         """Hand on what has been collected."""
-        j = self.journal
-        n, rows = (int(j.at[name][0]) for name in ("count", "rows"))
+        j: Any = self.journal
+        n, rows = (int(n) for n in j.filled[0])
         if not n:
             return
         offsets = np.concatenate([[0], np.cumsum(j.steps["batch"][:n])]).astype(np.int32)
@@ -362,4 +347,4 @@ class StepRecorder:
             else:
                 lists[name] = (j.rows[name][:rows].copy(), offsets)
         self._append({name: j.steps[name][:n].copy() for name in STEP_COLUMNS}, lists)
-        j.at[0] = (0, 0)
+        j.filled[0] = (0, 0)

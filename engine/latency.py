@@ -1,13 +1,14 @@
 """The latency of a step: the pure evaluation of a latency model on the features of a step."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .jit import plain, rule
-from .state import DECODE_STEP, ROWS
+from .records import F8, I8, Bool, Record, Table, columns_of, table
+from .state import DECODE_STEP, ROWS, Counters, Replica
 
 POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, then in multiples of it
 
@@ -40,8 +41,12 @@ class Continued(Features):
         return True
 
 
+StepFeatures: TypeAlias = "Features | Counters"  # of a plan, or of the step in flight
+StepPrices: TypeAlias = "Prices | LatencyModel"
+
+
 @rule
-def _bucket(num: Any) -> Any:
+def _bucket(num: int) -> int:
     """The least captured size that holds `num` tokens: a power of two up to 256, then a multiple of 256."""
     size = 1
     if num <= POWERS_TO:
@@ -52,13 +57,13 @@ def _bucket(num: Any) -> Any:
 
 
 @rule
-def _filled(num: Any) -> Any:
+def _filled(num: int) -> int:
     """Rows of a graph that holds so many; there is none of no rows."""
     return _bucket(num) if num > 0 else 0
 
 
 @rule
-def _pieces(knots: Any, slope: Any, tokens: Any, first: Any, end: Any) -> Any:
+def _pieces(knots: Any, slope: float, tokens: Any, first: Any, end: int) -> float:
     """The layers' time by the knots `first` to `end`."""
     x0, y0 = knots[first][0], knots[first][1]
     if tokens <= x0:
@@ -72,7 +77,7 @@ def _pieces(knots: Any, slope: Any, tokens: Any, first: Any, end: Any) -> Any:
 
 
 @rule
-def _attends(cost: Any, first: Any, dense: Any, qk_pairs: Any, keys: Any) -> Any:
+def _attends(cost: StepPrices, first: Any, dense: Any, qk_pairs: Any, keys: Any) -> float:
     """The time of query-key pairs: `first` for those of the first `dense_from` queries of a key, `dense` beyond."""
     if cost.dense_from == 0:
         return first * qk_pairs
@@ -82,8 +87,8 @@ def _attends(cost: Any, first: Any, dense: Any, qk_pairs: Any, keys: Any) -> Any
 
 @rule
 def _layers(
-    knots: Any, cost: Any, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: Any, captured: Any, dense: Any
-) -> Any:
+    knots: Any, cost: StepPrices, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: int, captured: bool, dense: Any
+) -> float:
     """The layers' time; `captured`: of a captured graph; `dense`: of prompts alone."""
     first, end = 0, int(cost.num_knots)
     if captured and len(knots) > end:  # captured steps have knots of their own, behind the others
@@ -97,7 +102,7 @@ def _layers(
 
 
 @rule
-def window_pairs(tokens: Any, keys: Any, window: Any, causal: Any) -> Any:
+def window_pairs(tokens: int, keys: int, window: int, causal: bool) -> int:
     """Query-key pairs of a row in a layer with a window, where `tokens` queries are the last of `keys` tokens.
 
     A causal query sees the last `window` tokens; others see one another and `window` tokens before the first of them.
@@ -110,19 +115,19 @@ def window_pairs(tokens: Any, keys: Any, window: Any, causal: Any) -> Any:
 
 
 @rule
-def _windows(cost: Any, f: Any) -> Any:
-    pairs = _attends(cost, cost.window_attention, cost.window_dense_attention, f.window_q_kv, f.window_kv)
-    return pairs + cost.window_kv_read * f.window_kv
+def _windows(cost: StepPrices, features: StepFeatures) -> float:
+    pairs = _attends(cost, cost.window_attention, cost.window_dense_attention, features.window_q_kv, features.window_kv)
+    return pairs + cost.window_kv_read * features.window_kv
 
 
 @rule
-def seconds(knots: Any, cost: Any, f: Any) -> Any:
-    """The latency of a step of features `f`, nothing of which is evicted: LatencyModel's formula."""
-    n, tokens, head, sampled = f.num_forwards, f.tokens, f.head_rows, f.sampled_rows
+def seconds(knots: Any, cost: StepPrices, features: StepFeatures) -> float:
+    """The latency of a step of these features, nothing of which is evicted: LatencyModel's formula."""
+    n, tokens, head, sampled = features.num_forwards, features.tokens, features.head_rows, features.sampled_rows
     launch = n * cost.launch
-    host = n * cost.host_step + cost.host_request * f.batch
-    sequences = f.batch
-    captured = f.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens
+    host = n * cost.host_step + cost.host_request * features.batch
+    sequences = features.batch
+    captured = features.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens
     if captured:
         # A captured decode step: rows of nothing fill its bucket, and each costs the layers and the head.
         more = _bucket(tokens) - tokens
@@ -133,50 +138,60 @@ def seconds(knots: Any, cost: Any, f: Any) -> Any:
             head, sampled = head + more, sampled + more
         tokens += more
         launch = 0.0
-    dense = f.prefill_tokens == tokens
-    layers = _layers(knots, cost, tokens, f.sum_q_kv, f.sum_kv, n, captured, dense) + _windows(cost, f)
+    dense = features.prefill_tokens == tokens
+    layers = _layers(knots, cost, tokens, features.sum_q_kv, features.sum_kv, n, captured, dense) + _windows(
+        cost, features
+    )
     device = layers + cost.sequence * sequences + cost.head * head + cost.sample * sampled
-    if f.continues:
+    if features.continues:
         return max(launch, device)
     if cost.overlap:
         return max(launch + host, device)
-    return max(launch, device) + n * cost.host_step + cost.host_request * f.batch
+    return max(launch, device) + n * cost.host_step + cost.host_request * features.batch
 
 
 @rule
-def seconds_first_whole(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, keys: Any) -> Any:
-    """The latency of a step of features `f` whose first layer computes so many tokens, qk_pairs, keys."""
-    n = f.num_forwards
+def seconds_first_whole(
+    knots: Any, cost: StepPrices, features: StepFeatures, tokens: Any, qk_pairs: Any, keys: Any
+) -> float:
+    """The latency of a step of these features whose first layer computes so many tokens, qk_pairs, keys."""
+    n = features.num_forwards
     first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
-    others = _layers(knots, cost, f.tokens, f.sum_q_kv, f.sum_kv, n, False, False) * (1.0 - 1.0 / cost.layers)
-    device = first + others + _windows(cost, f) + cost.head * f.head_rows + cost.sample * f.sampled_rows
-    device += cost.sequence * f.batch
-    host = n * cost.host_step + cost.host_request * f.batch
+    others = _layers(knots, cost, features.tokens, features.sum_q_kv, features.sum_kv, n, False, False) * (
+        1.0 - 1.0 / cost.layers
+    )
+    device = (
+        first + others + _windows(cost, features) + cost.head * features.head_rows + cost.sample * features.sampled_rows
+    )
+    device += cost.sequence * features.batch
+    host = n * cost.host_step + cost.host_request * features.batch
     if cost.overlap:
         return max(n * cost.launch + host, device)
     return max(n * cost.launch, device) + host
 
 
 @rule
-def seconds_evicting(knots: Any, cost: Any, f: Any, tokens: Any, qk_pairs: Any, keys: Any, sampled: Any) -> Any:
-    """The latency of a step of features `f` of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
-    n, planned, launch = f.num_forwards, f.tokens, f.num_forwards * cost.launch
-    sequences = f.batch
-    captured = cost.captured_evictions and f.tokens <= cost.graph_tokens
+def seconds_evicting(
+    knots: Any, cost: StepPrices, features: StepFeatures, tokens: Any, qk_pairs: Any, keys: Any, sampled: int
+) -> float:
+    """The latency of a step of these features of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
+    n, planned, launch = features.num_forwards, features.tokens, features.num_forwards * cost.launch
+    sequences = features.batch
+    captured = cost.captured_evictions and features.tokens <= cost.graph_tokens
     if captured:
         # Two captured graphs: rows of nothing fill the bucket of either.
         more = _bucket(tokens) - tokens
-        sequences = _bucket(sequences + (_bucket(f.tokens) > f.tokens))
-        planned, tokens, sampled = _bucket(f.tokens), tokens + more, sampled + more
+        sequences = _bucket(sequences + (_bucket(features.tokens) > features.tokens))
+        planned, tokens, sampled = _bucket(features.tokens), tokens + more, sampled + more
         launch = 0.0
-    before = _layers(knots, cost, planned, f.sum_q_kv, f.sum_kv, n, captured, False)
+    before = _layers(knots, cost, planned, features.sum_q_kv, features.sum_kv, n, captured, False)
     after = _layers(knots, cost, tokens, qk_pairs, keys, n, captured, False)
     layers = cost.early * before + (1.0 - cost.early) * after
-    device = layers + _windows(cost, f) + cost.sequence * sequences + cost.head * tokens + cost.sample * sampled
-    host = n * cost.host_step + cost.host_request * f.batch
+    device = layers + _windows(cost, features) + cost.sequence * sequences + cost.head * tokens + cost.sample * sampled
+    host = n * cost.host_step + cost.host_request * features.batch
     if cost.overlap:
         return max(launch + host, device) + cost.eviction
-    latency = max(launch, device) + n * cost.host_step + cost.host_request * f.batch
+    latency = max(launch, device) + n * cost.host_step + cost.host_request * features.batch
     return latency + cost.eviction
 
 
@@ -314,49 +329,81 @@ class LatencyModel:
 
     def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
         """The model as arrays for compiled rules; overhead [phases, 2]: seconds a row and a token of its request."""
-        numbers = np.zeros(1, _COST)
-        for name in _COST.names or ():
+        numbers = np.zeros(1, _PRICES)
+        for name in _PRICES.names or ():
             numbers[name] = getattr(self, name)
-        table = np.zeros((0, 2)) if overhead is None or not overhead.any() else overhead
-        return Cost(np.array(self.tables, np.float64).reshape(-1, 2), numbers, table)
+        extra = np.zeros((0, 2)) if overhead is None or not overhead.any() else overhead
+        return Cost(np.array(self.tables, np.float64).reshape(-1, 2), table(numbers), extra)
+
+
+class Prices(Record):
+    """LatencyModel's numbers."""
+
+    slope: F8
+    attention: F8
+    kv_read: F8
+    head: F8
+    sample: F8
+    launch: F8
+    host_step: F8
+    host_request: F8
+    early: F8
+    eviction: F8
+    window_attention: F8
+    window_kv_read: F8
+    dense_attention: F8
+    window_dense_attention: F8
+    prompt_attention: F8
+    prompt_kv_read: F8
+    sequence: F8
+    graph_tokens: I8
+    layers: I8
+    num_knots: I8
+    dense_from: I8
+    overlap: Bool
+    captured_evictions: Bool
+    larger: Bool
+
+
+_PRICES = np.dtype(list(columns_of(Prices)))
 
 
 class Cost(NamedTuple):
     """A latency model as rules take it."""
 
-    knots: Any  # [knots, 2] tokens, s, of steps that are not captured, and of captured ones behind them
-    numbers: Any  # [1] LatencyModel's numbers by name
-    overhead: Any  # [phases, 2] or [0, 2]: s a row, and a token of its request
-
-
-_COST = np.dtype(
-    [(name, "f8") for name in ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step",
-                               "host_request", "early", "eviction", "window_attention", "window_kv_read",
-                               "dense_attention", "window_dense_attention", "prompt_attention", "prompt_kv_read",
-                               "sequence")]
-    + [("graph_tokens", "i8"), ("layers", "i8"), ("num_knots", "i8"), ("dense_from", "i8"),
-       ("overlap", "?"), ("captured_evictions", "?"), ("larger", "?")]
-)  # fmt: skip
+    knots: npt.NDArray[
+        np.float64
+    ]  # [knots, 2] tokens, s, of steps that are not captured, and of captured ones behind them
+    numbers: Table[Prices]  # [1]
+    overhead: npt.NDArray[np.float64]  # [phases, 2] or [0, 2]: s a row, and a token of its request
 
 
 @rule
-def price(w: Any, k: Any) -> Any:
+def price(replica: Replica, cost: Cost) -> float:
     """The latency of the step in flight, in seconds."""
-    c = w.c[0]
-    if c.evicting:
+    counters = replica.counters
+    if counters.evicting:
         return seconds_evicting(
-            k.knots, k.numbers[0], c, c.left_tokens, c.left_q_kv, c.left_kv, c.left_sampled
-        )  # fmt: skip
-    if c.first_tokens > 0:
-        latency = seconds_first_whole(k.knots, k.numbers[0], c, c.first_tokens, c.first_q_kv, c.first_kv)
+            cost.knots,
+            cost.numbers[0],
+            counters,
+            counters.left_tokens,
+            counters.left_q_kv,
+            counters.left_kv,
+            counters.left_sampled,
+        )
+    if counters.first_tokens > 0:
+        latency = seconds_first_whole(
+            cost.knots, cost.numbers[0], counters, counters.first_tokens, counters.first_q_kv, counters.first_kv
+        )
     else:
-        latency = seconds(k.knots, k.numbers[0], c)
-    if len(k.overhead) and c.kind == DECODE_STEP:
+        latency = seconds(cost.knots, cost.numbers[0], counters)
+    if len(cost.overhead) and counters.kind == DECODE_STEP:
         more = 0.0
-        block = int(w.f[0].block)
-        for i in range(c.num_rows):
-            q = w.q[w.lists[ROWS, i]]
-            length = int(q.prompt) + -(-(int(q.end) - int(q.prompt)) // block) * block
-            more += k.overhead[q.phase, 0] + k.overhead[q.phase, 1] * length
+        block = int(replica.fixed.block)
+        for i in range(counters.num_rows):
+            sequence = replica.sequences[replica.lists[ROWS, i]]
+            length = int(sequence.prompt) + -(-(int(sequence.end) - int(sequence.prompt)) // block) * block
+            more += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length
         latency += more
     return latency

@@ -69,11 +69,11 @@ class Part:
         """PolicyError if this part does not go together with the policy's others."""
 
     def numbers(self, policy: "Policy") -> Mapping[str, bool | int | float]:
-        """More of x.p[0] than the fields that are numbers."""
+        """More of `policy.fields` than the fields that are numbers."""
         return {}
 
     def record(self, policy: "Policy") -> Mapping[str, Any]:
-        """Initial values of x.m[0], by name: numbers, or arrays of them."""
+        """Initial values of `policy.record`, by name: numbers, or arrays of them."""
         return {}
 
 
@@ -270,7 +270,7 @@ class PagedMemory(Part):
         return num_pages, 0
 
     def cache(self, num_pages: int, prefixes: Any) -> Any:
-        """x.c of a replica with so many pages: a prefix.Cache for these prefix.Prefixes, or () for none."""
+        """`policy.cache` of a replica with this number of pages: a prefix.Cache for these Prefixes, or () for none."""
         return ()
 
 
@@ -424,12 +424,16 @@ def _kind(hint: Any) -> str:
 
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
-    """x.p: every field that is a number or a word of a Choice (its place in it), and what parts add; None is -1."""
+    """`policy.fields`: numbers, places of words in their Choice, and what parts add; None is -1."""
     held: dict[str, Any] = {
-        "given": policy.granularity.given, "listed": False, "sample_block": False, "once_more": False,
-        "late": False, "final": False,
+        "given": policy.granularity.given,
+        "listed": False,
+        "sample_block": False,
+        "once_more": False,
+        "late": False,
+        "final": False,
         "first_layer_whole": False,
-    }  # fmt: skip
+    }
     for part in policy.parts():
         hints = typing.get_type_hints(type(part), include_extras=True)
         for f in dataclasses.fields(part):  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ in both directions, so that keys change while tokens are committed: a cache of t
 full passes (full-sequence-diffusion.md 1 to 4).
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,19 @@ from .errors import PolicyError
 from .hooks import head_rows, held, pages_to_admit, placed, work
 from .jit import is_ours, plain, rule
 from .part import Cache, Policy
-from .state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS
+from .state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica
+
+
+class PassFields(Protocol):
+    """The fields that its rules read."""
+
+    first_layer_whole: bool
+    once_more: bool
+    pads: bool
+
+
+PassState = PolicyState[PassFields, Any, Any]
+
 
 Ints = npt.NDArray[np.int64]
 LOGITS = ("block", "all")
@@ -122,168 +134,181 @@ def check_logits(logits: str) -> None:
 
 
 @rule
-def pages_of_canvas(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any:
+def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int, length: int) -> int:
     """Pages of a request from beginning to end."""
-    f, prompt = w.f[0], int(w.asked.input_length[request])
-    tokens = held(prompt, prompt + canvas(int(w.asked.max_tokens[request]), int(f.block)), int(f.state_tokens), x.p[0])
-    return -(-tokens // f.page)
+    fixed, prompt = replica.fixed, int(replica.asked.input_length[request])
+    tokens = held(
+        prompt,
+        prompt + canvas(int(replica.asked.max_tokens[request]), int(fixed.block)),
+        int(fixed.state_tokens),
+        policy.fields,
+    )
+    return -(-tokens // fixed.page)
 
 
 @rule
-def can_let_in(w: Any, x: Any) -> bool:
+def can_let_in(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether there are pages for the request that is next in the queue."""
-    request, slot = head(w)
-    return pages_to_admit(w, x, request, slot, 0) <= w.f[0].num_pages - w.c[0].pages_held
+    request, slot = head(replica)
+    return pages_to_admit(replica, policy, request, slot, 0) <= replica.fixed.num_pages - replica.counters.pages_held
 
 
 @rule
-def let_head_in(w: Any, x: Any) -> int:
+def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
     """Give the request that is next in the queue a slot and its pages; its first block begins where its prompt ends."""
-    request, slot = head(w)
-    pages = pages_to_admit(w, x, request, slot, 0)
-    pop(w)
-    slot = place(w, request, slot, int(w.asked.input_length[request]) + int(w.f[0].block), pages)
-    placed(w, x, slot)
+    request, slot = head(replica)
+    pages = pages_to_admit(replica, policy, request, slot, 0)
+    pop(replica)
+    slot = place(replica, request, slot, int(replica.asked.input_length[request]) + int(replica.fixed.block), pages)
+    placed(replica, policy, slot)
     return slot
 
 
 @rule
-def tokens_of_row(w: Any, x: Any, slot: Any) -> int:
+def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     """Query positions of a request's next step, in a batch that pads nothing."""
-    q, block = w.q[slot], int(w.f[0].block)
-    prompt = int(q.prompt)
-    length = prompt + canvas(int(q.end) - prompt, block)
-    _, tokens, _ = work(prompt, length, int(q.start), int(q.steps), int(q.block_steps), block, x.p[0])
+    sequence, block = replica.sequences[slot], int(replica.fixed.block)
+    prompt = int(sequence.prompt)
+    length = prompt + canvas(int(sequence.end) - prompt, block)
+    _, tokens, _ = work(
+        prompt, length, int(sequence.start), int(sequence.steps), int(sequence.block_steps), block, policy.fields
+    )
     return int(tokens)
 
 
 @rule
-def plan_passes(w: Any, x: Any) -> None:
+def plan_passes(replica: Replica, policy: PassState) -> None:
     """Plan the next step of each row, those of a static batch as padded to its longest prompt and output."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
-    block = int(f.block)
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
+    block = int(fixed.block)
     longest_prompt = 0
     longest_canvas = 0
     furthest = 0
-    for i in range(c.num_rows):
-        q = w.q[w.lists[ROWS, i]]
-        longest_prompt = max(longest_prompt, int(q.prompt))
-        longest_canvas = max(longest_canvas, canvas(int(q.end) - int(q.prompt), block))
-        furthest = max(furthest, int(q.start) - int(q.prompt))
+    for i in range(counters.num_rows):
+        sequence = replica.sequences[replica.lists[ROWS, i]]
+        longest_prompt = max(longest_prompt, int(sequence.prompt))
+        longest_canvas = max(longest_canvas, canvas(int(sequence.end) - int(sequence.prompt), block))
+        furthest = max(furthest, int(sequence.start) - int(sequence.prompt))
     total = 0
     qk_pairs = 0
     sum_keys = 0
     head_sum = 0
     whole = 0
     whole_pairs = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        prompt = int(q.prompt)
-        length = prompt + canvas(int(q.end) - prompt, block)
-        start = int(q.start)
-        if p.pads:  # all are at the same block, those included that have none left
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        prompt = int(sequence.prompt)
+        length = prompt + canvas(int(sequence.end) - prompt, block)
+        start = int(sequence.start)
+        if fields.pads:  # all are at the same block, those included that have none left
             prompt = longest_prompt
             length = longest_prompt + longest_canvas
             start = longest_prompt + furthest
-        phase, tokens, keys = work(prompt, length, start, int(q.steps), int(q.block_steps), block, p)
+        phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
         # A request for no tokens has no block, and one that a static batch carries along has none left.
-        over = q.start >= q.stop
+        over = sequence.start >= sequence.stop
         for k in range(block):
-            w.window[slot, k] = not over
-        q.phase = IDLE if over and q.prefilled else phase
-        q.num_tokens = tokens
-        q.num_keys = keys
-        q.num_retained = tokens
+            replica.window[slot, k] = not over
+        sequence.phase = IDLE if over and sequence.prefilled else phase
+        sequence.num_tokens = tokens
+        sequence.num_keys = keys
+        sequence.num_retained = tokens
         total += tokens
         qk_pairs += tokens * keys
         sum_keys += keys
-        head_sum += head_rows(prompt, length, start, tokens, block, p)
+        head_sum += head_rows(prompt, length, start, tokens, block, fields)
         whole += length
         whole_pairs += length * length
-    set_features(w, total, qk_pairs, sum_keys, head_sum, head_sum, block)
-    if p.first_layer_whole and whole > total:
-        c.first_tokens = whole
-        c.first_q_kv = whole_pairs
-        c.first_kv = whole
+    set_features(replica, total, qk_pairs, sum_keys, head_sum, head_sum, block)
+    if fields.first_layer_whole and whole > total:
+        counters.first_tokens = whole
+        counters.first_q_kv = whole_pairs
+        counters.first_kv = whole
 
 
 @rule
-def commit_passes(w: Any, x: Any, now: Any) -> None:
+def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     """Take in what each row committed; hand out complete blocks, or a static batch's answers all at once."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        if not q.prefilled:
-            q.prefilled = True
-            c.outstanding_tokens -= q.prompt
-            c.expected_tokens -= q.prompt
-        for k in range(w.window.shape[1]):
-            if w.window[slot, k] and w.status[slot, k] == MASKED:
-                w.evaluations[slot, k] += 1
-            if w.committed[slot, k]:
-                w.status[slot, k] = PENDING
-        q.steps += 1
-        q.block_steps += 1
-    if p.pads:
-        _end_together(w, x, now)
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        if not sequence.prefilled:
+            sequence.prefilled = True
+            counters.outstanding_tokens -= sequence.prompt
+            counters.expected_tokens -= sequence.prompt
+        for k in range(replica.window.shape[1]):
+            if replica.window[slot, k] and replica.status[slot, k] == MASKED:
+                replica.evaluations[slot, k] += 1
+            if replica.committed[slot, k]:
+                replica.status[slot, k] = PENDING
+        sequence.steps += 1
+        sequence.block_steps += 1
+    if fields.pads:
+        _end_together(replica, policy, now)
         return
-    if f.emit == EMIT_STEP:
-        emit_prefixes(w, now)
+    if fixed.emit == EMIT_STEP:
+        emit_prefixes(replica, now)
     gaps = 0.0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        if q.stop == q.prompt:
-            finish(w, slot, now)
-        elif q.start < q.stop and not has_masks(w, slot, f.block) and not _once_more(q.block_steps, p):
-            gaps += publish(w, slot, now)
-            if q.start + f.block >= q.stop:
-                finish(w, slot, now)
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        if sequence.stop == sequence.prompt:
+            finish(replica, slot, now)
+        elif (
+            sequence.start < sequence.stop
+            and not has_masks(replica, slot, fixed.block)
+            and not _once_more(sequence.block_steps, fields)
+        ):
+            gaps += publish(replica, slot, now)
+            if sequence.start + fixed.block >= sequence.stop:
+                finish(replica, slot, now)
             else:
-                next_block(w, x, slot)
-                q.block_steps = 0
-    c.gap_sum += gaps
-    release(w, x, ROWS, c.num_rows)
+                next_block(replica, policy, slot)
+                sequence.block_steps = 0
+    counters.gap_sum += gaps
+    release(replica, policy, ROWS, counters.num_rows)
 
 
 @rule
-def _end_together(w: Any, x: Any, now: Any) -> None:
+def _end_together(replica: Replica, policy: PassState, now: float) -> None:
     """A static batch goes from block to block as one, and hands out nothing before its longest request is done."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         # Who has no block left is carried along.
-        if w.q[slot].start < w.q[slot].stop and (has_masks(w, slot, f.block) or _once_more(w.q[slot].block_steps, p)):
+        if replica.sequences[slot].start < replica.sequences[slot].stop and (
+            has_masks(replica, slot, fixed.block) or _once_more(replica.sequences[slot].block_steps, fields)
+        ):
             return
     goes_on = False
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        if q.start < q.stop:
-            next_block(w, x, slot)
-        q.block_steps = 0
-        if q.start < q.stop:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        if sequence.start < sequence.stop:
+            next_block(replica, policy, slot)
+        sequence.block_steps = 0
+        if sequence.start < sequence.stop:
             goes_on = True
     if goes_on:
         return
-    c.num_group = -1
+    counters.num_group = -1
     gaps = 0.0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        tokens = int(q.answer) - int(q.prompt)
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        tokens = int(sequence.answer) - int(sequence.prompt)
         if tokens > 0:
-            w.r[q.request].first_block = now
-            if f.emit != EMIT_END:
-                gaps += emit(w, slot, tokens, now)
-        finish(w, slot, now)
-    c.gap_sum += gaps
-    release(w, x, ROWS, c.num_rows)
+            replica.requests[sequence.request].first_block = now
+            if fixed.emit != EMIT_END:
+                gaps += emit(replica, slot, tokens, now)
+        finish(replica, slot, now)
+    counters.gap_sum += gaps
+    release(replica, policy, ROWS, counters.num_rows)
 
 
 @rule
-def _once_more(block_steps: Any, p: Any) -> bool:
+def _once_more(block_steps: int, fields: PassFields) -> bool:
     """Whether a block is computed again though its first pass has finished it (Fast-dLLM's loop with a threshold)."""
-    return p.once_more and block_steps == 1
+    return fields.once_more and block_steps == 1

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,35 +23,59 @@ from .errors import PolicyError
 from .hooks import give_back, hold, leave_sight, reusable, reuse
 from .jit import rule
 from .part import Answers, PagedMemory, Policy
+from .records import I4, I8, Record, Table, columns_of, dtype_of, table
+from .state import AnyPolicy, PolicyState, Replica
 from .windows import num_left, window_groups
+
+
+class SharedFields(Protocol):
+    """The fields that its rules read."""
+
+    drops_page: bool
+    hashes_all: bool
+
+
+class SharedColumns(Record):
+    """Its columns of a sequence."""
+
+    shared: I4  # of the pages held, those that others may hold too: the first ones
+    gone: I4  # of the groups with a window, the first pages: they have left it, or were never taken
+
+
+SharedState = PolicyState[SharedFields, SharedColumns, Any]
+
 
 Ints = npt.NDArray[np.int64]
 
 NONE = -1  # no entry
 
-ENTRY = np.dtype(
-    [
-        ("key", "i8"),  # of the page: see `_key`
-        ("refs", "i4"),  # sequences that hold it; 0: it is idle
-        ("owner", "i4"),  # slot of the sequence that computed it, as long as that one holds it
-        ("next", "i4"),  # in the chain of its bucket, or of the entries that are not in use
-        ("older", "i4"), ("newer", "i4"),  # of an idle page: those that came idle before and after it
-        ("group", "i4"),  # of layers: 0 sees all tokens, those from 1 on a window
-    ],
-    align=True,
-)  # fmt: skip
 
-COUNTS = np.dtype(
-    [
-        ("block", "i8"),  # tokens that a name stands for
-        ("per_block", "i8"),  # pages that may end within them
-        ("unused", "i8"),  # the first entry that is not in use
-        ("oldest", "i8"), ("newest", "i8"),  # idle pages
-        ("idle", "i8"),  # how many those are
-        ("queries", "i8"), ("hits", "i8"),  # prompt tokens looked up, and of those found
-    ],
-    align=True,
-)  # fmt: skip
+class Entry(Record):
+    """A page of the pool, by what it holds."""
+
+    key: I8  # of the page: see `_key`
+    refs: I4  # sequences that hold it; 0: it is idle
+    owner: I4  # slot of the sequence that computed it, as long as that one holds it
+    next: I4  # in the chain of its bucket, or of the entries that are not in use
+    older: I4  # of an idle page: the one that came idle before it
+    newer: I4  # ... and after it
+    group: I4  # of layers: 0 sees all tokens, those from 1 on a window
+
+
+class Pool(Record):
+    """The numbers of a cache."""
+
+    block: I8  # tokens that a name stands for
+    per_block: I8  # pages that may end within them
+    unused: I8  # the first entry that is not in use
+    oldest: I8  # idle page
+    newest: I8  # idle page
+    idle: I8  # how many pages are idle
+    queries: I8  # prompt tokens looked up
+    hits: I8  # ... and found
+
+
+ENTRY, POOL = dtype_of(Entry), dtype_of(Pool)
 
 
 class Prefixes:
@@ -114,25 +138,27 @@ class ToldPrefixes(Prefixes):
 class Cache(NamedTuple):
     """A replica's pages by what they hold."""
 
-    offsets: Any  # of Prefixes, as the next three
-    names: Any
-    named: Any
-    cached: Any
-    entries: Any  # [pages] ENTRY
-    buckets: Any  # [a power of two] int32: the first entry of each chain, by the last bits of the key
-    at: Any  # [1] COUNTS
+    offsets: Ints  # of Prefixes, as the next three
+    names: Ints
+    named: Ints
+    cached: Ints
+    entries: Table[Entry]  # [pages]
+    buckets: npt.NDArray[np.int32]  # [a power of two] the first entry of each chain, by the last bits of the key
+    pool: Table[Pool]  # [1]
 
 
 def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     """The cache of a pool that nobody has used."""
     per_block, room = -(-prefixes.block // page), max(1, num_pages)
-    entries, at = np.zeros(room, ENTRY), np.zeros(1, COUNTS)
+    entries, pool = np.zeros(room, ENTRY), np.zeros(1, POOL)
     entries["next"] = np.arange(1, room + 1)
     entries["next"][-1] = NONE
-    at["block"], at["per_block"] = prefixes.block, per_block
-    at["oldest"] = at["newest"] = NONE
+    pool["block"], pool["per_block"] = prefixes.block, per_block
+    pool["oldest"] = pool["newest"] = NONE
     buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
-    return Cache(prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, entries, buckets, at)
+    return Cache(
+        prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, table(entries), buckets, table(pool)
+    )
 
 
 @dataclass(frozen=True)
@@ -144,10 +170,7 @@ class PrefixMemory(PagedMemory):
     ] = False
 
     neutral = PagedMemory.neutral | {"prefix_caching"}
-    columns = (
-        ("shared", "i4"),  # of the pages held, those that others may hold too: the first ones
-        ("gone", "i4"),  # of the groups with a window, the first pages: they have left it, or were never taken
-    )
+    columns = columns_of(SharedColumns)
 
     def check(self, policy: Policy) -> None:
         if self.prefix_caching and not policy.batching.shares_prefixes(policy):
@@ -179,273 +202,290 @@ def caches_prefixes(policy: Policy) -> bool:
 
 
 @rule
-def _key(w: Any, x: Any, request: Any, page: Any) -> Any:
+def _key(replica: Replica, policy: AnyPolicy, request: int, page: int) -> int:
     """The key of a request's page: the name of the tokens that it ends in, and its place among the pages there.
 
     A name stands for all tokens up to its end, and so does the key. Tokens without a name are the request's own.
     """
-    at, size = x.c.at[0], int(w.f[0].page)
-    if (page + 1) * size > _num_named(x, request):
+    at, size = policy.cache.pool[0], int(replica.fixed.page)
+    if (page + 1) * size > _num_named(policy, request):
         return -1 - ((int(request) << 32) + int(page))
     block = ((page + 1) * size - 1) // at.block
     before = block * at.block // size  # pages that end before the block does begin
-    return int(x.c.names[x.c.offsets[request] + block]) * at.per_block + page - before
+    return int(policy.cache.names[policy.cache.offsets[request] + block]) * at.per_block + page - before
 
 
 @rule
-def _find(x: Any, key: Any, group: Any) -> Any:
+def _find(policy: AnyPolicy, key: int, group: int) -> int:
     """The entry of a group's page, NONE where the pool does not have it."""
-    at = int(x.c.buckets[(key + group) & (len(x.c.buckets) - 1)])
-    while at >= 0 and (x.c.entries[at].key != key or x.c.entries[at].group != group):
-        at = int(x.c.entries[at].next)
+    at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
+    while at >= 0 and (policy.cache.entries[at].key != key or policy.cache.entries[at].group != group):
+        at = int(policy.cache.entries[at].next)
     return at
 
 
 @rule
-def _held(x: Any, key: Any, group: Any, slot: Any) -> Any:
+def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
     """The entry of a page that a sequence holds: its own where it computed the page, else the oldest."""
-    at = int(x.c.buckets[(key + group) & (len(x.c.buckets) - 1)])
+    at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
     while at >= 0:
-        entry = x.c.entries[at]
+        entry = policy.cache.entries[at]
         if entry.key == key and entry.group == group and entry.owner == slot:
             return at
         at = int(entry.next)
-    return _find(x, key, group)
+    return _find(policy, key, group)
 
 
 @rule
-def _groups(w: Any, x: Any) -> Any:
+def _groups(replica: Replica, policy: SharedState) -> int:
     """Groups of layers with a window whose pages requests share: vLLM's."""
-    return window_groups(w.f[0]) if x.p[0].hashes_all else 0
+    return window_groups(replica.fixed) if policy.fields.hashes_all else 0
 
 
 @rule
-def _num_named(x: Any, request: Any) -> Any:
+def _num_named(policy: AnyPolicy, request: int) -> int:
     """A request's first tokens that have a name."""
-    return int(x.c.named[request]) if request < len(x.c.named) else 0
+    return int(policy.cache.named[request]) if request < len(policy.cache.named) else 0
 
 
 @rule
-def _shareable(w: Any, x: Any, request: Any, tokens: Any) -> Any:
+def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
     """Full pages of a request's first `tokens` that the pool keeps: vLLM keeps all, the others those with a name."""
-    most = int(tokens) if x.p[0].hashes_all else min(int(tokens), _num_named(x, request))
-    return most // int(w.f[0].page)
+    most = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
+    return most // int(replica.fixed.page)
 
 
 @rule
-def pages_found(w: Any, x: Any, request: Any, tokens: Any) -> Any:
+def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> tuple[int, int]:
     """Tokens at the beginning of a request, at most so many, whose pages are there; and how many of those are held."""
     num = 0
     held = 0
-    most = _shareable(w, x, request, tokens)
+    most = _shareable(replica, policy, request, tokens)
     while num < most:
-        at = _find(x, _key(w, x, request, num), 0)
+        at = _find(policy, _key(replica, policy, request, num), 0)
         if at < 0:
             break
-        if x.c.entries[at].refs > 0:
+        if policy.cache.entries[at].refs > 0:
             held += 1
         num += 1
-    return num * int(w.f[0].page), held
+    return num * int(replica.fixed.page), held
 
 
 @rule
-def pages_found_by_groups(w: Any, x: Any, request: Any, tokens: Any) -> Any:
+def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, tokens: int) -> tuple[int, int]:
     """`pages_found` in vLLM: where EAGLE drafts, the last page found is computed again; windows have their say.
 
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
-    size, groups, again = int(w.f[0].page), _groups(w, x), int(x.p[0].drops_page)
+    size, groups, again = int(replica.fixed.page), _groups(replica, policy), int(policy.fields.drops_page)
     if groups == 0:
-        there, held = pages_found(w, x, request, tokens)
+        there, held = pages_found(replica, policy, request, tokens)
         if again > 0 and there > 0:
-            there, held = pages_found(w, x, request, there - size)
+            there, held = pages_found(replica, policy, request, there - size)
         return there, held
     # With windows, EAGLE's page is looked for beyond the tokens that may be found.
-    there, held = pages_found(w, x, request, tokens + again)
+    there, held = pages_found(replica, policy, request, tokens + again)
     last = there // size
-    lacking = _last_lacking(w, x, request, last, again)
+    lacking = _last_lacking(replica, policy, request, last, again)
     while last > again and lacking >= 0:
         last = lacking
-        lacking = _last_lacking(w, x, request, last, again)
+        lacking = _last_lacking(replica, policy, request, last, again)
     last = max(0, last - again)
     held = 0
     for group in range(groups + 1):
-        for page in range(num_left(w.f[0], last * size) if group > 0 else 0, last):
-            held += int(x.c.entries[_find(x, _key(w, x, request, page), group)].refs > 0)
+        for page in range(num_left(replica.fixed, last * size) if group > 0 else 0, last):
+            held += int(policy.cache.entries[_find(policy, _key(replica, policy, request, page), group)].refs > 0)
     return last * size, held
 
 
 @rule
-def _last_lacking(w: Any, x: Any, request: Any, last: Any, again: Any) -> Any:
+def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, again: int) -> int:
     """Of the `last` pages of a prefix, the latest in sight of its end that a group with a window lacks, or NONE.
 
     again: pages at its end that are looked up and computed again.
     """
-    first = num_left(w.f[0], max(0, last - again) * int(w.f[0].page))
+    first = num_left(replica.fixed, max(0, last - again) * int(replica.fixed.page))
     for page in range(last - 1, first - 1, -1):
-        for group in range(1, _groups(w, x) + 1):
-            if _find(x, _key(w, x, request, page), group) < 0:
+        for group in range(1, _groups(replica, policy) + 1):
+            if _find(policy, _key(replica, policy, request, page), group) < 0:
                 return page
     return NONE
 
 
 @rule
-def take_found(w: Any, x: Any, slot: Any, tokens: Any) -> None:
+def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
     """A sequence that was let in holds the pages of its first `tokens`, which were there, beside whoever else does."""
-    c, q, s, counts = w.c[0], w.q[slot], x.s[slot], x.c.at[0]
-    pages = int(tokens) // int(w.f[0].page)
-    s.gone = num_left(w.f[0], tokens)
-    for group in range(_groups(w, x) + 1):
-        for page in range(s.gone if group > 0 else 0, pages):
-            if not _join(x, _find(x, _key(w, x, int(q.request), page), group)):
-                c.pages_held -= 1  # it was counted with the others'
-    s.shared = pages
-    if w.r[q.request].num_preemptions == 0:
-        counts.queries += q.prompt
+    counters, sequence, own, counts = (
+        replica.counters,
+        replica.sequences[slot],
+        policy.columns[slot],
+        policy.cache.pool[0],
+    )
+    pages = int(tokens) // int(replica.fixed.page)
+    own.gone = num_left(replica.fixed, tokens)
+    for group in range(_groups(replica, policy) + 1):
+        for page in range(own.gone if group > 0 else 0, pages):
+            if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
+                counters.pages_held -= 1  # it was counted with the others'
+    own.shared = pages
+    if replica.requests[sequence.request].num_preemptions == 0:
+        counts.queries += sequence.prompt
         counts.hits += tokens
-        if q.request < len(x.c.cached):
-            x.c.cached[q.request] = tokens
+        if sequence.request < len(policy.cache.cached):
+            policy.cache.cached[sequence.request] = tokens
 
 
 @rule
-def refresh_found(w: Any, x: Any, request: Any, tokens: Any) -> None:
+def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
     """Idle pages of a request's first `tokens` were looked up and put back: they are the newest, the last one first."""
-    for i in range(int(tokens) // int(w.f[0].page) - 1, -1, -1):
-        at = _find(x, _key(w, x, request, i), 0)
-        if x.c.entries[at].refs == 0:
-            _unlink(x, at)
-            _link(x, at)
+    for i in range(int(tokens) // int(replica.fixed.page) - 1, -1, -1):
+        at = _find(policy, _key(replica, policy, request, i), 0)
+        if policy.cache.entries[at].refs == 0:
+            _unlink(policy, at)
+            _link(policy, at)
 
 
 @rule
-def count_idle(w: Any, x: Any) -> Any:
+def count_idle(replica: Replica, policy: AnyPolicy) -> int:
     """Pages that nobody holds and that may be reused."""
-    return int(x.c.at[0].idle)
+    return int(policy.cache.pool[0].idle)
 
 
 @rule
-def share_pages(w: Any, x: Any, slot: Any, tokens: Any) -> None:
+def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
     """Idle pages make room for those that are held by now; and others may use those of a sequence's first `tokens`.
 
     A page that was computed twice is kept once by SGLang and LMDeploy, and twice by vLLM, whose requests hit the older.
     """
-    c, q, s = w.c[0], w.q[slot], x.s[slot]
-    while x.c.at[0].idle > 0 and c.pages_held + x.c.at[0].idle > w.f[0].num_pages:
-        _evict(x)
-    most = _shareable(w, x, int(q.request), tokens)
-    while s.shared < most:
-        key = _key(w, x, int(q.request), int(s.shared))
-        at = NONE if x.p[0].hashes_all else _find(x, key, 0)
+    counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
+    while policy.cache.pool[0].idle > 0 and counters.pages_held + policy.cache.pool[0].idle > replica.fixed.num_pages:
+        _evict(policy)
+    most = _shareable(replica, policy, int(sequence.request), tokens)
+    while own.shared < most:
+        key = _key(replica, policy, int(sequence.request), int(own.shared))
+        at = NONE if policy.fields.hashes_all else _find(policy, key, 0)
         if at < 0:
-            _add(x, key, 0, slot)
-        elif not _join(x, at):
-            c.pages_held -= 1
-        if s.shared >= s.gone:
-            for group in range(1, _groups(w, x) + 1):
-                _add(x, key, group, slot)
-        s.shared += 1
+            _add(policy, key, 0, slot)
+        elif not _join(policy, at):
+            counters.pages_held -= 1
+        if own.shared >= own.gone:
+            for group in range(1, _groups(replica, policy) + 1):
+                _add(policy, key, group, slot)
+        own.shared += 1
 
 
 @rule
-def let_go(w: Any, x: Any, slot: Any) -> None:
+def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     """A sequence gives its pages back: those with a name that nobody else holds come idle, the last one first."""
-    c, q, s, groups = w.c[0], w.q[slot], x.s[slot], _groups(w, x)
-    c.pages_held -= q.pages - s.shared + q.window_pages - groups * max(0, int(s.shared) - int(s.gone))
+    counters, sequence, own, groups = (
+        replica.counters,
+        replica.sequences[slot],
+        policy.columns[slot],
+        _groups(replica, policy),
+    )
+    counters.pages_held -= (
+        sequence.pages - own.shared + sequence.window_pages - groups * max(0, int(own.shared) - int(own.gone))
+    )
     for group in range(groups + 1):
-        _let_go_pages(w, x, slot, group, int(s.gone) if group > 0 else 0, int(s.shared))
-    s.shared = 0
-    s.gone = 0
-    q.pages = 0
-    q.window_pages = 0
+        _let_go_pages(replica, policy, slot, group, int(own.gone) if group > 0 else 0, int(own.shared))
+    own.shared = 0
+    own.gone = 0
+    sequence.pages = 0
+    sequence.window_pages = 0
 
 
 @rule
-def let_go_unseen(w: Any, x: Any, slot: Any, start: Any) -> None:
+def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) -> None:
     """A sequence gives back what has left the windows, the last page first."""
-    c, q, s, groups = w.c[0], w.q[slot], x.s[slot], _groups(w, x)
+    counters, sequence, own, groups = (
+        replica.counters,
+        replica.sequences[slot],
+        policy.columns[slot],
+        _groups(replica, policy),
+    )
     if groups == 0:
         return
-    gone = min(num_left(w.f[0], start), int(q.pages))
-    if gone <= s.gone:
+    gone = min(num_left(replica.fixed, start), int(sequence.pages))
+    if gone <= own.gone:
         return
-    c.pages_held -= groups * (gone - max(int(s.gone), min(gone, int(s.shared))))
+    counters.pages_held -= groups * (gone - max(int(own.gone), min(gone, int(own.shared))))
     for group in range(1, groups + 1):
-        _let_go_pages(w, x, slot, group, int(s.gone), min(gone, int(s.shared)))
-    q.window_pages -= groups * (gone - s.gone)
-    s.gone = gone
+        _let_go_pages(replica, policy, slot, group, int(own.gone), min(gone, int(own.shared)))
+    sequence.window_pages -= groups * (gone - own.gone)
+    own.gone = gone
 
 
 @rule
-def _let_go_pages(w: Any, x: Any, slot: Any, group: Any, first: Any, end: Any) -> None:
+def _let_go_pages(replica: Replica, policy: AnyPolicy, slot: int, group: int, first: int, end: int) -> None:
     """A sequence lets go of pages that others may hold, `first` to `end` of a group, the last one first."""
     for page in range(end - 1, first - 1, -1):
-        at = _held(x, _key(w, x, int(w.q[slot].request), page), group, slot)
-        entry = x.c.entries[at]
+        at = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
+        entry = policy.cache.entries[at]
         entry.owner = NONE if entry.owner == slot else entry.owner
         entry.refs -= 1
         if entry.refs == 0:
-            w.c[0].pages_held -= 1
-            _link(x, at)
+            replica.counters.pages_held -= 1
+            _link(policy, at)
 
 
 @rule
-def _join(x: Any, at: Any) -> bool:
+def _join(policy: AnyPolicy, at: int) -> bool:
     """One more holds a page; whether nobody did."""
-    entry = x.c.entries[at]
+    entry = policy.cache.entries[at]
     entry.refs += 1
     if entry.refs == 1:
-        _unlink(x, at)
+        _unlink(policy, at)
     return entry.refs == 1
 
 
 @rule
-def _add(x: Any, key: Any, group: Any, slot: Any) -> None:
+def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
     """A new page, which one sequence holds: behind older ones of the same key."""
-    counts, bucket = x.c.at[0], (key + group) & (len(x.c.buckets) - 1)
+    counts, bucket = policy.cache.pool[0], (key + group) & (len(policy.cache.buckets) - 1)
     at = int(counts.unused)
-    entry = x.c.entries[at]
+    entry = policy.cache.entries[at]
     counts.unused = entry.next
     entry.key = key
     entry.group = group
     entry.refs = 1
     entry.owner = slot
     entry.next = NONE
-    last = int(x.c.buckets[bucket])
+    last = int(policy.cache.buckets[bucket])
     if last < 0:
-        x.c.buckets[bucket] = at
+        policy.cache.buckets[bucket] = at
         return
-    while x.c.entries[last].next >= 0:
-        last = int(x.c.entries[last].next)
-    x.c.entries[last].next = at
+    while policy.cache.entries[last].next >= 0:
+        last = int(policy.cache.entries[last].next)
+    policy.cache.entries[last].next = at
 
 
 @rule
-def _evict(x: Any) -> None:
+def _evict(policy: AnyPolicy) -> None:
     """Forget the page that has been idle longest."""
-    counts = x.c.at[0]
+    counts = policy.cache.pool[0]
     at = int(counts.oldest)
-    _unlink(x, at)
-    entry = x.c.entries[at]
-    bucket = (int(entry.key) + int(entry.group)) & (len(x.c.buckets) - 1)
-    before = int(x.c.buckets[bucket])
+    _unlink(policy, at)
+    entry = policy.cache.entries[at]
+    bucket = (int(entry.key) + int(entry.group)) & (len(policy.cache.buckets) - 1)
+    before = int(policy.cache.buckets[bucket])
     if before == at:
-        x.c.buckets[bucket] = entry.next
+        policy.cache.buckets[bucket] = entry.next
     else:
-        while x.c.entries[before].next != at:
-            before = int(x.c.entries[before].next)
-        x.c.entries[before].next = entry.next
+        while policy.cache.entries[before].next != at:
+            before = int(policy.cache.entries[before].next)
+        policy.cache.entries[before].next = entry.next
     entry.next = counts.unused
     counts.unused = at
 
 
 @rule
-def _link(x: Any, at: Any) -> None:
+def _link(policy: AnyPolicy, at: int) -> None:
     """A page comes idle, as the newest."""
-    counts, entry = x.c.at[0], x.c.entries[at]
+    counts, entry = policy.cache.pool[0], policy.cache.entries[at]
     entry.older = counts.newest
     entry.newer = NONE
     if counts.newest >= 0:
-        x.c.entries[counts.newest].newer = at
+        policy.cache.entries[counts.newest].newer = at
     else:
         counts.oldest = at
     counts.newest = at
@@ -453,15 +493,15 @@ def _link(x: Any, at: Any) -> None:
 
 
 @rule
-def _unlink(x: Any, at: Any) -> None:
+def _unlink(policy: AnyPolicy, at: int) -> None:
     """A page is idle no more."""
-    counts, entry = x.c.at[0], x.c.entries[at]
+    counts, entry = policy.cache.pool[0], policy.cache.entries[at]
     if entry.older >= 0:
-        x.c.entries[entry.older].newer = entry.newer
+        policy.cache.entries[entry.older].newer = entry.newer
     else:
         counts.oldest = entry.newer
     if entry.newer >= 0:
-        x.c.entries[entry.newer].older = entry.older
+        policy.cache.entries[entry.newer].older = entry.older
     else:
         counts.newest = entry.older
     counts.idle -= 1

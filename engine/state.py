@@ -1,14 +1,18 @@
 """A replica's state as arrays: what rules read and write, whether they are compiled or run as plain Python.
 
-Records have named fields. `w.c[0].pages_held` is a number of the replica, `w.q[slot].start` one of a running sequence,
-`w.r[index].finish` one of a request; [slots, width] arrays hold the positions of each sequence's window of blocks.
+`replica.counters.pages_held` is a number of the replica, `replica.sequences[slot].start` one of a running sequence and
+`replica.requests[index].finish` one of a request; [slots, width] arrays hold the positions of each sequence's window.
+`policy.fields.max_chunk` is a field of the policy, `policy.columns[slot]` its columns of a sequence, `policy.record`
+what it remembers of the replica.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .histogram import NUM_BINS
+from .records import F8, I2, I4, I8, U1, Bool, Record, Table, dtype_of, table
 
 MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, its KV stale; committed, its KV right
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # a request's status: its place in journal.STATUSES
@@ -18,165 +22,274 @@ AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request: its place 
 # What a row does in a step: the numbers of step.Phase.
 PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
 
-# Rows of World.lists: slots, but for PREEMPTED, FREED and DONE, which hold indices of requests.
+# Rows of Replica.lists: slots, but for PREEMPTED, FREED and DONE, which hold indices of requests.
 RUNNING, ROWS, GROUP, NEXT, FREE, PREEMPTED, FREED, DONE, SCRATCH = range(9)
 NUM_LISTS = 9
 
-SEQUENCE = np.dtype(
-    [
-        ("request", "i4"),  # index in the trace
-        ("prompt", "i4"),  # prompt tokens
-        ("end", "i4"),  # prompt + tokens asked for at most: all that a scheduler knows before the EOS comes
-        ("answer", "i4"),  # prompt + tokens of the answer, which is handed out
-        ("stop", "i4"),  # where it is over: at the end of its answer, or at its limit where an EOS is ignored
-        ("start", "i4"),  # first position of the current block: all before it has its KV
-        ("block", "i4"),  # positions of its blocks: the policy's, or of the narrower canvas that it asks for
-        ("pages", "i4"),  # KV pages held
-        ("window_pages", "i4"),  # ... and those that layers with a window hold beside them (windows.py)
-        ("emitted", "i4"),  # tokens handed out
-        ("expected", "i4"),  # tokens of its answer, as somebody estimates them
-        ("steps", "i4"),  # of a full-sequence model: steps taken
-        ("block_steps", "i4"),  # ... and of those in the current block
-        ("num_tokens", "i4"),  # of the step in flight: positions computed
-        ("num_keys", "i4"),  # ... keys visible
-        ("num_retained", "i4"),  # ... positions that went through all layers
-        ("fruitless", "i4"),  # decode steps in a row that computed it and committed none of its positions
-        ("left", "i4"),  # ... where it prefills: positions of the prompt that later steps compute
-        ("phase", "u1"),  # ... what the row does
-        ("seen_commit", "?"),  # a position was committed
-        ("unpublished", "?"),  # the current block's tokens are not handed out yet
-        ("finished", "?"),
-        ("prefilled", "?"),  # at least once
-        ("lost", "?"),  # preempted while the step in flight computes it: that outcome is thrown away
-        ("in_flight", "?"),  # scratch
-    ],
-    align=True,
-)
 
-_FEATURES = (
-    "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "prefill_tokens", "num_forwards",
-    "window_q_kv", "window_kv",
-)  # fmt: skip
+class Sequence(Record):
+    """A running sequence."""
 
-COUNTERS = np.dtype(
-    [
-        # The queue and the lists.
-        ("queue_head", "i8"), ("num_waiting", "i8"), ("num_running", "i8"), ("num_rows", "i8"), ("num_group", "i8"),
-        ("num_next", "i8"), ("num_free", "i8"), ("num_preempted", "i8"), ("num_freed", "i8"), ("num_done", "i8"),
-        ("next_kind", "i8"),  # decided ahead
-        ("loops_left", "i8"),  # steps of the frozen group
-        ("pages_held", "i8"),
-        ("outstanding_tokens", "i8"),  # still to prefill or to return, of every request not finished
-        ("expected_tokens", "i8"),  # ... as far as the answers' lengths are estimated
-        ("submitted", "i8"),
-        ("num_steps", "i8"),
-        ("completed", "i8"),  # requests
-        ("clock", "f8"),  # s, up to where the replica has been run
-        # Since the last commit or completion: steps that prefilled nothing or preempted a sequence, and the tokens
-        # that the others have prefilled since a preemption or the end of a prompt.
-        ("fruitless", "i8"), ("fruitless_tokens", "i8"),
-        ("stalled", "?"),  # nothing more will come of the steps, or of one of their rows
-        # The step in flight.
-        ("kind", "i8"),
-        ("now", "f8"),
-        ("latency", "f8"),
-        ("chunk", "i8"),
-        ("threshold", "i8"),  # its place among the policy's thresholds
-        ("waiting", "i8"), ("running", "i8"), ("pages", "i8"), ("submitted_then", "i8"),
-        *((name, "i8") for name in _FEATURES),
-        ("continues", "?"),
-        ("evicting", "?"),
-        ("first_tokens", "i8"), ("first_q_kv", "i8"), ("first_kv", "i8"),  # of a first layer that computes more, or 0
-        # Of its features, what an eviction left.
-        ("left_tokens", "i8"), ("left_q_kv", "i8"), ("left_kv", "i8"), ("left_sampled", "i8"),
-        # What a run's steps add up to (journal.StepTotals).
-        ("num_decode_steps", "i8"), ("num_prefill_steps", "i8"), ("prefill_time", "f8"), ("decode_time", "f8"),
-        ("end", "f8"),  # of the last step that is over
-        ("page_time", "f8"), ("total_tokens", "i8"), ("total_evicted", "i8"), ("total_committed", "i8"),
-        ("forwards", "i8"), ("total_prefill_tokens", "i8"), ("preemptions", "i8"), ("max_waiting", "i8"),
-        ("step_count", "i8"), ("step_sum", "f8"), ("step_min", "f8"), ("step_max", "f8"),
-        ("gap_count", "i8"), ("gap_sum", "f8"), ("gap_min", "f8"), ("gap_max", "f8"),
-    ],
-    align=True,
-)  # fmt: skip
+    request: I4  # index in the trace
+    prompt: I4  # prompt tokens
+    end: I4  # prompt + tokens asked for at most: all that a scheduler knows before the EOS comes
+    answer: I4  # prompt + tokens of the answer, which is handed out
+    stop: I4  # where it is over: at the end of its answer, or at its limit where an EOS is ignored
+    start: I4  # first position of the current block: all before it has its KV
+    block: I4  # positions of its blocks: the policy's, or of the narrower canvas that it asks for
+    pages: I4  # KV pages held
+    window_pages: I4  # ... and those that layers with a window hold beside them (windows.py)
+    emitted: I4  # tokens handed out
+    expected: I4  # tokens of its answer, as somebody estimates them
+    steps: I4  # of a full-sequence model: steps taken
+    block_steps: I4  # ... and of those in the current block
+    num_tokens: I4  # of the step in flight: positions computed
+    num_keys: I4  # ... keys visible
+    num_retained: I4  # ... positions that went through all layers
+    fruitless: I4  # decode steps in a row that computed it and committed none of its positions
+    left: I4  # ... where it prefills: positions of the prompt that later steps compute
+    phase: U1  # ... what the row does
+    seen_commit: Bool  # a position was committed
+    unpublished: Bool  # the current block's tokens are not handed out yet
+    finished: Bool
+    prefilled: Bool  # at least once
+    lost: Bool  # preempted while the step in flight computes it: that outcome is thrown away
+    in_flight: Bool  # scratch
 
-# What a replica and its policy's memory fix.
-REPLICA = np.dtype(
-    [
-        ("block", "i8"), ("width", "i8"), ("page", "i8"), ("num_pages", "i8"), ("max_batch", "i8"),
-        ("max_prefill", "i8"), ("emit", "i8"), ("state_tokens", "i8"), ("replica", "i8"), ("eos", "i8"),
-        ("window", "i8"),  # tokens that a layer with a window sees; 0: the model has none, or nobody asks
-        # Tokens that keep their pages in such layers, 0: all do; bytes of a token there, and in all other layers.
-        ("keeps", "i8"), ("window_bytes", "i8"), ("kv_bytes", "i8"),
-        ("window_pool", "i8"),  # of num_pages, those that only such layers use; 0: all layers share one pool
-        ("stops", "i8"),  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
-        ("num_thresholds", "i8"),  # that a step may have
-        ("most_fruitless", "i8"),  # steps in a row without a commit that end a run
-    ],
-    align=True,
-)  # fmt: skip
 
-STEP_BINS, GAP_BINS = 0, 1  # rows of World.bins
-BATCHES, CHUNKS = 0, 1  # rows of World.counts
+class Counters(Record):
+    """The numbers of a replica that change."""
+
+    # The queue and the lists.
+    queue_head: I8
+    num_waiting: I8
+    num_running: I8
+    num_rows: I8
+    num_group: I8
+    num_next: I8
+    num_free: I8
+    num_preempted: I8
+    num_freed: I8
+    num_done: I8
+    next_kind: I8  # decided ahead
+    loops_left: I8  # steps of the frozen group
+    pages_held: I8
+    outstanding_tokens: I8  # still to prefill or to return, of every request not finished
+    expected_tokens: I8  # ... as far as the answers' lengths are estimated
+    submitted: I8
+    num_steps: I8
+    completed: I8  # requests
+    clock: F8  # s, up to where the replica has been run
+    # Since the last commit or completion: steps that prefilled nothing or preempted a sequence, and the tokens
+    # that the others have prefilled since a preemption or the end of a prompt.
+    fruitless: I8
+    fruitless_tokens: I8
+    stalled: Bool  # nothing more will come of the steps, or of one of their rows
+    # The step in flight.
+    kind: I8
+    now: F8
+    latency: F8
+    chunk: I8
+    threshold: I8  # its place among the policy's thresholds
+    waiting: I8
+    running: I8
+    pages: I8
+    submitted_then: I8
+    tokens: I8
+    sum_q_kv: I8
+    sum_kv: I8
+    head_rows: I8
+    sampled_rows: I8
+    batch: I8
+    prefill_tokens: I8
+    num_forwards: I8
+    window_q_kv: I8
+    window_kv: I8
+    continues: Bool
+    evicting: Bool
+    # Of a first layer that computes more than the others, or 0.
+    first_tokens: I8
+    first_q_kv: I8
+    first_kv: I8
+    # Of its features, what an eviction left.
+    left_tokens: I8
+    left_q_kv: I8
+    left_kv: I8
+    left_sampled: I8
+    # What a run's steps add up to (journal.StepTotals).
+    num_decode_steps: I8
+    num_prefill_steps: I8
+    prefill_time: F8
+    decode_time: F8
+    end: F8  # of the last step that is over
+    page_time: F8
+    total_tokens: I8
+    total_evicted: I8
+    total_committed: I8
+    forwards: I8
+    total_prefill_tokens: I8
+    preemptions: I8
+    max_waiting: I8
+    step_count: I8
+    step_sum: F8
+    step_min: F8
+    step_max: F8
+    gap_count: I8
+    gap_sum: F8
+    gap_min: F8
+    gap_max: F8
+
+
+class Fixed(Record):
+    """The numbers of a replica that its policy and its memory fix."""
+
+    block: I8  # tokens of a block
+    width: I8  # columns of a window
+    page: I8  # tokens of a KV page
+    num_pages: I8  # of the pool
+    max_batch: I8  # sequences running
+    max_prefill: I8  # tokens of one prefill
+    emit: I8  # EMIT_BLOCK, EMIT_STEP or EMIT_END
+    state_tokens: I8  # tokens' worth of KV that the outputs of a token's attention and feed-forward take
+    replica: I8  # its number in the fleet
+    eos: I8  # whether requests end at an EOS
+    window: I8  # tokens that a layer with a window sees; 0: the model has none, or nobody asks
+    keeps: I8  # tokens that keep their pages in such layers; 0: all do
+    window_bytes: I8  # of a token in such layers
+    kv_bytes: I8  # ... and in all others
+    window_pool: I8  # of num_pages, those that only such layers use; 0: all layers share one pool
+    stops: I8  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
+    num_thresholds: I8  # that a step may have
+    most_fruitless: I8  # steps in a row without a commit that end a run
+
+
+SEQUENCE, COUNTERS, REPLICA = dtype_of(Sequence), dtype_of(Counters), dtype_of(Fixed)
+
+STEP_BINS, GAP_BINS = 0, 1  # rows of Replica.bins
+BATCHES, CHUNKS = 0, 1  # rows of Replica.counts
+
+
+class RequestRow(Record):
+    """The fate of a request, NaN where an event never happened: a row of requests.parquet, in the trace's order."""
+
+    request: I4  # index in the trace
+    replica: I2  # -1 where none was chosen
+    status: U1  # index into journal.STATUSES
+    arrival: F8
+    input_length: I4
+    output_length: I4  # tokens of the answer
+    max_tokens: I4  # tokens asked for at most
+    limited: Bool  # ... by the request itself; otherwise they are the answer's, which no scheduler knows
+    estimate: I4  # tokens of the answer that routers and policies of a user's own expected
+    canvas_length: I4  # positions of its canvases, where it asks for narrower ones; 0: the policy's
+    priority: I4  # that it came with; the lower, the sooner
+    deadline: F8  # s after its arrival by which its answer is wanted; NaN: none
+    scheduled: F8  # start of its first prefill
+    first_commit: F8  # end of the step that first committed one of its positions
+    first_block: F8  # first whole block ready
+    first_emission: F8
+    last_emission: F8
+    finish: F8  # of one that was cancelled: when it was
+    num_first: I4  # tokens in the first emission
+    num_tokens: I4  # tokens returned
+    num_emissions: I4
+    num_forwards: I4  # decode steps that it took part in without prefilling: 0 where its prefill made all of it
+    num_committed: I4  # positions committed, prefill's and the trimmed tail's included
+    num_computed: I8  # token positions that went through all layers in decode steps
+    num_preemptions: I4
+
+
+Status = npt.NDArray[np.uint8]  # [width] MASKED, PENDING or CACHED
+Evaluations = npt.NDArray[np.uint16]  # [width] steps that computed the position as a mask
+Marks = npt.NDArray[np.bool_]  # [width]
 
 
 class Asked(NamedTuple):
-    """What each request asks for: tokens."""
+    """The tokens that each request asks for, [requests] int64, to be read."""
 
-    input_length: Any  # [requests] int64: of the prompt
-    output_length: Any  # ... of the answer
-    max_tokens: Any  # ... of the answer at most: where no request sets a limit, its true length
-    estimate: Any  # ... of the answer, as far as a router or a policy of a user's own knows
-
-
-class World(NamedTuple):
-    """One replica's arrays."""
-
-    c: Any  # [1] COUNTERS
-    f: Any  # [1] REPLICA: what is fixed
-    q: Any  # [slots] SEQUENCE
-    status: Any  # [slots, width] uint8: MASKED, PENDING or CACHED
-    evaluations: Any  # [slots, width] uint16: steps that computed the position as a mask
-    window: Any  # [slots, width] bool, of the step in flight: positions computed
-    committed: Any  # ... committed
-    retained: Any  # ... that went through all layers
-    r: Any  # [requests] journal.REQUEST
-    asked: Any  # Asked: what they ask for, to be read
-    arrival: Any  # [requests] float64: when they came (s), to be read
-    lists: Any  # [NUM_LISTS, slots] int32
-    queue: Any  # [a power of two, 3] int32: request, the slot that holds a preempted one's progress or -1, and scratch
-    bins: Any  # [2, NUM_BINS] int64: step latencies and gaps between emissions
-    counts: Any  # [2, most] int64: decode steps by batch and by chunk
+    input_length: npt.NDArray[np.int64]  # of the prompt
+    output_length: npt.NDArray[np.int64]  # of the answer
+    max_tokens: npt.NDArray[np.int64]  # of the answer at most: where no request sets a limit, its true length
+    estimate: npt.NDArray[np.int64]  # of the answer, as far as a router or a policy of a user's own knows
 
 
-class Own(NamedTuple):
-    """A policy's own state: its numbers, a record a sequence, a record of the replica, and what it may ask."""
+class Replica(NamedTuple):
+    """One replica, as rules see it.
 
-    p: Any  # [1] its fields
-    s: Any  # [slots]
-    m: Any  # [1]
-    k: Any  # latency.Cost: what steps cost, where the policy asks
-    c: Any = ()  # prefix.Cache: the pages that requests may share, where they may
+    Python keeps `counters` and `fixed` as arrays of one record, which numba takes several times faster than records;
+    `core.opened` takes the records out.
+    """
+
+    counters: Counters
+    fixed: Fixed
+    sequences: Table[Sequence]  # [slots]
+    status: npt.NDArray[np.uint8]  # [slots, width] MASKED, PENDING or CACHED
+    evaluations: npt.NDArray[np.uint16]  # [slots, width] steps that computed the position as a mask
+    window: npt.NDArray[np.bool_]  # [slots, width], of the step in flight: positions computed
+    committed: npt.NDArray[np.bool_]  # ... committed
+    retained: npt.NDArray[np.bool_]  # ... that went through all layers
+    requests: Table[RequestRow]  # [requests]
+    asked: Asked
+    arrival: npt.NDArray[np.float64]  # [requests] when they came (s), to be read
+    lists: npt.NDArray[np.int32]  # [NUM_LISTS, slots]
+    # [a power of two, 3] request, the slot that holds a preempted one's progress or -1, and scratch.
+    queue: npt.NDArray[np.int32]
+    bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
+    counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
 
 
-def new_world(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> World:
-    """A replica without sequences."""
-    c = np.zeros(1, COUNTERS)
-    c["num_group"] = -1
-    c["step_min"] = c["gap_min"] = np.inf
-    c["step_max"] = c["gap_max"] = -np.inf
+Fields = TypeVar("Fields", covariant=True)
+Columns = TypeVar("Columns", covariant=True)
+Memory = TypeVar("Memory", covariant=True)
+
+
+class PolicyState(NamedTuple, Generic[Fields, Columns, Memory]):
+    """A policy's state, as its rules see it; Python keeps `fields` and `record` as arrays of one (see Replica)."""
+
+    fields: Fields  # every field of its parts that is a number, and what `Part.numbers` adds
+    columns: Table[Columns]  # [slots] Part.columns
+    record: Memory  # Part.record: what it remembers of the replica
+    cost: Any  # latency.Cost: what steps cost, where the policy asks
+    cache: Any = ()  # prefix.Cache: the pages that requests may share, where they may
+
+
+AnyPolicy = PolicyState[Any, Any, Any]  # to rules that read no field of the policy
+
+
+S = TypeVar("S", bound=tuple[Any, ...])
+
+
+def named(state: S) -> S:
+    """The same memory, with the fields of records as attributes: what rules take."""
+    fields: Any = state
+    return fields._replace(
+        **{
+            name: table(array)
+            for name, array in fields._asdict().items()
+            if isinstance(array, np.ndarray) and array.dtype.names
+        }
+    )
+
+
+def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replica:
+    """A replica without sequences; fixed: an array of one REPLICA."""
+    counters = np.zeros(1, COUNTERS)
+    counters["num_group"] = -1
+    counters["step_min"] = counters["gap_min"] = np.inf
+    counters["step_max"] = counters["gap_max"] = -np.inf
     width = int(fixed["width"][0])
-    cells = ((0, width), np.uint8), ((0, width), np.uint16), *(((0, width), np.bool_),) * 3
-    return World(  # type: ignore[call-arg]  # it counts no starred ones
-        c, fixed, np.zeros(0, SEQUENCE), *(np.zeros(shape, kind) for shape, kind in cells), requests,
+    made: Any = Replica
+    return made(
+        counters, fixed, np.zeros(0, SEQUENCE), np.zeros((0, width), np.uint8),
+        np.zeros((0, width), np.uint16), *(np.zeros((0, width), np.bool_) for _ in range(3)), requests,
         asked, arrival, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 3), np.int32),
         np.zeros((2, NUM_BINS), np.int64), np.zeros((2, width + 1), np.int64),
     )  # fmt: skip
 
 
-def with_slots(w: World, capacity: int) -> World:
+def with_slots(replica: Replica, capacity: int) -> Replica:
     """The same replica with room for `capacity` sequences; the lowest free slot is taken first."""
-    old = len(w.q)
+    old = len(replica.sequences)
 
     def longer(array: Any, axis: int = 0, size: int = capacity) -> Any:
         shape = list(array.shape)
@@ -185,28 +298,29 @@ def with_slots(w: World, capacity: int) -> World:
         made[tuple(slice(n) for n in array.shape)] = array
         return made
 
-    c = w.c[0]
-    lists = longer(w.lists, axis=1)
-    free = int(c["num_free"])
+    counters: Any = replica.counters
+    lists = longer(replica.lists, axis=1)
+    free = int(counters["num_free"][0])
     new = np.arange(capacity - 1, old - 1, -1)
-    lists[FREE, : len(new) + free] = np.concatenate([new, w.lists[FREE, :free]])
-    c["num_free"] = free + len(new)
-    return w._replace(
-        q=longer(w.q), status=longer(w.status), evaluations=longer(w.evaluations), window=longer(w.window),
-        committed=longer(w.committed), retained=longer(w.retained), lists=lists,
-        counts=longer(w.counts, 1, capacity + 1),
+    lists[FREE, : len(new) + free] = np.concatenate([new, replica.lists[FREE, :free]])
+    counters["num_free"] = free + len(new)
+    return replica._replace(
+        sequences=longer(replica.sequences), status=longer(replica.status),
+        evaluations=longer(replica.evaluations), window=longer(replica.window), committed=longer(replica.committed),
+        retained=longer(replica.retained), lists=lists, counts=longer(replica.counts, 1, capacity + 1),
     )  # fmt: skip
 
 
-def with_queue(w: World, room: int) -> World:
+def with_queue(replica: Replica, room: int) -> Replica:
     """The same replica with room for `room` more entries in its queue."""
-    c, size = w.c[0], len(w.queue)
-    waiting, head = int(c["num_waiting"]), int(c["queue_head"])
+    counters: Any = replica.counters
+    size = len(replica.queue)
+    waiting, head = int(counters["num_waiting"][0]), int(counters["queue_head"][0])
     if waiting + room <= size:
-        return w
+        return replica
     while size < waiting + room:
         size *= 2
     queue = np.zeros((size, 3), np.int32)
-    queue[:waiting] = w.queue[(head + np.arange(waiting)) % len(w.queue)]
-    c["queue_head"] = 0
-    return w._replace(queue=queue)
+    queue[:waiting] = replica.queue[(head + np.arange(waiting)) % len(replica.queue)]
+    counters["queue_head"] = 0
+    return replica._replace(queue=queue)

@@ -1,60 +1,59 @@
 """Rows of an autoregressive model: one token follows another."""
 
-from typing import Any
-
 import numpy as np
 
+from .draw import Draws
 from .emission import emit, finish, set_features
 from .jit import rule
-from .state import DENOISE, EMIT_END, PREFILL_STEP, ROWS
+from .state import DENOISE, EMIT_END, PREFILL_STEP, ROWS, AnyPolicy, Replica
 
 
 @rule
-def plan_tokens(w: Any, x: Any) -> None:
+def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a decode step: each row computes its next token."""
-    c = w.c[0]
+    counters = replica.counters
     keys = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        seen = int(q.start) + 1
-        q.num_tokens = 1
-        q.num_keys = seen
-        q.num_retained = 1
-        q.phase = DENOISE
-        w.window[slot, 0] = True
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        seen = int(sequence.start) + 1
+        sequence.num_tokens = 1
+        sequence.num_keys = seen
+        sequence.num_retained = 1
+        sequence.phase = DENOISE
+        replica.window[slot, 0] = True
         keys += seen
-    n = c.num_rows
-    set_features(w, n, keys, keys, n, n, 1)
+    n = counters.num_rows
+    set_features(replica, n, keys, keys, n, n, 1)
 
 
 @rule
-def draw_tokens(w: Any, x: Any, d: Any) -> None:
+def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Every row commits its token."""
-    for i in range(w.c[0].num_rows):
-        w.committed[w.lists[ROWS, i], 0] = True
+    for i in range(replica.counters.num_rows):
+        replica.committed[replica.lists[ROWS, i], 0] = True
 
 
 @rule
-def commit_tokens(w: Any, x: Any, now: Any) -> None:
+def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Every row has one token more."""
-    c, emits = w.c[0], w.f[0].emit != EMIT_END
+    counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        q.start += 1
-        if c.kind == PREFILL_STEP:
-            if q.stop == q.prompt:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        sequence.start += 1
+        if counters.kind == PREFILL_STEP:
+            if sequence.stop == sequence.prompt:
                 continue  # a request for no tokens is over once its prompt is in
-            r = w.r[q.request]
-            if np.isnan(r.first_block):
-                r.first_block = now
-        if emits and q.emitted < q.answer - q.prompt:
-            gaps += emit(w, slot, 1, now)
-    c.gap_sum += gaps
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        if q.start + 1 >= q.stop:
-            finish(w, slot, now)
+            outcome = replica.requests[sequence.request]
+            if np.isnan(outcome.first_block):
+                outcome.first_block = now
+        if emits and sequence.emitted < sequence.answer - sequence.prompt:
+            gaps += emit(replica, slot, 1, now)
+    counters.gap_sum += gaps
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        if sequence.start + 1 >= sequence.stop:
+            finish(replica, slot, now)

@@ -34,6 +34,28 @@ def test_the_package_is_typed(tmp_path: Path) -> None:
     assert run("mypy", "--cache-dir", cache, "--config-file", config, "-p", "dsim", cwd=tmp_path) == ""
 
 
+MISSPELT = """
+from dsim.engine.policies.vllm import BudgetState
+from dsim.policy import Replica, rule
+
+@rule
+def wrong(replica: Replica, policy: BudgetState, slot: int) -> None:
+    replica.counters.pages_hold -= 1
+    replica.sequences[slot].page = 0
+    replica.requests[0].finnish = 1.0
+    policy.columns[slot].wnated = policy.fields.max_num_batched_token
+"""
+
+
+def test_a_misspelt_field_of_a_record_is_an_error_of_types(tmp_path: Path) -> None:
+    (tmp_path / "dsim").symlink_to(ROOT, target_is_directory=True)
+    (tmp_path / "misspelt.py").write_text(MISSPELT)
+    cache, config = str(ROOT / ".mypy_cache"), str(ROOT / "pyproject.toml")
+    found = run("mypy", "--cache-dir", cache, "--config-file", config, "misspelt.py", cwd=tmp_path)
+    names = re.findall(r'has no attribute "(\w+)"', found)
+    assert names == ["pages_hold", "page", "finnish", "wnated", "max_num_batched_token"]
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     commands = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     tests = [line for block in commands for line in block.splitlines() if "pytest" in line]

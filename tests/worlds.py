@@ -232,7 +232,7 @@ class PlainLoop(ABC):
         engine = self.engine
         if self._pages_ahead is not None:
             assert (plan.num_keys <= self._pages_ahead[plan.slots] * self.policy.memory.page_size).all()
-        self._pages_ahead = engine._w.q["pages"].copy() if engine._c["next_kind"] else None
+        self._pages_ahead = engine._arrays.sequences["pages"].copy() if engine._counters["next_kind"] else None
 
     def _check_commits(self, plan: StepPlan, outcome: StepOutcome) -> None:
         masks = plan.window & (plan.status == 0)

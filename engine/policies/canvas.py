@@ -6,7 +6,7 @@ the profile says how many (production-dllm-serving.md 1.2).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from ..admission import canvas_width, knows_limit
 from ..draw import draw_by_law
@@ -15,8 +15,18 @@ from ..errors import PolicyError
 from ..hooks import begin_row, block_entered, draw_rows, next_tokens, plan_prompts, plan_rows
 from ..jit import rule
 from ..part import Answers, Granularity, Policy, Range
-from ..state import DENOISE, FLUSH, IDLE, MASKED, PENDING, PREFILL, ROWS
+from ..state import DENOISE, FLUSH, IDLE, MASKED, PENDING, PREFILL, ROWS, PolicyState, Replica, Status
 from ..unmasking import Unmasking
+
+
+class CanvasFields(Protocol):
+    """The fields that its rules read."""
+
+    late: bool
+
+
+CanvasState = PolicyState[CanvasFields, Any, Any]
+
 
 MAX_CANVAS = 1024
 BY_LAW = Unmasking(strategy="law")
@@ -64,90 +74,90 @@ class Canvas(Granularity):
 
 
 @rule
-def whole(status: Any) -> bool:
+def whole(status: Status) -> bool:
     """Whether a canvas has been decoded: only the pass that leaves its keys and values is to come."""
     return status[0] != MASKED
 
 
 @rule
-def next_of_canvas(w: Any, x: Any, slot: Any) -> Any:
+def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
     """The rest of a prompt, or a canvas."""
-    q, s = w.q[slot], x.s[slot]
-    if s.computed < s.goal:
-        return int(s.goal) - int(s.computed)
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    if own.computed < own.goal:
+        return int(own.goal) - int(own.computed)
     # vLLM's guard counts the pass in flight as two tokens, whatever it is: so it computes a canvas for nothing behind
     # the last one, and holds one whose request lacks two tokens back in every other step.
-    if s.unsure > 0 and q.start + 2 >= q.end and knows_limit(w, q):
+    if own.unsure > 0 and sequence.start + 2 >= sequence.end and knows_limit(replica, sequence):
         return 0
-    return canvas_width(w, q)
+    return canvas_width(replica, sequence)
 
 
 @rule
-def begin_canvas(w: Any, x: Any, slot: Any) -> None:
+def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
     """A step with this sequence begins: a chunk of its prompt, a denoising step, or the pass that commits a canvas."""
-    q, s = w.q[slot], x.s[slot]
-    n, before = int(s.wanted), int(s.computed)
-    q.num_tokens = n
-    q.num_retained = n
-    q.left = 0
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    n, before = int(own.wanted), int(own.computed)
+    sequence.num_tokens = n
+    sequence.num_retained = n
+    sequence.left = 0
     computed = False
-    if q.finished:
-        q.phase = IDLE  # a canvas behind its last one, which was in flight as this was decided on
-        q.num_keys = q.start + n + (int(q.block) if whole(w.status[slot]) else 0)
-    elif before < s.goal:
-        q.phase = PREFILL
-        q.num_keys = before + n
-        s.computed = before + n
-        q.left = s.goal - s.computed
-        for p in range(len(w.status[slot])):  # one that was preempted begins its canvas again
-            w.status[slot, p] = MASKED
-            w.evaluations[slot, p] = 0
+    if sequence.finished:
+        sequence.phase = IDLE  # a canvas behind its last one, which was in flight as this was decided on
+        sequence.num_keys = sequence.start + n + (int(sequence.block) if whole(replica.status[slot]) else 0)
+    elif before < own.goal:
+        sequence.phase = PREFILL
+        sequence.num_keys = before + n
+        own.computed = before + n
+        sequence.left = own.goal - own.computed
+        for p in range(len(replica.status[slot])):  # one that was preempted begins its canvas again
+            replica.status[slot, p] = MASKED
+            replica.evaluations[slot, p] = 0
     else:
-        q.phase = FLUSH if whole(w.status[slot]) else DENOISE
-        q.num_keys = q.start + n
-        s.unsure = n
+        sequence.phase = FLUSH if whole(replica.status[slot]) else DENOISE
+        sequence.num_keys = sequence.start + n
+        own.unsure = n
         computed = True
-        if q.phase == FLUSH:  # where the budget cuts this pass, it commits no more than it computes
-            q.block = n
+        if sequence.phase == FLUSH:  # where the budget cuts this pass, it commits no more than it computes
+            sequence.block = n
             for p in range(n):
-                w.status[slot, p] = PENDING
-    for p in range(w.window.shape[1]):
-        w.window[slot, p] = computed and p < n
+                replica.status[slot, p] = PENDING
+    for p in range(replica.window.shape[1]):
+        replica.window[slot, p] = computed and p < n
 
 
 @rule
-def plan_canvases(w: Any, x: Any) -> None:
+def plan_canvases(replica: Replica, policy: CanvasState) -> None:
     """Plan a step of prompts' chunks and passes over canvases: causal but while a canvas is denoised."""
-    c = w.c[0]
+    counters = replica.counters
     tokens = 0
     qk_pairs = 0
     keys = 0
     head = 0
     sampled = 0
     prompts = 0
-    for i in range(c.num_rows):
-        q = w.q[w.lists[ROWS, i]]
-        n = int(q.num_tokens)
+    for i in range(counters.num_rows):
+        sequence = replica.sequences[replica.lists[ROWS, i]]
+        n = int(sequence.num_tokens)
         tokens += n
-        keys += int(q.num_keys)
-        qk_pairs += n * (int(q.num_keys) - n)
-        qk_pairs += n * n if q.phase == DENOISE or q.phase == IDLE else n * (n + 1) // 2
-        if q.phase == PREFILL:
+        keys += int(sequence.num_keys)
+        qk_pairs += n * (int(sequence.num_keys) - n)
+        qk_pairs += n * n if sequence.phase == DENOISE or sequence.phase == IDLE else n * (n + 1) // 2
+        if sequence.phase == PREFILL:
             prompts += n
-        elif q.phase == DENOISE or q.phase == IDLE:
+        elif sequence.phase == DENOISE or sequence.phase == IDLE:
             head += n
             sampled += n
-        elif x.p[0].late:  # vLLM computes the logits of this pass, too, and drops them
+        elif policy.fields.late:  # vLLM computes the logits of this pass, too, and drops them
             head += n
-    set_features(w, tokens, qk_pairs, keys, head, sampled, 0 if prompts == tokens else int(w.f[0].block))
-    c.prefill_tokens = prompts
+    set_features(replica, tokens, qk_pairs, keys, head, sampled, 0 if prompts == tokens else int(replica.fixed.block))
+    counters.prefill_tokens = prompts
 
 
 @rule
-def canvas_entered(w: Any, x: Any, slot: Any) -> None:
+def canvas_entered(replica: Replica, policy: CanvasState, slot: int) -> None:
     """A canvas is committed: its keys and values are there, unless they were lost meanwhile."""
-    q, s = w.q[slot], x.s[slot]
-    s.goal += q.block
-    if q.pages > 0:
-        s.computed += q.block
-    q.block = canvas_width(w, q)
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    own.goal += sequence.block
+    if sequence.pages > 0:
+        own.computed += sequence.block
+    sequence.block = canvas_width(replica, sequence)

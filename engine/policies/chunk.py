@@ -1,16 +1,26 @@
 """A fixed chunk of the block, streaming as its prefix is cached."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from ..errors import PolicyError
 from ..hooks import choose, select
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Granularity, Policy, Preset, Range, check_block
-from ..state import CACHED, MASKED
+from ..state import CACHED, MASKED, Marks, PolicyState, Replica, Status
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
 from .whole_block import select_pending_first
+
+
+class ChunkFields(Protocol):
+    """The fields that its rules read."""
+
+    chunk: int
+
+
+ChunkState = PolicyState[ChunkFields, Any, Any]
+
 
 WINDOWS = ("pending-first", "in-order")
 
@@ -58,13 +68,13 @@ class FixedChunk(Streaming):
 
 
 @rule
-def fixed_chunk(w: Any, x: Any) -> int:
+def fixed_chunk(replica: Replica, policy: ChunkState) -> int:
     """The chunk that the policy was given."""
-    return int(x.p[0].chunk)
+    return int(policy.fields.chunk)
 
 
 @rule
-def select_in_order(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+def select_in_order(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
     """The leftmost positions that are not cached (W1)."""
     room = chunk
     for k in range(reach):
@@ -76,13 +86,13 @@ def select_in_order(status: Any, reach: Any, chunk: Any, p: Any, window: Any) ->
 
 
 @rule
-def select_a_mask_too(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+def select_a_mask_too(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
     """W2 over a neighbour-aware cache: the last position gives way to a mask if none of the others would be cached.
 
     A committed position is cached no sooner than its right neighbour commits: a window full of positions whose right
     neighbours are masks would stay as it is for ever.
     """
-    select_pending_first(status, reach, chunk, p, window)
+    select_pending_first(status, reach, chunk, fields, window)
     last = -1
     for k in range(reach):
         if not window[k]:

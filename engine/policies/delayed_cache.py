@@ -2,15 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from ..errors import PolicyError
 from ..hooks import settle
 from ..jit import rule
 from ..part import Answers, Choice, Eviction, Policy, Preset
-from ..state import CACHED, MASKED, PENDING
+from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, PolicyState, Status
 from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import settle_block_pass
+
+
+class DelayedFields(Protocol):
+    """The fields that its rules read."""
+
+    neighbour_aware: bool
+    prefill_counts: bool
+
+
+DelayedState = PolicyState[DelayedFields, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -47,15 +57,17 @@ class DelayedCache(Eviction):
 
 
 @rule
-def settle_delayed(status: Any, evaluations: Any, window: Any, block: Any, p: Any, prefill: Any) -> None:
+def settle_delayed(
+    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: DelayedFields, prefill: bool
+) -> None:
     """KV is right once a position was computed as a committed token, with a committed right neighbour if asked."""
-    if prefill and not p.prefill_counts:
-        settle_block_pass(status, evaluations, window, block, p, prefill)
+    if prefill and not fields.prefill_counts:
+        settle_block_pass(status, evaluations, window, block, fields, prefill)
         return
     width = len(status)
     for k in range(width):
         evaluations[k] += window[k] & (status[k] == MASKED)
-    if not p.neighbour_aware:
+    if not fields.neighbour_aware:
         for k in range(width):
             status[k] = CACHED if window[k] & (status[k] == PENDING) else status[k]
         return

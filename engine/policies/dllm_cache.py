@@ -1,7 +1,7 @@
 """dLLM-Cache: prompt and response refreshed at their own periods."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -9,41 +9,57 @@ from ..errors import PolicyError
 from ..hooks import head_rows, held, work
 from ..jit import rule
 from ..part import Preset, Range
-from ..state import FULL, PARTIAL, REFRESH_PROMPT, REFRESH_RESPONSE
+from ..state import FULL, PARTIAL, REFRESH_PROMPT, REFRESH_RESPONSE, PolicyState
 from .llada import NoCache, script
+
+
+class PeriodicFields(Protocol):
+    """The fields that its rules read."""
+
+    all_logits: bool
+    prompt_keys: int
+    prompt_refresh: int
+    response_refresh: int
+    transfer: float
+
+
+PeriodicState = PolicyState[PeriodicFields, Any, Any]
+
 
 RUN = 16  # keys: where heads keep different ones, each head's lie in runs of so many
 
 
 @rule
-def runs(tokens: Any) -> Any:
+def runs(tokens: int) -> int:
     """Tokens, rounded up to whole runs."""
     return -(-tokens // RUN) * RUN
 
 
 @rule
-def periodic(prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any) -> Any:
+def periodic(
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PeriodicFields
+) -> tuple[int, int, int]:
     """All of the prompt and of the response where it is due; else the most changed tokens of the response."""
     response = length - prompt
-    changed = int(np.floor(p.transfer * response))
-    seen = min(prompt, int(p.prompt_keys)) if p.prompt_keys >= 0 else prompt
-    if step % p.prompt_refresh == 0:
-        if step % p.response_refresh == 0:
+    changed = int(np.floor(fields.transfer * response))
+    seen = min(prompt, int(fields.prompt_keys)) if fields.prompt_keys >= 0 else prompt
+    if step % fields.prompt_refresh == 0:
+        if step % fields.response_refresh == 0:
             return FULL, length, length
         return REFRESH_PROMPT, prompt + changed, length
-    if step % p.response_refresh == 0:
+    if step % fields.response_refresh == 0:
         return REFRESH_RESPONSE, response, seen + response
     return PARTIAL, changed, seen + response
 
 
 @rule
-def rows_of_response(prompt: Any, length: Any, start: Any, tokens: Any, block: Any, p: Any) -> Any:
+def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: int, fields: PeriodicFields) -> int:
     """The code projects everything every step; MaskKV what may still be masked."""
-    return length if p.all_logits else length - start
+    return length if fields.all_logits else length - start
 
 
 @rule
-def outputs_held(prompt: Any, length: Any, state: Any, p: Any) -> Any:
+def outputs_held(prompt: int, length: int, state: int, fields: PeriodicFields) -> int:
     """Keys, values, and the outputs of attention and feed-forward."""
     return runs(prompt) + runs(length - prompt) + runs(state * length)
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..admission import canvas, copy_list, head
 from ..errors import PolicyError
@@ -12,9 +13,29 @@ from ..hooks import commit_rows, decide, plan_rows, work
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range, Scheduler, check_batch
 from ..passes import can_let_in, commit_passes, let_head_in, plan_passes, tokens_of_row
-from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH
+from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH, PolicyState, Replica
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
+
+
+class MultiplexedFields(Protocol):
+    """The fields that its rules read."""
+
+    admit_past_stalled: bool
+    hold_behind_stalled: bool
+    look_ahead: float
+    max_batched_tokens: int
+    newcomers_first: bool
+
+
+class MultiplexedRecord(Protocol):
+    """What it remembers of the replica."""
+
+    loads: npt.NDArray[Any]
+    num_loads: int
+
+
+MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
 
 
 @dataclass(frozen=True)
@@ -74,106 +95,110 @@ class PhaseMultiplexed(Scheduler):
 
 
 @rule
-def decide_multiplexed(w: Any, x: Any) -> int:
+def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
     """Select the rows of the next step under the token budget (dLLM-Serve, section 4)."""
-    c, p = w.c[0], x.p[0]
-    budget = p.max_batched_tokens
-    most = w.f[0].max_batch
+    counters, fields = replica.counters, policy.fields
+    budget = fields.max_batched_tokens
+    most = replica.fixed.max_batch
     used = 0
-    for i in range(c.num_running):
-        slot = w.lists[RUNNING, i]
-        tokens = tokens_of_row(w, x, slot)
-        w.q[slot].num_tokens = tokens
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
+        tokens = tokens_of_row(replica, policy, slot)
+        replica.sequences[slot].num_tokens = tokens
         used += tokens
-    num = c.num_running
+    num = counters.num_running
     first_stalled = num
     if used > budget or num > most:
         used = 0
         num = 0
         first_stalled = -1
-        for i in range(c.num_running):
-            slot = w.lists[RUNNING, i]
-            tokens = w.q[slot].num_tokens
+        for i in range(counters.num_running):
+            slot = replica.lists[RUNNING, i]
+            tokens = replica.sequences[slot].num_tokens
             if used + tokens <= budget and num < most:
-                w.lists[ROWS, num] = slot
+                replica.lists[ROWS, num] = slot
                 used += tokens
                 num += 1
             else:
                 if first_stalled < 0:
                     first_stalled = i
-                if p.hold_behind_stalled:
+                if fields.hold_behind_stalled:
                     break
         if first_stalled < 0:
-            first_stalled = c.num_running
+            first_stalled = counters.num_running
     else:
-        copy_list(w, RUNNING, ROWS, num)
-    stalled = num < c.num_running
+        copy_list(replica, RUNNING, ROWS, num)
+    stalled = num < counters.num_running
     new = 0
-    if not stalled or p.admit_past_stalled:
-        new = _let_in(w, x, num, used, budget, most)
+    if not stalled or fields.admit_past_stalled:
+        new = _let_in(replica, policy, num, used, budget, most)
     if new > 0:
-        at = c.num_running
-        if p.newcomers_first and stalled:
+        at = counters.num_running
+        if fields.newcomers_first and stalled:
             at = first_stalled
-        for i in range(c.num_running - 1, at - 1, -1):
-            w.lists[RUNNING, i + new] = w.lists[RUNNING, i]
+        for i in range(counters.num_running - 1, at - 1, -1):
+            replica.lists[RUNNING, i + new] = replica.lists[RUNNING, i]
         for i in range(new):
-            w.lists[RUNNING, at + i] = w.lists[SCRATCH, i]
-            w.lists[ROWS, num + i] = w.lists[SCRATCH, i]
-        c.num_running += new
-    c.num_rows = num + new
-    return DECODE_STEP if c.num_rows > 0 else NOTHING
+            replica.lists[RUNNING, at + i] = replica.lists[SCRATCH, i]
+            replica.lists[ROWS, num + i] = replica.lists[SCRATCH, i]
+        counters.num_running += new
+    counters.num_rows = num + new
+    return DECODE_STEP if counters.num_rows > 0 else NOTHING
 
 
 @rule
-def _let_in(w: Any, x: Any, num: Any, used: Any, budget: Any, most: Any) -> int:
+def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, most: int) -> int:
     """Let in waiting requests beside `num` rows of `used` tokens; they are listed in SCRATCH."""
-    c, f, p, m = w.c[0], w.f[0], x.p[0], x.m[0]
-    loads = m.loads[: m.num_loads]
+    counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
+    loads = record.loads[: record.num_loads]
     new = 0
-    if p.look_ahead:
-        _count_loads(w, x, loads)
-    while c.num_waiting > 0 and num + new < most:
-        request, _ = head(w)
-        length = int(w.asked.input_length[request]) + canvas(int(w.asked.max_tokens[request]), int(f.block))
-        if used + length > budget or not can_let_in(w, x):
+    if fields.look_ahead:
+        _count_loads(replica, policy, loads)
+    while counters.num_waiting > 0 and num + new < most:
+        request, _ = head(replica)
+        length = int(replica.asked.input_length[request]) + canvas(
+            int(replica.asked.max_tokens[request]), int(fixed.block)
+        )
+        if used + length > budget or not can_let_in(replica, policy):
             break
-        if p.look_ahead and not _has_room(w, x, request, length, budget, loads):
+        if fields.look_ahead and not _has_room(replica, policy, request, length, budget, loads):
             break
-        w.lists[SCRATCH, new] = let_head_in(w, x)
+        replica.lists[SCRATCH, new] = let_head_in(replica, policy)
         new += 1
         used += length
     return new
 
 
 @rule
-def _count_loads(w: Any, x: Any, loads: Any) -> None:
+def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
     """Query tokens that running requests want in each step of the next block's time if none is ever stalled."""
-    block, each = int(w.f[0].block), len(loads)
+    block, each = int(replica.fixed.block), len(loads)
     loads[:] = 0
-    for i in range(w.c[0].num_running):
-        q = w.q[w.lists[RUNNING, i]]
-        prompt = int(q.prompt)
-        length = prompt + canvas(int(q.end) - prompt, block)
+    for i in range(replica.counters.num_running):
+        sequence = replica.sequences[replica.lists[RUNNING, i]]
+        prompt = int(sequence.prompt)
+        length = prompt + canvas(int(sequence.end) - prompt, block)
         for h in range(each):
-            ahead = h + int(q.block_steps)
-            start = int(q.start) + ahead // each * block
+            ahead = h + int(sequence.block_steps)
+            start = int(sequence.start) + ahead // each * block
             if start < length:
-                _, tokens, _ = work(prompt, length, start, int(q.steps) + h, ahead % each, block, x.p[0])
+                _, tokens, _ = work(prompt, length, start, int(sequence.steps) + h, ahead % each, block, policy.fields)
                 loads[h] += tokens
 
 
 @rule
-def _has_room(w: Any, x: Any, request: Any, length: Any, budget: Any, loads: Any) -> bool:
+def _has_room(
+    replica: Replica, policy: MultiplexedState, request: int, length: int, budget: int, loads: npt.NDArray[np.int64]
+) -> bool:
     """Whether every step has room for a request that is let in now; if so its tokens are added to the loads."""
-    prompt = int(w.asked.input_length[request])
+    prompt = int(replica.asked.input_length[request])
     # One for no tokens is over with its first step.
-    lasts = 1 if w.asked.max_tokens[request] == 0 else len(loads)
+    lasts = 1 if replica.asked.max_tokens[request] == 0 else len(loads)
     for add in (False, True):
         for h in range(len(loads)):
             tokens = 0
             if h < lasts:
-                _, tokens, _ = work(prompt, length, prompt, h, h, int(w.f[0].block), x.p[0])
+                _, tokens, _ = work(prompt, length, prompt, h, h, int(replica.fixed.block), policy.fields)
             if not add and loads[h] + tokens > budget:
                 return False
             if add:

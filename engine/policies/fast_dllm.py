@@ -1,28 +1,40 @@
 """Fast-dLLM: a full pass a block, then the block against all cached keys."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 from ..errors import PolicyError
 from ..hooks import held, work
 from ..jit import rule
 from ..part import Choice, Preset
-from ..state import FULL, REUSE
+from ..state import FULL, REUSE, PolicyState
 from .llada import NoCache, script
+
+
+class FastDllmFields(Protocol):
+    """The fields that its rules read."""
+
+    dual: bool
+
+
+FastDllmState = PolicyState[FastDllmFields, Any, Any]
+
 
 REUSES = ("dual", "prefix")
 
 
 @rule
-def first_whole(prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any) -> Any:
+def first_whole(
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: FastDllmFields
+) -> tuple[int, int, int]:
     """A full pass as a block begins; then the block, or with a prefix cache the block and all after it."""
     if block_step == 0:
         return FULL, length, length
-    return REUSE, block if p.dual else length - start, length
+    return REUSE, block if fields.dual else length - start, length
 
 
 @rule
-def all_held(prompt: Any, length: Any, state: Any, p: Any) -> Any:
+def all_held(prompt: int, length: int, state: int, fields: FastDllmFields) -> int:
     """Keys and values of all positions."""
     return length
 

@@ -2,21 +2,55 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from ..block import plan_block, visible_keys
+from ..block import BlockFields, plan_block, visible_keys
 from ..draw import Draws, delta_row, draw_slot
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
 from ..jit import outer, rule
 from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
-from ..state import MASKED, ROWS
+from ..records import I4, Bool, Record, columns_of
+from ..state import MASKED, ROWS, Marks, PolicyState, Replica, Status
 from ..step import Evicting, StepPlan
 from .delayed_cache import DelayedCache, settle_delayed
 from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import select_pending_first
+
+
+class FocusFields(BlockFields, Protocol):
+    """The fields that its rules read."""
+
+    alpha: float
+    exact_block: bool
+    sample_deviation: bool
+    scope: int
+
+
+class FocusColumns(Record):
+    """Its columns of a sequence."""
+
+    decoded: I4  # tokens decoded, in the scope of the mean
+    decode_steps: I4  # steps that decoded any
+    progress: I4  # rightmost column of the block that went through all layers, or -1
+    budget: I4  # of the step in flight: masks to be kept at least
+    carried: Bool  # the mean is the block's before, until this one decodes
+
+
+class FocusRecord(Protocol):
+    """What it remembers of the replica."""
+
+    decodable: npt.NDArray[Any]
+    delta: npt.NDArray[Any]
+    selected: npt.NDArray[Any]
+    spots: npt.NDArray[Any]
+
+
+FocusState = PolicyState[FocusFields, FocusColumns, FocusRecord]
+
 
 SCOPES = ("block", "request", "carry")
 SCOPE_BLOCK, _, SCOPE_CARRY = range(3)
@@ -49,13 +83,7 @@ class Focus(DelayedCache):
         str, Choice(("retained", "computed")), "how far the second layer's queries see in the block"
     ] = "retained"
 
-    columns = (
-        ("decoded", "i4"),  # tokens decoded, in the scope of the mean
-        ("decode_steps", "i4"),  # steps that decoded any
-        ("progress", "i4"),  # rightmost column of the block that went through all layers, or -1
-        ("budget", "i4"),  # of the step in flight: masks to be kept at least
-        ("carried", "?"),  # the mean is the block's before, until this one decodes
-    )
+    columns = columns_of(FocusColumns)
     by_importance = True  # commits are drawn with ImportanceDeltas
 
     def __post_init__(self) -> None:
@@ -111,23 +139,23 @@ class Focus(DelayedCache):
 @outer
 def retained_rows(
     status: Any, evaluations: Any, window: Any, decodable: Any, start: Any, requests: Any, num_decoded: Any,
-    num_steps: Any, progress: Any, alpha: Any, sample_deviation: Any, d: Any,
+    num_steps: Any, progress: Any, alpha: Any, sample_deviation: Any, draws: Draws,
 ) -> Any:  # fmt: skip
     """The positions that a plan's rows retain, [rows, width] bool."""
     keep = np.zeros(window.shape, np.bool_)
     width = window.shape[1]
     delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
     for i in range(len(window)):
-        delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), d, delta)
+        delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), draws, delta)
         wanted = budget(num_decoded[i], num_steps[i], alpha)
         retain(status[i], window[i], delta, wanted, progress[i], sample_deviation, keep[i], spots, selected)
     return keep
 
 
 @rule
-def select_focus(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, window: Marks) -> None:
     """The positions that are not cached yet; all of a complete block once more, where asked."""
-    if p.exact_block:
+    if fields.exact_block:
         whole = True
         for k in range(len(status)):
             if status[k] == MASKED:
@@ -137,89 +165,103 @@ def select_focus(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> No
             for k in range(len(status)):
                 window[k] = True
             return
-    select_pending_first(status, reach, chunk, p, window)
+    select_pending_first(status, reach, chunk, fields, window)
 
 
 @rule
-def budget(num_decoded: Any, num_steps: Any, alpha: Any) -> int:
+def budget(num_decoded: int, num_steps: int, alpha: float) -> int:
     """How many masked tokens of a sequence are to be kept at least; nothing is evicted unless more are masked."""
     mean = num_decoded / num_steps if num_steps > 0 else 1.0
     return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
 
 
 @rule
-def plan_focus(w: Any, x: Any) -> None:
+def plan_focus(replica: Replica, policy: FocusState) -> None:
     """Plan a step over what is not cached, and say whether any sequence has more masks than its budget."""
-    plan_block(w, x)
-    c, p = w.c[0], x.p[0]
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        s = x.s[slot]
+    plan_block(replica, policy)
+    counters, fields = replica.counters, policy.fields
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        own = policy.columns[slot]
         num = 0
-        for k in range(w.window.shape[1]):
-            if w.window[slot, k] and w.status[slot, k] == MASKED:
+        for k in range(replica.window.shape[1]):
+            if replica.window[slot, k] and replica.status[slot, k] == MASKED:
                 num += 1
-        wanted = budget(s.decoded, s.decode_steps, p.alpha)
-        s.budget = min(num, wanted)
+        wanted = budget(own.decoded, own.decode_steps, fields.alpha)
+        own.budget = min(num, wanted)
         if num > wanted:
-            c.evicting = True
+            counters.evicting = True
 
 
 @rule
-def draw_focus(w: Any, x: Any, d: Any) -> None:
+def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
     """Draw what is retained of the step in flight, and which masks of that commit.
 
     A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
     """
-    c, p = w.c[0], x.p[0]
-    if not c.evicting:
-        for i in range(c.num_rows):
-            slot = w.lists[ROWS, i]
-            draw_slot(w, slot, w.window[slot], w.committed[slot], d)
+    counters, fields = replica.counters, policy.fields
+    if not counters.evicting:
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
+            draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
         return
-    m = x.m[0]
-    decodable, delta = m.decodable, m.delta
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q, s = w.q[slot], x.s[slot]
-        draw_slot(w, slot, w.window[slot], decodable, d)
+    record = policy.record
+    decodable, delta = record.decodable, record.delta
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        draw_slot(replica, slot, replica.window[slot], decodable, draws)
         delta_row(
-            w.status[slot], w.evaluations[slot], w.window[slot], decodable, int(q.start), int(q.request), d, delta
-        )  # fmt: skip
+            replica.status[slot],
+            replica.evaluations[slot],
+            replica.window[slot],
+            decodable,
+            int(sequence.start),
+            int(sequence.request),
+            draws,
+            delta,
+        )
         retain(
-            w.status[slot], w.window[slot], delta, s.budget, s.progress, p.sample_deviation, w.retained[slot],
-            m.spots, m.selected,
-        )  # fmt: skip
-        draw_slot(w, slot, w.retained[slot], w.committed[slot], d)
-    count_left(w, x)
+            replica.status[slot],
+            replica.window[slot],
+            delta,
+            own.budget,
+            own.progress,
+            fields.sample_deviation,
+            replica.retained[slot],
+            record.spots,
+            record.selected,
+        )
+        draw_slot(replica, slot, replica.retained[slot], replica.committed[slot], draws)
+    count_left(replica, policy)
 
 
 @rule
-def count_left(w: Any, x: Any) -> None:
+def count_left(replica: Replica, policy: FocusState) -> None:
     """The features of what an eviction has left of the step in flight."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     tokens = 0
     qk_pairs = 0
     keys = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        num, beyond, own_pairs = visible_keys(w.status[slot], w.retained[slot], f.block, p.listed)
-        start = int(q.start)
-        q.num_retained = num
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        num, beyond, own_pairs = visible_keys(replica.status[slot], replica.retained[slot], fixed.block, fields.listed)
+        start = int(sequence.start)
+        sequence.num_retained = num
         tokens += num
         qk_pairs += num * start + own_pairs
         keys += start + beyond
-    c.left_tokens = tokens
-    c.left_q_kv = qk_pairs
-    c.left_kv = keys
-    c.left_sampled = c.sampled_rows if p.sample_block else tokens
+    counters.left_tokens = tokens
+    counters.left_q_kv = qk_pairs
+    counters.left_kv = keys
+    counters.left_sampled = counters.sampled_rows if fields.sample_block else tokens
 
 
 @rule
 def retain(
-    status: Any, window: Any, delta: Any, budgeted: Any, progress: Any, sample_deviation: Any, keep: Any, spots: Any,
-    selected: Any,
+    status: Status, window: Marks, delta: Any, budgeted: int, progress: int, sample_deviation: bool, keep: Marks,
+    spots: Any, selected: Any,
 ) -> None:  # fmt: skip
     """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
 
@@ -272,56 +314,56 @@ def retain(
 
 
 @rule
-def learn_yield(w: Any, x: Any, prefill: Any) -> None:
+def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
     """Bring what the rule goes by up to date: steps that decode nothing do not count (focus.md 3.1)."""
     if prefill:
         return
-    c = w.c[0]
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        s = x.s[slot]
+    counters = replica.counters
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        own = policy.columns[slot]
         num = 0
-        for k in range(w.window.shape[1]):
-            went_through = w.retained[slot, k] if c.evicting else w.window[slot, k]
-            if went_through and k > s.progress:
-                s.progress = k
-            if w.committed[slot, k]:
+        for k in range(replica.window.shape[1]):
+            went_through = replica.retained[slot, k] if counters.evicting else replica.window[slot, k]
+            if went_through and k > own.progress:
+                own.progress = k
+            if replica.committed[slot, k]:
                 num += 1
         if num > 0:
-            if s.carried:
-                s.decoded = 0
-                s.decode_steps = 0
-                s.carried = False
-            s.decoded += num
-            s.decode_steps += 1
+            if own.carried:
+                own.decoded = 0
+                own.decode_steps = 0
+                own.carried = False
+            own.decoded += num
+            own.decode_steps += 1
 
 
 @rule
-def focus_placed(w: Any, x: Any, slot: Any) -> None:
+def focus_placed(replica: Replica, policy: FocusState, slot: int) -> None:
     """A new request has decoded nothing."""
-    s = x.s[slot]
-    s.decoded = 0
-    s.decode_steps = 0
-    s.carried = False
-    s.progress = -1
+    own = policy.columns[slot]
+    own.decoded = 0
+    own.decode_steps = 0
+    own.carried = False
+    own.progress = -1
 
 
 @rule
-def focus_preempted(w: Any, x: Any, slot: Any) -> None:
+def focus_preempted(replica: Replica, policy: FocusState, slot: int) -> None:
     """Positions that went through all layers are no longer masks to evict."""
-    x.s[slot].progress = -1
+    policy.columns[slot].progress = -1
 
 
 @rule
-def focus_block_entered(w: Any, x: Any, slot: Any) -> None:
+def focus_block_entered(replica: Replica, policy: FocusState, slot: int) -> None:
     """Begin the mean anew, or carry it over."""
-    s, scope = x.s[slot], x.p[0].scope
-    s.progress = -1
+    own, scope = policy.columns[slot], policy.fields.scope
+    own.progress = -1
     if scope == SCOPE_BLOCK:
-        s.decoded = 0
-        s.decode_steps = 0
+        own.decoded = 0
+        own.decode_steps = 0
     else:
-        s.carried = scope == SCOPE_CARRY
+        own.carried = scope == SCOPE_CARRY
 
 
 PRESETS = {

@@ -2,15 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import copy_list
 from ..hooks import commit_rows, decide, head_rows, held, plan_rows, work
 from ..jit import rule
 from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
 from ..passes import LOGITS, ApproximateCache, can_let_in, check_logits, commit_passes, let_head_in, plan_passes
-from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING
+from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
 from ..unmasking import Unmasking
+
+
+class PlainFields(Protocol):
+    """The fields that its rules read."""
+
+    all_logits: bool
+
+
+PlainState = PolicyState[PlainFields, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -43,39 +52,41 @@ class Static(Scheduler):
 
 
 @rule
-def decide_static(w: Any, x: Any) -> int:
+def decide_static(replica: Replica, policy: AnyPolicy) -> int:
     """The batch in hand, or when it is done the first of those that wait."""
-    c = w.c[0]
-    if c.num_group < 0:
-        c.num_running = 0
-        while c.num_waiting > 0 and c.num_running < w.f[0].max_batch and can_let_in(w, x):
-            w.lists[RUNNING, c.num_running] = let_head_in(w, x)
-            c.num_running += 1
-        if c.num_running == 0:
+    counters = replica.counters
+    if counters.num_group < 0:
+        counters.num_running = 0
+        while (
+            counters.num_waiting > 0 and counters.num_running < replica.fixed.max_batch and can_let_in(replica, policy)
+        ):
+            replica.lists[RUNNING, counters.num_running] = let_head_in(replica, policy)
+            counters.num_running += 1
+        if counters.num_running == 0:
             return NOTHING
-        c.num_group = c.num_running
-        copy_list(w, RUNNING, GROUP, c.num_running)
-    copy_list(w, RUNNING, ROWS, c.num_running)
-    c.num_rows = c.num_running
+        counters.num_group = counters.num_running
+        copy_list(replica, RUNNING, GROUP, counters.num_running)
+    copy_list(replica, RUNNING, ROWS, counters.num_running)
+    counters.num_rows = counters.num_running
     return DECODE_STEP
 
 
 @rule
 def whole_sequence(
-    prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any
-) -> Any:  # fmt: skip
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PlainFields
+) -> tuple[int, int, int]:  # fmt: skip
     """A full pass, every step."""
     return FULL, length, length
 
 
 @rule
-def rows_of_logits(prompt: Any, length: Any, start: Any, tokens: Any, block: Any, p: Any) -> Any:
+def rows_of_logits(prompt: int, length: int, start: int, tokens: int, block: int, fields: PlainFields) -> int:
     """All that is computed, or the block's rows of it."""
-    return tokens if p.all_logits else min(tokens, block)
+    return tokens if fields.all_logits else min(tokens, block)
 
 
 @rule
-def nothing_held(prompt: Any, length: Any, state: Any, p: Any) -> Any:
+def nothing_held(prompt: int, length: int, state: int, fields: PlainFields) -> int:
     """No keys outlive a step."""
     return 0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from ..admission import (
     canvas,
@@ -30,7 +30,23 @@ from ..hooks import (
 )
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
-from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING
+from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
+
+
+class GroupFields(Protocol):
+    """The fields that its rules read."""
+
+    decide_ahead: bool
+    fetch_nothing: bool
+    group_steps: int
+    prealloc: int
+    preempts: int
+    prefill_prealloc: int
+    reserve_past_end: bool
+
+
+GroupState = PolicyState[GroupFields, Any, Any]
+
 
 MAX_LOOPS = MOST_STEPS  # that a batch may be frozen for: more is a mistake, and nobody could stop it
 
@@ -123,50 +139,50 @@ class Continuous(Scheduler):
 
 
 @rule
-def decide_continuous(w: Any, x: Any) -> int:
+def decide_continuous(replica: Replica, policy: GroupState) -> int:
     """Go on with the frozen group, run what was decided ahead, or decide now; and where asked decide ahead."""
-    c, p = w.c[0], x.p[0]
-    if c.num_group >= 0:
-        copy_list(w, GROUP, ROWS, c.num_group)
-        c.num_rows = c.num_group
+    counters, fields = replica.counters, policy.fields
+    if counters.num_group >= 0:
+        copy_list(replica, GROUP, ROWS, counters.num_group)
+        counters.num_rows = counters.num_group
         kind = DECODE_STEP
     else:
-        kind = c.next_kind
+        kind = counters.next_kind
         if kind == NOTHING:
-            kind = _decide(w, x, ROWS, NOTHING)
+            kind = _decide(replica, policy, ROWS, NOTHING)
             if kind == NOTHING:
                 return kind
         else:
-            copy_list(w, NEXT, ROWS, c.num_next)
-            c.num_rows = c.num_next
-            c.next_kind = NOTHING
+            copy_list(replica, NEXT, ROWS, counters.num_next)
+            counters.num_rows = counters.num_next
+            counters.next_kind = NOTHING
         if kind == DECODE_STEP:
-            copy_list(w, ROWS, GROUP, c.num_rows)
-            c.num_group = c.num_rows
-            c.loops_left = p.group_steps
-    if p.decide_ahead and (kind == PREFILL_STEP or c.loops_left == 1):
-        c.next_kind = _decide(w, x, NEXT, kind)
+            copy_list(replica, ROWS, GROUP, counters.num_rows)
+            counters.num_group = counters.num_rows
+            counters.loops_left = fields.group_steps
+    if fields.decide_ahead and (kind == PREFILL_STEP or counters.loops_left == 1):
+        counters.next_kind = _decide(replica, policy, NEXT, kind)
     return kind
 
 
 @rule
-def _decide(w: Any, x: Any, to: Any, in_flight: Any) -> int:
+def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> int:
     """Prefill or decode, and which sequences; those of a step `in_flight` are out of reach until it ends."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
-        for i in range(c.num_rows):
-            w.q[w.lists[ROWS, i]].in_flight = True
+        for i in range(counters.num_rows):
+            replica.sequences[replica.lists[ROWS, i]].in_flight = True
     ready = 0
-    for i in range(c.num_running):
-        if not w.q[w.lists[RUNNING, i]].in_flight:
+    for i in range(counters.num_running):
+        if not replica.sequences[replica.lists[RUNNING, i]].in_flight:
             ready += 1
     kind = NOTHING
     num = 0
-    if _prefers_prefill(c.num_waiting, ready, f.max_batch, p.decide_ahead):
-        num = admit(w, x, to)
+    if _prefers_prefill(counters.num_waiting, ready, fixed.max_batch, fields.decide_ahead):
+        num = admit(replica, policy, to)
         if num > 0:
             kind = PREFILL_STEP
-        elif in_flight != NOTHING and p.fetch_nothing:
+        elif in_flight != NOTHING and fields.fetch_nothing:
             ready = -1
     if kind == NOTHING:
         # LMDeploy prefetches a decode batch only if enough sequences are left outside the one in flight.
@@ -174,23 +190,23 @@ def _decide(w: Any, x: Any, to: Any, in_flight: Any) -> int:
         if in_flight == PREFILL_STEP:
             least = 1
         elif in_flight == DECODE_STEP:
-            least = f.max_batch // 4 + 1
+            least = fixed.max_batch // 4 + 1
         if ready >= least:
-            num = _make_room(w, x, to)
+            num = _make_room(replica, policy, to)
             if num > 0:
                 kind = DECODE_STEP
     if in_flight != NOTHING:
-        for i in range(c.num_rows):
-            w.q[w.lists[ROWS, i]].in_flight = False
+        for i in range(counters.num_rows):
+            replica.sequences[replica.lists[ROWS, i]].in_flight = False
     if to == ROWS:
-        c.num_rows = num
+        counters.num_rows = num
     else:
-        c.num_next = num
+        counters.num_next = num
     return kind
 
 
 @rule
-def _prefers_prefill(waiting: Any, ready: Any, max_batch: Any, ahead: Any) -> bool:
+def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> bool:
     """Whether to prefill next, with `ready` sequences that could decode.
 
     Deciding ahead sees few as ready, for most are in flight, so that whoever waits is nearly always let in; that is
@@ -202,13 +218,13 @@ def _prefers_prefill(waiting: Any, ready: Any, max_batch: Any, ahead: Any) -> bo
 
 
 @rule
-def admit(w: Any, x: Any, to: Any) -> int:
+def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
     """Let in the waiting requests that the next prefill takes, first come first served; their number."""
-    c, f = w.c[0], w.f[0]
+    counters, fixed = replica.counters, replica.fixed
     num = 0
     tokens = 0
-    while c.num_waiting > 0 and c.num_running < f.max_batch:
-        more = admit_one(w, x, to, num, tokens)
+    while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
+        more = admit_one(replica, policy, to, num, tokens)
         if more == 0:
             break
         num += 1
@@ -217,120 +233,120 @@ def admit(w: Any, x: Any, to: Any) -> int:
 
 
 @rule
-def admit_one(w: Any, x: Any, to: Any, num: Any, tokens: Any) -> Any:
+def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: int) -> int:
     """Let in the next waiting request as row `num` of a prefill that has so many tokens; those it adds, 0: it waits."""
-    c, f = w.c[0], w.f[0]
-    request, slot = head(w)
-    length = prefill_length(w, request, slot)
+    counters, fixed = replica.counters, replica.fixed
+    request, slot = head(replica)
+    length = prefill_length(replica, request, slot)
     # The last block is always computed: a prefill is its first denoising step.
-    there, held = reusable(w, x, request, length - int(f.block))
-    if num > 0 and tokens + length - there > f.max_prefill:
+    there, held = reusable(replica, policy, request, length - int(fixed.block))
+    if num > 0 and tokens + length - there > fixed.max_prefill:
         return 0
-    pages = pages_to_admit(w, x, request, slot, length)
-    if pages - held > f.num_pages - c.pages_held:
+    pages = pages_to_admit(replica, policy, request, slot, length)
+    if pages - held > fixed.num_pages - counters.pages_held:
         return 0
-    pop(w)
+    pop(replica)
     new = slot < 0
-    slot = place(w, request, slot, length, pages)
+    slot = place(replica, request, slot, length, pages)
     if new:
-        placed(w, x, slot)
-    reuse(w, x, slot, there)
-    hold(w, x, slot, length - int(f.block))
-    let_in(w, slot)
-    w.lists[to, num] = slot
+        placed(replica, policy, slot)
+    reuse(replica, policy, slot, there)
+    hold(replica, policy, slot, length - int(fixed.block))
+    let_in(replica, slot)
+    replica.lists[to, num] = slot
     return length - there
 
 
 @rule
-def pages_of_prefill(w: Any, x: Any, request: Any, slot: Any, length: Any) -> Any:
+def pages_of_prefill(replica: Replica, policy: GroupState, request: int, slot: int, length: int) -> int:
     """Pages for the prompt and for what a group may add, within the request's canvas."""
-    f, asked = w.f[0], w.asked
-    whole = canvas(int(asked.input_length[request]) + int(asked.max_tokens[request]), f.block)
-    return -(-min(length + x.p[0].prefill_prealloc, whole) // f.page)
+    fixed, asked = replica.fixed, replica.asked
+    whole = canvas(int(asked.input_length[request]) + int(asked.max_tokens[request]), fixed.block)
+    return -(-min(length + policy.fields.prefill_prealloc, whole) // fixed.page)
 
 
 @rule
-def _make_room(w: Any, x: Any, to: Any) -> int:
+def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
     """Grow the pages of the running sequences for the coming group, preempting the last ones until the rest fit."""
-    c, f = w.c[0], w.f[0]
+    counters, fixed = replica.counters, replica.fixed
     num = 0
     total = 0
-    for i in range(c.num_running):
-        slot = w.lists[RUNNING, i]
-        if not w.q[slot].in_flight:
-            w.lists[to, num] = slot
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
+        if not replica.sequences[slot].in_flight:
+            replica.lists[to, num] = slot
             num += 1
-            total += _pages_needed(w, x, slot) - w.q[slot].pages
-    while num > 0 and c.pages_held + total > f.num_pages:
-        last = w.lists[to, num - 1]
-        total -= _pages_needed(w, x, last) - w.q[last].pages
-        preempt(w, x, last)
-        preempted(w, x, last)
+            total += _pages_needed(replica, policy, slot) - replica.sequences[slot].pages
+    while num > 0 and counters.pages_held + total > fixed.num_pages:
+        last = replica.lists[to, num - 1]
+        total -= _pages_needed(replica, policy, last) - replica.sequences[last].pages
+        preempt(replica, policy, last)
+        preempted(replica, policy, last)
         num -= 1
     for i in range(num):
-        slot = w.lists[to, i]
-        w.q[slot].pages = _pages_needed(w, x, slot)
+        slot = replica.lists[to, i]
+        replica.sequences[slot].pages = _pages_needed(replica, policy, slot)
     if num > 0:
-        c.pages_held += total
+        counters.pages_held += total
     for i in range(num):
-        hold(w, x, w.lists[to, i], int(w.q[w.lists[to, i]].start))
+        hold(replica, policy, replica.lists[to, i], int(replica.sequences[replica.lists[to, i]].start))
     return num
 
 
 @rule
-def _pages_needed(w: Any, x: Any, slot: Any) -> Any:
+def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
     """Pages that a sequence's tokens and what the next group may add take; never fewer than it holds."""
-    q, f, p = w.q[slot], w.f[0], x.p[0]
-    tokens = int(q.start) + f.width + p.prealloc
-    if not p.reserve_past_end:
-        tokens = min(tokens, canvas(int(q.end), f.block))
-    return max(-(-tokens // f.page), int(q.pages))
+    sequence, fixed, fields = replica.sequences[slot], replica.fixed, policy.fields
+    tokens = int(sequence.start) + fixed.width + fields.prealloc
+    if not fields.reserve_past_end:
+        tokens = min(tokens, canvas(int(sequence.end), fixed.block))
+    return max(-(-tokens // fixed.page), int(sequence.pages))
 
 
 @rule
-def order_by_update(w: Any, x: Any) -> None:
+def order_by_update(replica: Replica, policy: GroupState) -> None:
     """Put the rows of the step behind all others: LMDeploy's order is by the last update (block-diffusion.md 2.1)."""
-    c = w.c[0]
-    if x.p[0].preempts != UPDATED:
+    counters = replica.counters
+    if policy.fields.preempts != UPDATED:
         return
     left = 0
-    for i in range(c.num_rows):
-        if not w.q[w.lists[ROWS, i]].finished:
+    for i in range(counters.num_rows):
+        if not replica.sequences[replica.lists[ROWS, i]].finished:
             left += 1
-    if left == c.num_running:  # all that run were in the step, in this order
+    if left == counters.num_running:  # all that run were in the step, in this order
         return
-    for i in range(c.num_rows):
-        q = w.q[w.lists[ROWS, i]]
-        q.in_flight = not q.finished
+    for i in range(counters.num_rows):
+        sequence = replica.sequences[replica.lists[ROWS, i]]
+        sequence.in_flight = not sequence.finished
     num = 0
-    for i in range(c.num_running):
-        slot = w.lists[RUNNING, i]
-        if not w.q[slot].in_flight:
-            w.lists[RUNNING, num] = slot
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
+        if not replica.sequences[slot].in_flight:
+            replica.lists[RUNNING, num] = slot
             num += 1
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        if w.q[slot].in_flight:
-            w.q[slot].in_flight = False
-            w.lists[RUNNING, num] = slot
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        if replica.sequences[slot].in_flight:
+            replica.sequences[slot].in_flight = False
+            replica.lists[RUNNING, num] = slot
             num += 1
 
 
 @rule
-def group_step_over(w: Any, x: Any) -> None:
+def group_step_over(replica: Replica, policy: AnyPolicy) -> None:
     """A frozen group ends with its last step; who finished meanwhile leaves then."""
-    c = w.c[0]
-    c.loops_left -= 1
-    if c.loops_left == 0:
-        end_group(w, x)
+    counters = replica.counters
+    counters.loops_left -= 1
+    if counters.loops_left == 0:
+        end_group(replica, policy)
 
 
 @rule
-def end_group(w: Any, x: Any) -> None:
+def end_group(replica: Replica, policy: AnyPolicy) -> None:
     """Dissolve the batch in hand, and give back what its finished sequences held."""
-    c = w.c[0]
-    c.num_group = -1
-    release(w, x, ROWS, c.num_rows)
+    counters = replica.counters
+    counters.num_group = -1
+    release(replica, policy, ROWS, counters.num_rows)
 
 
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups

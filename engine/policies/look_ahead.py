@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import copy_list, keep_rows, let_in, place, prefill_length, release, suspend, take_next
 from ..block import plan_pieces
@@ -25,9 +25,58 @@ from ..hooks import (
 from ..jit import rule
 from ..part import Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
 from ..prefix import PrefixMemory, caches_prefixes, count_idle, refresh_found
-from ..state import DECODE_STEP, FREED, IGNORED, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, SCRATCH
+from ..records import F8, I4, I8, Record, columns_of
+from ..state import (
+    DECODE_STEP,
+    FREED,
+    IGNORED,
+    NEXT,
+    NOTHING,
+    PREFILL_STEP,
+    ROWS,
+    RUNNING,
+    SCRATCH,
+    AnyPolicy,
+    PolicyState,
+    Replica,
+)
 from ..unmasking import Unmasking
 from .lmdeploy import FLAGS
+
+
+class LookAheadFields(Protocol):
+    """The fields that its rules read."""
+
+    aging: float
+    opt_ttft_policy: int
+    opt_ttft_short_turns: int
+    prealloc: int
+    prefill_interval: int
+    shares: bool
+
+
+class LookAheadColumns(Record):
+    """Its columns of a sequence."""
+
+    updated: F8  # s, end of the last step whose outcome it has
+    turn: I8  # preemptions of the replica before its last one
+    rank: I4  # its row in the step that it was updated by
+    computed: I4  # positions whose KV is there once the steps decided on are over
+    goal: I4  # ... that its prefill is to compute
+    wanted: I4  # positions that the prefill decided on computes
+
+
+class LookAheadRecord(Protocol):
+    """What it remembers of the replica."""
+
+    after_chunk: bool
+    preemptions: int
+    short_turns: int
+    streak: int
+
+
+LookAheadState = PolicyState[LookAheadFields, LookAheadColumns, LookAheadRecord]
+
 
 ORDERS = ("size", "fifo")
 BY_SIZE = ORDERS.index("size")
@@ -70,14 +119,7 @@ class LookAhead(Scheduler):
         }
     )  # fmt: skip
     hides_host = True
-    columns = (
-        ("updated", "f8"),  # s, end of the last step whose outcome it has
-        ("turn", "i8"),  # preemptions of the replica before its last one
-        ("rank", "i4"),  # its row in the step that it was updated by
-        ("computed", "i4"),  # positions whose KV is there once the steps decided on are over
-        ("goal", "i4"),  # ... that its prefill is to compute
-        ("wanted", "i4"),  # positions that the prefill decided on computes
-    )
+    columns = columns_of(LookAheadColumns)
 
     def __post_init__(self) -> None:
         check_batch(self.max_batch, self.max_prefill_tokens)
@@ -124,137 +166,143 @@ class LookAhead(Scheduler):
 
 
 @rule
-def decide_look_ahead(w: Any, x: Any) -> int:
+def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
     """Run the step that was decided on ahead, or decide now; and decide ahead, as if all that is in flight went on."""
-    c = w.c[0]
-    kind = take_next(w)
+    counters = replica.counters
+    kind = take_next(replica)
     if kind == NOTHING:
-        kind = _look(w, x, ROWS)
+        kind = _look(replica, policy, ROWS)
     if kind == PREFILL_STEP:  # the next chunk of a prompt may be decided on before this one is planned
-        _note_prompts(w, x, ROWS, c.num_rows)
+        _note_prompts(replica, policy, ROWS, counters.num_rows)
     if kind != NOTHING:
-        c.next_kind = _look(w, x, NEXT)
-        if c.next_kind == PREFILL_STEP and w.lists[NEXT, 0] != w.lists[ROWS, 0]:  # for who asks ahead what it computes
-            _note_prompts(w, x, NEXT, c.num_next)
-        keep_rows(w)
+        counters.next_kind = _look(replica, policy, NEXT)
+        if (
+            counters.next_kind == PREFILL_STEP and replica.lists[NEXT, 0] != replica.lists[ROWS, 0]
+        ):  # for who asks ahead what it computes
+            _note_prompts(replica, policy, NEXT, counters.num_next)
+        keep_rows(replica)
     return kind
 
 
 @rule
-def _note_prompts(w: Any, x: Any, which: Any, num: Any) -> None:
+def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int) -> None:
     """Note what a prefill that was decided on computes of its prompts."""
     for i in range(num):
-        q, s = w.q[w.lists[which, i]], x.s[w.lists[which, i]]
-        q.num_tokens = s.wanted
-        q.num_keys = s.computed
-        q.left = s.goal - s.computed
+        sequence, own = replica.sequences[replica.lists[which, i]], policy.columns[replica.lists[which, i]]
+        sequence.num_tokens = own.wanted
+        sequence.num_keys = own.computed
+        sequence.left = own.goal - own.computed
 
 
 @rule
-def _look(w: Any, x: Any, to: Any) -> int:
+def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
     """Choose the rows of a step: prompts, the chunk of a long one, or all that decode (_ForwardInputsTask.run)."""
-    c, m, p = w.c[0], x.m[0], x.p[0]
-    long = _half_prefilled(w, x)
-    last = long >= 0 and x.s[long].goal - x.s[long].computed <= _chunk(w)
-    prefers_prompts = _prefers_prompts(w, x, last)
-    due = m.short_turns >= p.opt_ttft_short_turns
-    put_off = long >= 0 and not last and m.after_chunk  # the rows that decode come before the next chunk
+    counters, record, fields = replica.counters, policy.record, policy.fields
+    long = _half_prefilled(replica, policy)
+    last = long >= 0 and policy.columns[long].goal - policy.columns[long].computed <= _chunk(replica)
+    prefers_prompts = _prefers_prompts(replica, policy, last)
+    due = record.short_turns >= fields.opt_ttft_short_turns
+    put_off = long >= 0 and not last and record.after_chunk  # the rows that decode come before the next chunk
     tried_short = False
     num = 0
     if long >= 0 and not put_off:
         if not last and not due:
-            num = _admit(w, x, to, SHORT)
+            num = _admit(replica, policy, to, SHORT)
         if num == 0:
-            num = _next_chunk(w, x, to, long)
+            num = _next_chunk(replica, policy, to, long)
     elif long < 0 and prefers_prompts:
-        some_long = _some_long(w, x)
+        some_long = _some_long(replica, policy)
         if some_long and not due:
-            num = _admit(w, x, to, SHORT)
+            num = _admit(replica, policy, to, SHORT)
             tried_short = True
         if num == 0:
-            num = _admit(w, x, to, LONG if some_long else FIRST_COME)
+            num = _admit(replica, policy, to, LONG if some_long else FIRST_COME)
         if num == 0 and some_long and not tried_short:
-            num = _admit(w, x, to, SHORT)
+            num = _admit(replica, policy, to, SHORT)
     prefills = num > 0
     if num == 0:
-        num = _grow(w, x, to, long)
+        num = _grow(replica, policy, to, long)
     if num == 0 and put_off:
         if not due:
-            num = _admit(w, x, to, SHORT)
+            num = _admit(replica, policy, to, SHORT)
         if num == 0:
-            num = _next_chunk(w, x, to, long)
+            num = _next_chunk(replica, policy, to, long)
         prefills = num > 0
     if to == ROWS:
-        c.num_rows = num
+        counters.num_rows = num
     else:
-        c.num_next = num
+        counters.num_next = num
     if num == 0:
         return NOTHING
-    slot = w.lists[to, 0]
-    m.after_chunk = prefills and x.s[slot].computed < x.s[slot].goal
+    slot = replica.lists[to, 0]
+    record.after_chunk = prefills and policy.columns[slot].computed < policy.columns[slot].goal
     if not prefills:
         return DECODE_STEP
-    m.streak = 0
+    record.streak = 0
     return PREFILL_STEP
 
 
 @rule
-def _prefers_prompts(w: Any, x: Any, last: Any) -> bool:
+def _prefers_prompts(replica: Replica, policy: LookAheadState, last: int) -> bool:
     """Whether to prefill: a prompt's last chunk, or requests that wait (do_prefill_default).
 
     Requests are let in after a streak of decode steps, below half a batch, or if they fill a prefill.
     """
-    c, f, m = w.c[0], w.f[0], x.m[0]
+    counters, fixed, record = replica.counters, replica.fixed, policy.record
     if last:
         return True
-    if c.num_waiting == 0:
-        m.streak = 0
+    if counters.num_waiting == 0:
+        record.streak = 0
         return False
-    if m.streak >= x.p[0].prefill_interval or c.num_running < 0.5 * f.max_batch or _fill_a_prefill(w, x):
+    if (
+        record.streak >= policy.fields.prefill_interval
+        or counters.num_running < 0.5 * fixed.max_batch
+        or _fill_a_prefill(replica, policy)
+    ):
         return True
-    m.streak += 1
+    record.streak += 1
     return False
 
 
 @rule
-def _fill_a_prefill(w: Any, x: Any) -> bool:
+def _fill_a_prefill(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether the requests that wait have as many tokens to compute as a prefill takes."""
     tokens = 0
-    for i in range(w.c[0].num_waiting):
-        tokens += _length(w, x, i)
-        if tokens >= w.f[0].max_prefill:
+    for i in range(replica.counters.num_waiting):
+        tokens += _length(replica, policy, i)
+        if tokens >= replica.fixed.max_prefill:
             return True
     return False
 
 
 @rule
-def _some_long(w: Any, x: Any) -> bool:
+def _some_long(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether a prompt waits that is longer than a prefill."""
-    for i in range(w.c[0].num_waiting):
-        if _is_long(w, x, _length(w, x, i)):
+    for i in range(replica.counters.num_waiting):
+        if _is_long(replica, policy, _length(replica, policy, i)):
             return True
     return False
 
 
 @rule
-def _chunk(w: Any) -> Any:
+def _chunk(replica: Replica) -> int:
     """Positions of a long prompt that one step computes: whole blocks."""
-    block = int(w.f[0].block)
-    return max(block, int(w.f[0].max_prefill) // block * block)
+    block = int(replica.fixed.block)
+    return max(block, int(replica.fixed.max_prefill) // block * block)
 
 
 @rule
-def _is_long(w: Any, x: Any, length: Any) -> bool:
+def _is_long(replica: Replica, policy: LookAheadState, length: int) -> bool:
     """Whether a prompt is computed a chunk at a time."""
-    return x.p[0].opt_ttft_short_turns > 0 and length > _chunk(w)
+    return policy.fields.opt_ttft_short_turns > 0 and length > _chunk(replica)
 
 
 @rule
-def _half_prefilled(w: Any, x: Any) -> Any:
+def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
     """The sequence whose prompt's next chunk no step has been decided on for; -1 where there is none."""
-    for i in range(w.c[0].num_running):
-        slot = w.lists[RUNNING, i]
-        if x.s[slot].computed < x.s[slot].goal:
+    for i in range(replica.counters.num_running):
+        slot = replica.lists[RUNNING, i]
+        if policy.columns[slot].computed < policy.columns[slot].goal:
             return slot
     return -1
 
@@ -263,124 +311,124 @@ def _half_prefilled(w: Any, x: Any) -> Any:
 
 
 @rule
-def _place(w: Any, at: Any) -> Any:
-    """The row of `w.queue` that a place in the queue is."""
-    return (int(w.c[0].queue_head) + at) & (len(w.queue) - 1)
+def _place(replica: Replica, at: int) -> int:
+    """The row of `replica.queue` that a place in the queue is."""
+    return (int(replica.counters.queue_head) + at) & (len(replica.queue) - 1)
 
 
 @rule
-def _entry(w: Any, at: Any) -> Any:
+def _entry(replica: Replica, at: int) -> tuple[int, int]:
     """The request at a place in the queue, and the slot of its progress: -1 for none, TAKEN once it was let in."""
-    row = _place(w, at)
-    return int(w.queue[row, 0]), int(w.queue[row, 1])
+    row = _place(replica, at)
+    return int(replica.queue[row, 0]), int(replica.queue[row, 1])
 
 
 @rule
-def _length(w: Any, x: Any, at: Any) -> Any:
+def _length(replica: Replica, policy: LookAheadState, at: int) -> int:
     """Positions that the prefill of a waiting request computes, by its place in the queue."""
-    request, slot = _entry(w, at)
-    return prefill_length(w, request, slot) - (int(x.s[slot].computed) if slot >= 0 else 0)
+    request, slot = _entry(replica, at)
+    return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
 
 
 @rule
-def _came(w: Any, x: Any, at: Any) -> float:
+def _came(replica: Replica, policy: LookAheadState, at: int) -> float:
     """When a waiting request came, or was brought up to date last (s)."""
-    request, slot = _entry(w, at)
-    return float(x.s[slot].updated) if slot >= 0 else float(w.arrival[request])
+    request, slot = _entry(replica, at)
+    return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
 
 
 @rule
-def _preempt(w: Any, x: Any, slot: Any, to: Any) -> None:
+def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> None:
     """Have a sequence wait again, with its pages; an outcome of it that is in flight is thrown away."""
-    c, m, s = w.c[0], x.m[0], x.s[slot]
+    counters, record, own = replica.counters, policy.record, policy.columns[slot]
     if to == NEXT:
-        for i in range(c.num_rows):
-            if w.lists[ROWS, i] == slot:
-                w.q[slot].lost = True
-    suspend(w, slot)
-    preempted(w, x, slot)
-    s.computed = w.q[slot].start
-    s.turn = m.preemptions
-    m.preemptions += 1
-    at = int(c.num_waiting)
+        for i in range(counters.num_rows):
+            if replica.lists[ROWS, i] == slot:
+                replica.sequences[slot].lost = True
+    suspend(replica, slot)
+    preempted(replica, policy, slot)
+    own.computed = replica.sequences[slot].start
+    own.turn = record.preemptions
+    record.preemptions += 1
+    at = int(counters.num_waiting)
     while at > 0:
-        other = _entry(w, at - 1)[1]
-        came = _came(w, x, at - 1)
-        later = came > s.updated or (came == s.updated and (other < 0 or x.s[other].rank > s.rank))
+        other = _entry(replica, at - 1)[1]
+        came = _came(replica, policy, at - 1)
+        later = came > own.updated or (came == own.updated and (other < 0 or policy.columns[other].rank > own.rank))
         if not later:
             break
-        _move(w, at - 1, at)
+        _move(replica, at - 1, at)
         at -= 1
-    w.queue[_place(w, at), 0] = w.q[slot].request
-    w.queue[_place(w, at), 1] = slot
-    c.num_waiting += 1
+    replica.queue[_place(replica, at), 0] = replica.sequences[slot].request
+    replica.queue[_place(replica, at), 1] = slot
+    counters.num_waiting += 1
 
 
 @rule
-def _move(w: Any, at: Any, to: Any) -> None:
+def _move(replica: Replica, at: int, to: int) -> None:
     """Copy an entry of the queue to another place."""
     for k in range(2):
-        w.queue[_place(w, to), k] = w.queue[_place(w, at), k]
+        replica.queue[_place(replica, to), k] = replica.queue[_place(replica, at), k]
 
 
 @rule
-def _take(w: Any, num: Any) -> None:
+def _take(replica: Replica, num: int) -> None:
     """Take the `num` entries that were let in out of the queue; the others keep their order."""
-    c = w.c[0]
-    at = int(c.num_waiting) - 1
-    while _entry(w, at)[1] != TAKEN:
+    counters = replica.counters
+    at = int(counters.num_waiting) - 1
+    while _entry(replica, at)[1] != TAKEN:
         at -= 1
     to = at
     while at >= 0:
-        if _entry(w, at)[1] != TAKEN:
-            _move(w, at, to)
+        if _entry(replica, at)[1] != TAKEN:
+            _move(replica, at, to)
             to -= 1
         at -= 1
-    c.queue_head += num
-    c.num_waiting -= num
+    counters.queue_head += num
+    counters.num_waiting -= num
 
 
 @rule
-def _sort(w: Any, x: Any, turn: Any) -> None:
+def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
     """Give each entry of the queue the key by which a prefill tries them (_PrefillReorderer)."""
     if turn == FIRST_COME:
         return
     first = -1
-    for at in range(w.c[0].num_waiting):
-        length = _length(w, x, at)
+    for at in range(replica.counters.num_waiting):
+        length = _length(replica, policy, at)
         key = SHORTS + length
-        if _is_long(w, x, length):
+        if _is_long(replica, policy, length):
             key = LONGS
             if turn == LONG:
-                if x.p[0].opt_ttft_policy == BY_SIZE:
-                    chunks = min(-(-length // _chunk(w)), 8191)
-                    age = max(0.0, w.c[0].clock - _came(w, x, at))
-                    credit = int(min(age // x.p[0].aging, 4096.0 + chunks))
+                if policy.fields.opt_ttft_policy == BY_SIZE:
+                    chunks = min(-(-length // _chunk(replica)), 8191)
+                    age = max(0.0, replica.counters.clock - _came(replica, policy, at))
+                    credit = int(min(age // policy.fields.aging, 4096.0 + chunks))
                     key += (chunks - credit + 4096 << 13) + chunks
-                if first < 0 or key < _key(w, first, turn):
+                if first < 0 or key < _key(replica, first, turn):
                     first = at
-        w.queue[_place(w, at), 2] = key
+        replica.queue[_place(replica, at), 2] = key
     if first >= 0:
-        w.queue[_place(w, first), 2] = 0
+        replica.queue[_place(replica, first), 2] = 0
 
 
 @rule
-def _key(w: Any, at: Any, turn: Any) -> Any:
+def _key(replica: Replica, at: int, turn: int) -> int:
     """The key of a place in the queue; of equal ones the first comes first."""
-    return 0 if turn == FIRST_COME else int(w.queue[_place(w, at), 2])
+    return 0 if turn == FIRST_COME else int(replica.queue[_place(replica, at), 2])
 
 
 @rule
-def _after(w: Any, at: Any, turn: Any) -> Any:
+def _after(replica: Replica, at: int, turn: int) -> int:
     """The place in the queue that is tried after this one (-1: the first); -1 where there is none."""
-    num = int(w.c[0].num_waiting)
+    num = int(replica.counters.num_waiting)
     if turn == FIRST_COME:
         return at + 1 if at + 1 < num else -1
-    key = _key(w, at, turn) if at >= 0 else -1
+    key = _key(replica, at, turn) if at >= 0 else -1
     best = -1
     for i in range(num):
-        own = _key(w, i, turn)
-        if (own > key or (own == key and i > at)) and (best < 0 or own < _key(w, best, turn)):
+        own = _key(replica, i, turn)
+        if (own > key or (own == key and i > at)) and (best < 0 or own < _key(replica, best, turn)):
             best = i
     return best
 
@@ -389,272 +437,283 @@ def _after(w: Any, at: Any, turn: Any) -> Any:
 
 
 @rule
-def _admit(w: Any, x: Any, to: Any, turn: Any) -> int:
+def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
     """Let in the requests that the next prefill takes; their number (_PrefillScheduler.schedule)."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
-    num_waiting = int(c.num_waiting)
-    if num_waiting == 0 or c.num_running >= f.max_batch:
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
+    num_waiting = int(counters.num_waiting)
+    if num_waiting == 0 or counters.num_running >= fixed.max_batch:
         return 0
-    _sort(w, x, turn)
+    _sort(replica, policy, turn)
     num = 0
     tokens = 0
-    at = _after(w, -1, turn)
-    while at >= 0 and c.num_running < f.max_batch:
+    at = _after(replica, -1, turn)
+    while at >= 0 and counters.num_running < fixed.max_batch:
         here = at
-        at = _after(w, here, turn)
-        request, slot = _entry(w, here)
-        whole = prefill_length(w, request, slot)
-        kept = slot >= 0 and w.q[slot].pages > 0
-        before = int(x.s[slot].computed) if kept else 0
-        known = _known(w, request, slot)
+        at = _after(replica, here, turn)
+        request, slot = _entry(replica, here)
+        whole = prefill_length(replica, request, slot)
+        kept = slot >= 0 and replica.sequences[slot].pages > 0
+        before = int(policy.columns[slot].computed) if kept else 0
+        known = _known(replica, request, slot)
         there = 0
         if not kept:
-            there = reusable(w, x, request, known - 1)[0]
+            there = reusable(replica, policy, request, known - 1)[0]
         left = whole - before - there
-        cost = min(left, _chunk(w)) if _is_long(w, x, left) else left
+        cost = min(left, _chunk(replica)) if _is_long(replica, policy, left) else left
         # A turn of short prompts passes over those that do not fit it; others end with the first that does not.
-        if turn == SHORT and _is_long(w, x, left):
-            put_back(w, x, request, there)
+        if turn == SHORT and _is_long(replica, policy, left):
+            put_back(replica, policy, request, there)
             continue
-        if num > 0 and tokens + cost > f.max_prefill:
-            put_back(w, x, request, there)
-            if kept and p.shares:
-                _reclaim(w, x, slot)  # with the match of its prefix that is taken back
-            if turn == SHORT and p.shares:  # the pool may have most of a longer one
+        if num > 0 and tokens + cost > fixed.max_prefill:
+            put_back(replica, policy, request, there)
+            if kept and fields.shares:
+                _reclaim(replica, policy, slot)  # with the match of its prefix that is taken back
+            if turn == SHORT and fields.shares:  # the pool may have most of a longer one
                 continue
             break
-        pages = -(-(before + there + cost + (p.prealloc if cost == left else 0)) // int(f.page))
-        if not _make_room_for(w, x, request, slot, pages, there, turn):
-            if kept and p.shares:
-                _reclaim(w, x, slot)
-            fitted = num > 0 and tokens + whole - before > f.max_prefill
-            if turn == SHORT and (fitted or _is_long(w, x, whole - before)):
+        pages = -(-(before + there + cost + (fields.prealloc if cost == left else 0)) // int(fixed.page))
+        if not _make_room_for(replica, policy, request, slot, pages, there, turn):
+            if kept and fields.shares:
+                _reclaim(replica, policy, slot)
+            fitted = num > 0 and tokens + whole - before > fixed.max_prefill
+            if turn == SHORT and (fitted or _is_long(replica, policy, whole - before)):
                 continue  # what the pool has of it alone made it fit
             break
         if kept:
-            c.pages_held += max(0, pages - int(w.q[slot].pages))
-            w.q[slot].pages = max(pages, int(w.q[slot].pages))
+            counters.pages_held += max(0, pages - int(replica.sequences[slot].pages))
+            replica.sequences[slot].pages = max(pages, int(replica.sequences[slot].pages))
         else:
             new = slot < 0
-            slot = place(w, request, slot, whole, pages)
+            slot = place(replica, request, slot, whole, pages)
             if new:
-                placed(w, x, slot)
-                _pass_over_early_end(w, slot)
-            reuse(w, x, slot, there)
-        s = x.s[slot]
-        s.goal = whole
-        s.wanted = cost
-        s.computed = before + there + cost
-        hold(w, x, slot, min(known, int(s.computed)))
-        let_in(w, slot)
-        w.queue[_place(w, here), 1] = TAKEN
-        w.lists[to, num] = slot
+                placed(replica, policy, slot)
+                _pass_over_early_end(replica, slot)
+            reuse(replica, policy, slot, there)
+        own = policy.columns[slot]
+        own.goal = whole
+        own.wanted = cost
+        own.computed = before + there + cost
+        hold(replica, policy, slot, min(known, int(own.computed)))
+        let_in(replica, slot)
+        replica.queue[_place(replica, here), 1] = TAKEN
+        replica.lists[to, num] = slot
         num += 1
         tokens += cost
         if cost < left:
-            x.m[0].short_turns = 0
+            policy.record.short_turns = 0
             break
     if num > 0:
-        _take(w, num)
+        _take(replica, num)
         if turn == SHORT:
-            x.m[0].short_turns += 1
+            policy.record.short_turns += 1
     return num
 
 
 @rule
-def _pass_over_early_end(w: Any, slot: Any) -> None:
+def _pass_over_early_end(replica: Replica, slot: int) -> None:
     """Have a request whose EOS lies in the block that its prompt ends in go on to the next: no EOS is sought there.
 
     The engine takes the output to begin behind that block (DLLM sequences' output_start_pos).
     """
-    q, f = w.q[slot], w.f[0]
-    first_end = int(q.start) + int(f.block)
-    if f.stops != IGNORED and q.prompt < first_end and q.prompt % f.block > 0 and q.stop <= first_end < q.end:
-        q.stop = first_end + 1
+    sequence, fixed = replica.sequences[slot], replica.fixed
+    first_end = int(sequence.start) + int(fixed.block)
+    if (
+        fixed.stops != IGNORED
+        and sequence.prompt < first_end
+        and sequence.prompt % fixed.block > 0
+        and sequence.stop <= first_end < sequence.end
+    ):
+        sequence.stop = first_end + 1
 
 
 @rule
-def _known(w: Any, request: Any, slot: Any) -> Any:
+def _known(replica: Replica, request: int, slot: int) -> int:
     """Tokens of a request whose text is known up to there: its prompt, or its complete blocks."""
     if slot < 0:
-        return int(w.asked.input_length[request])
-    q = w.q[slot]
-    if has_masks(w, slot, int(w.f[0].block)):
-        return max(int(q.start), int(q.prompt))
-    return int(q.start) + int(w.f[0].block)
+        return int(replica.asked.input_length[request])
+    sequence = replica.sequences[slot]
+    if has_masks(replica, slot, int(replica.fixed.block)):
+        return max(int(sequence.start), int(sequence.prompt))
+    return int(sequence.start) + int(replica.fixed.block)
 
 
 @rule
-def _next_chunk(w: Any, x: Any, to: Any, slot: Any) -> int:
+def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) -> int:
     """The next chunk of a prompt, if there are pages for it: a step of one row, or of none."""
-    c, q, s = w.c[0], w.q[slot], x.s[slot]
-    wanted = min(_chunk(w), int(s.goal) - int(s.computed))
-    last = s.computed + wanted == s.goal
-    pages = -(-(int(s.computed) + wanted + (x.p[0].prealloc if last else 0)) // int(w.f[0].page))
-    if not _make_room(w, x, pages - int(q.pages)):
+    counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
+    wanted = min(_chunk(replica), int(own.goal) - int(own.computed))
+    last = own.computed + wanted == own.goal
+    pages = -(-(int(own.computed) + wanted + (policy.fields.prealloc if last else 0)) // int(replica.fixed.page))
+    if not _make_room(replica, policy, pages - int(sequence.pages)):
         return 0
-    _add_pages(w, slot, pages)
-    s.computed += wanted
-    s.wanted = wanted
-    hold(w, x, slot, min(int(s.computed), _known(w, int(q.request), slot)))
+    _add_pages(replica, slot, pages)
+    own.computed += wanted
+    own.wanted = wanted
+    hold(replica, policy, slot, min(int(own.computed), _known(replica, int(sequence.request), slot)))
     if last:  # it joins those that decode, as the last
         at = 0
-        while w.lists[RUNNING, at] != slot:
+        while replica.lists[RUNNING, at] != slot:
             at += 1
-        for i in range(at, c.num_running - 1):
-            w.lists[RUNNING, i] = w.lists[RUNNING, i + 1]
-        w.lists[RUNNING, c.num_running - 1] = slot
-    w.lists[to, 0] = slot
-    x.m[0].short_turns = 0
+        for i in range(at, counters.num_running - 1):
+            replica.lists[RUNNING, i] = replica.lists[RUNNING, i + 1]
+        replica.lists[RUNNING, counters.num_running - 1] = slot
+    replica.lists[to, 0] = slot
+    policy.record.short_turns = 0
     return 1
 
 
 @rule
-def plan_chunks(w: Any, x: Any) -> None:
+def plan_chunks(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a prefill of whole prompts, or of one's chunk: what each computes was noted as it was decided on."""
-    plan_pieces(w, _chunk(w))
+    plan_pieces(replica, _chunk(replica))
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------
 
 
 @rule
-def _grow(w: Any, x: Any, to: Any, long: Any) -> int:
+def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
     """The rows of a decode step; who finds no pages for its next block waits again (Scheduler.schedule_running).
 
     The last let in asks first. long: a sequence that is half prefilled, or -1.
     """
-    c, f = w.c[0], w.f[0]
-    page, block = int(f.page), int(f.block)
-    num = int(c.num_running)
-    copy_list(w, RUNNING, SCRATCH, num)
+    counters, fixed = replica.counters, replica.fixed
+    page, block = int(fixed.page), int(fixed.block)
+    num = int(counters.num_running)
+    copy_list(replica, RUNNING, SCRATCH, num)
     for i in range(num - 1, -1, -1):
-        slot = w.lists[SCRATCH, i]
-        q = w.q[slot]
-        end = int(q.start) + int(f.width)
-        if slot == long or end + block <= q.pages * page:
+        slot = replica.lists[SCRATCH, i]
+        sequence = replica.sequences[slot]
+        end = int(sequence.start) + int(fixed.width)
+        if slot == long or end + block <= sequence.pages * page:
             continue
-        pages = -(-(end + x.p[0].prealloc) // page)
-        if _make_room(w, x, pages - int(q.pages)):
-            _add_pages(w, slot, pages)
-            hold(w, x, slot, _known(w, int(q.request), slot))
+        pages = -(-(end + policy.fields.prealloc) // page)
+        if _make_room(replica, policy, pages - int(sequence.pages)):
+            _add_pages(replica, slot, pages)
+            hold(replica, policy, slot, _known(replica, int(sequence.request), slot))
         else:
-            _preempt(w, x, slot, to)
+            _preempt(replica, policy, slot, to)
     num = 0
-    for i in range(c.num_running):
-        if w.lists[RUNNING, i] != long:
-            w.lists[to, num] = w.lists[RUNNING, i]
+    for i in range(counters.num_running):
+        if replica.lists[RUNNING, i] != long:
+            replica.lists[to, num] = replica.lists[RUNNING, i]
             num += 1
     return num
 
 
 @rule
-def _add_pages(w: Any, slot: Any, pages: Any) -> None:
+def _add_pages(replica: Replica, slot: int, pages: int) -> None:
     """Have a sequence hold so many pages, if it does not hold more."""
-    q = w.q[slot]
-    more = max(0, int(pages) - int(q.pages))
-    w.c[0].pages_held += more
-    q.pages += more
+    sequence = replica.sequences[slot]
+    more = max(0, int(pages) - int(sequence.pages))
+    replica.counters.pages_held += more
+    sequence.pages += more
 
 
 @rule
-def _make_room(w: Any, x: Any, more: Any) -> bool:
+def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
     """Whether the pool has so many pages more; preempted sequences give theirs, the first preempted first."""
-    c, f = w.c[0], w.f[0]
-    if f.num_pages - c.pages_held - idle_pages(w, x) >= more:
+    counters, fixed = replica.counters, replica.fixed
+    if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
         return True
     while True:
         first = -1
-        for at in range(c.num_waiting):
-            slot = _entry(w, at)[1]
-            if slot >= 0 and w.q[slot].pages > 0 and (first < 0 or x.s[slot].turn < x.s[first].turn):
+        for at in range(counters.num_waiting):
+            slot = _entry(replica, at)[1]
+            if (
+                slot >= 0
+                and replica.sequences[slot].pages > 0
+                and (first < 0 or policy.columns[slot].turn < policy.columns[first].turn)
+            ):
                 first = slot
         if first >= 0:
-            _reclaim(w, x, first)
-        if f.num_pages - c.pages_held >= more:
+            _reclaim(replica, policy, first)
+        if fixed.num_pages - counters.pages_held >= more:
             return True
-        _drop_idle(w, x, 0)
+        _drop_idle(replica, policy, 0)
         if first < 0:
             return False
 
 
 @rule
-def _make_room_for(w: Any, x: Any, request: Any, slot: Any, pages: Any, there: Any, turn: Any) -> bool:
+def _make_room_for(
+    replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, there: int, turn: int
+) -> bool:
     """The same for a request that would be let in: others that wait give their pages, the last in order first."""
-    c, f = w.c[0], w.f[0]
-    own = int(w.q[slot].pages) if slot >= 0 else 0
-    more = pages - own - there // int(f.page)
-    if f.num_pages - c.pages_held - idle_pages(w, x) >= more:
+    counters, fixed = replica.counters, replica.fixed
+    own = int(replica.sequences[slot].pages) if slot >= 0 else 0
+    more = pages - own - there // int(fixed.page)
+    if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
         return True
     while True:
         last = -1
-        for at in range(c.num_waiting):
-            other = _entry(w, at)[1]
-            if other < 0 or other == slot or w.q[other].pages == 0:
+        for at in range(counters.num_waiting):
+            other = _entry(replica, at)[1]
+            if other < 0 or other == slot or replica.sequences[other].pages == 0:
                 continue
-            if last < 0 or _key(w, at, turn) >= _key(w, last, turn):
+            if last < 0 or _key(replica, at, turn) >= _key(replica, last, turn):
                 last = at
         if last >= 0:
-            _reclaim(w, x, _entry(w, last)[1])
+            _reclaim(replica, policy, _entry(replica, last)[1])
         # Idle pages that it would take up are no room.
-        touched = there // int(f.page) - reusable(w, x, request, there)[1]
-        if f.num_pages - c.pages_held - touched >= more:
+        touched = there // int(fixed.page) - reusable(replica, policy, request, there)[1]
+        if fixed.num_pages - counters.pages_held - touched >= more:
             return True
-        put_back(w, x, request, there)
-        _drop_idle(w, x, touched)
+        put_back(replica, policy, request, there)
+        _drop_idle(replica, policy, touched)
         if last < 0:
             return False
 
 
 @rule
-def _drop_idle(w: Any, x: Any, spared: Any) -> None:
+def _drop_idle(replica: Replica, policy: AnyPolicy, spared: int) -> None:
     """Forget all idle pages but the newest `spared`: a search for room does, though it finds too little."""
-    c = w.c[0]
-    held = int(c.pages_held)
-    c.pages_held = w.f[0].num_pages - spared
-    hold(w, x, 0, 0)  # which makes room
-    c.pages_held = held
+    counters = replica.counters
+    held = int(counters.pages_held)
+    counters.pages_held = replica.fixed.num_pages - spared
+    hold(replica, policy, 0, 0)  # which makes room
+    counters.pages_held = held
 
 
 @rule
-def _reclaim(w: Any, x: Any, slot: Any) -> None:
+def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
     """Take the pages of a sequence that waits: it computes all that it had again."""
-    c = w.c[0]
-    give_back(w, x, slot)
-    x.s[slot].computed = 0
-    w.lists[FREED, c.num_freed] = w.q[slot].request
-    c.num_freed += 1
+    counters = replica.counters
+    give_back(replica, policy, slot)
+    policy.columns[slot].computed = 0
+    replica.lists[FREED, counters.num_freed] = replica.sequences[slot].request
+    counters.num_freed += 1
 
 
 # ---- the end of a step -------------------------------------------------------------------------------------------
 
 
 @rule
-def take_in(w: Any, x: Any) -> None:
+def take_in(replica: Replica, policy: LookAheadState) -> None:
     """A step is over: finished rows give their pages back, and leave unless the next step computes them too."""
-    c = w.c[0]
-    ahead = c.num_next if c.next_kind != NOTHING else 0
+    counters = replica.counters
+    ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):
-        w.q[w.lists[NEXT, i]].in_flight = True
+        replica.sequences[replica.lists[NEXT, i]].in_flight = True
     num = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q, s = w.q[slot], x.s[slot]
-        if q.finished:
-            give_back(w, x, slot)
-            if not q.in_flight:
-                w.lists[SCRATCH, num] = slot
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        if sequence.finished:
+            give_back(replica, policy, slot)
+            if not sequence.in_flight:
+                replica.lists[SCRATCH, num] = slot
                 num += 1
-        elif not q.lost:
-            s.updated = c.now + c.latency
-            s.rank = i
-        elif q.pages == 0:
-            w.lists[FREED, c.num_freed] = q.request
-            c.num_freed += 1
-        q.lost = False
+        elif not sequence.lost:
+            own.updated = counters.now + counters.latency
+            own.rank = i
+        elif sequence.pages == 0:
+            replica.lists[FREED, counters.num_freed] = sequence.request
+            counters.num_freed += 1
+        sequence.lost = False
     for i in range(ahead):
-        w.q[w.lists[NEXT, i]].in_flight = False
-    release(w, x, SCRATCH, num)
+        replica.sequences[replica.lists[NEXT, i]].in_flight = False
+    release(replica, policy, SCRATCH, num)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """MaskKV: dLLM-Cache with the prompt's keys that masks vote for."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,17 +10,28 @@ from ..errors import PolicyError
 from ..hooks import held
 from ..jit import rule
 from ..part import Preset, Range
+from ..state import PolicyState
 from .dllm_cache import RUN, PeriodicCache, runs
 from .llada import script
+
+
+class VotingFields(Protocol):
+    """The fields that its rules read."""
+
+    budget: int
+
+
+VotingState = PolicyState[VotingFields, Any, Any]
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @rule
-def voted_held(prompt: Any, length: Any, state: Any, p: Any) -> Any:
+def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> int:
     """The keys of the prompt that heads keep, each filling its last run in part, and all of the response."""
-    kept = runs(prompt) if prompt <= p.budget else p.budget + RUN - 1
+    kept = runs(prompt) if prompt <= fields.budget else fields.budget + RUN - 1
     response = length - prompt
     return kept + runs(response) + runs(state * response)
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..block import count_prefixes
 from ..errors import PolicyError
@@ -12,10 +13,41 @@ from ..hooks import choose, learn
 from ..jit import rule
 from ..latency import seconds
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Policy, Preset, Range, check_block
-from ..state import ROWS
+from ..state import ROWS, PolicyState, Replica
 from .chunk import WINDOWS, Streaming, check_window
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
+
+
+class ElasticFields(Protocol):
+    """The fields that its rules read."""
+
+    cold_start: int
+    hysteresis: float
+    memory: int
+    probe_every: int
+    robust: bool
+
+
+class ElasticRecord(Protocol):
+    """What it remembers of the replica."""
+
+    chunks: npt.NDArray[Any]
+    counts: npt.NDArray[Any]
+    curve: npt.NDArray[Any]
+    last: int
+    latency: npt.NDArray[Any]
+    latency_batch: int
+    num_chunks: int
+    observed: int
+    rate: npt.NDArray[Any]
+    slots: npt.NDArray[Any]
+    sums: npt.NDArray[Any]
+    width: int
+
+
+ElasticState = PolicyState[ElasticFields, Any, ElasticRecord]
+
 
 TINY = 1e-12
 
@@ -83,42 +115,42 @@ class ElasticChunk(Streaming):
 
 
 @rule
-def elastic_chunk(w: Any, x: Any) -> int:
+def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
     """The candidate with the highest rate of commits; ties go to the smallest."""
-    c, m = w.c[0], x.m[0]
-    batch = c.num_rows
-    if m.latency_batch != batch:
-        _latencies(w, x, batch)
-        m.latency_batch = batch
-    m.last = _best(x.p[0], m, c.num_decode_steps)
-    return int(m.last)
+    counters, record = replica.counters, policy.record
+    batch = counters.num_rows
+    if record.latency_batch != batch:
+        _latencies(replica, policy, batch)
+        record.latency_batch = batch
+    record.last = _best(policy.fields, record, counters.num_decode_steps)
+    return int(record.last)
 
 
 @rule
-def _latencies(w: Any, x: Any, batch: Any) -> None:
+def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
     """T(c, b) of every candidate, attention ignored (section 5.1): every token is a head row."""
-    c, m = w.c[0], x.m[0]
+    counters, record = replica.counters, policy.record
     # The features of the step that is being planned are not known yet: their place serves for these.
-    c.sum_q_kv = 0
-    c.sum_kv = 0
-    c.window_q_kv = 0
-    c.window_kv = 0
-    c.batch = batch
-    c.prefill_tokens = 0
-    c.num_forwards = 1
-    for i in range(m.num_chunks):
-        c.tokens = m.chunks[i] * batch
-        c.head_rows = c.tokens
-        c.sampled_rows = c.tokens
-        m.latency[i] = seconds(x.k.knots, x.k.numbers[0], c)
+    counters.sum_q_kv = 0
+    counters.sum_kv = 0
+    counters.window_q_kv = 0
+    counters.window_kv = 0
+    counters.batch = batch
+    counters.prefill_tokens = 0
+    counters.num_forwards = 1
+    for i in range(record.num_chunks):
+        counters.tokens = record.chunks[i] * batch
+        counters.head_rows = counters.tokens
+        counters.sampled_rows = counters.tokens
+        record.latency[i] = seconds(policy.cost.knots, policy.cost.numbers[0], counters)
 
 
 @rule
-def _best(p: Any, m: Any, step: Any) -> int:
+def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
     """The chunk of the next step."""
-    chunks, curve, slots, rate = m.chunks, m.curve, m.slots, m.rate
-    n, size = m.num_chunks, m.width
-    if m.observed < p.cold_start or (p.probe_every > 0 and step % p.probe_every == 0):
+    chunks, curve, slots, rate = record.chunks, record.curve, record.slots, record.rate
+    n, size = record.num_chunks, record.width
+    if record.observed < fields.cold_start or (fields.probe_every > 0 and step % fields.probe_every == 0):
         return int(chunks[n - 1])
     top = -np.inf
     for k in range(size + 1):
@@ -128,7 +160,7 @@ def _best(p: Any, m: Any, step: Any) -> int:
     below = 0
     for k in range(n):
         chunk = chunks[k]
-        if p.robust:
+        if fields.robust:
             # Masks computed when the window's slots are full, between whole numbers of them; never more than there are.
             while below < size - 1 and slots[below + 1] <= chunk:
                 below += 1
@@ -136,33 +168,49 @@ def _best(p: Any, m: Any, step: Any) -> int:
             expected = chunk - min(masks, float(size))
         else:
             expected = curve[chunk]
-        rate[k] = expected / m.latency[k]
+        rate[k] = expected / record.latency[k]
         if rate[k] > rate[best]:
             best = k
-    if p.hysteresis > 0.0 and m.last > 0:
+    if fields.hysteresis > 0.0 and record.last > 0:
         held = 0
-        while chunks[held] < m.last:
+        while chunks[held] < record.last:
             held += 1
-        if rate[best] <= rate[held] * (1 + p.hysteresis):
-            return int(m.last)
+        if rate[best] <= rate[held] * (1 + fields.hysteresis):
+            return int(record.last)
     return int(chunks[best])
 
 
 @rule
-def learn_curve(w: Any, x: Any, prefill: Any) -> None:
+def learn_curve(replica: Replica, policy: ElasticState, prefill: bool) -> None:
     """Show the curve a step; a prefill's block counts as computed at the largest chunk (6.4 h)."""
-    c, m, p = w.c[0], x.m[0], x.p[0]
-    for k in range(m.width + 1):
-        m.counts[k] = 0
-        m.sums[k] = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        count_prefixes(w.status[slot], w.window[slot], w.committed[slot], not p.robust, m.counts, m.sums)
-    m.observed = _observe(m.curve[: m.width + 1], m.counts, m.sums, m.observed, p.robust, p.memory)
+    counters, record, fields = replica.counters, policy.record, policy.fields
+    for k in range(record.width + 1):
+        record.counts[k] = 0
+        record.sums[k] = 0
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        count_prefixes(
+            replica.status[slot],
+            replica.window[slot],
+            replica.committed[slot],
+            not fields.robust,
+            record.counts,
+            record.sums,
+        )
+    record.observed = _observe(
+        record.curve[: record.width + 1], record.counts, record.sums, record.observed, fields.robust, fields.memory
+    )
 
 
 @rule
-def _observe(curve: Any, counts: Any, sums: Any, observed: Any, robust: Any, memory: Any) -> int:
+def _observe(
+    curve: npt.NDArray[np.float64],
+    counts: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.int64],
+    observed: int,
+    robust: bool,
+    memory: int,
+) -> int:
     """Take in a step: counts[m] rows computed at least m positions, whose first m committed sums[m] in all."""
     size = len(curve) - 1
     top = 0

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import canvas, copy_list, head, let_in, place, pop, push_front, unseat
 from ..emission import set_features
@@ -26,6 +26,7 @@ from ..hooks import (
 from ..jit import rule
 from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
 from ..prefix import PrefixMemory
+from ..records import I4, U1, Record, columns_of
 from ..state import (
     CACHED,
     DECODE_STEP,
@@ -39,11 +40,54 @@ from ..state import (
     PREFILL_STEP,
     ROWS,
     RUNNING,
+    AnyPolicy,
+    Fixed,
+    PolicyState,
+    Replica,
 )
 from ..unmasking import Unmasking
 from ..windows import have_room, in_sight, most_in_sight, shared
 from .canvas import BY_LAW, Canvas
 from .lmdeploy import decide_continuous, end_group, pages_of_prefill
+
+
+class RoundFields(Protocol):
+    """The fields that its rules read."""
+
+    dllm_fdfo: bool
+    entered: int
+    grid: bool
+    late: bool
+    mixed: bool
+    prefill_blocks_per_round: int
+    steps_per_round: int
+
+
+class RoundColumns(Record):
+    """Its columns of a sequence."""
+
+    computed: I4  # tokens of the prompt that are prefilled, once the step in flight is over
+    goal: I4  # ... that are to be
+    wanted: I4  # positions that the coming step computes
+    entry: U1  # NEW, PASSED_OVER or ENTERED
+
+
+class RoundRecord(Protocol):
+    """What it remembers of the replica."""
+
+    budget: int
+    goes_on: bool
+    promised: int
+    prompts: int
+    room: int
+    taken: int
+    to_the_last: bool
+    window_held: int
+    window_room: int
+
+
+RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
+
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
 CLIP_MAX_NEW_TOKENS = 4096  # tokens of an answer that are promised room at most
@@ -107,19 +151,19 @@ class BlockSynchronous(Scheduler):
 
 
 @rule
-def round_goes_on(w: Any, x: Any) -> bool:
+def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
     """A round of blocks ends with the forward that every block entered complete (2.3)."""
-    for i in range(w.c[0].num_rows):
-        if w.q[w.lists[ROWS, i]].phase == DENOISE:
+    for i in range(replica.counters.num_rows):
+        if replica.sequences[replica.lists[ROWS, i]].phase == DENOISE:
             return True
     return False
 
 
 @rule
-def round_step_over(w: Any, x: Any) -> None:
+def round_step_over(replica: Replica, policy: AnyPolicy) -> None:
     """The batch changes where a round ends."""
-    if not round_goes_on(w, x):
-        end_group(w, x)
+    if not round_goes_on(replica, policy):
+        end_group(replica, policy)
 
 
 @dataclass(frozen=True)
@@ -147,12 +191,7 @@ class Rounds(Scheduler):
     pieces = True
     frees_windows = True
     plans_rows = True
-    columns = (
-        ("computed", "i4"),  # tokens of the prompt that are prefilled, once the step in flight is over
-        ("goal", "i4"),  # ... that are to be
-        ("wanted", "i4"),  # positions that the coming step computes
-        ("entry", "u1"),  # NEW, PASSED_OVER or ENTERED
-    )
+    columns = columns_of(RoundColumns)
 
     def __post_init__(self) -> None:
         if self.max_running_requests < 1:
@@ -212,459 +251,485 @@ class Rounds(Scheduler):
 
 
 @rule
-def enter_round(w: Any, x: Any, slot: Any) -> None:
+def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
     """A new request: its whole blocks are to prefill, or all of its prompt where canvases begin behind it."""
-    q, s, block = w.q[slot], x.s[slot], int(w.f[0].block)
-    s.computed = 0
-    s.goal = int(q.prompt) // block * block if x.p[0].grid else q.prompt
-    s.entry = NEW
+    sequence, own, block = replica.sequences[slot], policy.columns[slot], int(replica.fixed.block)
+    own.computed = 0
+    own.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
+    own.entry = NEW
 
 
 @rule
-def stay(w: Any, x: Any, slot: Any) -> None:
+def stay(replica: Replica, policy: AnyPolicy, slot: int) -> None:
     """Leave the prompt's count as it is: a canvas's keys come with a prefill of its own, which its status tells."""
 
 
 @rule
-def decide_round(w: Any, x: Any) -> int:
+def decide_round(replica: Replica, policy: RoundState) -> int:
     """Go on with the round, or begin one: of those that prefill if any does, else of all (_process_dllm_batches)."""
-    c, p, m = w.c[0], x.p[0], x.m[0]
-    m.goes_on = c.num_group >= 0
-    if c.num_group >= 0:
-        copy_list(w, GROUP, ROWS, c.num_group)
-        c.num_rows = c.num_group
+    counters, fields, record = replica.counters, policy.fields, policy.record
+    record.goes_on = counters.num_group >= 0
+    if counters.num_group >= 0:
+        copy_list(replica, GROUP, ROWS, counters.num_group)
+        counters.num_rows = counters.num_group
         return DECODE_STEP
     decodes = 0
     some_prefill = False
-    c.num_rows = 0
+    counters.num_rows = 0
     tries = 0
-    while c.num_rows == 0 and tries < 3:
-        if c.num_preempted == 0 or c.num_running == 0:  # one that has just given way comes back in another round
-            _take_on(w, x)
-        _settle_pages(w, x)
+    while counters.num_rows == 0 and tries < 3:
+        if (
+            counters.num_preempted == 0 or counters.num_running == 0
+        ):  # one that has just given way comes back in another round
+            _take_on(replica, policy)
+        _settle_pages(replica, policy)
         some_prefill = False
-        for i in range(c.num_running):
-            if _prefills(w, x, w.lists[RUNNING, i]):
+        for i in range(counters.num_running):
+            if _prefills(replica, policy, replica.lists[RUNNING, i]):
                 some_prefill = True
         # Where the engine would wait for ever: the last row uses the page that it leaves free, and need not prefill.
-        m.to_the_last = tries == 2
-        some_prefill = some_prefill and not m.to_the_last
-        decodes = _choose(w, x, some_prefill)
+        record.to_the_last = tries == 2
+        some_prefill = some_prefill and not record.to_the_last
+        decodes = _choose(replica, policy, some_prefill)
         # A round of none is followed by the next at once, which those that it passed over join.
-        if c.num_rows == 0 and (tries != 1 or not _preempt_last(w, x)):
+        if counters.num_rows == 0 and (tries != 1 or not _preempt_last(replica, policy)):
             tries += 1
-    num = int(c.num_rows)
+    num = int(counters.num_rows)
     if num == 0:
         return NOTHING
     if decodes == 0:
         return PREFILL_STEP
-    copy_list(w, ROWS, GROUP, num)
-    c.num_group = num
+    copy_list(replica, ROWS, GROUP, num)
+    counters.num_group = num
     # A round with prompts in it is one forward: their next blocks need pages first.
-    c.loops_left = 1 if some_prefill else p.steps_per_round
+    counters.loops_left = 1 if some_prefill else fields.steps_per_round
     return DECODE_STEP
 
 
 @rule
-def _take_on(w: Any, x: Any) -> None:
+def _take_on(replica: Replica, policy: RoundState) -> None:
     """Take waiting requests up to the limit of those that run; they hold no pages until a round lets them in."""
-    c, f = w.c[0], w.f[0]
-    block = int(f.block)
-    while c.num_waiting > 0 and c.num_running < f.max_batch:
-        request, slot = head(w)
-        if slot >= 0 and not _has_room_to_the_end(w, x, request, slot):
+    counters, fixed = replica.counters, replica.fixed
+    block = int(fixed.block)
+    while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
+        request, slot = head(replica)
+        if slot >= 0 and not _has_room_to_the_end(replica, policy, request, slot):
             return
-        prompt = int(w.asked.input_length[request])
-        pop(w)
+        prompt = int(replica.asked.input_length[request])
+        pop(replica)
         if slot < 0:
-            behind = prompt // block * block if x.p[0].grid else prompt
-            slot = place(w, request, slot, behind + block, 0)
-            placed(w, x, slot)
-        let_in(w, slot)
+            behind = prompt // block * block if policy.fields.grid else prompt
+            slot = place(replica, request, slot, behind + block, 0)
+            placed(replica, policy, slot)
+        let_in(replica, slot)
 
 
 @rule
-def _has_room_to_the_end(w: Any, x: Any, request: Any, slot: Any) -> bool:
+def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slot: int) -> bool:
     """Whether there is room for all that a preempted request may come to need, beside what those that run may.
 
     It comes in again but then: SGLang preempts nobody, and has ended where dsim does.
     """
-    c, f = w.c[0], w.f[0]
-    block = int(f.block)
-    decoded = block * (1 + x.p[0].entered)  # positions that a round computes of a row
-    pages = int(c.pages_held)
+    counters, fixed = replica.counters, replica.fixed
+    block = int(fixed.block)
+    decoded = block * (1 + policy.fields.entered)  # positions that a round computes of a row
+    pages = int(counters.pages_held)
     seen = 0
-    for i in range(c.num_running):
-        other = w.lists[RUNNING, i]
-        q, s, end = w.q[other], x.s[other], _canvas_end(w, x, other)
-        pages += -(-end // int(f.page)) - q.pages - q.window_pages
-        piece = min(int(s.goal) - int(s.computed), _largest_piece(f, int(q.prompt)))
-        seen += max(int(q.window_pages), most_in_sight(f, end, max(decoded, piece)))
-    prompt = int(w.asked.input_length[request])
-    start = prompt // block * block if x.p[0].grid else prompt
-    end = start + canvas(max(1, prompt + int(w.asked.max_tokens[request])) - start, block)
-    piece = min(max(start, int(w.q[slot].start)), _largest_piece(f, prompt))
-    if not x.p[0].grid and c.num_running > 0:  # a round counts what a row holds among what it asks for
-        pages += (c.num_running + 1) * (-(-block // int(f.page)) + 1)
-    return have_room(f, pages + -(-end // int(f.page)), seen + most_in_sight(f, end, max(decoded, piece)))
+    for i in range(counters.num_running):
+        other = replica.lists[RUNNING, i]
+        sequence, own, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
+        pages += -(-end // int(fixed.page)) - sequence.pages - sequence.window_pages
+        piece = min(int(own.goal) - int(own.computed), _largest_piece(fixed, int(sequence.prompt)))
+        seen += max(int(sequence.window_pages), most_in_sight(fixed, end, max(decoded, piece)))
+    prompt = int(replica.asked.input_length[request])
+    start = prompt // block * block if policy.fields.grid else prompt
+    end = start + canvas(max(1, prompt + int(replica.asked.max_tokens[request])) - start, block)
+    piece = min(max(start, int(replica.sequences[slot].start)), _largest_piece(fixed, prompt))
+    if not policy.fields.grid and counters.num_running > 0:  # a round counts what a row holds among what it asks for
+        pages += (counters.num_running + 1) * (-(-block // int(fixed.page)) + 1)
+    return have_room(fixed, pages + -(-end // int(fixed.page)), seen + most_in_sight(fixed, end, max(decoded, piece)))
 
 
 @rule
-def _largest_piece(f: Any, prompt: Any) -> Any:
+def _largest_piece(fixed: Fixed, prompt: int) -> int:
     """Tokens of a sequence that are prefilled at once: for no more has a pool of a window's pages room for certain."""
-    return max(int(prompt), int(f.block)) if f.keeps > 0 else UNBOUNDED
+    return max(int(prompt), int(fixed.block)) if fixed.keeps > 0 else UNBOUNDED
 
 
 @rule
-def _settle_pages(w: Any, x: Any) -> None:
+def _settle_pages(replica: Replica, policy: RoundState) -> None:
     """Others may use what the last round left; a decoded canvas gives its pages back until it is encoded."""
-    c, f = w.c[0], w.f[0]
-    for i in range(c.num_running):
-        slot = w.lists[RUNNING, i]
-        q, s = w.q[slot], x.s[slot]
-        if s.entry != ENTERED:
+    counters, fixed = replica.counters, replica.fixed
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        if own.entry != ENTERED:
             continue
-        hold(w, x, slot, int(s.computed) if s.computed < s.goal else int(q.start))
-        context = -(-(int(q.start) + _num_encoded(w, slot)) // int(f.page))
-        if _is_decoded(w, x, slot) and q.pages > context:
-            seen = int(q.window_pages)
+        hold(replica, policy, slot, int(own.computed) if own.computed < own.goal else int(sequence.start))
+        context = -(-(int(sequence.start) + _num_encoded(replica, slot)) // int(fixed.page))
+        if _is_decoded(replica, policy, slot) and sequence.pages > context:
+            seen = int(sequence.window_pages)
             if seen > 0:
-                seen = shared(f, max(0, seen * int(f.kv_bytes) // int(f.window_bytes) - int(q.pages) + context))
-            c.pages_held -= q.pages - context + q.window_pages - seen
-            q.pages = context
-            q.window_pages = seen
+                seen = shared(
+                    fixed, max(0, seen * int(fixed.kv_bytes) // int(fixed.window_bytes) - int(sequence.pages) + context)
+                )
+            counters.pages_held -= sequence.pages - context + sequence.window_pages - seen
+            sequence.pages = context
+            sequence.window_pages = seen
 
 
 @rule
-def _choose(w: Any, x: Any, some_prefill: Any) -> int:
+def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     """Choose the rows of a round; how many of them decode. Rows that were let in before come first (PrefillAdder)."""
-    c, f, p, m = w.c[0], w.f[0], x.p[0], x.m[0]
-    m.window_held = 0
-    for i in range(c.num_running):
-        m.window_held += w.q[w.lists[RUNNING, i]].window_pages
-    m.room = (f.num_pages - c.pages_held) * f.page
-    m.window_room = UNBOUNDED
-    if f.window_pool > 0:
-        m.room = (f.num_pages - f.window_pool - c.pages_held + m.window_held) * f.page
-        m.window_room = (f.window_pool - m.window_held) * f.kv_bytes // f.window_bytes * f.page
-    m.promised = 0
-    m.taken = 0
-    m.prompts = f.max_prefill
-    m.budget = f.max_batch * f.block * p.prefill_blocks_per_round if p.grid else f.max_prefill
-    c.num_rows = 0
+    counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
+    record.window_held = 0
+    for i in range(counters.num_running):
+        record.window_held += replica.sequences[replica.lists[RUNNING, i]].window_pages
+    record.room = (fixed.num_pages - counters.pages_held) * fixed.page
+    record.window_room = UNBOUNDED
+    if fixed.window_pool > 0:
+        record.room = (fixed.num_pages - fixed.window_pool - counters.pages_held + record.window_held) * fixed.page
+        record.window_room = (
+            (fixed.window_pool - record.window_held) * fixed.kv_bytes // fixed.window_bytes * fixed.page
+        )
+    record.promised = 0
+    record.taken = 0
+    record.prompts = fixed.max_prefill
+    record.budget = (
+        fixed.max_batch * fixed.block * fields.prefill_blocks_per_round if fields.grid else fixed.max_prefill
+    )
+    counters.num_rows = 0
     decodes = 0
     more = True
     for turn in range(2):
-        for i in range(c.num_running):
-            slot = w.lists[RUNNING, i]
-            s = x.s[slot]
-            prefills = _prefills(w, x, slot)
-            if not more or (s.entry == NEW) != (turn == 1) or (some_prefill and not p.mixed and not prefills):
+        for i in range(counters.num_running):
+            slot = replica.lists[RUNNING, i]
+            own = policy.columns[slot]
+            prefills = _prefills(replica, policy, slot)
+            if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not fields.mixed and not prefills):
                 continue
-            before = int(c.num_rows)
-            more = _go_on(w, x, slot, prefills) if turn == 0 else _enter(w, x, slot)
-            if c.num_rows > before and not _prefills(w, x, slot):
+            before = int(counters.num_rows)
+            more = _go_on(replica, policy, slot, prefills) if turn == 0 else _enter(replica, policy, slot)
+            if counters.num_rows > before and not _prefills(replica, policy, slot):
                 decodes += 1
     return decodes
 
 
 @rule
-def _go_on(w: Any, x: Any, slot: Any, prefills: Any) -> bool:
+def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> bool:
     """Give a row that was let in before its part in a round; whether others may follow (add_dllm_staging_req)."""
-    f, p, q, s = w.f[0], x.p[0], w.q[slot], x.s[slot]
-    block = int(f.block)
-    most = _most(w, x, prefills)
+    fixed, fields, sequence, own = replica.fixed, policy.fields, replica.sequences[slot], policy.columns[slot]
+    block = int(fixed.block)
+    most = _most(replica, policy, prefills)
     if most <= 0:
         return False
-    left = int(s.goal) - int(s.computed) if s.computed < s.goal else block
-    if _is_decoded(w, x, slot):
-        left = block - _num_encoded(w, slot)
+    left = int(own.goal) - int(own.computed) if own.computed < own.goal else block
+    if _is_decoded(replica, policy, slot):
+        left = block - _num_encoded(replica, slot)
     wanted = left
     cut = False
-    if not p.grid:
+    if not fields.grid:
         if left > most and not prefills:
             return False
         wanted = min(left, most)
         if prefills:
-            wanted = min(wanted, _largest_piece(f, int(q.prompt)))
+            wanted = min(wanted, _largest_piece(fixed, int(sequence.prompt)))
         cut = wanted < left
     elif prefills:
-        wanted = min(left, block * p.prefill_blocks_per_round)
+        wanted = min(left, block * fields.prefill_blocks_per_round)
         cut = True
     else:
-        begun = _is_begun(w, slot)
-        cut = not begun and q.prompt > q.start  # the prompt's tail counts beside a block
+        begun = _is_begun(replica, slot)
+        cut = not begun and sequence.prompt > sequence.start  # the prompt's tail counts beside a block
         if begun and block > most:
             return False
     there = 0
-    if s.entry == PASSED_OVER:
-        there = min(int(s.computed), reusable(w, x, int(q.request), int(s.computed))[0])
-    if not _seat(w, x, slot, wanted, there):
+    if own.entry == PASSED_OVER:
+        there = min(int(own.computed), reusable(replica, policy, int(sequence.request), int(own.computed))[0])
+    if not _seat(replica, policy, slot, wanted, there):
         return True
-    limit = int(q.end) - int(q.prompt)
-    _charge(w, x, wanted, 0 if cut else min(limit, CLIP_MAX_NEW_TOKENS))
-    return bool(_most(w, x, prefills) > 0)
+    limit = int(sequence.end) - int(sequence.prompt)
+    _charge(replica, policy, wanted, 0 if cut else min(limit, CLIP_MAX_NEW_TOKENS))
+    return bool(_most(replica, policy, prefills) > 0)
 
 
 @rule
-def _most(w: Any, x: Any, prefills: Any) -> Any:
+def _most(replica: Replica, policy: RoundState, prefills: bool) -> int:
     """Tokens that a row let in before may compute in this round (_get_dllm_remain_tokens)."""
-    f, p, m = w.f[0], x.p[0], x.m[0]
-    if m.to_the_last:  # the room is of whole pages, and a row may have a part of one left: its pages are asked for
-        return int(m.budget)
-    most = min(int(m.budget), int(m.room) - int(m.promised))
-    if p.grid or not prefills:
-        most = min(most, int(f.block) * (p.prefill_blocks_per_round if prefills else 1))
+    fixed, fields, record = replica.fixed, policy.fields, policy.record
+    if record.to_the_last:  # the room is of whole pages, and a row may have a part of one left: its pages are asked for
+        return int(record.budget)
+    most = min(int(record.budget), int(record.room) - int(record.promised))
+    if fields.grid or not prefills:
+        most = min(most, int(fixed.block) * (fields.prefill_blocks_per_round if prefills else 1))
     if most <= 0:
-        most = int(m.budget)
-    if not p.grid:
-        most = min(most, int(m.room) - int(m.taken) - int(f.page), int(m.window_room) - int(f.page))
+        most = int(record.budget)
+    if not fields.grid:
+        most = min(
+            most, int(record.room) - int(record.taken) - int(fixed.page), int(record.window_room) - int(fixed.page)
+        )
     return most
 
 
 @rule
-def _is_begun(w: Any, slot: Any) -> bool:
+def _is_begun(replica: Replica, slot: int) -> bool:
     """Whether a forward has computed the masks of a sequence's block."""
-    for k in range(w.f[0].block):
-        if w.evaluations[slot, k] > 0:
+    for k in range(replica.fixed.block):
+        if replica.evaluations[slot, k] > 0:
             return True
     return False
 
 
 @rule
-def _enter(w: Any, x: Any, slot: Any) -> bool:
+def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Let a request in where the pool has room for all that it asks for; whether others may follow (add_one_req).
 
     One that is passed over joins the next round as if it had been let in: the engine checks that no more.
     """
-    f, p, m, q, s = w.f[0], x.p[0], x.m[0], w.q[slot], x.s[slot]
-    block, page = int(f.block), int(f.page)
-    known = max(int(q.prompt), int(s.goal))
-    there, held = reusable(w, x, int(q.request), int(s.goal)) if p.grid else (0, 0)
+    fixed, fields, record, sequence, own = (
+        replica.fixed,
+        policy.fields,
+        policy.record,
+        replica.sequences[slot],
+        policy.columns[slot],
+    )
+    block, page = int(fixed.block), int(fixed.page)
+    known = max(int(sequence.prompt), int(own.goal))
+    there, held = reusable(replica, policy, int(sequence.request), int(own.goal)) if fields.grid else (0, 0)
     touched = (there // page - held) * page  # idle pages that it would take up are no room
-    limit = min(int(q.end) - int(q.prompt) - int(q.emitted), CLIP_MAX_NEW_TOKENS)
-    asks = known - there + (block if p.grid else 0)
-    s.entry = PASSED_OVER
-    s.computed = there
-    if asks + limit + page >= m.room - touched - m.promised or _in_window(f, asks, limit) >= m.window_room:
+    limit = min(int(sequence.end) - int(sequence.prompt) - int(sequence.emitted), CLIP_MAX_NEW_TOKENS)
+    asks = known - there + (block if fields.grid else 0)
+    own.entry = PASSED_OVER
+    own.computed = there
+    if (
+        asks + limit + page >= record.room - touched - record.promised
+        or _in_window(fixed, asks, limit) >= record.window_room
+    ):
         return False
-    if not p.grid and w.c[0].num_rows > 0 and -(-asks // page) * page >= m.prompts:
+    if not fields.grid and replica.counters.num_rows > 0 and -(-asks // page) * page >= record.prompts:
         return False
-    wanted = min(int(m.budget), int(s.goal), _largest_piece(f, int(q.prompt)))
-    if p.grid:
-        wanted = block if there == s.goal else min(int(s.goal) - there, block * p.prefill_blocks_per_round)
-    if not _seat(w, x, slot, wanted, there):
+    wanted = min(int(record.budget), int(own.goal), _largest_piece(fixed, int(sequence.prompt)))
+    if fields.grid:
+        wanted = block if there == own.goal else min(int(own.goal) - there, block * fields.prefill_blocks_per_round)
+    if not _seat(replica, policy, slot, wanted, there):
         return False
-    m.room -= touched
-    _charge(w, x, wanted, 0)
-    left = min(int(m.room) - max(int(m.promised), int(m.taken)), int(m.window_room))
-    return bool(left > 0 and m.prompts > 0 and m.budget > 0)
+    record.room -= touched
+    _charge(replica, policy, wanted, 0)
+    left = min(int(record.room) - max(int(record.promised), int(record.taken)), int(record.window_room))
+    return bool(left > 0 and record.prompts > 0 and record.budget > 0)
 
 
 @rule
-def _charge(w: Any, x: Any, tokens: Any, limit: Any) -> None:
+def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> None:
     """Count a row's tokens, and what it may ask for later, among those of the round (_update_prefill_budget)."""
-    m, page = x.m[0], int(w.f[0].page)
-    m.window_room -= _in_window(w.f[0], tokens, limit)
+    record, page = policy.record, int(replica.fixed.page)
+    record.window_room -= _in_window(replica.fixed, tokens, limit)
     tokens = -(-tokens // page) * page
-    m.promised += tokens + page + limit
-    m.taken += tokens + page
-    m.prompts -= tokens
-    m.budget -= tokens
+    record.promised += tokens + page + limit
+    record.taken += tokens + page
+    record.prompts -= tokens
+    record.budget -= tokens
 
 
 @rule
-def _in_window(f: Any, tokens: Any, limit: Any) -> Any:
+def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
     """Tokens that a row is promised in layers with a window that have a pool (estimate_swa_kv_tokens)."""
-    if f.window_pool == 0:
+    if fixed.window_pool == 0:
         return 0
-    tokens, before = -(-tokens // int(f.page)) * int(f.page), int(f.keeps) - 1
-    return max(0, tokens - before) + min(tokens + limit, before) + int(f.page)
+    tokens, before = -(-tokens // int(fixed.page)) * int(fixed.page), int(fixed.keeps) - 1
+    return max(0, tokens - before) + min(tokens + limit, before) + int(fixed.page)
 
 
 @rule
-def _seat(w: Any, x: Any, slot: Any, wanted: Any, there: Any) -> bool:
+def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: int) -> bool:
     """Give a row its pages and its place in the round, if there are pages: SGLang ends where there are none."""
-    c, f, p, m, q, s = w.c[0], w.f[0], x.p[0], x.m[0], w.q[slot], x.s[slot]
-    new = s.entry != ENTERED
-    computed = there if new else int(s.computed)
-    prefills = computed < s.goal
-    before = computed if prefills else int(q.start)
-    if not prefills and _is_decoded(w, x, slot):
-        before += _num_encoded(w, slot)
+    counters, fixed, fields, record, sequence, own = (
+        replica.counters,
+        replica.fixed,
+        policy.fields,
+        policy.record,
+        replica.sequences[slot],
+        policy.columns[slot],
+    )
+    new = own.entry != ENTERED
+    computed = there if new else int(own.computed)
+    prefills = computed < own.goal
+    before = computed if prefills else int(sequence.start)
+    if not prefills and _is_decoded(replica, policy, slot):
+        before += _num_encoded(replica, slot)
     tokens = before + wanted
-    if not prefills and not _is_decoded(w, x, slot):
-        tokens = min(int(q.start) + wanted * (1 + p.entered), _canvas_end(w, x, slot))
-    pages = max(int(q.pages), -(-int(tokens) // int(f.page)))
-    seen = in_sight(f, before, tokens)
-    more = pages - q.pages
+    if not prefills and not _is_decoded(replica, policy, slot):
+        tokens = min(int(sequence.start) + wanted * (1 + fields.entered), _canvas_end(replica, policy, slot))
+    pages = max(int(sequence.pages), -(-int(tokens) // int(fixed.page)))
+    seen = in_sight(fixed, before, tokens)
+    more = pages - sequence.pages
     if new:
-        more -= reusable(w, x, int(q.request), there)[1] if there > 0 else 0
-    in_windows = m.window_held + seen - q.window_pages
-    if not have_room(f, c.pages_held - m.window_held + more, in_windows):
+        more -= reusable(replica, policy, int(sequence.request), there)[1] if there > 0 else 0
+    in_windows = record.window_held + seen - sequence.window_pages
+    if not have_room(fixed, counters.pages_held - record.window_held + more, in_windows):
         return False
-    c.pages_held += pages - q.pages + in_windows - m.window_held
-    m.window_held = in_windows
-    q.pages = pages
-    q.window_pages = seen
+    counters.pages_held += pages - sequence.pages + in_windows - record.window_held
+    record.window_held = in_windows
+    sequence.pages = pages
+    sequence.window_pages = seen
     if new:
-        reuse(w, x, slot, there)
-        s.computed = there
-        s.entry = ENTERED
-    hold(w, x, slot, 0)
-    s.wanted = wanted
-    w.lists[ROWS, c.num_rows] = slot
-    c.num_rows += 1
+        reuse(replica, policy, slot, there)
+        own.computed = there
+        own.entry = ENTERED
+    hold(replica, policy, slot, 0)
+    own.wanted = wanted
+    replica.lists[ROWS, counters.num_rows] = slot
+    counters.num_rows += 1
     return True
 
 
 @rule
-def _preempt_last(w: Any, x: Any) -> bool:
+def _preempt_last(replica: Replica, policy: RoundState) -> bool:
     """Where no row finds pages, take those of the last let in of several; SGLang would have ended. Whether one was."""
-    c = w.c[0]
+    counters = replica.counters
     entered = 0
-    for i in range(c.num_running):
-        entered += x.s[w.lists[RUNNING, i]].entry == ENTERED
+    for i in range(counters.num_running):
+        entered += policy.columns[replica.lists[RUNNING, i]].entry == ENTERED
     if entered < 2:
         return False
-    for i in range(c.num_running - 1, -1, -1):
-        slot = w.lists[RUNNING, i]
-        q, s = w.q[slot], x.s[slot]
-        if s.entry == ENTERED:
-            unseat(w, x, slot)
-            push_front(w, int(q.request), slot)
-            s.computed = 0
-            s.goal = max(int(q.start), int(s.goal))
-            s.entry = NEW
+    for i in range(counters.num_running - 1, -1, -1):
+        slot = replica.lists[RUNNING, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        if own.entry == ENTERED:
+            unseat(replica, policy, slot)
+            push_front(replica, int(sequence.request), slot)
+            own.computed = 0
+            own.goal = max(int(sequence.start), int(own.goal))
+            own.entry = NEW
             return True
     return False
 
 
 @rule
-def _canvas_end(w: Any, x: Any, slot: Any) -> Any:
+def _canvas_end(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     """Where a sequence's last block ends."""
-    q = w.q[slot]
-    return int(q.start) + canvas(max(1, int(q.end)) - int(q.start), int(w.f[0].block))
+    sequence = replica.sequences[slot]
+    return int(sequence.start) + canvas(max(1, int(sequence.end)) - int(sequence.start), int(replica.fixed.block))
 
 
 @rule
-def _prefills(w: Any, x: Any, slot: Any) -> bool:
+def _prefills(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Whether a sequence is in its prefill phase: blocks of its prompt are missing, or the keys of a decoded canvas."""
-    s = x.s[slot]
-    if s.entry == NEW:  # whatever the pool may have of it
-        return s.goal > 0 or not x.p[0].grid
-    return s.computed < s.goal or _is_decoded(w, x, slot)
+    own = policy.columns[slot]
+    if own.entry == NEW:  # whatever the pool may have of it
+        return own.goal > 0 or not policy.fields.grid
+    return own.computed < own.goal or _is_decoded(replica, policy, slot)
 
 
 @rule
-def _is_decoded(w: Any, x: Any, slot: Any) -> bool:
+def _is_decoded(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Whether a sequence's canvas is decoded, and keys of it are missing."""
-    last = int(w.f[0].block) - 1
-    return not x.p[0].grid and w.status[slot, last] != MASKED and w.status[slot, last] != CACHED
+    last = int(replica.fixed.block) - 1
+    return not policy.fields.grid and replica.status[slot, last] != MASKED and replica.status[slot, last] != CACHED
 
 
 @rule
-def _num_encoded(w: Any, slot: Any) -> int:
+def _num_encoded(replica: Replica, slot: int) -> int:
     """Tokens of a decoded canvas whose keys are there: what is left of the pool may cut the pass that leaves them."""
     num = 0
-    for k in range(w.f[0].block):
-        num += w.status[slot, k] == CACHED
+    for k in range(replica.fixed.block):
+        num += replica.status[slot, k] == CACHED
     return num
 
 
 @rule
-def plan_round(w: Any, x: Any) -> None:
+def plan_round(replica: Replica, policy: RoundState) -> None:
     """Plan the chosen rows: blocks of prompts, and blocks that are decoded or whose keys are left behind."""
-    c, p, block, goes_on = w.c[0], x.p[0], int(w.f[0].block), x.m[0].goes_on
+    counters, fields, block, goes_on = replica.counters, policy.fields, int(replica.fixed.block), policy.record.goes_on
     tokens = 0
     qk_pairs = 0
     keys = 0
     prompts = 0
     decoded = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q, s = w.q[slot], x.s[slot]
-        n, before = int(s.wanted), int(q.start)
-        q.left = 0
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        n, before = int(own.wanted), int(sequence.start)
+        sequence.left = 0
         first = 0  # ... of the block's positions that the step computes
         computed = True
         # A finished row, a prompt's and a canvas decoded within the round are computed for nothing until it ends.
-        prefilled = goes_on and (q.phase == PREFILL or q.phase == IDLE)
-        if q.finished or prefilled or (goes_on and _is_decoded(w, x, slot)):
+        prefilled = goes_on and (sequence.phase == PREFILL or sequence.phase == IDLE)
+        if sequence.finished or prefilled or (goes_on and _is_decoded(replica, policy, slot)):
             n = block
-            if prefilled and not q.finished and not _is_decoded(w, x, slot):
-                n = int(s.wanted)
-                before = int(s.computed) - n
-            q.phase = IDLE
+            if prefilled and not sequence.finished and not _is_decoded(replica, policy, slot):
+                n = int(own.wanted)
+                before = int(own.computed) - n
+            sequence.phase = IDLE
             computed = False
             qk_pairs += n * (before + n)
             decoded += n
-        elif s.computed < s.goal:
-            before = int(s.computed)
-            q.phase = PREFILL
+        elif own.computed < own.goal:
+            before = int(own.computed)
+            sequence.phase = PREFILL
             computed = False
-            s.computed += n
-            q.left = s.goal - s.computed
-            qk_pairs += n * before + (n * (n + block) // 2 if p.grid else n * (n + 1) // 2)
+            own.computed += n
+            sequence.left = own.goal - own.computed
+            qk_pairs += n * before + (n * (n + block) // 2 if fields.grid else n * (n + 1) // 2)
             prompts += n
-        elif _is_decoded(w, x, slot):  # a canvas's causal pass
-            q.phase = FLUSH
-            first = _num_encoded(w, slot)
+        elif _is_decoded(replica, policy, slot):  # a canvas's causal pass
+            sequence.phase = FLUSH
+            first = _num_encoded(replica, slot)
             before += first
             qk_pairs += n * before + n * (n + 1) // 2
-            if c.num_group < 0:  # in a mixed round it is one of the forwards of those that decode
+            if counters.num_group < 0:  # in a mixed round it is one of the forwards of those that decode
                 prompts += n
         else:
             n = block
-            q.phase = FLUSH
+            sequence.phase = FLUSH
             for k in range(block):
-                if w.status[slot, k] == MASKED:
-                    q.phase = DENOISE
+                if replica.status[slot, k] == MASKED:
+                    sequence.phase = DENOISE
             qk_pairs += n * (before + n)
             decoded += n
         for k in range(block):
-            w.window[slot, k] = computed and first <= k and k < first + n
-        q.num_tokens = n
-        q.num_retained = n
-        q.num_keys = before + n
+            replica.window[slot, k] = computed and first <= k and k < first + n
+        sequence.num_tokens = n
+        sequence.num_retained = n
+        sequence.num_keys = before + n
         tokens += n
         keys += before + n
     # A masked model's prefill runs the graph of a decode round, LM head and all.
-    head_rows = tokens if p.grid else decoded
-    set_features(w, tokens, qk_pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
-    c.prefill_tokens = prompts
-    c.continues = goes_on
+    head_rows = tokens if fields.grid else decoded
+    set_features(replica, tokens, qk_pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
+    counters.prefill_tokens = prompts
+    counters.continues = goes_on
 
 
 @rule
-def round_is_open(w: Any, x: Any) -> bool:
+def round_is_open(replica: Replica, policy: RoundState) -> bool:
     """Whether a sync round goes on: until all of its blocks are done.
 
     Blocks of a law are done as they commit, all at once; others with the forward that they enter complete.
     """
-    if x.p[0].dllm_fdfo:
+    if policy.fields.dllm_fdfo:
         return False
-    for i in range(w.c[0].num_rows):
-        slot = w.lists[ROWS, i]
-        if w.q[slot].phase == DENOISE and (x.p[0].late or not w.committed[slot].any()):
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        if replica.sequences[slot].phase == DENOISE and (policy.fields.late or not replica.committed[slot].any()):
             return True
     return False
 
 
 @rule
-def step_of_round(w: Any, x: Any) -> None:
+def step_of_round(replica: Replica, policy: RoundState) -> None:
     """A round ends with its last forward; one of blocks in step goes on until all are done."""
-    c = w.c[0]
-    x.m[0].goes_on = holds_back(w, x)
-    if x.m[0].goes_on:
+    counters = replica.counters
+    policy.record.goes_on = holds_back(replica, policy)
+    if policy.record.goes_on:
         return
-    c.loops_left -= 1
-    if c.loops_left <= 0:
-        for i in range(c.num_rows):  # an answer's last block has its keys, too
-            slot = w.lists[ROWS, i]
-            if w.q[slot].finished:
-                hold(w, x, slot, int(w.q[slot].stop))
-        end_group(w, x)
+    counters.loops_left -= 1
+    if counters.loops_left <= 0:
+        for i in range(counters.num_rows):  # an answer's last block has its keys, too
+            slot = replica.lists[ROWS, i]
+            if replica.sequences[slot].finished:
+                hold(replica, policy, slot, int(replica.sequences[slot].stop))
+        end_group(replica, policy)
 
 
 @dataclass(frozen=True)

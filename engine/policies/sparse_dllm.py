@@ -1,7 +1,7 @@
 """Sparse-dLLM: full passes a block, the last of which chooses the keys to keep; then the block against those."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -10,37 +10,49 @@ from ..hooks import held, work
 from ..jit import plain, rule
 from ..part import Preset, Range
 from ..passes import Ints, RowPosition
-from ..state import FULL, PACK, REUSE
+from ..state import FULL, PACK, REUSE, PolicyState
 from .llada import NoCache, script
 
 
+class SparseFields(Protocol):
+    """The fields that its rules read."""
+
+    at_least: int
+    delay: int
+    prefix_only: bool
+    retention: float
+
+
+SparseState = PolicyState[SparseFields, Any, Any]
+
+
 @rule
-def kept(length: Any, start: Any, block: Any, p: Any) -> int:
+def kept(length: int, start: int, block: int, fields: SparseFields) -> int:
     """Keys outside the block that reuse steps see."""
     outside = length - block
-    candidates = start if p.prefix_only else outside
-    chosen = min(candidates, max(int(p.at_least), int(np.floor(candidates * p.retention))))
+    candidates = start if fields.prefix_only else outside
+    chosen = min(candidates, max(int(fields.at_least), int(np.floor(candidates * fields.retention))))
     return chosen + (outside - candidates)
 
 
 @rule
 def delayed_then_kept(
-    prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any
-) -> Any:  # fmt: skip
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: SparseFields
+) -> tuple[int, int, int]:  # fmt: skip
     """Full passes, one that packs, then the block against the keys kept."""
-    if block_step < p.delay:
+    if block_step < fields.delay:
         return FULL, length, length
-    if block_step == p.delay:
+    if block_step == fields.delay:
         return PACK, length, length
-    return REUSE, block, kept(length, start, block, p) + block
+    return REUSE, block, kept(length, start, block, fields) + block
 
 
 @rule
-def kept_held(prompt: Any, length: Any, state: Any, p: Any) -> int:
+def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int:
     """The share of the keys that is kept; of the first block, which has the most behind it."""
-    tokens = max(max(1, int(p.at_least)), int(np.ceil(length * p.retention)))
-    if p.prefix_only:
-        tokens = max(tokens, int(np.floor(prompt * p.retention)) + length - prompt)
+    tokens = max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
+    if fields.prefix_only:
+        tokens = max(tokens, int(np.floor(prompt * fields.retention)) + length - prompt)
     return tokens
 
 

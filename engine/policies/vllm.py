@@ -7,10 +7,10 @@ vllm/v1/core/sched/scheduler.py of 0.32.0).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from ..admission import head, keep_rows, knows_limit, leave_early, let_in, place, pop, push_front, take_next, unseat
-from ..draw import accept_row
+from ..draw import Draws, accept_row
 from ..emission import emit, finish, set_features
 from ..errors import PolicyError
 from ..hooks import (
@@ -33,6 +33,7 @@ from ..hooks import (
 from ..jit import rule
 from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
+from ..records import I4, Bool, Record, columns_of
 from ..state import (
     DECODE_STEP,
     DENOISE,
@@ -44,10 +45,46 @@ from ..state import (
     PREFILL_STEP,
     ROWS,
     RUNNING,
+    AnyPolicy,
+    Fixed,
+    PolicyState,
+    Replica,
+    Sequence,
 )
 from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
 from .canvas import BY_LAW, Canvas
+
+
+class BudgetFields(Protocol):
+    """The fields that its rules read."""
+
+    async_scheduling: bool
+    canvases: bool
+    drafts: int
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    look_ahead: int
+    max_num_batched_tokens: int
+    scheduler_reserve_full_isl: bool
+    slots: int
+    watermark: float
+
+
+class BudgetColumns(Record):
+    """Its columns of a sequence."""
+
+    computed: I4  # tokens whose KV is there, once the steps decided on so far are over
+    settled: I4  # ... and once the steps that are over were
+    goal: I4  # tokens known by then: when all are computed, the next one is sampled
+    wanted: I4  # positions that the step decided on computes
+    drafts: I4  # ... of those, drafts to verify
+    unsure: I4  # positions in flight that may be taken back: drafts, or a canvas
+    sampled: Bool  # its last row was sampled: the next one has a token and its drafts
+
+
+BudgetState = PolicyState[BudgetFields, BudgetColumns, Any]
+
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
 SOURCE = "vLLM 0.32.0 (production-dllm-serving.md 2.3)"
@@ -84,15 +121,7 @@ class TokenBudget(Scheduler):
     narrows_canvases = True
     frees_windows = True
     hashes_all = True
-    columns = (
-        ("computed", "i4"),  # tokens whose KV is there, once the steps decided on so far are over
-        ("settled", "i4"),  # ... and once the steps that are over were
-        ("goal", "i4"),  # tokens known by then: when all are computed, the next one is sampled
-        ("wanted", "i4"),  # positions that the step decided on computes
-        ("drafts", "i4"),  # ... of those, drafts to verify
-        ("unsure", "i4"),  # positions in flight that may be taken back: drafts, or a canvas
-        ("sampled", "?"),  # its last row was sampled: the next one has a token and its drafts
-    )
+    columns = columns_of(BudgetColumns)
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0)):
@@ -184,272 +213,277 @@ class TokenBudget(Scheduler):
 
 
 @rule
-def start_over(w: Any, x: Any, slot: Any) -> None:
+def start_over(replica: Replica, policy: BudgetState, slot: int) -> None:
     """A new request: all of its prompt is to compute."""
-    start_again(w, x, slot)
-    x.s[slot].goal = max(1, int(w.q[slot].prompt))
+    start_again(replica, policy, slot)
+    policy.columns[slot].goal = max(1, int(replica.sequences[slot].prompt))
 
 
 @rule
-def start_again(w: Any, x: Any, slot: Any) -> None:
+def start_again(replica: Replica, policy: BudgetState, slot: int) -> None:
     """A sequence has lost its pages: it computes again all that it knows."""
-    s = x.s[slot]
-    s.computed = 0
-    s.settled = 0
-    s.unsure = 0
-    s.sampled = False
+    own = policy.columns[slot]
+    own.computed = 0
+    own.settled = 0
+    own.unsure = 0
+    own.sampled = False
 
 
 @rule
-def decide_budget(w: Any, x: Any) -> int:
+def decide_budget(replica: Replica, policy: BudgetState) -> int:
     """Run what was decided ahead, or decide now; and where asked, decide ahead."""
-    c, p = w.c[0], x.p[0]
-    kind = take_next(w)
+    counters, fields = replica.counters, policy.fields
+    kind = take_next(replica)
     if kind == NOTHING:
-        kind = _fill(w, x, ROWS)
-    for i in range(c.num_rows):
-        begin_row(w, x, w.lists[ROWS, i])
-    if p.async_scheduling and kind != NOTHING:
-        c.next_kind = _fill(w, x, NEXT)
-        keep_rows(w)
+        kind = _fill(replica, policy, ROWS)
+    for i in range(counters.num_rows):
+        begin_row(replica, policy, replica.lists[ROWS, i])
+    if fields.async_scheduling and kind != NOTHING:
+        counters.next_kind = _fill(replica, policy, NEXT)
+        keep_rows(replica)
     return kind
 
 
 @rule
-def _fill(w: Any, x: Any, to: Any) -> int:
+def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     """Choose the rows of a step and what each computes: those that run, then those that wait, within the budget."""
-    c, f, p = w.c[0], w.f[0], x.p[0]
-    budget = int(p.max_num_batched_tokens) - int(p.slots)
-    alone = c.num_running + c.num_waiting == 1
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
+    budget = int(fields.max_num_batched_tokens) - int(fields.slots)
+    alone = counters.num_running + counters.num_waiting == 1
     num = 0
     decodes = 0
     some_preempted = False
     some_prefill = False
     i = 0
-    while i < c.num_running and budget > 0:
-        slot = w.lists[RUNNING, i]
+    while i < counters.num_running and budget > 0:
+        slot = replica.lists[RUNNING, i]
         i += 1
-        q, s = w.q[slot], x.s[slot]
-        prefills = _prefills(s, x.p[0])
-        n = _most(next_tokens(w, x, slot), budget, alone, p)
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        prefills = _prefills(own, policy.fields)
+        n = _most(next_tokens(replica, policy, slot), budget, alone, fields)
         if n == 0:
             continue
-        end = int(s.computed) + int(s.unsure) + n
-        needed = max(int(q.pages), -(-(end + p.look_ahead) // int(f.page)))
-        seen = in_sight(f, s.settled, needed * int(f.page))
-        leave_sight(w, x, slot, int(s.settled))
-        more = needed - q.pages + seen - q.window_pages
+        end = int(own.computed) + int(own.unsure) + n
+        needed = max(int(sequence.pages), -(-(end + fields.look_ahead) // int(fixed.page)))
+        seen = in_sight(fixed, own.settled, needed * int(fixed.page))
+        leave_sight(replica, policy, slot, int(own.settled))
+        more = needed - sequence.pages + seen - sequence.window_pages
         gone = False
-        while not gone and more > f.num_pages - c.pages_held:
+        while not gone and more > fixed.num_pages - counters.pages_held:
             some_preempted = True
-            youngest = w.lists[RUNNING, c.num_running - 1]
-            unseat(w, x, youngest)
-            push_front(w, int(w.q[youngest].request), youngest)
-            preempted(w, x, youngest)
+            youngest = replica.lists[RUNNING, counters.num_running - 1]
+            unseat(replica, policy, youngest)
+            push_front(replica, int(replica.sequences[youngest].request), youngest)
+            preempted(replica, policy, youngest)
             gone = youngest == slot
         if gone:
             break
-        c.pages_held += more
-        q.pages = needed
-        q.window_pages = seen
-        hold(w, x, slot, min(end, _known(q, f)))
-        s.wanted = n
-        s.drafts = 0 if prefills else max(0, n - (int(s.goal) - int(s.computed)))
+        counters.pages_held += more
+        sequence.pages = needed
+        sequence.window_pages = seen
+        hold(replica, policy, slot, min(end, _known(sequence, fixed)))
+        own.wanted = n
+        own.drafts = 0 if prefills else max(0, n - (int(own.goal) - int(own.computed)))
         some_prefill = some_prefill or prefills
         if not prefills:
             decodes += 1
-        budget -= n + p.slots
-        w.lists[to, num] = slot
+        budget -= n + fields.slots
+        replica.lists[to, num] = slot
         num += 1
     num_ran = num
-    while not some_preempted and c.num_waiting > 0 and budget > 0 and c.num_running < f.max_batch:
-        request, slot = head(w)
-        known = max(1, int(w.asked.input_length[request])) if slot < 0 else int(x.s[slot].goal)
+    while not some_preempted and counters.num_waiting > 0 and budget > 0 and counters.num_running < fixed.max_batch:
+        request, slot = head(replica)
+        known = max(1, int(replica.asked.input_length[request])) if slot < 0 else int(policy.columns[slot].goal)
         # The last token is always computed: the next one is sampled from it.
-        there, held = reusable(w, x, request, known - 1)
+        there, held = reusable(replica, policy, request, known - 1)
         wanted = known - there
-        if p.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
-            wanted = 1 + int(p.drafts)  # padded, so that all rows of the step are alike
+        if fields.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
+            wanted = 1 + int(fields.drafts)  # padded, so that all rows of the step are alike
             if wanted > budget:
                 break
-        n = _most(wanted, budget, alone, p)
-        if n < wanted and not p.enable_chunked_prefill:
+        n = _most(wanted, budget, alone, fields)
+        if n < wanted and not fields.enable_chunked_prefill:
             break
-        free = f.num_pages - c.pages_held + held
-        if c.num_running > 0:
-            free -= int(p.watermark * (f.num_pages + 1))  # vLLM counts the null block, which holds nothing
-        pages = -(-(there + n + int(p.look_ahead)) // int(f.page))
-        seen = in_sight(f, there, pages * int(f.page))
-        at_once = p.max_num_batched_tokens * (2 if p.async_scheduling else 1)
+        free = fixed.num_pages - counters.pages_held + held
+        if counters.num_running > 0:
+            free -= int(fields.watermark * (fixed.num_pages + 1))  # vLLM counts the null block, which holds nothing
+        pages = -(-(there + n + int(fields.look_ahead)) // int(fixed.page))
+        seen = in_sight(fixed, there, pages * int(fixed.page))
+        at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
         # Of a prefix that was found, windows hold what is in sight alone.
-        found = in_sight(f, 0, there)
-        whole = -(-known // int(f.page)) + max(most_in_sight(f, known, at_once), found)
-        whole -= found - in_sight(f, there, there)
-        if pages + seen > free or (p.scheduler_reserve_full_isl and whole > free):
+        found = in_sight(fixed, 0, there)
+        whole = -(-known // int(fixed.page)) + max(most_in_sight(fixed, known, at_once), found)
+        whole -= found - in_sight(fixed, there, there)
+        if pages + seen > free or (fields.scheduler_reserve_full_isl and whole > free):
             break
-        pop(w)
+        pop(replica)
         new = slot < 0
         # A next token is computed from the last one known; a canvas begins behind it.
-        slot = place(w, request, slot, known + (int(f.block) if f.block > 1 else 0), pages)
+        slot = place(replica, request, slot, known + (int(fixed.block) if fixed.block > 1 else 0), pages)
         if new:
-            placed(w, x, slot)
-        c.pages_held += seen
-        w.q[slot].window_pages = seen
-        reuse(w, x, slot, there)
-        s = x.s[slot]
-        s.computed = there
-        s.settled = there
-        hold(w, x, slot, min(there + n, known))
-        let_in(w, slot)
-        s.wanted = n
-        s.drafts = 0
-        budget -= n + p.slots
-        w.lists[to, num] = slot
+            placed(replica, policy, slot)
+        counters.pages_held += seen
+        replica.sequences[slot].window_pages = seen
+        reuse(replica, policy, slot, there)
+        own = policy.columns[slot]
+        own.computed = there
+        own.settled = there
+        hold(replica, policy, slot, min(there + n, known))
+        let_in(replica, slot)
+        own.wanted = n
+        own.drafts = 0
+        budget -= n + fields.slots
+        replica.lists[to, num] = slot
         num += 1
     if to == ROWS:
-        c.num_rows = num
+        counters.num_rows = num
     else:
-        c.num_next = num
+        counters.num_next = num
     if num == 0:
         return NOTHING
     return DECODE_STEP if decodes > 0 else PREFILL_STEP
 
 
 @rule
-def end_budget(w: Any, x: Any) -> None:
+def end_budget(replica: Replica, policy: BudgetState) -> None:
     """A step is over: its outcome is known, and what ended requests held comes free."""
-    for i in range(w.c[0].num_rows):
-        slot = w.lists[ROWS, i]
-        q, s = w.q[slot], x.s[slot]
-        s.settled = s.computed
-        s.unsure = 0
-        if x.p[0].async_scheduling and q.pages > 0 and q.phase != IDLE:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        own.settled = own.computed
+        own.unsure = 0
+        if policy.fields.async_scheduling and sequence.pages > 0 and sequence.phase != IDLE:
             # Of a request that ends, the last canvas's tokens as far as they were returned.
-            hold(w, x, slot, int(q.stop) if q.finished and w.f[0].block > 1 else int(s.computed))
-    leave_early(w, x, True)
+            hold(
+                replica,
+                policy,
+                slot,
+                int(sequence.stop) if sequence.finished and replica.fixed.block > 1 else int(own.computed),
+            )
+    leave_early(replica, policy, True)
 
 
 @rule
-def _most(wanted: Any, budget: Any, alone: Any, p: Any) -> Any:
+def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
     """The positions that a request gets of those it asks for."""
     n = wanted
-    if p.long_prefill_token_threshold > 0 and not alone:
-        n = min(n, p.long_prefill_token_threshold)
+    if fields.long_prefill_token_threshold > 0 and not alone:
+        n = min(n, fields.long_prefill_token_threshold)
     return min(n, budget)
 
 
 @rule
-def _known(q: Any, f: Any) -> Any:
+def _known(sequence: Sequence, fixed: Fixed) -> int:
     """Tokens of a sequence that are known for certain: its prompt, and what was sampled by the steps that are over."""
-    return int(q.start) + (1 if f.block == 1 else 0)
+    return int(sequence.start) + (1 if fixed.block == 1 else 0)
 
 
 @rule
-def _prefills(s: Any, p: Any) -> bool:
+def _prefills(own: BudgetColumns, fields: BudgetFields) -> bool:
     """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost."""
-    return s.goal > s.computed if p.canvases else not s.sampled
+    return own.goal > own.computed if fields.canvases else not own.sampled
 
 
 # ---- what a row computes -------------------------------------------------------------------------------------------
 
 
 @rule
-def next_of_tokens(w: Any, x: Any, slot: Any) -> Any:
+def next_of_tokens(replica: Replica, policy: BudgetState, slot: int) -> int:
     """The rest of a prompt, or the last token and the drafts behind it."""
-    q, s = w.q[slot], x.s[slot]
-    output = max(1, int(q.end) - int(q.prompt))
-    if s.goal - q.prompt >= output and knows_limit(w, q):  # the step in flight reaches the limit
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    output = max(1, int(sequence.end) - int(sequence.prompt))
+    if own.goal - sequence.prompt >= output and knows_limit(replica, sequence):  # the step in flight reaches the limit
         return 0
-    left = int(s.goal) - int(s.computed)
-    return left if _prefills(s, x.p[0]) else left + x.p[0].drafts
+    left = int(own.goal) - int(own.computed)
+    return left if _prefills(own, policy.fields) else left + policy.fields.drafts
 
 
 @rule
-def begin_tokens(w: Any, x: Any, slot: Any) -> None:
+def begin_tokens(replica: Replica, policy: BudgetState, slot: int) -> None:
     """A step with this sequence begins: what it computes counts as computed from now on."""
-    q, s = w.q[slot], x.s[slot]
-    n, before = int(s.wanted), int(s.computed)
-    q.num_tokens = n
-    q.num_retained = n
-    q.num_keys = before + n
-    q.left = 0
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    n, before = int(own.wanted), int(own.computed)
+    sequence.num_tokens = n
+    sequence.num_retained = n
+    sequence.num_keys = before + n
+    sequence.left = 0
     sampled = 0
-    if q.finished:
-        q.phase = IDLE  # it ended while this was decided on
+    if sequence.finished:
+        sequence.phase = IDLE  # it ended while this was decided on
     else:
-        q.phase = PREFILL if _prefills(s, x.p[0]) else DENOISE
-        s.computed = min(before + n, int(s.goal))
-        s.unsure = before + n - s.computed
-        q.left = s.goal - s.computed
-        if s.computed == s.goal:
-            sampled = 1 + s.drafts
-            s.sampled = True
-            s.goal += 1
-    for p in range(w.window.shape[1]):
-        w.window[slot, p] = p < sampled
+        sequence.phase = PREFILL if _prefills(own, policy.fields) else DENOISE
+        own.computed = min(before + n, int(own.goal))
+        own.unsure = before + n - own.computed
+        sequence.left = own.goal - own.computed
+        if own.computed == own.goal:
+            sampled = 1 + own.drafts
+            own.sampled = True
+            own.goal += 1
+    for p in range(replica.window.shape[1]):
+        replica.window[slot, p] = p < sampled
 
 
 @rule
-def plan_budget(w: Any, x: Any) -> None:
+def plan_budget(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a step of prompts' chunks and next tokens, causal; only what is sampled goes through the LM head."""
-    c = w.c[0]
+    counters = replica.counters
     tokens = 0
     qk_pairs = 0
     keys = 0
     sampled = 0
     prompts = 0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        n = int(q.num_tokens)
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        n = int(sequence.num_tokens)
         tokens += n
-        keys += int(q.num_keys)
-        qk_pairs += n * (int(q.num_keys) - n) + n * (n + 1) // 2
-        if q.phase == PREFILL:
+        keys += int(sequence.num_keys)
+        qk_pairs += n * (int(sequence.num_keys) - n) + n * (n + 1) // 2
+        if sequence.phase == PREFILL:
             prompts += n
-        for p in range(w.window.shape[1]):
-            sampled += w.window[slot, p]
-    set_features(w, tokens, qk_pairs, keys, sampled, sampled, 0 if prompts == tokens else w.window.shape[1])
-    c.prefill_tokens = prompts
+        for p in range(replica.window.shape[1]):
+            sampled += replica.window[slot, p]
+    set_features(replica, tokens, qk_pairs, keys, sampled, sampled, 0 if prompts == tokens else replica.window.shape[1])
+    counters.prefill_tokens = prompts
 
 
 @rule
-def draw_budget(w: Any, x: Any, d: Any) -> None:
+def draw_budget(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Every row that is sampled has its token, and of its drafts those up to the first that is not accepted."""
-    for i in range(w.c[0].num_rows):
-        slot = w.lists[ROWS, i]
-        q = w.q[slot]
-        accept_row(w.window[slot], w.committed[slot], int(q.start), int(q.request), d)
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
 
 
 @rule
-def commit_budget(w: Any, x: Any, now: Any) -> None:
+def commit_budget(replica: Replica, policy: BudgetState, now: float) -> None:
     """Rows have so many tokens more; what was preempted meanwhile computes them again."""
-    c, emits = w.c[0], w.f[0].emit != EMIT_END
+    counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
-    for i in range(c.num_rows):
-        slot = w.lists[ROWS, i]
-        q, s = w.q[slot], x.s[slot]
-        if q.phase == IDLE or not w.committed[slot, 0]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        if sequence.phase == IDLE or not replica.committed[slot, 0]:
             continue
         num = 0
-        for p in range(w.committed.shape[1]):
-            num += w.committed[slot, p]
-        tokens = min(num, int(q.stop) - int(q.start) - 1)
+        for p in range(replica.committed.shape[1]):
+            num += replica.committed[slot, p]
+        tokens = min(num, int(sequence.stop) - int(sequence.start) - 1)
         if tokens > 0:
-            q.start += tokens
-            s.goal += tokens - 1
-            if q.pages > 0:
-                s.computed += tokens - 1
-            r = w.r[q.request]
-            if r.first_block != r.first_block:
-                r.first_block = now
-            told = min(tokens, int(q.answer) - int(q.prompt) - int(q.emitted))
+            sequence.start += tokens
+            own.goal += tokens - 1
+            if sequence.pages > 0:
+                own.computed += tokens - 1
+            outcome = replica.requests[sequence.request]
+            if outcome.first_block != outcome.first_block:
+                outcome.first_block = now
+            told = min(tokens, int(sequence.answer) - int(sequence.prompt) - int(sequence.emitted))
             if emits and told > 0:
-                gaps += emit(w, slot, told, now)
-        if q.start + 1 >= q.stop:
-            finish(w, slot, now)
-    c.gap_sum += gaps
+                gaps += emit(replica, slot, told, now)
+        if sequence.start + 1 >= sequence.stop:
+            finish(replica, slot, now)
+    counters.gap_sum += gaps
 
 
 @dataclass(frozen=True)

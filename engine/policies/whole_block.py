@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from ..hooks import select, settle
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Eviction, Granularity, Policy, Range, check_block
-from ..state import CACHED, MASKED, PENDING
+from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, Status
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class NoEviction(Eviction):
 
 
 @rule
-def select_whole(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+def select_whole(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -> None:
     """All of the block."""
     for k in range(reach):
         window[k] = True
 
 
 @rule
-def select_pending_first(status: Any, reach: Any, chunk: Any, p: Any, window: Any) -> None:
+def select_pending_first(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -> None:
     """Committed positions whose KV is stale, then the leftmost masks (W2, elastic-chunking.md 6.4 a)."""
     room = chunk
     for kind in (PENDING, MASKED):
@@ -57,7 +57,9 @@ def select_pending_first(status: Any, reach: Any, chunk: Any, p: Any, window: An
 
 
 @rule
-def settle_block_pass(status: Any, evaluations: Any, window: Any, block: Any, p: Any, prefill: Any) -> None:
+def settle_block_pass(
+    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: Any, prefill: bool
+) -> None:
     """KV of what a pass computes is right once no mask is left: of the whole block (LMDeploy, block-diffusion.md 1.5).
 
     The pass over a decoded canvas alone may be cut, and its rest follows (sglang.py).

@@ -3,12 +3,20 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from dsim.engine.hooks import choose, select
-from dsim.engine.jit import rule
-from dsim.engine.part import Answers, Granularity, Policy, Preset, Range
-from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.lmdeploy import EVERY_STEP
-from dsim.engine.state import CACHED
+from dsim.policy import (
+    CACHED,
+    EVERY_STEP,
+    Answers,
+    AnyPolicy,
+    DelayedCache,
+    Granularity,
+    Policy,
+    Preset,
+    Range,
+    Replica,
+    rule,
+)
+from dsim.policy import hooks as ask
 
 
 @dataclass(frozen=True)
@@ -22,20 +30,20 @@ class QueueChunk(Granularity):
     sized_by_block = "max_chunk"
 
     def answers(self, policy: Policy) -> Answers:
-        return {**super().answers(policy), choose: by_queue, select: leftmost}
+        return {**super().answers(policy), ask.choose: by_queue, ask.select: leftmost}
 
 
 @rule
-def by_queue(w: Any, x: Any) -> int:
-    """The chunk of the coming step: w.c[0] counts the replica's requests, x.p[0] has the fields above."""
-    load = w.c[0].num_waiting + w.c[0].num_rows
-    p = x.p[0]
-    return int(max(2, p.max_chunk * p.calm // max(load, p.calm)))
+def by_queue(replica: Replica, policy: AnyPolicy) -> int:
+    """The chunk of the coming step."""
+    load = replica.counters.num_waiting + replica.counters.num_rows
+    fields = policy.fields
+    return int(max(2, fields.max_chunk * fields.calm // max(load, fields.calm)))
 
 
 @rule
-def leftmost(status: Any, reach: int, chunk: int, p: Any, window: Any) -> None:
-    """Compute the leftmost positions that are not cached yet; window is all False, status and window have a width."""
+def leftmost(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> None:
+    """Compute the leftmost positions that are not cached yet; `window` is all False."""
     for k in range(reach):
         if chunk > 0 and status[k] != CACHED:
             window[k] = True

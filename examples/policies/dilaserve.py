@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsim.engine.errors import PolicyError
-from dsim.engine.part import Policy, Preset, Range, Waiting
-from dsim.engine.policies.lmdeploy import EVERY_STEP
-from dsim.engine.unmasking import Unmasking
+from dsim.policy import EVERY_STEP, Policy, PolicyError, Preset, Range, Unmasking, Waiting
 
 STEP = 0.1  # between two thresholds: the profile needs a yield at each
 

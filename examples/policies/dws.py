@@ -6,8 +6,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from dsim.engine.part import Policy, Preset, Range, Waiting
-from dsim.engine.policies.lmdeploy import Continuous
+from dsim.policy import Continuous, Policy, Preset, Range, Waiting
 
 
 @dataclass(frozen=True)

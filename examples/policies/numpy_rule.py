@@ -6,10 +6,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from dsim.engine.part import Granularity, Policy, Preset, Range, Rows
-from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.lmdeploy import EVERY_STEP
-from dsim.engine.state import CACHED
+from dsim.policy import CACHED, EVERY_STEP, DelayedCache, Granularity, Policy, Preset, Range, Rows
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ def test_requests_that_are_cancelled_leave_nothing_and_the_journal_replays(spec:
     recorder.flush()
     assert engine.idle
     assert (engine.pages_held, engine.outstanding_tokens, engine.num_waiting, engine.num_running) == (0, 0, 0, 0)
-    assert sorted(engine._w.lists[FREE, : int(engine._c["num_free"])]) == list(range(len(engine._w.q)))
+    assert sorted(engine._arrays.lists[FREE, : int(engine._counters["num_free"])]) == list(
+        range(len(engine._arrays.sequences))
+    )
     assert len(kept) > 5
     assert (loop.table["status"] == COMPLETED).sum() > 5
     assert {request: loop.table["num_tokens"][request] for request in kept} == kept

@@ -21,9 +21,10 @@ from replica.engine.policy import parse
 from replica.engine.state import DECODE_STEP
 
 latency = LatencyModel(((0.0, 0.0),), 1.0, graph_tokens=1000)
-world = Engine(parse("ar"), Limits(9999, 1000, 300), RequestTable(150), latency=latency)._w
-world.c["kind"], world.c["num_forwards"], world.c["tokens"] = DECODE_STEP, 1, 150
-answer = bind(price, {})(world, latency.arrays())
+world = Engine(parse("ar"), Limits(9999, 1000, 300), RequestTable(150), latency=latency)._arrays
+for name, value in (("kind", DECODE_STEP), ("num_forwards", 1), ("tokens", 150)):
+    world.counters[name] = value
+answer = bind(price, {})(world._replace(counters=world.counters[0], fixed=world.fixed[0]), latency.arrays())
 """
 PLUGIN = """
 from enum import IntEnum
@@ -62,14 +63,14 @@ ASK = (
     KEY
     + """
 import numpy as np
-from replica.engine.state import Asked, Own, World
+from replica.engine.state import Asked, PolicyState, Replica
 
 one = np.ones(1)
-w = World(*[one] * len(World._fields))._replace(
-    f=np.ones(1, [("block", "i8"), ("state_tokens", "i8"), ("page", "i8")]),
+world = Replica(*[one] * len(Replica._fields))._replace(
+    fixed=np.ones(1, [("block", "i8"), ("state_tokens", "i8"), ("page", "i8")])[0],
     asked=Asked(*np.full((len(Asked._fields), 1), 1000)),
 )
-answer = bind(pages_of_canvas, {held: plugin.mine})(w, Own(one, one, one, one), 0, 0, 0)
+answer = bind(pages_of_canvas, {held: plugin.mine})(world, PolicyState(one, one, one, one), 0, 0, 0)
 """
 )
 

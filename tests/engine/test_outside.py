@@ -47,8 +47,8 @@ from dsim.engine.policies.delayed_cache import DelayedCache
 from dsim.engine.policies.lmdeploy import EVERY_STEP
 
 @rule
-def constant(w, x):
-    return x.p[0].answer
+def constant(replica, policy):
+    return policy.fields.answer
 
 @rule
 def leftmost(status, reach, chunk, p, window):
@@ -57,23 +57,23 @@ def leftmost(status, reach, chunk, p, window):
             window[k] = status[k] != 2
 
 @rule
-def helper(c):
-    return c.no_such_field
+def helper(counters):
+    return counters.no_such_field
 
 @rule
-def misspelt(w, x):
-    return helper(w.c[0])
+def misspelt(replica, policy):
+    return helper(replica.counters)
 
 @rule
-def untyped(w, x):
-    return [str(w), {}]
+def untyped(replica, policy):
+    return [str(replica), {}]
 
 @rule
-def halved(w, x):
-    return w.c[0].num_rows / 2
+def halved(replica, policy):
+    return replica.counters.num_rows / 2
 
 @rule
-def short(w):
+def short(replica):
     return 4
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def test_a_field_that_it_does_not_have_is_named_with_those_it_has() -> None:
     ("text", "says"),
     [
         ("CHOOSE = 4\n", "Mine answers choose with 4, expected a rule (dsim.engine.jit.rule)"),
-        ("CHOOSE = short\n", "Mine answers choose with short(w), expected 2 parameters: w, x"),
+        ("CHOOSE = short\n", "Mine answers choose with short(replica), expected 2 parameters: replica, policy"),
         ("choose = 'chose'\n", "Mine answers chose, expected one of: decide, prefill_over, "),
         (
             "@dataclass(frozen=True)\nclass Plain(Eviction):\n    delayed = True\nDelayedCache = Plain\n",
@@ -385,13 +385,21 @@ def test_a_rule_in_numpy_sees_estimates_and_never_true_lengths() -> None:
     assert 200 not in with_estimates(trace, 0).expected
 
 
-@pytest.mark.parametrize("field", ["w.q[0].end", "w.q[0].answer", "w.asked.max_tokens[0]", "w.c[0].outstanding_tokens"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "replica.sequences[0].end",
+        "replica.sequences[0].answer",
+        "replica.asked.max_tokens[0]",
+        "replica.counters.outstanding_tokens",
+    ],
+)
 def test_a_compiled_rule_that_reads_a_true_length_is_refused_with_the_estimate(field: str) -> None:
     name = field.split(".")[-1].split("[")[0]
-    peeks = f"@rule\ndef peeks(w, x):\n    return {field}\n"
+    peeks = f"@rule\ndef peeks(replica, policy):\n    return {field}\n"
     # A policy's own fields may have any name, and Mine has one called answer.
     text = OTHER if name == "answer" else f"CHOOSE = peeks\n{POLICY}"
-    assert f"rule peeks reads {name}, the true length of an answer: expected w.asked.estimate" in refused(
+    assert f"rule peeks reads {name}, the true length of an answer: expected replica.asked.estimate" in refused(
         write(peeks + text)
     )
 

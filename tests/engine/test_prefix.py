@@ -39,7 +39,7 @@ def world(names: Prefixes, *, num_pages: int = 100, spec: str = CACHED, max_batc
 
 def idle(engine: Engine) -> list[int]:
     """Keys of the idle pages, the one idle longest first."""
-    entries, at = engine._x.c.entries, engine._x.c.at[0]
+    entries, at = np.asarray(engine._own.cache.entries), engine._own.cache.pool[0]
     found, entry = [], int(at["oldest"])
     while entry >= 0:
         found.append(int(entries[entry]["key"]))
@@ -50,8 +50,8 @@ def idle(engine: Engine) -> list[int]:
 
 def check_account(engine: Engine) -> None:
     """Pages held: those of sequences alone, and each that has a name once; with the idle ones no more than the pool."""
-    cache, slots = engine._x.c, engine._w.q
-    fixed, columns = engine._w.f[0], engine._x.s
+    cache, slots = engine._own.cache, engine._arrays.sequences
+    fixed, columns = engine._arrays.fixed[0], engine._own.columns
     own = int((slots["pages"] + slots["window_pages"]).sum() - columns["shared"].sum())
     if fixed["keeps"]:  # groups of layers with a window share theirs, as far as they are in sight
         groups = int(fixed["window_bytes"] // fixed["kv_bytes"])
@@ -63,7 +63,7 @@ def check_account(engine: Engine) -> None:
             unused += 1
             bucket = int(cache.entries[bucket]["next"])
     assert engine.pages_held == own + held
-    assert unused == held + cache.at[0]["idle"] == held + len(idle(engine))
+    assert unused == held + cache.pool[0]["idle"] == held + len(idle(engine))
     assert engine.pages_held + len(idle(engine)) <= engine.limits.num_pages
 
 
@@ -79,7 +79,7 @@ def test_what_a_request_has_computed_the_next_one_that_begins_alike_does_not() -
     # The last token is always computed, so that of two pages that are there one is found.
     assert w.step_tokens() == "prefill 1P4/8 2P4/8"
     assert w.features()[:3] == (8, 2 * (4 * 4 + 10), 16)
-    assert w.engine._x.c.cached.tolist() == [0, 4, 4]
+    assert w.engine._own.cache.cached.tolist() == [0, 4, 4]
     totals = w.engine.totals
     assert (totals.prefix_queries, totals.prefix_hits, totals.prefill_tokens) == (24, 8, 16)
     assert w["finish"][:3] == [1.0, 2.0, 2.0]
@@ -106,7 +106,7 @@ def test_a_prefix_is_found_as_far_as_layers_with_a_window_have_what_is_in_sight_
         w.submit(1, 20, 1)
         while w.step_tokens() != "nothing":
             check_account(w.engine)
-        assert w.engine._x.c.cached.tolist() == [0, cached]
+        assert w.engine._own.cache.cached.tolist() == [0, cached]
         assert w.engine.pages_held == 0
 
 
@@ -127,7 +127,7 @@ def test_a_prompt_s_hit_is_in_whole_pages_of_whole_names() -> None:
         w.submit(request, length, 1)
         while w.step_tokens() != "nothing":
             pass
-    assert w.engine._x.c.cached.tolist() == [0, 4, 8]
+    assert w.engine._own.cache.cached.tolist() == [0, 4, 8]
 
 
 def test_pages_larger_than_names_are_found_where_all_of_theirs_are() -> None:
@@ -136,7 +136,7 @@ def test_pages_larger_than_names_are_found_where_all_of_theirs_are() -> None:
         w.submit(request, length, 1)
         while w.step_tokens() != "nothing":
             pass
-    assert w.engine._x.c.cached.tolist() == [0, 4, 8]
+    assert w.engine._own.cache.cached.tolist() == [0, 4, 8]
 
 
 def test_the_page_that_has_been_idle_longest_is_evicted_and_a_prefix_after_what_follows_it() -> None:
@@ -187,7 +187,7 @@ def test_what_is_preempted_finds_its_own_pages_again() -> None:
         w.commit({0: [0]})
     # Back with 9 tokens: 0 has needed the one of its pages that was idle longest, and the first four are there.
     assert w.plan_tokens() == "prefill 1P5/9"
-    assert w.engine._x.c.cached.tolist() == [0, 0]
+    assert w.engine._own.cache.cached.tolist() == [0, 0]
     assert w.engine.totals.prefix_queries == 16
 
 
@@ -199,7 +199,7 @@ def test_a_turn_finds_the_answer_of_the_turn_before() -> None:
         pass
     w.submit(1, 18, 1)
     assert w.step_tokens() == "prefill 1P6/18"
-    assert w.engine._x.c.cached.tolist() == [0, 12]
+    assert w.engine._own.cache.cached.tolist() == [0, 12]
 
 
 def test_the_step_behind_an_eos_files_nothing() -> None:

@@ -50,7 +50,7 @@ def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
     assert steps_of(w, 1) == ["decode 1D4/12", "decode 1F4/12"]
     w.submit(2, 8, 1)  # so they are where the prompt ends with them: its own masks are computed, no token of the prompt
     assert steps_of(w, 2) == ["decode 2D4/12", "decode 2F4/12"]
-    assert w.engine._x.c.cached.tolist() == [0, 8, 8]
+    assert w.engine._own.cache.cached.tolist() == [0, 8, 8]
     assert (w.engine.totals.prefix_queries, w.engine.totals.prefix_hits) == (29, 16)
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
 
@@ -63,7 +63,7 @@ def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
     assert w.engine.pages_held == 2  # computed twice ...
     assert w.step_tokens({}) == "prefill 0P4/8 1P4/8"
     assert w.engine.pages_held == 3  # ... and kept once from the next round on
-    assert w.engine._x.c.cached.tolist() == [0, 0]
+    assert w.engine._own.cache.cached.tolist() == [0, 0]
 
 
 def test_an_answer_s_blocks_are_there_when_it_ends_the_last_one_too() -> None:
@@ -117,7 +117,7 @@ def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
     w.commit()
     w.submit(2, 9, 3)
     assert "prefill 2P4/12" in [step(w) for _ in range(4)]
-    assert w.engine._x.c.cached.tolist() == [0, 16, 8]
+    assert w.engine._own.cache.cached.tolist() == [0, 16, 8]
 
 
 def test_the_block_that_a_prefill_denoises_is_always_computed() -> None:
@@ -138,7 +138,7 @@ def test_only_committed_tokens_of_canvases_are_found() -> None:
     assert w.step_tokens({}) == "decode 0D4/8"
     w.submit(1, 18, 1)
     assert w.step_tokens({}) == "decode 0D4/8 1P14/18"  # the prompt is there, and no canvas that is being denoised
-    assert w.engine._x.c.cached[:2].tolist() == [0, 4]
+    assert w.engine._own.cache.cached[:2].tolist() == [0, 4]
     assert [step(w).split(" 1")[0] for _ in range(3)] == ["decode 0D4/8", "decode 0F4/8", "decode 0D4/12"]
     w.submit(2, 18, 1)
     assert "2P10/18" in step(w)  # one canvas is committed
@@ -195,7 +195,7 @@ def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(sp
     again = fresh()
     assert list(replay(again, 0, engine.table.columns, journal.steps, journal.lists)) == []
     assert table_bytes(again.table) == table_bytes(engine.table)
-    assert np.array_equal(again._x.c.cached, engine._x.c.cached)
+    assert np.array_equal(again._own.cache.cached, engine._own.cache.cached)
 
 
 def _draws(policy: Policy, trace: Trace) -> Commits | None:

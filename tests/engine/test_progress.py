@@ -61,12 +61,12 @@ class Swapping(Continuous):
 
 
 @rule
-def swap(w: Any, x: Any) -> int:
+def swap(replica: Any, policy: Any) -> int:
     """Preempt every running sequence, and prefill it again."""
-    c = w.c[0]
-    for _ in range(c.num_running):
-        preempt(w, x, int(w.lists[RUNNING, 0]))
-    return PREFILL_STEP if admit(w, x, ROWS) > 0 else NOTHING
+    counters = replica.counters
+    for _ in range(counters.num_running):
+        preempt(replica, policy, int(replica.lists[RUNNING, 0]))
+    return PREFILL_STEP if admit(replica, policy, ROWS) > 0 else NOTHING
 
 
 @dataclass(frozen=True)

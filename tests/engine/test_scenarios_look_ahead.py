@@ -270,7 +270,7 @@ def test_a_sequence_that_waits_again_is_before_those_that_came_after_its_last_ou
     assert w.step() == "decode 0F:PPPP 1F:PPPP"
     w.submit(3, 4, 4)
     assert w.schedule() == "decode 0D:MMMM 1I:mmmm"
-    assert w.engine._w.queue[w.engine._c["queue_head"] :][:3, 0].tolist() == [2, 1, 3]
+    assert w.engine._arrays.queue[w.engine._counters["queue_head"] :][:3, 0].tolist() == [2, 1, 3]
 
 
 def test_pages_of_a_request_that_ends_come_free_though_the_next_step_computes_it() -> None:

@@ -33,7 +33,7 @@ def after_cold_start(spec: str, latency: LatencyModel, **world: int) -> World:
 
 def learned(w: World) -> CommitCurve:
     """What the policy remembers, as its oracle has it."""
-    held, p = w.engine._x.m[0], w.engine._x.p[0]
+    held, p = w.engine._own.record[0], w.engine._own.fields[0]
     seen = held["curve"][: held["width"] + 1]
     return CommitCurve(8, bool(p["robust"]), int(p["memory"]), int(held["observed"]), seen)
 

@@ -105,9 +105,9 @@ def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_ste
 
 
 @rule
-def loose_in_a_queue(w: Any, x: Any) -> int:
+def loose_in_a_queue(replica: Any, policy: Any) -> int:
     """Loose while more than three wait; a place that there is not where a test asks for it."""
-    return 7 if x.p[0].wrong else int(w.c[0].num_waiting > 3)
+    return 7 if policy.fields.wrong else int(replica.counters.num_waiting > 3)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ REQUESTS = [Request(i, 0.0, 5 + i, 9) for i in range(9)]
 
 def world(engine: Engine) -> list[bytes]:
     """All that an engine remembers."""
-    w, x = engine._w, engine._x
-    return [array.tobytes() for array in (w.c, w.lists, w.q, w.window, w.status, w.queue, w.r, x.s, x.m)]
+    at, own = engine._arrays, engine._own
+    arrays = at.counters, at.lists, at.sequences, at.window, at.status, at.queue, at.requests, own.columns, own.record
+    return [array.tobytes() for array in arrays]
 
 
 def one_a_step(plan: StepPlan) -> StepOutcome:

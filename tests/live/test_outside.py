@@ -28,13 +28,13 @@ STRANGE_PHASE, STRANGE_SIZE, NEVER_FULL = 1, 2, 3
 
 
 @rule
-def refreshed(prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, p: Any) -> Any:
+def refreshed(prompt: Any, length: Any, start: Any, step: Any, block_step: Any, block: Any, fields: Any) -> Any:
     """A full pass every so many steps of a block."""
-    if block_step % p.every == 0 and p.fault != NEVER_FULL:
+    if block_step % fields.every == 0 and fields.fault != NEVER_FULL:
         return FULL, length, length
-    if p.fault == STRANGE_PHASE:
+    if fields.fault == STRANGE_PHASE:
         return PARTIAL, block, length
-    return REUSE, block - 1 if p.fault == STRANGE_SIZE else block, length
+    return REUSE, block - 1 if fields.fault == STRANGE_SIZE else block, length
 
 
 @dataclass(frozen=True)

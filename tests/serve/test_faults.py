@@ -117,15 +117,15 @@ from dsim.engine.policies.lmdeploy import Continuous, decide_continuous
 from dsim.engine.policy import parse
 
 @rule
-def skip(w: Any, x: Any) -> int:
-    c, size, hidden = w.c[0], len(w.queue), 0
-    for i in range(c.num_waiting):
-        at, last = (c.queue_head + i) % size, (c.queue_head + c.num_waiting - 1) % size
-        if w.queue[at, 0] == 9:  # request 9 goes to the end of the queue, and the end is not seen
-            w.queue[at, 0], w.queue[last, 0], hidden = w.queue[last, 0], 9, 1
-    c.num_waiting -= hidden
-    kind = decide_continuous(w, x)
-    c.num_waiting += hidden
+def skip(replica: Any, policy: Any) -> int:
+    counters, size, hidden = replica.counters, len(replica.queue), 0
+    for i in range(counters.num_waiting):
+        at, last = (counters.queue_head + i) % size, (counters.queue_head + counters.num_waiting - 1) % size
+        if replica.queue[at, 0] == 9:  # request 9 goes to the end of the queue, and the end is not seen
+            replica.queue[at, 0], replica.queue[last, 0], hidden = replica.queue[last, 0], 9, 1
+    counters.num_waiting -= hidden
+    kind = decide_continuous(replica, policy)
+    counters.num_waiting += hidden
     return kind
 
 @dataclass(frozen=True)

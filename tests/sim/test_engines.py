@@ -66,7 +66,7 @@ class EngineDriver(Driver):
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
         engine, policy, batching = self.engine, self.policy, self.policy.batching
-        q, page = engine._w.q, policy.memory.page_size
+        q, page = engine._arrays.sequences, policy.memory.page_size
         assert (self.trace.arrival[plan.requests] <= plan.now).all()
         assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch <= self.limits.max_batch
         assert plan.running <= self.limits.max_batch
@@ -101,7 +101,7 @@ class EngineDriver(Driver):
 
     def _check_window_pages(self, plan: StepPlan, kept: npt.NDArray[np.bool_]) -> None:
         """What a row computes and what its first query sees in the layers with a window lies on pages held for it."""
-        page, held = self.policy.memory.page_size, self.engine._w.q["window_pages"]
+        page, held = self.policy.memory.page_size, self.engine._arrays.sequences["window_pages"]
         for row in np.flatnonzero(kept & (plan.phases != Phase.IDLE)).tolist():
             keys = int(plan.num_keys[row])
             seen = range(max(0, keys - int(plan.num_tokens[row]) - WINDOW + 1), keys)
@@ -137,7 +137,7 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     if windows:  # whoever could come to hold more than the pool is refused, and nobody else
         fits &= [have_room(d.engine._fixed, *d.engine.most_pages(trace.request(i))) for i in range(len(trace))]
     some = check_accounts(d, fits)
-    assert d.engine._c["num_free"] == len(d.engine._w.q)
+    assert d.engine._counters["num_free"] == len(d.engine._arrays.sequences)
     if not policy.autoregressive:
         before = 0 if policy.granularity.on_a_grid else trace.input_length
         ends = before + -(-(trace.input_length + trace.output_length - before) // block) * block

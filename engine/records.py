@@ -1,0 +1,52 @@
+"""Records with named and typed fields: a class declares them once, for NumPy, for numba and for mypy.
+
+    class Row(Record):
+        request: I4  # index in the trace
+
+`dtype_of(Row)` is the NumPy record; a rule that is given a `Row` reads and writes `row.request`.
+"""
+
+import typing
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, overload
+
+import numpy as np
+
+I2: TypeAlias = Annotated[int, "int16"]
+I4: TypeAlias = Annotated[int, "int32"]
+I8: TypeAlias = Annotated[int, "int64"]
+U1: TypeAlias = Annotated[int, "uint8"]
+F8: TypeAlias = Annotated[float, "float64"]
+Bool: TypeAlias = Annotated[bool, "bool"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Record(Protocol):
+    """One record of an array. It is never instantiated: its annotations are the fields."""
+
+
+class Table(Protocol[T_co]):
+    """An array of records, [n]: one by its index, or a column of all by name."""
+
+    @overload
+    def __getitem__(self, index: int, /) -> T_co: ...
+    @overload
+    def __getitem__(self, column: str, /) -> Any: ...
+    def __setitem__(self, column: str, values: Any, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+def columns_of(record: type) -> tuple[tuple[str, str], ...]:
+    """Name and dtype of each field of a record, in the order of declaration."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    return tuple((name, hint.__metadata__[0]) for name, hint in hints.items())
+
+
+def dtype_of(record: type) -> np.dtype[Any]:
+    """The aligned NumPy dtype of a record."""
+    return np.dtype(list(columns_of(record)), align=True)
+
+
+def table(array: Any) -> Any:
+    """The same memory with the fields of each record as attributes."""
+    return array.view(np.recarray)
