@@ -7,10 +7,11 @@ from . import pages
 from .command import dsim, held
 
 ROOT = pages.ROOT
+TUTORIAL = ("docs/policy-of-your-own.md", "docs/policy-levels.md")
 
 
 def blocks(language: str) -> list[str]:
-    return [block.text for block in pages.blocks("docs/policy-of-your-own.md") if block.language == language]
+    return [block.text for page in TUTORIAL for block in pages.blocks(page) if block.language == language]
 
 
 def test_every_command_of_the_tutorial_runs() -> None:
