@@ -284,7 +284,11 @@ class Engine:
             length = request.input_length + -(-request.limit // policy.block_length) * policy.block_length
         if not policy.batching.fits(policy, length):
             return False
-        return bool(_have_room(self._fixed, *self.most_pages(request))) and length <= limits.context_limit
+        if length > limits.context_limit:
+            return False
+        pages, seen = self.most_pages(request)
+        # Asked of every request: a rule in plain Python takes longer than the rest of a submission.
+        return bool(_have_room(self._fixed, pages, seen)) if limits.window else pages <= limits.num_pages
 
     def most_pages(self, request: Request) -> tuple[int, int]:
         """Pages that a request may come to hold in the layers that see all tokens, and in those with a window."""
