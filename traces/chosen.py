@@ -1,4 +1,4 @@
-"""Which rows of a team's own log a trace is of: one model's requests for text, that the server itself answered."""
+"""Select the rows of a log: one model's text requests that the server itself answered."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ TRUE = ("true", "1", "1.0")
 
 
 def is_good(status: Any) -> bool:
-    """Whether a row's status is that of an answer."""
+    """Whether a status means that the request was answered."""
     return _text(status).lower() in GOOD
 
 
@@ -30,9 +30,9 @@ def column_of(only: str) -> str:
 
 
 def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns:
-    """The rows that were asked for, the failed ones without output, and warnings of what was left out.
+    """Select rows, set the output of failed ones to 0, and warn of what was left out.
 
-    only: `model=NAME`, or `COLUMN=VALUE` of any column. Of a published trace every row is kept unless it is given.
+    only: `model=NAME` or `COLUMN=VALUE`. Without it a published trace keeps every row.
     """
     extras = dict(found.extras)
     kept, warnings = np.ones(len(found.time), bool), []
@@ -50,11 +50,11 @@ def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns
     if only is not None:
         values = np.array([_text(value) for value in picked or [None] * total], object)
         wanted = only.partition("=")[2].strip()
-        held = Counter(values[kept].tolist())
-        if wanted not in held:
-            hint = did_you_mean(wanted, [name for name in held if name], any_case=True)
+        counts = Counter(values[kept].tolist())
+        if wanted not in counts:
+            hint = did_you_mean(wanted, [name for name in counts if name], any_case=True)
             what = f"{column_of(only)} {cut(wanted)}"
-            raise DsimError(f"{path}: no row is of {what}{hint}, expected one of {_shown(held)}")
+            raise DsimError(f"{path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
         kept &= values == wanted
     elif (
         form.own and len(models := Counter(map(_text, np.array(extras.get("model", [None] * total), object)[kept]))) > 1

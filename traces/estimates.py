@@ -1,4 +1,4 @@
-"""Estimated lengths of answers: what routers and policies of a user's own go by where a request sets no limit."""
+"""Estimated answer lengths, for routers and policies that use a request's expected length."""
 
 from dataclasses import replace
 
@@ -12,23 +12,23 @@ SPREAD = 0.5
 
 
 def with_estimates(trace: Trace, seed: int, oracle: bool = False) -> Trace:
-    """The trace with an estimate of every answer's length: its file's, the request's limit, or a log-normal guess.
+    """Add an estimate of every answer's length: from the file, the request's limit, or a log-normal guess.
 
-    A guess is the true length times a factor of its own, keyed by seed and row. oracle: the true lengths instead.
+    A guess is the true length times a random factor, keyed by seed and row. oracle: use the true lengths.
     """
     truth = trace.output_length
     if oracle:
-        return _with(trace, truth.tolist())
+        return _with_column(trace, truth.tolist())
     if ESTIMATE not in trace.extras and "max_tokens" in trace.extras and (trace.max_tokens > 0).all():
-        return trace  # as many as the limit
+        return trace  # the limit is the estimate
     u = chance.uniform(chance.key(seed, chance.ESTIMATE, np.arange(2)[:, None], np.arange(len(trace))))
     normal = np.sqrt(-2.0 * np.log(u[0])) * np.cos(2.0 * np.pi * u[1])  # Box and Muller
     guess = np.maximum(1, np.rint(truth * np.exp(SPREAD * normal))).astype(np.int64)
     limit = trace.max_tokens
     known = trace.numbers(ESTIMATE)
     known = np.where((known > 0) & (limit > 0), np.minimum(known, limit), known)
-    return _with(trace, np.where(known > 0, known, np.where(limit > 0, limit, guess)).tolist())
+    return _with_column(trace, np.where(known > 0, known, np.where(limit > 0, limit, guess)).tolist())
 
 
-def _with(trace: Trace, estimates: list[int]) -> Trace:
+def _with_column(trace: Trace, estimates: list[int]) -> Trace:
     return replace(trace, extras={**trace.extras, ESTIMATE: estimates})

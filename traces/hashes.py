@@ -10,9 +10,9 @@ BLOCK = 16  # tokens an id stands for: the default of `vllm bench serve --datase
 
 
 def with_hash_ids(trace: Trace) -> Trace:
-    """The trace with as many ids a request as its prompt has blocks of 16 tokens, none of them given twice.
+    """Give each request unique ids, one per 16 tokens of its prompt, in place of any it has.
 
-    vLLM's replayer builds prompts from ids alone: without them it sends empty ones. Ids that were there are replaced.
+    vLLM's replayer builds prompts from ids alone: without ids it sends empty prompts.
     """
     counts = -(-trace.input_length // BLOCK)
     ends = np.cumsum(counts)

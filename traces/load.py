@@ -1,4 +1,4 @@
-"""Load a trace: find it, tell its format by its keys, read it, sort it and start it at 0."""
+"""Load a trace: find it, recognise its format, read it, sort it and shift it to start at 0."""
 
 import os
 from dataclasses import replace
@@ -63,10 +63,10 @@ def load(
 ) -> Trace:
     """The trace in a file or a pandas frame, or a shipped one by its name.
 
-    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` counts bad rows and goes on; `keep_failed` keeps
-    requests without output; `format` is told by the keys unless given; `columns` names a file's own, as
-    `arrival=created_at,input=prompt_tokens,output=completion_tokens`; `only`, as `model=NAME` or `COLUMN=VALUE`, takes
-    those rows and no others.
+    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` drops and counts bad rows; `keep_failed` keeps
+    requests without output; `format` is recognised by the keys by default; `columns` names a file's own columns, as
+    `arrival=created_at,input=prompt_tokens,output=completion_tokens`; `only` (`model=NAME` or `COLUMN=VALUE`) selects
+    rows.
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
@@ -97,7 +97,7 @@ def load(
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
     """The file and the name of a trace; an error lists the shipped ones."""
     path = Path(path_or_name)
-    if os.path.exists(path):  # which a name that no file can have is not an error to
+    if os.path.exists(path):  # not Path.exists, which raises for names that no file can have
         return path, printable(path.stem)
     if str(path_or_name) in SHIPPED:
         return SHIPPED[str(path_or_name)], str(path_or_name)
@@ -110,16 +110,13 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
 def read(
     path: Path, format: str | None, skip_bad: bool, own: str | None = None, only: str | None = None
 ) -> tuple[Columns, Format | None]:
-    """A file's columns and its format, None for ShareGPT. own: the names of columns that are no known tool's.
-
-    only: of which rows, as `chosen` takes it.
-    """
+    """A file's columns and its format, None for ShareGPT. own: `--columns`; only: `--only`."""
     found, form = _read_all(path, format, skip_bad, own, only)
     return _chosen(found, form, str(path), only), form
 
 
 def _chosen(found: Columns, form: Format | None, path: str, only: str | None) -> Columns:
-    """The rows that were asked for, of a file that says which they are."""
+    """The rows that `--only` and the log's own columns select."""
     if only is not None and (form is None or not form.only):
         kind = "conversations" if form is None else form.name
         raise TraceError(f"{path}: --only is {cut(only)}, and {kind} have no such column: expected another format")
@@ -151,7 +148,7 @@ def _read_all(
         if not found.rows:
             raise TraceError(f"{where} holds no rows, expected a trace")
         raise TraceError(f"{found.place(0)}: {found.rows[0] if isinstance(found.rows[0], str) else 'row has no keys'}")
-    # An engine's own log: its requests, as they came.
+    # A step log: take its requests.
     if format is None and own is None and first.get("schema") == "dsim-steplog":
         found, wanted = requests_of_log(found), STEP_LOG
         return columns_of_good_rows(found.rows, wanted) or columns_of_rows(found, wanted, skip_bad), wanted
@@ -187,23 +184,23 @@ def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
 
 
 def with_warnings(columns: Columns, warnings: list[str]) -> Columns:
-    """The columns, with warnings of what was read before them."""
+    """The columns with earlier warnings put first."""
     return replace(columns, warnings=[*warnings, *columns.warnings])
 
 
 def requests_of_log(found: Rows) -> Rows:
     """The request lines of a step log (docs/steplog.md), whose arrivals are the engine's.
 
-    A request that the log has finished is as long as what came out, whatever was asked for.
+    A finished request has the length of its output, whatever limit it set.
     """
-    kept = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
-    if not kept:
+    of_requests = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
+    if not of_requests:
         raise TraceError(f"{found.path} holds no request lines, expected a step log that names its requests")
     emitted: dict[Any, int] = {}
-    over = set()
+    finished = set()
     for row in found.rows:
         if isinstance(row, dict) and row.get("kind") == "finish":
-            over.add(str(row.get("request")))
+            finished.add(str(row.get("request")))
         elif isinstance(row, dict) and isinstance(row.get("requests"), list):
             of_rows = row.get("emitted")  # one value: of all rows
             for request, tokens in zip(
@@ -211,11 +208,11 @@ def requests_of_log(found: Rows) -> Rows:
             ):
                 if isinstance(tokens, int):
                     emitted[str(request)] = emitted.get(str(request), 0) + tokens
-    rows = [found.rows[i] for i in kept]
+    rows = [found.rows[i] for i in of_requests]
     for i, row in enumerate(rows):
-        if isinstance(row, dict) and (name := str(row.get("request"))) in over and emitted.get(name):
+        if isinstance(row, dict) and (name := str(row.get("request"))) in finished and emitted.get(name):
             rows[i] = {**row, "output_length": emitted[name]}
-    return replace(found, numbers=[found.numbers[i] for i in kept], rows=rows)
+    return replace(found, numbers=[found.numbers[i] for i in of_requests], rows=rows)
 
 
 def read_csv(
@@ -241,7 +238,7 @@ def read_csv(
 
 
 def choose(place: str, first: dict[str, Any], wanted: Format | None, own: str | None, only: str | None) -> Format:
-    """The format asked for, if the first row's keys allow it, else the one that they tell."""
+    """The requested format if the first row's keys allow it, else the recognised one."""
     keys = list(first)
     if own is not None:
         form = own_format(place, own, keys, first.get)
@@ -255,7 +252,7 @@ def choose(place: str, first: dict[str, Any], wanted: Format | None, own: str | 
 
 
 def doubts(columns: Columns, form: Format) -> list[str]:
-    """Signs that times are in another unit than the format's."""
+    """Warnings that times may be in another unit than the format's."""
     time = columns.time.astype(np.float64)
     found = []
     if (time % 1 != 0).any() and form.unit == "ms":

@@ -1,4 +1,4 @@
-"""Rows to numbers: one vectorised pass where every value is good, and row by row where one is not, to say which."""
+"""Rows to numbers: vectorised if every value is good, else row by row to find the first bad one."""
 
 import json
 import math
@@ -50,7 +50,7 @@ class BadRowError(Exception):
 
 
 def columns_of_frame(frame: pd.DataFrame, form: Format) -> Columns | None:
-    """The columns of a CSV file read in one pass, or None when a value needs a closer look."""
+    """The columns of a CSV file read in one pass, or None if a value needs the row-by-row reader."""
     try:
         time = whole_ns(frame[form.time]) if form.unit == "datetime" else frame[form.time].to_numpy()
         extras = {
@@ -63,7 +63,7 @@ def columns_of_frame(frame: pd.DataFrame, form: Format) -> Columns | None:
 
 
 def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
-    """The columns of rows that are all whole, or None when a value needs a closer look."""
+    """The columns of rows that are all whole, or None if a value needs the row-by-row reader."""
     whole = [row for row in rows if not isinstance(row, str)]
     if len(whole) < len(rows):
         return None
@@ -91,7 +91,7 @@ def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
 
 
 def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
-    """The columns of any rows, one at a time: the first bad row is an error, or is counted and left out."""
+    """The columns of any rows, one at a time: the first bad row is an error, or bad rows are counted and dropped."""
     time: list[int | float] = []
     input_length: list[int] = []
     output_length: list[int] = []
@@ -106,17 +106,19 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
                 raise BadRowError(row)
             tick, delayed = read_time(row, form, last)
             from_text = row.get(form.input) is None and form.text is not None and isinstance(row.get(form.text), str)
-            num_input = num_tokens(row[form.text or ""]) if from_text else read_count(row, form.input, 0)
-            num_output = read_count(row, form.output, 0)
+            num_input = (
+                num_tokens(row[form.text or ""]) if from_text else read_count(form.input, row.get(form.input), 0)
+            )
+            num_output = read_count(form.output, row.get(form.output), 0)
             if num_input < 1 and num_output > 0:
                 raise BadRowError(f"{form.input} is {num_input}, expected at least 1")
             more = {ours: read_extra(ours, row.get(theirs)) for ours, theirs in names.items()}
             waits = read_waits(row, form, tick, num_output)
         except BadRowError as complaint:
             if not skip_bad:
-                # A complaint may quote a key or a column name with a line end in it.
-                said = " ".join(str(complaint).split())
-                raise TraceError(f"{found.place(i)}: {said} (--skip-bad leaves bad rows out)") from complaint
+                # A complaint may quote a column name that has a line break.
+                line = " ".join(str(complaint).split())
+                raise TraceError(f"{found.place(i)}: {line} (--skip-bad leaves bad rows out)") from complaint
             num_skipped += 1
             continue
         num_text += from_text
@@ -132,7 +134,7 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
             last[session] = tick
     lengths = np.array(input_length, np.int64), np.array(output_length, np.int64)
     waits_known = {name: np.array(column) for name, column in waited.items()} if form.end else {}
-    columns = Columns(np.array(time), *lengths, held(extras), waits_known, len(found.rows), num_skipped)
+    columns = Columns(np.array(time), *lengths, filled(extras), waits_known, len(found.rows), num_skipped)
     if num_text:
         columns.warnings.append(
             f"{num_text} rows have a text in place of an input length: counted as {BYTES_PER_TOKEN} bytes a token"
@@ -145,12 +147,12 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
 
 
 def moments_in(form: Format, keys: Iterable[str]) -> list[str]:
-    """The keys of when an answer began and ended, as far as a log has them."""
+    """The keys of an answer's start and end that a log has."""
     return [key for key in (form.first, form.end, form.wait) if key and key in keys]
 
 
 def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> Columns | None:
-    """The columns with what each client waited, or None where a moment needs a closer look."""
+    """Add the waiting times of clients; None if a moment needs the row-by-row reader."""
     if not form.end:
         return found
     first, end = (_ticks_after(found.time, moments.get(key, []), form.unit) for key in (form.first, form.end))
@@ -192,16 +194,16 @@ def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) ->
     first, end = waits
     if form.wait and not is_missing(row.get(form.wait)):
         first = TICKS_PER_SECOND[form.unit] * read_number(form.wait, row[form.wait], 0)
-    if num_output == 0:  # it failed: what it has are no times of an answer
+    if num_output == 0:  # a failed request has no times of an answer
         return math.nan, math.nan
     if first < 0 or end < 0 or first > end:
         ticks = TICKS_PER_SECOND["ns" if form.unit == "datetime" else form.unit]
-        told = " and ".join(
+        moments = " and ".join(
             f"{key} is {wait / ticks:g} s"
             for key, wait in ((form.wait or form.first, first), (form.end, end))
             if wait == wait
         )
-        raise BadRowError(f"{told} after {form.time}, expected the first token from there on and the end after it")
+        raise BadRowError(f"{moments} after {form.time}, expected the first token from there on and the end after it")
     return (math.nan if first == end and num_output > 1 else first), end
 
 
@@ -216,7 +218,7 @@ def good_columns(
     output_length: npt.NDArray[Any],
     extras: dict[str, list[Any]],
 ) -> Columns | None:
-    """The columns if every number lies where it should, else None."""
+    """The columns, or None if a number is out of range."""
     for column, most in ((time, MAX_TICK), (input_length, MAX_LENGTH), (output_length, MAX_LENGTH)):
         if column.dtype.kind not in "iuf" or not ((column >= 0) & (column <= most)).all():
             return None
@@ -227,7 +229,7 @@ def good_columns(
         return None
     ticks: Ticks = time.astype(np.float64) if time.dtype.kind == "f" else time.astype(np.int64)
     lengths = input_length.astype(np.int64), output_length.astype(np.int64)
-    return Columns(ticks, *lengths, held(extras), num_rows=len(time))
+    return Columns(ticks, *lengths, filled(extras), num_rows=len(time))
 
 
 def whole_ns(stamps: "pd.Series[str]") -> Ints:
@@ -237,7 +239,7 @@ def whole_ns(stamps: "pd.Series[str]") -> Ints:
 
 
 def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
-    """When a row arrives, in ticks, and whether that follows from the delay after its session's turn before."""
+    """A row's arrival in ticks, and whether it was derived from a delay after its session's previous turn."""
     value = row.get(form.time)
     if value in (None, "") and row.get("delay") is not None and (session := session_of(row)) in last:
         delay = read_number("delay", row["delay"], 0) * TICKS_PER_SECOND[form.unit] / 1e3
@@ -260,22 +262,19 @@ def read_moment(row: Row, form: Format, key: str) -> int | float:
 
 
 def session_of(row: Row) -> str | int | None:
-    """Whose turn a row is; None where that is no name."""
+    """A row's session; None without a valid one."""
     session = row.get("session_id")
     return session if isinstance(session, str | int) else None
 
 
-def read_count(row: Row, key: str, least: int) -> int:
+def read_count(key: str, value: Any, least: int) -> int:
     """A number of tokens."""
-    number = read_number(key, row.get(key), least, MAX_LENGTH)
-    if number % 1 != 0:
-        raise BadRowError(f"{key} is {shown(row[key])}, expected a whole number")
-    return int(number)
+    return read_whole(key, value, least, MAX_LENGTH)
 
 
-def read_whole(key: str, value: Any) -> int:
-    """A whole number of either sign."""
-    number = read_number(key, value, -MAX_WHOLE, MAX_WHOLE)
+def read_whole(key: str, value: Any, least: int = -MAX_WHOLE, most: int = MAX_WHOLE) -> int:
+    """A whole number, by default of either sign."""
+    number = read_number(key, value, least, most)
     if number % 1 != 0:
         raise BadRowError(f"{key} is {shown(value)}, expected a whole number")
     return int(number)
@@ -309,8 +308,8 @@ def read_extras(name: str, values: list[Any]) -> list[Any]:
     return [None if value == "" else value for value in values]
 
 
-def held(extras: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The optional columns that hold anything."""
+def filled(extras: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The optional columns with at least one value."""
     return {name: column for name, column in extras.items() if any(value is not None for value in column)}
 
 
@@ -318,17 +317,17 @@ def read_extra(name: str, value: Any) -> Any:
     """An optional value, None where the row lacks it."""
     if value is None or value == "":
         return None
-    return CHECKED[name](value) if name in CHECKED else value
+    return CHECKED[name](name, value) if name in CHECKED else value
 
 
-def read_hash_ids(value: Any) -> list[Any]:
+def read_hash_ids(key: str, value: Any) -> list[Any]:
     """The ids of a prompt's blocks; a CSV file holds them as a JSON list."""
     found = value
     if isinstance(value, str):
         with suppress(ValueError):
             found = json_of(value)
     if not isinstance(found, list):
-        raise BadRowError(f"hash_ids is {shown(value)}, expected a list")
+        raise BadRowError(f"{key} is {shown(value)}, expected a list")
     return found
 
 
@@ -338,20 +337,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def count_reader(name: str) -> Callable[[Any], int]:
-    """A reader of counts that names its column."""
-    return lambda value: read_count({name: value}, name, 1)
-
-
-def _read_wait(name: str, value: Any) -> float:
-    return float(read_number(name, value, 0))
-
-
-CHECKED: dict[str, Callable[[Any], Any]] = {
-    **{name: count_reader(name) for name in COUNTS},
-    "delay": lambda value: read_number("delay", value, 0),
-    "deadline": lambda value: read_number("deadline", value, 0),
-    "priority": lambda value: read_whole("priority", value),
-    **{name: partial(_read_wait, name) for name in MEASURED.values()},
+# The readers of optional columns that hold numbers or ids.
+CHECKED: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(COUNTS, partial(read_count, least=1)),
+    **dict.fromkeys(("delay", "deadline"), partial(read_number, least=0)),
+    "priority": read_whole,
+    **dict.fromkeys(MEASURED.values(), lambda key, value: float(read_number(key, value, 0))),
     "hash_ids": read_hash_ids,
 }

@@ -1,23 +1,22 @@
-"""The prefixes of a trace's requests: names for the blocks of their prompts, as hash_ids or sessions tell them."""
+"""The shared prefixes of a trace's requests, from hash_ids or sessions."""
 
 from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
 from .trace import Trace
 
-HASHED = 512  # tokens that a hash id stands for where block_size does not say it: Mooncake's
-OF_A_SESSION = 16  # tokens that a name stands for where sessions are all that is known
-COPY = "copy"  # the optional column of a request that was drawn several times: which of its copies this is
+HASHED = 512  # tokens per hash id without a block_size column: Mooncake's
+OF_A_SESSION = 16  # tokens per block of a session
+COPY = "copy"  # the optional column with the copy's number, of a request drawn several times
 
 Names = list[int]
 
 
 def prefixes_of(trace: Trace) -> Prefixes:
-    """The beginning of each request, and who shares it: by hash_ids, or else by sessions; without both, nothing.
+    """Name the blocks of each request's prompt, from hash_ids, or else sessions; equal names are shared.
 
-    A hash id names a block of the prompt together with all before it, as an engine's hash does, whether or not the
-    trace has chained them already. Of sessions it is assumed that a turn's prompt begins with the whole of the turn
-    before, its answer included; where it is too short for that, with the prompt of the turn before; where it is shorter
-    than that, with nothing. TraceError where hash ids and lengths contradict each other.
+    A hash id stands for its block and all blocks before it, as in an engine. In a session, a turn's prompt is assumed
+    to begin with the previous turn and its answer; if it is too short, with the previous prompt; if shorter still, with
+    nothing. TraceError if hash ids contradict the lengths.
     """
     copies = trace.extras.get(COPY) or [0] * len(trace)
     if "hash_ids" in trace.extras:
@@ -28,19 +27,19 @@ def prefixes_of(trace: Trace) -> Prefixes:
 
 
 def num_named(trace: Trace) -> int:
-    """Requests of a trace of which it is known what they begin with."""
-    told = trace.extras.get("hash_ids") or trace.extras.get("session_id") or []
-    return sum(value is not None and value != [] for value in told)
+    """The number of requests with a known prefix."""
+    column = trace.extras.get("hash_ids") or trace.extras.get("session_id") or []
+    return sum(value is not None and value != [] for value in column)
 
 
 def warning(trace: Trace, router: str, caches: bool) -> str | None:
-    """A warning for a run that goes by prefixes on a trace that has few or none; None where there is nothing to say."""
+    """A warning if a run depends on prefixes that the trace lacks."""
     count = num_named(trace)
     if count == len(trace) or not (caches or router == "prefix"):
         return None
-    who = "prefix caching is on" if caches else "the router goes by prefix"
+    user = "prefix caching is on" if caches else "the router goes by prefix"
     last = ": nothing can hit" if count == 0 else ""
-    return f"{who} and {count} of {len(trace)} requests have hash_ids or a session_id{last}"
+    return f"{user} and {count} of {len(trace)} requests have hash_ids or a session_id{last}"
 
 
 def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:

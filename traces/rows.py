@@ -1,4 +1,4 @@
-"""The rows of a trace file as the file has them, whatever holds them: CSV, JSON lines, a JSON array or Parquet."""
+"""The raw rows of a trace file: CSV, JSON lines, a JSON array or Parquet."""
 
 import csv
 import io
@@ -16,14 +16,14 @@ from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_ROWS = 10_000_000  # a file of a few bytes may claim any number
 LONGEST = 2**62  # ns that a tool may take
-LATEST = 1e300  # a time that adds up; whoever reads a later one says what is wrong
+LATEST = 1e300  # beyond it a float loses the sum; the row's reader refuses it
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A file's rows; one that cannot be read is the complaint about it. `numbers` are lines, or rows where none are."""
+    """A file's rows, with a complaint in place of an unreadable one. `numbers`: lines, or rows in a file without."""
 
     path: str
     numbers: list[int]
@@ -151,11 +151,11 @@ def parquet_rows(path: str, data: bytes) -> Rows:
     import pyarrow.parquet
 
     with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
-        told = file.metadata
-        size = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
-        if told.num_rows > MAX_PARQUET_ROWS or not 0 <= size <= MOST:
+        claims = file.metadata
+        size = sum(claims.row_group(i).total_byte_size for i in range(claims.num_row_groups))
+        if claims.num_rows > MAX_PARQUET_ROWS or not 0 <= size <= MOST:
             raise TraceError(
-                f"{path}: holds {told.num_rows} rows of {size} bytes, expected at most {MAX_PARQUET_ROWS} of {MOST}"
+                f"{path}: holds {claims.num_rows} rows of {size} bytes, expected at most {MAX_PARQUET_ROWS} of {MOST}"
             )
         rows = file.read().to_pylist()
     return Rows(path, list(range(1, len(rows) + 1)), rows, by_line=False)
@@ -178,7 +178,7 @@ def complaint_about(found: object) -> str:
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """Mostly an object itself; of an API's answer (`data`) its items, and of a bucket of OpenAI's usage its results."""
+    """The object itself, the items of an API's answer (`data`), or the results of a bucket of OpenAI's usage."""
     items = [row]
     if isinstance(row, dict) and isinstance(row.get("data"), list):
         items = [item if isinstance(item, dict) else complaint_about(item) for item in row["data"]]
@@ -192,7 +192,7 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
 
 
 def turns(row: Row | str) -> Iterator[Row | str]:
-    """A row itself, or the turns of an LLMServingSim session: each starts a tool's time after the one before it."""
+    """A row itself, or the turns of an LLMServingSim session, each a tool's time after the previous one."""
     if isinstance(row, str) or not isinstance(row.get("sub_requests"), list):
         yield row
         return
@@ -210,7 +210,7 @@ def turns(row: Row | str) -> Iterator[Row | str]:
             "input_toks": turn.get("input_toks"),
             "output_toks": turn.get("output_toks"),
             "session_id": row.get("session_id"),
-            "delay": delay / 1e6 if known else delay,  # whoever reads the row says what is wrong
+            "delay": delay / 1e6 if known else delay,  # the row's reader refuses it
         }
         pause = turn.get("tool_duration_ns", 0)
         delay = pause if isinstance(pause, int | float) and not isinstance(pause, bool) else 0

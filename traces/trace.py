@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-ESTIMATE = "estimated_length"  # the optional column of an answer's length as somebody estimates it
-CANVAS = "diffusion_canvas_length"  # the optional column of a request that asks for narrower canvases
-# Optional columns of what schedulers may go by: Request's fields of that name.
+ESTIMATE = "estimated_length"  # the optional column of estimated answer lengths
+CANVAS = "diffusion_canvas_length"  # the optional column of requested canvas lengths
+# Optional columns for schedulers, which are fields of Request.
 WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
 MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
 
@@ -30,7 +30,7 @@ MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s: outside these a rate is a mistake
 
 @dataclass(frozen=True, slots=True)
 class TraceNotes:
-    """Where a trace came from, and what was done to it on the way in."""
+    """Where a trace came from, and what reading it changed."""
 
     path: str = ""
     format: str = ""
@@ -76,7 +76,7 @@ class Trace:
 
     @property
     def rate(self) -> float:
-        """Mean arrival rate (req/s), one over the mean gap; NaN when all arrive at once, as far as a float can tell."""
+        """Mean arrival rate (req/s), one over the mean gap; NaN when all arrive at once."""
         rate = (len(self) - 1) / self.duration if self.duration > 0 else math.nan
         return rate if rate < math.inf else math.nan
 
@@ -92,33 +92,33 @@ class Trace:
 
     @cached_property
     def _asked(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
-        """The optional columns that a request is made of: counts, and those of WISHES that there are."""
+        """The optional columns that become fields of a Request: counts, and those of WISHES."""
         counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE)]
         return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property
     def max_tokens(self) -> Ints:
-        """Tokens that each request asks for at most; 0 where nobody says."""
+        """Each request's limit of output tokens; 0: none."""
         return self.numbers("max_tokens")
 
     @property
     def canvas_length(self) -> Ints:
-        """Positions of the canvases that each request asks for; 0 where nobody says."""
+        """Each request's canvas length; 0: not stated."""
         return self.numbers(CANVAS)
 
     def numbers(self, name: str) -> Ints:
         """An optional column of counts; 0 where a row lacks it."""
-        said = self.extras.get(name, [None] * len(self))
-        return np.array([number or 0 for number in said], np.int64)
+        column = self.extras.get(name, [None] * len(self))
+        return np.array([number or 0 for number in column], np.int64)
 
     @property
     def limit(self) -> Ints:
-        """Tokens after which each request ends: its own limit, or where it sets none the length of its answer."""
+        """Tokens after which each request ends: its limit, or else its answer's length."""
         return np.maximum(self.output_length, self.max_tokens) if "max_tokens" in self.extras else self.output_length
 
     @property
     def expected(self) -> Ints:
-        """Tokens of each answer that routers, and policies that go by lengths, expect (Request.expected)."""
+        """The answer length that routers and policies expect (Request.expected)."""
         if ESTIMATE not in self.extras:
             return self.limit
         estimate = self.numbers(ESTIMATE)
@@ -182,7 +182,7 @@ class Trace:
         return self.time_scaled(self.rate / rate)
 
     def _check(self) -> None:
-        """Hold what every reader of a trace relies on."""
+        """Check what every reader of a trace relies on."""
         sizes = {len(self.arrival), len(self.input_length), len(self.output_length)}
         sizes.update(len(column) for column in self.extras.values())
         if len(sizes) != 1:

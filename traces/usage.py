@@ -1,4 +1,4 @@
-"""Sums over many requests, as OpenAI's usage exports have them, and the requests that they stand for."""
+"""Expand rows that are sums over many requests, as in OpenAI's usage exports."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,9 +11,9 @@ MOST = 10_000_000  # requests: what a replay can hold
 
 
 def spread(found: Rows, form: Format) -> tuple[Rows, str]:
-    """A row a request, at equal distances between its sum's start and end, and a warning that says so.
+    """Expand each sum into requests at equal distances with its mean lengths, and a warning about that.
 
-    Each has the sum's mean lengths, in whole tokens that add up to the sum. A bad row is a complaint about it.
+    The lengths are whole tokens and add up to the sum. A bad row becomes a complaint.
     """
     numbers: list[int] = []
     rows: list[Row | str] = []
@@ -32,19 +32,19 @@ def spread(found: Rows, form: Format) -> tuple[Rows, str]:
 
 
 def requests_of(row: Row, form: Format, most: int) -> list[Any]:
-    """The requests of one sum; none where it holds none, as in an hour without traffic."""
+    """The requests of one sum, which may be none."""
     if row.get(form.count or "") in (None, "", 0, "0"):
         return []
-    num = read_count(row, form.count or "", 0)
+    num = read_count(form.count or "", row.get(form.count or ""), 0)
     if num > most:
         raise BadRowError(f"{form.count} is {num}, expected at most {MOST} in all")
     start, end = (float(read_number(key, row.get(key), 0)) for key in (form.time, form.until))
     if not end > start:
         raise BadRowError(f"{form.until} is {end:g}, expected more than {form.time}, which is {start:g}")
-    lengths = [(key, *divmod(read_count(row, key, 0), num)) for key in (form.input, form.output)]
-    kept = {key: row[key] for key in form.extras if key in row}
+    lengths = [(key, *divmod(read_count(key, row.get(key), 0), num)) for key in (form.input, form.output)]
+    extras = {key: row[key] for key in form.extras if key in row}
     gap = (end - start) / num
     return [
-        {form.time: start + (i + 0.5) * gap, **{key: each + (i < rest) for key, each, rest in lengths}, **kept}
+        {form.time: start + (i + 0.5) * gap, **{key: each + (i < rest) for key, each, rest in lengths}, **extras}
         for i in range(num)
     ]
