@@ -84,7 +84,7 @@ def live_command(
     with Bar(screen, "live", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
         recorded = run.serve(out, force=force, about={"command": options.command()}, watch=watch)
-    summaries, manifest = recorded.summaries, recorded.manifest
+    manifest = recorded.manifest
     if as_json:
         shown = {
             "policies": manifest["policies"], "live": manifest["live"], "commits": run.commits,
@@ -94,12 +94,7 @@ def live_command(
     else:
         render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
     if recorded.interrupted:
-        line = (
-            f"Interrupted: {specs[len(summaries) - 1]} had served {summaries[-1].completed} of {len(requests)} requests"
-        )
-        if len(summaries) < len(specs):
-            line += f", and {len(specs) - len(summaries)} of {len(specs)} policies were not begun"
-        screen.alarm(line)
+        screen.alarm(f"Interrupted: {recorded.progress(specs, len(requests))}")
     screen.wrote(out, FILES)
     if recorded.failure is not None:
         raise recorded.failure

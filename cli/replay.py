@@ -107,18 +107,13 @@ def replay(
                 "measured": measured_log(first, columns_of(scenarios, results)),
             },
         )  # fmt: skip
-    results, summaries, manifest = recorded.results, recorded.summaries, recorded.manifest
+    manifest = recorded.manifest
     interrupted = recorded.interrupted
     shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
     shown |= {name: manifest[name] for name in ("measured", "ensemble") if name in manifest}
     say(lambda: words(manifest["policies"], manifest), shown, as_json)
     if interrupted:
-        line = (
-            f"Interrupted: {results[-1].policy.name} had served {summaries[-1].completed} of {len(requests)} requests"
-        )
-        if len(results) < len(specs):
-            line += f", and {len(specs) - len(results)} of {len(specs)} policies were not begun"
-        screen.alarm(line)
+        screen.alarm(f"Interrupted: {recorded.progress(specs, len(requests))}")
     screen.wrote(out, FILES)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

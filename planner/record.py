@@ -49,6 +49,13 @@ class Record:
         """Whether the last run was stopped, or failed, before its end."""
         return self.results[-1].interrupted
 
+    def progress(self, policies: Sequence[str], num_requests: int) -> str:
+        """How far an interrupted run came, of these policies with this number of requests each."""
+        begun = len(self.results)
+        line = f"{self.results[-1].policy.name} had served {self.summaries[-1].completed} of {num_requests} requests"
+        left = len(policies) - begun
+        return f"{line}, and {left} of {len(policies)} policies were not begun" if left else line
+
 
 def record(
     scenarios: Sequence[Scenario],
